@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from compiler.errors import CompilerError, Unsupported
 from compiler.ir import alike, kernel, statement
@@ -39,6 +39,21 @@ from compiler.schedule.records import NOTHING, Record, Stored
 from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import Schedule, Step
 from compiler.targets.target import Target
+
+T = TypeVar("T")
+R = TypeVar("R")
+CarryOut = Callable[[statement.Program, Schedules], None]  # lowers a program of one kernel for the exceptions of it
+
+
+class Each(Protocol):
+    """Calls a function of each task, and gives the results in their order."""
+
+    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Sequence[R]: ...
+
+
+def in_order(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+    """The results of one call after the other."""
+    return list(map(function, tasks))
 
 
 def passes_for(target: Target) -> tuple[Pass, ...]:
@@ -100,11 +115,11 @@ def read_schedules(text: str, program: Any, target: Target, source: str = "torch
     found = files.parse(text)
     if files.ONLY not in found:
         return found
-    reached = _lower(program, target, None, source, "loop", None, None).stages["loop"]
+    reached = _lower(program, target, {}, source, "loop", None, None).stages["loop"]
     return files.named(found, (k.name for k in reached.kernels))
 
 
-def _known(schedules: Schedules, program: statement.Program) -> None:
+def _check_names(schedules: Schedules, program: statement.Program) -> None:
     """Raise CompilerError if a schedule names a kernel that the program does not have."""
     names = [k.name for k in program.kernels]
     for name in schedules:
@@ -118,7 +133,7 @@ def _chosen(
     program: statement.Program,
     target: Target,
     given: Schedules,
-    carry_out: Callable[[statement.Program, Schedules], None] | None = None,
+    carry_out: CarryOut | None = None,
     stored: Stored = NOTHING,
 ) -> tuple[dict[str, Schedule], tuple[Fallback, ...]]:
     """Choose a schedule for each kernel that has none `given`; return all schedules and the fallbacks.
@@ -213,6 +228,7 @@ def lower(
     gate: Gate | None = None,
     trace: Trace | None = None,
     stored: Stored = NOTHING,
+    each: Each = in_order,
 ) -> Lowering:
     """Lower a program from stage `source` to stage `until`, by default to text.
 
@@ -222,84 +238,171 @@ def lower(
 
     `gate(name, number)` is called before each application of a pass or schedule step; steps are named by their text.
     It returns False to skip an optional pass or a step, or a Schedule to apply in place of a step. `trace` is called
-    with an Application after each one.
+    with an Application after each one. `each` calls a module-level function of each of some tasks: without a gate and
+    a trace, every kind of kernel is lowered by itself, in whatever process.
 
     Raises Unsupported for an op or a size that the passes cannot lower, ScheduleError for an illegal step in
     `schedules`, CompilerError for the name of a kernel that does not exist, and ValueError from the verifiers.
     """
     with _deep_recursion():
-        return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace, stored)
+        return _lower(program, target, schedules or {}, source, until or TEXTS[target.kind], gate, trace, stored, each)
 
 
 def _lower(
-    program: Any, target: Target, schedules: Schedules | None, source: str, until: str, gate: Gate | None,
-    trace: Trace | None, stored: Stored = NOTHING,
+    program: Any, target: Target, given: Schedules, source: str, until: str, gate: Gate | None, trace: Trace | None,
+    stored: Stored = NOTHING, each: Each = in_order,
 ) -> Lowering:  # fmt: skip
-    made = {source: program}
-    order = stages(target)
     IRS[source].verify(program)
+    passes, applications = _between(target, source, until), Applications(gate, trace)
+    at = next((n for n, p in enumerate(passes) if p.source == "loop" and p.result == "tile"), len(passes))
+    if applications.watched or at == len(passes):
+        run = _Run(target, given, stored, applications, {source: program}, program)
+        run.all(passes)
+        return Lowering(run.made, target, run.schedules or {}, run.fallbacks)
+    run = _Run(target, given, stored, applications, {source: program}, program)
+    run.all(passes[:at])
+    _check_names(given, run.program)
+    return _by_kinds(run, passes[at:], until, each)
+
+
+def _between(target: Target, source: str, until: str) -> list[Pass]:
+    """The passes from one stage to another."""
+    order = stages(target)
     first, last = order.index(source), order.index(until)
-    left = [p for p in passes_for(target) if order.index(p.source) >= first and order.index(p.result) <= last]
-    given = schedules or {}
-    schedules = None
+    return [p for p in passes_for(target) if order.index(p.source) >= first and order.index(p.result) <= last]
+
+
+@dataclass
+class _Run:
+    """Passes that run one after the other: the program at every stage reached, and now; `schedules` once chosen."""
+
+    target: Target
+    given: Schedules
+    stored: Stored
+    applications: Applications
+    made: dict[str, Any]
+    program: Any
+    schedules: Schedules | None = None
     fallbacks: tuple[Fallback, ...] = ()
-    applications = Applications(gate, trace)
-    unscheduled: list[Pass] = []
-    kinds: equal_kernels.Kinds | None = None
-    lowered: dict[str, equal_kernels.Lowered] | None = None  # all kernels, those that are alike no longer as one
-    loops: Any = None  # what schedules are chosen for
-    while left:
-        p, *left = left
-        if p.result == "tile" and schedules is None:
-            _known(given, program)
-            if p.source == "loop":
-                unscheduled = [p, *left]
-                if not applications.watched:
-                    by = (target, tuple(unscheduled), heuristic.choose, heuristic.plain, stored)
-                    kinds = equal_kernels.Kinds(program, by, given)
-                    program = kinds.program
-            loops = program
-            schedules, fallbacks = _chosen(program, target, given, None, stored)
-        if kinds is not None and lowered is None and (p.together or p.result not in IRS):
-            lowered = _whole(kinds, made, schedules or {}, fallbacks)
-            program = made.get("kernel", made["tile"])
-        number = applications.number + 1
-        if not applications.begins(p.name, p.optional):
-            continue
+
+    def all(self, passes: Sequence[Pass], checked: Sequence[Pass] = ()) -> None:
+        """Run them; where one of them cannot carry out the schedule of a kernel, with plainer schedules.
+
+        With `checked` passes, those are chosen at first of which it is known that these, too, can carry them out.
+        """
+        left, loops, tried = list(passes), None, list(passes)
+        while left:
+            p, *left = left
+            if p.result == "tile" and self.schedules is None:
+                _check_names(self.given, self.program)
+                loops, tried = self.program, [p, *left]
+                carry_out = partial(_carry_out, checked, self.target) if checked else None
+                self._choose(loops, carry_out)
+            try:
+                self._apply(p)
+            except CompilerError:
+                raise
+            except Exception as problem:
+                problem.add_note(f"in pass {p.name}")
+                if self.applications.changed or p.source not in ("tile", "kernel") or loops is None or checked:
+                    raise
+                before = self.schedules
+                self._choose(loops, partial(_carry_out, tried, self.target))
+                if self.schedules == before:
+                    raise
+                left, self.program = tried, loops
+
+    def _choose(self, loops: statement.Program, carry_out: CarryOut | None) -> None:
+        self.schedules, self.fallbacks = _chosen(loops, self.target, self.given, carry_out, self.stored)
+
+    def _apply(self, p: Pass) -> None:
+        number = self.applications.number + 1
+        if not self.applications.begins(p.name, p.optional):
+            return
+        before = self.program
+        self.program = _applied(p, before, Context(self.target, self.schedules or {}, self.applications))
+        if self.applications.trace is not None:
+            told = Application(number, p.name, p.result, before, self.program, p.source == p.result)
+            self.applications.trace(told)
+        self.made[p.result] = self.program
+
+
+# ---- each kind of kernel by itself
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program of one kernel to be lowered, as far as no pass needs others beside it, on the way to `until`.
+
+    `checked` asks for a schedule that all passes can carry out.
+    """
+
+    program: statement.Program
+    target: Target
+    given: Schedules
+    stored: Stored
+    until: str
+    checked: bool
+
+
+@dataclass(frozen=True)
+class LoweredKind:
+    """What became of it."""
+
+    tiles: statement.Program
+    kernels: kernel.Program | None
+    schedule: Schedule
+    given_up: str
+
+
+def lowered_kind(kind: Kind) -> LoweredKind:
+    """Lower a kernel by itself."""
+    alone, together = _apart(_between(kind.target, "loop", kind.until))
+    run = _Run(kind.target, kind.given, kind.stored, Applications(), {"loop": kind.program}, kind.program)
+    with _deep_recursion():
+        run.all(alone, [*alone, *together] if kind.checked else ())
+    ((name, schedule),) = (run.schedules or {}).items()
+    given_up = "".join(x.reason for x in run.fallbacks if x.kernel == name)
+    return LoweredKind(run.made["tile"], run.made.get("kernel"), schedule, given_up)
+
+
+def _apart(passes: Sequence[Pass]) -> tuple[list[Pass], list[Pass]]:
+    """The passes before the first that needs to see all kernels, and the rest."""
+    at = next((n for n, p in enumerate(passes) if p.together or p.result not in IRS), len(passes))
+    return list(passes[:at]), list(passes[at:])
+
+
+def _by_kinds(run: _Run, passes: list[Pass], until: str, each: Each) -> Lowering:
+    """Lower kernels that are the same but for names once, and go on with all of them."""
+    program, target, given, stored = run.program, run.target, run.given, run.stored
+    by = (target, tuple(passes), heuristic.choose, heuristic.plain, stored)
+    kinds = equal_kernels.Kinds(program, by, given)
+    alone, together = _apart(passes)
+    for checked in (False, True):
+        tasks = [
+            Kind(kinds.alone(x), target, {x.name: given[x.name]} if x.name in given else {}, stored, until, checked)
+            for x in kinds.firsts.values()
+        ]
+        for kind, done in zip(kinds.firsts, each(lowered_kind, tasks), strict=True):
+            kinds.note(kind, done.tiles, done.kernels, done.schedule, done.given_up)
+        lowered = kinds.everything()
+        schedules = {name: x.schedule for name, x in lowered.items()}
+        made = {**run.made, "tile": equal_kernels.tiles_of(program, lowered)}
+        if any(p.result == "kernel" for p in alone):
+            made["kernel"] = equal_kernels.functions_of(made["tile"], lowered)
+        rest = _Run(target, given, stored, run.applications, made, list(made.values())[-1], schedules)
         try:
-            before, program = program, _applied(p, program, Context(target, schedules or {}, applications))
+            rest.all(together)
         except CompilerError:
             raise
-        except Exception as problem:
-            problem.add_note(f"in pass {p.name}")
-            if applications.changed or p.source not in ("tile", "kernel") or "loop" not in made:
+        except Exception:
+            if checked or not kinds.firsts:
                 raise
-            plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target), stored)
-            if plainer == schedules:
-                raise
-            schedules, left, program, lowered = plainer, unscheduled, loops, None
             continue
-        if trace is not None:
-            trace(Application(number, p.name, p.result, before, program, p.source == p.result))
-        made[p.result] = program
-    if kinds is not None:
-        lowered = lowered or _whole(kinds, made, schedules or {}, fallbacks)
-        kinds.remember()
-        schedules = {name: x.schedule for name, x in lowered.items()}
-        fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)
-    return Lowering(made, target, schedules or {}, fallbacks)
-
-
-def _whole(
-    kinds: equal_kernels.Kinds, made: dict[str, Any], schedules: Schedules, fallbacks: Sequence[Fallback]
-) -> dict[str, equal_kernels.Lowered]:
-    """The lowered form of every kernel, by name; equal kernels were lowered once."""
-    kinds.note(made["tile"], made.get("kernel"), schedules, {x.kernel: x.reason for x in fallbacks})
-    lowered = kinds.everything()
-    made["tile"] = equal_kernels.tiles_of(kinds.whole, lowered)
-    if "kernel" in made:
-        made["kernel"] = equal_kernels.functions_of(made["tile"], lowered)
-    return lowered
+        break
+    kinds.remember()
+    fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)
+    return Lowering(rest.made, target, schedules, fallbacks)
 
 
 def _applied(p: Pass, program: Any, context: Context) -> Any:

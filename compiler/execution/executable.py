@@ -33,7 +33,7 @@ from compiler.ir.tile import Mma
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp, header
-from compiler.runtime import build, detect, garbage, guarded, launcher
+from compiler.runtime import build, detect, garbage, guarded, launcher, workers
 from compiler.schedule.records import NOTHING, Stored
 from compiler.schedule.steps import Schedule
 from compiler.targets.accuracy import COARSE, THREEFOLD
@@ -444,7 +444,8 @@ def lowered(
     program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = (), known: Stored = NOTHING
 ) -> Lowering:
     """The program at every stage down to text; one that was lowered before, of the same text, costs nothing."""
-    return pipeline.lower(program, machine, dict(schedules) or None, stored=known)
+    workers.start(len(program.calls))
+    return pipeline.lower(program, machine, dict(schedules) or None, stored=known, each=workers.each)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from compiler.ir import kernel as k
 from compiler.ir import loop, loop_text, tile
 from compiler.ir.expr import Load, Var
-from compiler.ir.node import Node
+from compiler.ir.node import Node, mapped
 from compiler.ir.roles import Advance, Mbarrier, Mbarriers, Ring
 from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Program, Store
 from compiler.ir.tensor import Tensor
@@ -40,11 +40,16 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
     done: dict[Node, Node] = {}
 
     def go(n: Node) -> Node:
-        if n not in done:
-            new = n.map(go)
-            fields = _NAMES.get(type(n), ())
-            done[n] = new.replace(**{f: _changed(getattr(n, f), table) for f in fields}) if fields else new
-        return done[n]
+        made = done.get(n)
+        if made is None:
+            kind, named = type(n), _NAMES.get(type(n))
+            if named is None:
+                made = n.map(go)
+            else:
+                values = ((f, getattr(n, f)) for f in kind.fields)
+                made = kind(*(_changed(v, table) if f in named else mapped(v, go) for f, v in values))
+            done[n] = made
+        return made
 
     return go(node)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -96,6 +96,14 @@ class Program(Node):
     temps: tuple[Tensor, ...]
     kernels: tuple[Kernel, ...]
     sizes: tuple[Size, ...] = ()
+
+
+def within(body: tuple[Stmt, ...]) -> Iterator[Any]:
+    """Every statement of a Loop or Tile IR body, those around others first; expressions are not looked into."""
+    for s in body:
+        yield s
+        if "body" in type(s).fields:
+            yield from within(s.body)  # type: ignore[attr-defined]
 
 
 def dtypes(kernel: Kernel) -> dict[str, DType]:

@@ -46,9 +46,7 @@ _lock = threading.Lock()
 
 class Kinds:
     """The kinds of kernels of a program. `by` is all that what becomes of one depends on, besides itself; those that
-    are `scheduled` by others are of no kind but their own.
-
-    `program` has a kernel of each kind that is not known yet. What kernels share is none of its temporaries.
+    are `scheduled` by others are of no kind but their own. `firsts` are the kernels of kinds that are not known yet.
     """
 
     def __init__(self, whole: Program, by: Hashable, scheduled: Collection[str]) -> None:
@@ -70,30 +68,29 @@ class Kinds:
                 else:
                     firsts.setdefault(kind, kernel)
         self.firsts = firsts
-        used = {p.name for kernel in firsts.values() for p in kernel.params}
-        self.program = whole.replace(
-            kernels=tuple(firsts.values()),
-            inputs=(*whole.inputs, *(t for t in whole.temps if t.name not in self.own)),
-            temps=tuple(t for t in whole.temps if t.name in self.own & used),
+
+    def alone(self, kernel: Kernel) -> Program:
+        """A kernel as the only one of a program, which is given what it shares with others."""
+        whole, params = self.whole, {p.name for p in kernel.params}
+        shared = (t for t in whole.temps if t.name in params - self.own)
+        return whole.replace(
+            kernels=(kernel,),
+            inputs=(*(t for t in whole.inputs if t.name in params), *shared),
+            outputs=tuple(t for t in whole.outputs if t.name in params),
+            temps=tuple(t for t in whole.temps if t.name in self.own & params),
         )
 
     def note(
-        self, tiles: Program, kernels: k.Program | None, schedules: Mapping[str, Schedule], given_up: Mapping[str, str]
+        self, kind: Hashable, tiles: Program, kernels: k.Program | None, schedule: Schedule, given_up: str
     ) -> None:
-        """What became of the kernels of `program`; without `kernels` they went no further than Tile IR."""
-        for kind, source in self.firsts.items():
-            own = [n for n, x in enumerate(tiles.kernels) if source.name in (x.name, x.whole)]
-            some = tuple(tiles.kernels[n] for n in own)
-            functions = tuple(kernels.functions[n] for n in own) if kernels is not None else ()
-            params = (*source.params, *(p for x in some for p in x.params), *(p for f in functions for p in f.params))
-            theirs = {p.name for p in params} - {p.name for p in source.params if p.name not in self.own}
-            temps = tuple(t for t in tiles.temps if t.name in theirs)
-            later = [t for t in kernels.temps if t.name in theirs - {x.name for x in temps}] if kernels else []
-            zeros = tuple(t for t in later if kernels is not None and t.name in kernels.zeros)
-            self.lowered[kind] = Lowered(
-                source, schedules.get(source.name, Schedule()), given_up.get(source.name, ""), some, functions, temps,
-                tuple(t for t in later if t not in zeros), zeros,
-            )  # fmt: skip
+        """What became of a kind by itself; without `kernels` it went no further than Tile IR."""
+        source = self.firsts[kind]
+        functions = kernels.functions if kernels is not None else ()
+        known = {t.name for t in tiles.temps}
+        later = [t for t in kernels.temps if t.name not in known] if kernels is not None else []
+        zeros = tuple(t for t in later if kernels is not None and t.name in kernels.zeros)
+        parts = tuple(t for t in later if t not in zeros)
+        self.lowered[kind] = Lowered(source, schedule, given_up, tiles.kernels, functions, tiles.temps, parts, zeros)
 
     def remember(self) -> None:
         """Keep for later programs what became of the kernels of this one, all passes done."""
@@ -160,6 +157,7 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
     )
     functions = []
     for f in found.functions:
+        alike.shape_of(f)  # found out once for all that are renamed from it
         params = {p.name: table[p.name] for p in f.params}
         params |= _called_after(alike.names(f), params, {*params.values(), *sizes}, as_they_are=True)
         made = alike.renamed(f, params)

@@ -12,7 +12,7 @@ from compiler.analysis.size_hints import with_size_hints
 from compiler.ir import loop
 from compiler.ir.expr import Load, Op, Var, sizes_in, substitute
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
 from compiler.targets.target import Target
 
@@ -177,6 +177,8 @@ def _beside(kernel: Kernel, other: Kernel) -> Kernel:
 def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
     """The kernel that binds none of these names, and no others anew; `i1` is left to the step that splits `i`."""
     mine = _bound(kernel)
+    if not mine & names:
+        return kernel
     taken, table = names | others | mine | {p.name for p in kernel.params}, {}
     for old in sorted(mine & names):
         number = 1
@@ -190,8 +192,11 @@ def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
 
 
 def _bound(kernel: Kernel) -> set[str]:
-    every = (n for s in kernel.body for n in s.walk())
-    return {n.var if isinstance(n, loop.For) else n.name for n in every if isinstance(n, loop.For | Let | Init)}
+    return {
+        s.var if isinstance(s, loop.For) else s.name
+        for s in within(kernel.body)
+        if isinstance(s, loop.For | Let | Init)
+    }
 
 
 def _rebound(s: Stmt, table: dict[str, str]) -> Stmt | None:

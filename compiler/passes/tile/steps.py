@@ -12,7 +12,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.rewrite import replaced
-from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt
+from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile import tensorize
 from compiler.passes.tile.chain import chain
@@ -173,9 +173,9 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
 def at_loop(kernel: Kernel, step: Step, var: str, change: Change, any_of: tuple[str, ...] = ()) -> Kernel:
     """`kernel` with its loop `var` (or whichever of `any_of` is outermost) replaced."""
     wanted = any_of or (var,)
-    found = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and n.var in wanted]
+    found = [s for s in within(kernel.body) if isinstance(s, tile.For) and s.var in wanted]
     if not found:
-        have = [n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For)]
+        have = [s.var for s in within(kernel.body) if isinstance(s, tile.For)]
         raise ScheduleError(step, f"kernel {kernel.name} has no loop {var}; it has {', '.join(have)}")
     return kernel.replace(body=replaced(kernel.body, found[0], change(found[0])))
 
