@@ -9,6 +9,8 @@ KiB, MiB = 1024, 1024 * 1024
 # What the parts of a kernel take, in cycles of a core unless said otherwise.
 COSTS = {
     "latency": 4.0,  # until an accumulator is ready for the next of what it sums (x86 of the last ten years)
+    # Instructions that a core has under way: 224 of Skylake, 320 of Zen 4, 512 of Golden Cove (the vendors' manuals).
+    "flight": 320.0,
     "load": 0.3,  # what any load costs beside multiply-adds, measured with 4 to 14 rows and 2 to 4 vectors (AVX-512)
     # A vector of 64 bytes stored to the last level of cache, or moved from or to memory: 50 and 20 GB/s at 4 GHz.
     "shared": 4.0, "memory": 12.0,
