@@ -18,8 +18,8 @@ from compiler.ir.expr import Expr, Load, Var, cast, dim, names, static, substitu
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
-from compiler.schedule.cost import cpu as cost
 from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Margin, Peel, Step
 from compiler.targets.target import Target
