@@ -13,6 +13,9 @@ from compiler.ir.linear import Linear, linear
 def unwidened(factor: Expr) -> Expr:
     """A factor before it is widened from a short float, be it zero in places."""
     match factor:
+        # What is rounded to the type that it was widened from is as it was.
+        case Cast(Cast(Select(cond, Cast(arg), other) as there, short)) if short in STORAGE_ONLY and arg.dtype is short:
+            return Select(cond, arg, zero(arg)) if other is zero(there) else factor.arg
         case Cast(arg) if arg.dtype in STORAGE_ONLY:
             return arg
         case Select(cond, Cast(arg), other) if arg.dtype in STORAGE_ONLY and other is const(0, factor.dtype):

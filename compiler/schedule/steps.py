@@ -111,7 +111,7 @@ class Stage(Step):
 class Margin(Step):
     """Copy what an iteration of `loop` loads from `buffer`, padding beyond its edges included, into `tile` first.
 
-    Loops `into` do the copy.
+    Loops `into` do the copy. The tile holds what short floats are widened to.
     """
 
     makes = ("tile", "into")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.analysis.guarded_factors import block, zero
+from compiler.analysis.guarded_factors import block, unwidened, zero
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Load, Select, both, const, names, op, select, substitute
+from compiler.ir.expr import Cast, Expr, Load, Select, both, cast, const, names, op, select, substitute
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
@@ -36,6 +36,8 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
                 for r in serial(3, reduce):
                     s += x_tile[j + r]
                 y[i, j] = s
+
+    Elements that are widened from a short float are so in the tile.
     """
     outside = next(around for around, g in loops_in(kernel.body) if g is f)
     around = ranges_of((*outside, f))
@@ -52,25 +54,26 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
     place = tuple(simplify(at[a] + a.start, around) if a in at else a.start for a in axes)
     sizes = next(p.shape for p in kernel.params if p.name == step.buffer)
     within = (c for i, n in zip(place, sizes, strict=True) for c in (op("ge", i, 0), op("lt", i, n)))
-    filled = select(both(*(simplify(c, around) for c in within)), load.replace(index=place), zero(load))
+    element = cast(load.replace(index=place), value.dtype)
+    filled = select(both(*(simplify(c, around) for c in within)), element, zero(value))
     copy: tuple[Stmt, ...] = (Store(step.tile, loops, filled),)
     for a, v in reversed(at.items()):
         copy = (tile.For(v.name, const(a.count), "parallel", tile.Bind("serial"), copy),)
     shape = tuple(const(a.count) for a in kept)
-    held = Tensor(step.tile, load.dtype, shape, row_major(shape))
-    body = substitute(f.body, {value: Load(step.tile, tuple(a.inside for a in kept), load.dtype)})
+    held = Tensor(step.tile, value.dtype, shape, row_major(shape))
+    body = substitute(f.body, {value: Load(step.tile, tuple(a.inside for a in kept), value.dtype)})
     return (f.replace(body=(tile.Alloc(held, "local"), *copy, *body)),)
 
 
 def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
-    """The one value that is an element of the buffer, or zero beyond its edges."""
+    """The one value that is an element of the buffer, or zero beyond its edges, and the load in it."""
     shapes = {p.name: p.shape for p in kernel.params if p.name not in kernel.writes}
     loads = {n for n in f.walk() if isinstance(n, Load) and n.buffer == step.buffer}
-    values = [n for n in f.walk() if isinstance(n, Select) and loads & {n.then}]
-    if step.buffer in shapes and len(loads) == len(values) == 1:
-        load = block(values[0], shapes)
-        if load is not None:
-            return values[0], load
+    if step.buffer in shapes and len(loads) == 1:
+        # From the outside in: a guard, what it guards, and the load alone.
+        values = [n for n in f.walk() if isinstance(n, Select | Cast) and block(unwidened(n), shapes) in loads]
+        if values and set(values) <= set(values[0].walk()):
+            return values[0], next(iter(loads))
     raise ScheduleError(step, f"{f.var} has no one element of {step.buffer} that is zero beyond its edges")
 
 

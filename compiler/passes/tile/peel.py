@@ -38,10 +38,10 @@ def peel(step: Peel, f: tile.For, ranges: dict[str, Range]) -> tuple[Stmt, ...]:
     for g in guards:
         terms, rest = _at_least_zero(step, g, var)
         bound = from_linear(({a: c for a, c in terms.items() if a is not var}, rest))
-        if terms[var] == 1:
-            low = op("max", low, -bound)
+        if terms[var] > 0:
+            low = op("max", low, -(bound // terms[var]))
         else:
-            high = op("min", high, bound + 1)
+            high = op("min", high, bound // -terms[var] + 1)
     low = simplify(op("min", low, f.extent), ranges)
     high = simplify(op("max", low, high), ranges)
     within = {f.var: (0, None)} | ranges
@@ -75,10 +75,10 @@ def _guards(f: tile.For) -> list[Expr]:
 
 
 def _at_least_zero(step: Peel, guard: Expr, var: Var) -> Linear:
-    """What is at least 0 where the guard holds: `var` or `-var`, plus what does not depend on it."""
+    """What is at least 0 where the guard holds: a multiple of `var`, plus what does not depend on it."""
     form = at_least_zero(guard)
     if form is not None:
         terms, _ = form
-        if abs(terms.get(var, 0)) == 1 and not any(var.name in names(a) for a in terms if a is not var):
+        if terms.get(var, 0) and not any(var.name in names(a) for a in terms if a is not var):
             return form
     raise ScheduleError(step, f"a guard in {var.name} is no bound of it")

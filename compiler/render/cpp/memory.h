@@ -164,6 +164,13 @@ MLC_INLINE void mlc_store_n(S* p, V v, long n) {
 
 // ---- strided, indexed and masked access, element by element
 
+// Every other element from p on: two loads that end where the last of them does, not behind it, and one shuffle.
+template <typename V, typename R, int... I>
+MLC_INLINE V mlc_pick_alternate(const R* p, mlc_indices<I...>) {
+  constexpr int N = sizeof...(I);
+  return __builtin_shufflevector(
+      mlc_load<R, N>(p), mlc_load<R, N>(p + N - 1), (2 * I < N ? 2 * I : N + 2 * (I - N / 2) + 1)...);
+}
 template <typename V, typename R, int... I>
 MLC_INLINE V mlc_pick_strided(const R* p, long stride, mlc_indices<I...>) {
   return V{p[I * stride]...};
@@ -171,6 +178,9 @@ MLC_INLINE V mlc_pick_strided(const R* p, long stride, mlc_indices<I...>) {
 template <typename T, int N, typename S>
 MLC_INLINE mlc_vec<T, N> mlc_load_strided(const S* p, long stride) {
   typedef mlc_raw<S> R;
+  if constexpr (N > 1 && N * sizeof(R) <= MLC_VECTOR_BYTES)
+    if (__builtin_constant_p(stride) && stride == 2)
+      return mlc_from_raw<T, S>(mlc_pick_alternate<mlc_vec<R, N>>((const R*)p, mlc_count<N>()));
   return mlc_from_raw<T, S>(mlc_pick_strided<mlc_vec<R, N>>((const R*)p, stride, mlc_count<N>()));
 }
 template <typename S, typename V>

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from compiler.targets.target import Instruction, Target
 
+LINE = 64  # bytes
 PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", "mlc_pair_block"  # functions of instructions
 
 
@@ -58,6 +59,18 @@ def columns(target: Target, together: int) -> float:
 def accesses(share: float, lanes: int) -> float:
     """Cycles of an access for a vector, of which such a share goes along neighbours and the rest lane by lane."""
     return share + (1 - share) * lanes
+
+
+def window(target: Target, taps: int, size: int, lanes: int, together: int) -> float:
+    """Cycles of one of the `taps` of a window, for so many vectors of elements of `size` bytes that go together.
+
+    They lie anywhere in the lines of memory. Accumulators that wait for their sums hold up no others as long as the
+    core has room for the instructions of more than one window.
+    """
+    c = costs(target)
+    lines = 1 + (lanes - 1) * size / LINE
+    windows = c["flight"] / (taps * (together + 2))  # a load of the weight, and a share of the loop, beside the sums
+    return max(together * lines * c["near"], c["latency"] / max(1.0, windows)) + c["load"]
 
 
 def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:

@@ -133,6 +133,7 @@ extern "C" void access_DTYPE_WIDTH(
   mlc_scatter_masked(y + 11 * N, where, mlc_load<LANE, N>(x), mask);
   mlc_store(y + 15 * N, mlc_where(mask, mlc_load<LANE, N>(x), mlc_iota<LANE, N>()));
   mlc_store_mask((bool*)(y + 16 * N), mlc_not_mask(mask));
+  mlc_store(y + 17 * N, mlc_load_strided<LANE, N>(x, 2));
   auto v = mlc_load<LANE, N>(x);
   LANE results[] = {mlc_reduce_add(v), mlc_reduce_mul(v), mlc_reduce_max(v), mlc_reduce_min(v)};
   for (int i = 0; i < 4; i++) reduced[i] = results[i];
@@ -156,6 +157,7 @@ def expected_access(x: Array, index: Array, flags: Array, width: int, n: int, y:
     y[11 * w : 15 * w][index[flags]] = x[:w][flags]
     y[15 * w : 16 * w] = np.where(flags, x[:w], lanes)
     y.view(np.bool_)[16 * w * x.itemsize :][:w] = ~flags
+    y[17 * w :] = x[lanes * 2]
     return y
 
 
@@ -265,10 +267,19 @@ extern "C" void partial_DTYPE_WIDTH(LANE* p, long n) {
 """
 
 
-def test_partial_access_stays_on_its_page(tmp_path: Path) -> None:
+# Every other element: what lies before the first and behind the last of them is not read.
+ALTERNATE = """
+extern "C" void alternate_DTYPE_WIDTH(const LANE* p, LANE* y) {
+  mlc_store(y, mlc_load_strided<LANE, WIDTH>(p, 2));
+}
+"""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_access_of_some_elements_stays_on_their_page(machine: str, tmp_path: Path) -> None:
     dtypes, widths = ("f32", "f64", "i64", "i32", "i16", "u8"), ("2", "4", "8", "16")
-    body = "".join(text(PARTIAL, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
-    library = build(tmp_path, ["memory.h"], body, "native")
+    body = "".join(text(PARTIAL + ALTERNATE, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
+    library = build(tmp_path, ["memory.h"], body, machine)
     libc, page = ctypes.CDLL(None), mmap.PAGESIZE
     pages = mmap.mmap(-1, 3 * page)
     memory = np.frombuffer(pages, np.uint8)
@@ -284,3 +295,9 @@ def test_partial_access_stays_on_its_page(tmp_path: Path) -> None:
                 end = ctypes.c_void_p(memory.ctypes.data + 2 * page - last.nbytes)
                 library[f"partial_{dtype}_{width}"](end, ctypes.c_long(n))
                 assert (last == 4).all(), f"{dtype} x {width}, n = {n}"
+            size = np.dtype(NUMPY[dtype]).itemsize
+            span, found = 2 * width - 1, np.zeros(width, NUMPY[dtype])
+            middle.view(NUMPY[dtype])[:] = np.arange(page // size).astype(NUMPY[dtype])
+            for start in (0, page - span * size):
+                call(library[f"alternate_{dtype}_{width}"], middle[start : start + span * size], found)
+                assert np.array_equal(found, middle[start:].view(NUMPY[dtype])[:span:2]), f"{dtype} x {width}, {start}"

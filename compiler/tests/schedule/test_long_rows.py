@@ -71,3 +71,11 @@ def test_rows_across_memory_are_shared_by_warps_however_many_lie_side_by_side() 
     program = frontend.capture(normalised_across, [x]).program
     assert 'bind("ij1", columns' in pipeline.lower(program, nvidia.SM_90A, until="cuda").show("cuda")
     torch.testing.assert_close(called(normalised_across, [x], "sm_90a"), normalised_across(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("waits", "ahead"), [(1.0, True), (dict(cpu.COSTS)["exposed"], False)])
+def test_rows_that_come_from_memory_are_asked_for_ahead_where_they_are_waited_for(waits: float, ahead: bool) -> None:
+    program = frontend.capture(lambda x: x.sum(-1), [torch.empty(1024, 1024)]).program
+    target = cpu.AVX512.replace(costs=tuple({**cpu.COSTS, "exposed": waits}.items()))
+    (schedule,) = pipeline.lower(program, target).schedules.values()
+    assert ("ahead" in str(schedule)) == ahead, str(schedule)

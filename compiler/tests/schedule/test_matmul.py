@@ -21,6 +21,7 @@ from compiler.schedule.space.cpu.blocking import Matmul as Sizes
 from compiler.schedule.space.cpu.blocking import Operand, space
 from compiler.schedule.steps import ScheduleError, parse
 from compiler.targets import cpu
+from compiler.targets.target import Target
 from compiler.tests import run_kernel, snippet
 from compiler.tests.cpp_library import runs_here
 from compiler.tests.meaning import fresh_seed
@@ -288,3 +289,14 @@ def test_blocks_follow_from_the_caches() -> None:
                 assert not made.strips or sum(near) <= target.l2 or made.n == made.row.n, (made, target.name)
     one = space(Sizes(1, 2048, 2048, 1, rows, Operand(True, "n", 8192, False), "f32", 4, "f32", 4), cpu.AVX512)[0]
     assert not one.pack_b and one.n == 2048
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_blocks_for_cores_keep_inner_loops_whole(target: Target) -> None:
+    """Pixels of an image are packed by vectors along its rows, which no block of them cuts through."""
+    pixels = Operand(False, "n", 4, False, unit=28, k_unit=9)
+    sizes = Sizes(128, 28 * 28, 64 * 9, 1, Operand(True, "k", 4, False), pixels, "f32", 4, "f32", 4)
+    for cores in (1, 2, 3, 8):
+        made = space(sizes, target.replace(cores=cores))[0]
+        assert made.n % 28 == 0, made
+        assert made.m < sizes.m or sizes.n > made.n or cores == 1, made

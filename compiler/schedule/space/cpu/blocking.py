@@ -225,8 +225,10 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     others = p.batch * over(p.m, m)
     if others * over(p.n, n) < cores:
         share = over(p.n * others, cores)
-        # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best.
-        n = cut(p.n, share, target.lanes(size) if flat and share >= MANY * row.n else row.n)
+        # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best. Loops
+        # that stay whole can be packed by vectors.
+        whole = target.lanes(size) if flat and share >= MANY * row.n else row.n
+        n = cut(p.n, share, p.b.unit if 1 < p.b.unit <= share else whole)
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row) + (
         p.m * p.n * over(p.k, k) * cost.costs(target)["lanes"] if flat else 0
     )

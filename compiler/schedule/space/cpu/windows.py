@@ -2,74 +2,148 @@
 
 Instructions for matmuls gain nothing by such sums, no two of which share weights and elements. Rows go along vectors,
 in accumulators that stay in registers over the whole window; a channel is copied once, with its margins, not packed.
+Channels that are neighbours in memory go along vectors themselves, and nothing is copied but weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from compiler.analysis import access
-from compiler.analysis.guarded_factors import block
+from compiler.analysis.guarded_factors import block, unwidened
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Expr, Load, Select, Var, dim, names, static, substitute
+from compiler.ir.expr import Expr, Load, Var, cast, dim, names, static, substitute
 from compiler.ir.index import extent_range, value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
+from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.cost import cpu as cost
+from compiler.schedule.endings import numbered
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Margin, Peel, Step
+from compiler.schedule.steps import Bind, Margin, Peel, Permute, Reorder, Step
 from compiler.targets.target import Target
 
 MOST = 8  # vectors with an accumulator each
-# A vector by itself waits for its sum: it takes as long as so many that go together (measured on an AVX-512 machine).
-ALONE = 1.2
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The sum, its factors, an element of the image as it is multiplied, and the load of it, be it of a short float.
+
+    Rows of the result are channels, which have weights of their own, and others that move the window.
+    """
+
+    kernel: Kernel
+    target: Target
+    sum: Contraction
+    image: Expr
+    weight: Expr
+    element: Expr
+    load: Load
+    channels: list[loop.For]
+    windowed: list[loop.For]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {p.name: p for p in self.kernel.params}
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        return {f.var: extent_range(f.extent) for f in (*self.sum.rows, *self.sum.depth)}
+
+    def stride(self, load: Load, row: loop.For) -> int | None:
+        return access.stride(access.address(load.index, self.tensors[load.buffer], self.ranges), Var(row.var))
+
+    def members(self, row: loop.For, lanes: int, steps: Callable[[int, int], Iterator[Step]]) -> Iterator[Member]:
+        """Ways to take vectors along a row, so many at a time."""
+        rows = [f for f in self.sum.rows if f is not row]
+        count, taps = float(math.prod(map(size, (*rows, *self.sum.depth)))), math.prod(map(size, self.sum.depth))
+        ways = [(width, unroll) for width in (lanes, lanes // 2) for unroll in range(1, MOST + 1)]
+        ways = [(w, u) for w, u in ways if fitting_width(w, row.extent) == w and w * u <= size(row)]
+        group = partial(cost.window, self.target, taps, self.element.dtype.bytes)
+        return ranked(Member(count * _vectors(size(row), group, *way), partial(steps, *way)) for way in ways)
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
-    """Ways to take the rows; None where a kernel is nothing of the kind."""
+    """Ways to take the rows, or the channels if these are neighbours; None where a kernel is nothing of the kind."""
     c = recognise(kernel)
     found = _image(c, kernel) if c is not None else None
     if c is None or found is None:
         return None
-    image, weight, load = found
+    image, weight, element, load = found
     windowed = [f for f in c.rows if any(f.var in names(i) and _moves(i, c.depth) for i in load.index)]
     channels = [f for f in c.rows if f not in windowed]
-    row, tensors = c.rows[-1], {p.name: p for p in kernel.params}
-    ranges = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
-    place = access.address(load.index, tensors[load.buffer], ranges)
-    body = substitute(row.body, {image: load})
+    apart = channels and windowed and [*channels, *windowed] == list(c.rows)
+    if not apart or any(f.var in names(weight) for f in windowed):
+        return None
+    w = _Windows(kernel, target, c, image, weight, element, load, channels, windowed)
+    return _along_rows(w) or _along_channels(w)
+
+
+def _along_rows(w: _Windows) -> Iterator[Member] | None:
+    """Vectors along the last of the rows that move the window, out of a tile with the margins of a channel."""
+    row, tensors = w.sum.rows[-1], w.tensors
+    body = substitute(row.body, {w.image: w.element})
     if (
-        not channels
-        or [*channels, *windowed] != list(c.rows)
-        or row not in windowed
-        or any(f.var in names(weight) for f in windowed)
-        or access.stride(place, Var(row.var)) != 1
-        or access.not_vectorizable(body, Var(row.var), tensors, ranges)
+        row not in w.windowed
+        or (w.stride(w.load, row) or 0) < 1
+        or access.not_vectorizable(body, Var(row.var), tensors, w.ranges)
     ):
         return None
-    lanes = fitting_width(target.lanes(access.widest(body, {row.var})), row.extent)
-    before = _margin(load, channels, [*windowed, *c.depth], kernel, target) if image is not load else ()
+    lanes = fitting_width(w.target.lanes(access.widest(body, {row.var})), row.extent)
+    steady = unwidened(w.weight)
+    before = _margin(w, w.element, w.load) if w.image is not w.load else ()
+    # Weights that are widened are used again for each row.
+    if before is not None and isinstance(steady, Load) and steady is not w.weight and steady.buffer != w.load.buffer:
+        more = _margin(w, w.weight, steady)
+        before = None if more is None else (*before, *more)
     if lanes == 1 or before is None:
         return None
-    count = float(math.prod(map(size, (*c.rows[:-1], *c.depth))))
-    ways = [(width, unroll) for width in (lanes, lanes // 2) for unroll in range(1, MOST + 1)]
-    ways = [(w, u) for w, u in ways if fitting_width(w, row.extent) == w and w * u <= size(row)]
-    return ranked(
-        Member(count * _vectors(size(row), *way), partial(_steps, channels, row, before, *way)) for way in ways
-    )
+    return w.members(row, lanes, partial(_row_steps, w.channels, row, before))
 
 
-def _image(c: Contraction, kernel: Kernel) -> tuple[Expr, Expr, Load] | None:
-    """The factor that moves with the rows, an element or zero beyond the edges; the other has no rows of its own."""
+def _along_channels(w: _Windows) -> Iterator[Member] | None:
+    """Vectors along channels that are neighbours, each element of whose window is guarded in all lanes alike.
+
+    So are weights, once they are permuted where they are not.
+    """
+    lane, steady = w.channels[-1], unwidened(w.weight)
+    body = w.sum.rows[-1].body
+    if (
+        not isinstance(steady, Load)
+        or w.stride(w.load, lane) != 1
+        or access.not_vectorizable(body, Var(lane.var), w.tensors, w.ranges)
+    ):
+        return None
+    lanes = fitting_width(w.target.lanes(access.widest(body, {lane.var})), lane.extent)
+    own = [d for d, i in enumerate(steady.index) if lane.var in names(i)]
+    if lanes == 1 or steady.buffer == w.load.buffer or [steady.index[d] for d in own] != [Var(lane.var)]:
+        return None
+    before: tuple[Step, ...] = ()
+    if w.stride(steady, lane) != 1:
+        order = (*(d for d in range(len(steady.index)) if d not in own), *own)
+        tile = f"{steady.buffer}_permuted"
+        before = (Permute(steady.buffer, tile, order, numbered(f"{steady.buffer}_at", len(order))),)
+    return w.members(lane, lanes, partial(_channel_steps, w, before))
+
+
+def _image(c: Contraction, kernel: Kernel) -> tuple[Expr, Expr, Expr, Load] | None:
+    """The factor that moves with the rows, an element or zero beyond the edges; the other has no rows of its own.
+
+    Then the element as it is multiplied, where it is no zero, and the load of it, which may be a short float.
+    """
     rows = {f.var for f in c.rows}
     shapes = {p.name: p.shape for p in kernel.params}
     for image, weight in ((c.left, c.right), (c.right, c.left)):
         if c.rows[-1].var in names(image) and names(weight) & rows < names(image) & rows:
-            load = block(image, shapes) if isinstance(image, Load | Select) else None
-            return (image, weight, load) if load is not None and load.dtype is c.first.value.dtype else None
+            load = block(unwidened(image), shapes)
+            return None if load is None else (image, weight, cast(load, image.dtype), load)
     return None
 
 
@@ -77,40 +151,51 @@ def _moves(index: Expr, depth: tuple[loop.For, ...]) -> bool:
     return any(f.var in names(index) for f in depth)
 
 
-def _margin(
-    load: Load, channels: list[loop.For], inside: list[loop.For], kernel: Kernel, target: Target
-) -> tuple[Step, ...] | None:
-    """Steps that make a tile of a channel and its margins; None where that is too large for the near caches."""
+def _margin(w: _Windows, element: Expr, load: Load) -> tuple[Step, ...] | None:
+    """Steps that make a tile of what is loaded of a channel and its margins; None where that is too large for the near
+    caches. Its elements are those that are multiplied, no short floats."""
+    inside = [*w.windowed, *w.sum.depth]
     ranges = {f.var: extent_range(f.extent) for f in inside}
     moving = [(i, d) for d, i in enumerate(load.index) if any(f.var in names(i) and size(f) > 1 for f in inside)]
     spans = [value_range(i, ranges) for i, _ in moving]
+    if not moving:
+        return ()
     ends = [(low, high) for low, high in spans if low is not None and high is not None]
     counts = [high - low + 1 for low, high in ends]
-    if len(ends) < len(moving) or math.prod(counts) * load.dtype.bytes > target.l2 // 2:
+    if len(ends) < len(moving) or math.prod(counts) * element.dtype.bytes > w.target.l2 // 2:
         return None
     tile = f"{load.buffer}_tile"
     loops = tuple(f"{tile}_at{n}" for n in range(len(moving)))
-    name = "".join(f.var for f in channels)
+    name = "".join(f.var for f in w.channels)
     steps: list[Step] = [Margin(load.buffer, tile, name, loops)]
-    (low, high), extent = ends[-1], static(next(p.shape for p in kernel.params if p.name == load.buffer)[moving[-1][1]])
+    (low, high), extent = ends[-1], static(w.tensors[load.buffer].shape[moving[-1][1]])
     if low < 0 or high >= extent:
         steps.append(Peel(loops[-1], (f"{loops[-1]}_low", f"{loops[-1]}_high")))
     there = min(high, extent - 1) - max(low, 0) + 1
-    if (width := fitting_width(target.lanes(load.dtype.bytes), dim(there))) > 1:
+    if (width := fitting_width(w.target.lanes(element.dtype.bytes), dim(there))) > 1:
         steps.append(Bind(loops[-1], "vector", (("width", width), ("unroll", 1))))
     return tuple(steps)
 
 
-def _vectors(length: int, width: int, unroll: int) -> float:
-    """The time of a row, in vectors that go together."""
+def _vectors(length: int, group: Callable[[int, int], float], width: int, unroll: int) -> float:
+    """Cycles of an element of the window in a row: of groups of vectors, and of those that are left over."""
     together, rest = divmod(length // width, unroll)
-    return together * (unroll + ALONE - 1) + ALONE * (rest + (length % width > 0))
+    return together * group(width, unroll) + (rest + (length % width > 0)) * group(width, 1)
 
 
-def _steps(
+def _row_steps(
     channels: list[loop.For], row: loop.For, before: tuple[Step, ...], width: int, unroll: int
 ) -> Iterator[Step]:
     steps: list[Step] = []
     name = naming.collapse([f.var for f in channels], steps)
     yield from (*steps, *before, Bind(name, "blocks"))
     yield Bind(row.var, "vector", (("width", width), ("unroll", unroll)))
+
+
+def _channel_steps(w: _Windows, before: tuple[Step, ...], width: int, unroll: int) -> Iterator[Step]:
+    *outer, lane = (f.var for f in w.channels)
+    rows = [f.var for f in w.windowed]
+    steps: list[Step] = [*before, Reorder((*outer, *rows, lane))]
+    name = naming.collapse([*outer, rows[0]], steps)
+    yield from (*steps, Bind(name, "blocks"))
+    yield Bind(lane, "vector", (("width", width), ("unroll", unroll)))
