@@ -124,6 +124,8 @@ def _places(b: Builder, how: str, self: Value, which: Sequence[int], keepdim: bo
 
 def _arg(how: str) -> Rule:
     def rule(b: Builder, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if self.dtype is boolean:
+            raise b.refuse("torch has no place of an extreme of truth values")
         return _places(b, how, self, dims(b, dim, self.rank), keepdim)[1]
 
     return rule
