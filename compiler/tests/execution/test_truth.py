@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -33,18 +35,18 @@ def off(x: torch.Tensor, by: float) -> torch.Tensor:
     return y.view(x.shape)
 
 
-@pytest.mark.parametrize("expr", EXPRESSIONS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_one_verdict_for_a_run_and_for_a_shape_file(expr: str, dtype: str) -> None:
+def test_one_verdict_for_a_run_and_for_a_shape_file(dtype: str) -> None:
     seed = fresh_seed()
     torch.manual_seed(seed)
-    made = subject.prepare(case(expr, dtype), seed)
-    climbed = ladder.climb(made.program, compiler.target("cpu"))
-    theirs = subject.Truth(made, climbed.equations, compiler.accuracy(climbed.lowering))
-    results = compiler.execute(climbed.lowering, "tensor", made.tensors)
-    right = []
-    for given in (results, *([off(x, 2.0**-n) for x in results] for n in range(2, 30, 3))):
-        own = truth.judge(made.program, made.tensors, given, climbed.lowering)
-        assert own == theirs.judge(given), f"{expr} in {dtype}, seed {seed}"
-        right.append(own.ok)
-    assert right[0] and not right[1], f"{expr} in {dtype}, seed {seed}: {right}"
+    for expr in random.Random(seed).sample(EXPRESSIONS, 2):
+        made = subject.prepare(case(expr, dtype), seed)
+        climbed = ladder.climb(made.program, compiler.target("cpu"))
+        theirs = subject.Truth(made, climbed.equations, compiler.accuracy(climbed.lowering))
+        results = compiler.execute(climbed.lowering, "tensor", made.tensors)
+        right = []
+        for given in (results, *([off(x, 2.0**-n) for x in results] for n in range(2, 30, 3))):
+            own = truth.judge(made.program, made.tensors, given, climbed.lowering)
+            assert own == theirs.judge(given), f"{expr} in {dtype}, seed {seed}"
+            right.append(own.ok)
+        assert right[0] and not right[1], f"{expr} in {dtype}, seed {seed}: {right}"
