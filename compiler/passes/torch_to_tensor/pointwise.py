@@ -23,6 +23,7 @@ from compiler.passes.torch_to_tensor.builder import (
     Operand,
     Rule,
     Value,
+    broadcast,
     converted_at,
     element,
     is_one,
@@ -142,8 +143,9 @@ def _converted(x: Operand, at: Index, dtype: DType) -> E:
 
 
 def _looked_at(x: Operand, at: Index, dtype: DType) -> E:
-    """A tensor's element as `_stored` has it; a number keeps its precision."""
-    return _stored(x, at, dtype) if isinstance(x, Value) else element(x, at, dt.compute(dtype))
+    """An operand in the computing type of `dtype`; a tensor's element is as its own type holds it."""
+    wide = dt.compute(dtype)
+    return cast(x.rounded_at(broadcast(x, at)), wide) if isinstance(x, Value) else element(x, at, wide)
 
 
 def _stored(x: Operand, at: Index, dtype: DType) -> E:
