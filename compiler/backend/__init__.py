@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends import registry
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
@@ -54,7 +54,6 @@ TUNED = "max-autotune"
 # addresses repeat for certain. The last one also tunes schedules.
 _MODES = ("default", "reduce-overhead", TUNED)
 _ATTEMPTS = 8  # to bisect a region that fails
-_one_at_a_time = threading.RLock()  # torch's tracing is not thread-safe
 _unusable: set[str] = set()  # cache folders that cannot be used
 
 
@@ -141,7 +140,7 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False) -> Boxed:
-        with _one_at_a_time, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
+        with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
@@ -302,7 +301,7 @@ def _specialising(graph: GraphModule, options: Options) -> Boxed:
     def run(inputs: list[Any]) -> Sequence[Any]:
         key = tuple((x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
         if key not in made:
-            with _one_at_a_time, _disable_current_modes():
+            with compile_lock, _disable_current_modes():
                 made[key] = _specialised(graph, inputs, options)
         return made[key](inputs)
 

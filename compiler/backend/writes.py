@@ -54,6 +54,10 @@ def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
     return tuple(map(placeholders.index, news))
 
 
+def _is_frozen(x: torch.Tensor) -> bool:
+    return x.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def writing(run: Boxed, places: Sequence[int]) -> Boxed:
     """What a graph without its writes has become, with those writes behind it that it has not made itself.
 
@@ -64,6 +68,10 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
 
     def run_and_write(inputs: list[Any]) -> Sequence[Any]:
         given = [inputs[k] for k in places]
+        if any(map(_is_frozen, given)):
+            raise RuntimeError(
+                "an in-place update of a tensor that was made in inference mode, outside of it: clone the tensor first"
+            )
         made = run(inputs)
         count = len(made) - len(given)
         # Torch copies tensors of one type in one kernel, and those of several types one by one.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from compiler.execution import onnx_models
     from compiler.execution.executable import Executable
     from compiler.execution.expression import Outcome
+    from compiler.interpret.verdicts import Verdict
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         raise CompilerError(f"{options.schedule}: {problem}") from problem
     _tell(made)
-    _judge(made.difference, made.allowed)
+    _judge(made.difference, made.verdict)
     if made.quantization is not None:
         print(f"quantization changes results by at most {made.quantization:.3g}")
     if options.bench:
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         _profile(options, made.compiled)
     if options.latency:
         _latency(options)
-    return 0 if made.right else 1
+    return 0 if made.verdict.ok else 1
 
 
 def _say_emulated(target: str) -> None:
@@ -100,13 +101,19 @@ def _run_onnx(options: argparse.Namespace) -> int:
     if made.compiled.emulated:
         _say_emulated(made.compiled.code.target.name)
     _tell(made)
-    _judge(made.difference, made.allowed, "onnx's evaluator")
-    return 0 if made.difference <= made.allowed else 1
+    right = made.difference <= made.allowed
+    verdict = "ok" if right else "WRONG"
+    print(f"largest difference from onnx's evaluator {made.difference:.3g}, allowed {made.allowed:.3g}: {verdict}")
+    return 0 if right else 1
 
 
-def _judge(difference: float, allowed: float, other: str = "eager") -> None:
-    verdict = "ok" if difference <= allowed else "WRONG"
-    print(f"largest difference from {other} {difference:.3g}, allowed {allowed:.3g}: {verdict}")
+def _judge(difference: float, verdict: Verdict) -> None:
+    """Say what the suite would say of these results."""
+    far = f"largest difference from eager {difference:.3g}"
+    if verdict.ok:
+        print(f"{far}, largest error {verdict.err_over_tol:.2g} of its bound: ok")
+    else:
+        print(f"{far}: WRONG\n{verdict.message}")
 
 
 def _run_text(options: argparse.Namespace) -> int:
@@ -126,8 +133,8 @@ def _run_text(options: argparse.Namespace) -> int:
         print(f"{name}: {shown}")
     for complaint in ran.complaints:
         print(complaint)
-    if options.code is not None and ran.outputs:
-        _judge(ran.difference, ran.allowed)
+    if ran.verdict is not None:
+        _judge(ran.difference, ran.verdict)
     return 0 if ran.right else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError
-from compiler.execution import executable, gpu_programs, named
+from compiler.execution import executable, gpu_programs, named, truth
+from compiler.interpret.verdicts import Verdict
 from compiler.targets.target import Target
 
 # Calls that make an input rather than being part of the program.
@@ -105,7 +106,7 @@ def _is_module(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A compiled expression beside its eager original; `difference` is the largest, `allowed` what it may be."""
+    """A compiled expression beside its eager original: the largest difference, and whether the results are right."""
 
     function: Callable[..., Any]
     inputs: list[Any]
@@ -113,16 +114,12 @@ class Outcome:
     captured_in: float  # seconds
     compiled_in: float
     difference: float
-    allowed: float
+    verdict: Verdict
     quantization: float | None = None  # its own error, in f64
-
-    @property
-    def right(self) -> bool:
-        return self.difference <= self.allowed
 
 
 def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | None = None) -> Outcome:
-    """Compile an expression, run it, and compare it with eager, on the GPU if that is what runs the target's code.
+    """Compile an expression, run it, and judge the results, on the GPU if that is what runs the target's code.
 
     `schedules` is a text of schedules for some of its kernels; raises ValueError for one that is not. What is quantized
     is compared with eager of the quantized program, and that in f64 with the original.
@@ -137,34 +134,41 @@ def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | 
         chosen = pipeline.read_schedules(schedules, captured.program, machine) if schedules else None
         compiled = executable.build_captured(captured, machine, schedules=chosen)
         end = time.perf_counter()
+        known = dict(zip(original.arguments, inputs, strict=True))
         try:
-            if quantize is None:
-                difference, allowed, own = *executable.compare(compiled, function, inputs), None
-            else:
-                difference, allowed, own = _apart(compiled, original, inputs)
+            ours = [x.cpu() for x in compiled.launch(*(known[n] for n in captured.arguments))]
+            eager = _leaves(captured, function, inputs) if quantize is None else _run(captured, known)
         except Exception as problem:  # the compiled function's, unless it is the expression's own
             _try_eager(function, inputs, problem)
             raise
-    return Outcome(function, inputs, compiled, between - start, end - between, difference, allowed, own)
+        verdict = truth.judge(captured.program, _given(captured, known), ours, compiled.lowering)
+        own = None
+        if quantize is not None:
+            exact, before = (_run(c, known, torch.float64) for c in (captured, original))
+            own = executable.difference(exact, before)
+    return Outcome(
+        function, inputs, compiled, between - start, end - between, executable.difference(ours, eager), verdict, own
+    )
 
 
-def _apart(
-    compiled: executable.Executable, original: frontend.Captured, inputs: list[Any]
-) -> tuple[float, float, float]:
-    """The largest difference from eager of the quantized program, what is allowed of it, and what quantizing changed.
+def _given(captured: frontend.Captured, known: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What the inputs of the program hold, its weights included."""
+    return [(captured.constants[i.name] if i.constant else known[i.name]).cpu() for i in captured.program.inputs]
 
-    Eager runs on the CPU, where it has products of int8 of any size.
-    """
-    ran = []
-    for captured, dtype in ((compiled.captured, None), (compiled.captured, torch.float64), (original, torch.float64)):
-        known = dict(zip(original.arguments, inputs, strict=True)) | captured.constants
-        given = [known[i.name].cpu() for i in captured.program.inputs]
-        with torch.device("cpu"):
-            ran.append(frontend.execute(captured.program, given, dtype))
-    ours = [x.cpu() for x in compiled.launch(*(x for n, x in zip(original.arguments, inputs, strict=True)
-                                               if n in compiled.captured.arguments))]  # fmt: skip
-    eager, exact, before = ran
-    return *executable.difference(ours, eager), executable.difference(exact, before)[0]
+
+def _run(
+    captured: frontend.Captured, known: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> Sequence[torch.Tensor]:
+    """What eager makes of the program, on the CPU, where it has products of int8 of any size."""
+    with torch.device("cpu"):
+        return frontend.execute(captured.program, _given(captured, known), dtype)
+
+
+def _leaves(captured: frontend.Captured, function: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
+    """What the function itself gives, as the outputs of its program."""
+    with frontend.FirstOfEqual():
+        leaves = pytree.tree_leaves(function(*inputs))
+    return [torch.as_tensor(leaf).cpu() for n, leaf in enumerate(leaves) if n not in captured.literals]
 
 
 def device(machine: Target) -> str:

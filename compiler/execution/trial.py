@@ -13,7 +13,9 @@ import torch
 
 from compiler import frontend
 from compiler.errors import CompilerError, ToolchainError
-from compiler.execution import buffers, dumps, executable, expression, gpu_programs
+from compiler.execution import buffers, dumps, executable, expression, gpu_programs, truth
+from compiler.interpret.verdicts import Verdict
+from compiler.ir import aten
 from compiler.ir.expr import Size, const
 from compiler.ir.sizes import numbers
 from compiler.ir.text import show_type
@@ -28,37 +30,40 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Ran:
-    """The outputs by name, complaints about the runs, and the largest difference from eager beside what is allowed, if
-    there is an expression to compare with."""
+    """The outputs by name, complaints about the runs, and the largest difference from eager beside the verdict on it.
+
+    There is a verdict if there is an expression to compare with.
+    """
 
     lowering: Lowering
     outputs: Mapping[str, torch.Tensor]
     complaints: tuple[str, ...]
     difference: float = 0.0
-    allowed: float = 0.0
+    verdict: Verdict | None = None
 
     @property
     def right(self) -> bool:
-        return not self.complaints and self.difference <= self.allowed
+        return not self.complaints and (self.verdict is None or self.verdict.ok)
 
 
 def run(path: Path, target: str | None, code: str | None, seed: int, shapes: Shapes | None = None) -> Ran:
     """Compile the text of a file and run it, on the inputs of an expression if there is one, else on random ones."""
     lowering = dumps.load(path, target)
     with torch.no_grad():
-        given, expected = _of_expression(code, seed, path, lowering) if code is not None else (None, None)
-        inputs = given if given is not None else draw(lowering, seed, shapes or {})
+        wanted = _of_expression(code, seed, path, lowering) if code is not None else None
+        inputs = wanted.inputs if wanted is not None else draw(lowering, seed, shapes or {})
         outcome = _guarded(path, lowering, inputs)
         names = [t.name for t in lowering.stages["kernel"].outputs]
         outputs = dict(zip(names, outcome.outputs, strict=True)) if outcome.outputs else {}
         complaints = outcome.complaints if outcome.same else (*outcome.complaints, "three runs do not agree")
-        if expected is None or not outputs:
+        if wanted is None or not outputs:
             return Ran(lowering, outputs, complaints)
-        if [x.numel() for x in outputs.values()] != [x.numel() for x in expected]:
-            shown = ", ".join(str(list(x.shape)) for x in expected)
-            raise CompilerError(f"{path}: the expression computes tensors of the shapes {shown}, and the text does not")
-        ours = [x.reshape(e.shape) for x, e in zip(outputs.values(), expected, strict=True)]
-        return Ran(lowering, outputs, complaints, *executable.difference(ours, expected))
+        if [(x.numel(), x.dtype) for x in outputs.values()] != [(x.numel(), x.dtype) for x in wanted.outputs]:
+            shown = ", ".join(f"{launcher.NAMES[x.dtype]}{list(x.shape)}" for x in wanted.outputs)
+            raise CompilerError(f"{path}: the expression computes {shown}, and the text does not")
+        ours = [x.reshape(e.shape) for x, e in zip(outputs.values(), wanted.outputs, strict=True)]
+        verdict = truth.judge(wanted.program, inputs, ours, lowering)
+        return Ran(lowering, outputs, complaints, executable.difference(ours, wanted.outputs), verdict)
 
 
 def check(path: Path, target: str | None, seed: int, shapes: Shapes, launches: Sequence[str] = ()) -> tuple[str, ...]:
@@ -88,10 +93,16 @@ def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], che
     return guarded.Outcome(outcome.outputs, placed, outcome.same)
 
 
-def _of_expression(
-    code: str, seed: int, path: Path, lowering: Lowering
-) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """The inputs of an expression in the order of its program, weights included, and what eager makes of them."""
+@dataclass(frozen=True)
+class _Wanted:
+    """The program of an expression, its inputs in the program's order, weights included, and eager's outputs."""
+
+    program: aten.Program
+    inputs: list[torch.Tensor]
+    outputs: tuple[torch.Tensor, ...]
+
+
+def _of_expression(code: str, seed: int, path: Path, lowering: Lowering) -> _Wanted:
     _, tensors, captured = expression.capture(code, seed)
     named = dict(zip(captured.arguments, tensors, strict=True)) | dict(captured.constants)
     given = [named[i.name] for i in captured.program.inputs]
@@ -102,7 +113,7 @@ def _of_expression(
     if own != theirs:
         raise CompilerError(f"{path} takes {', '.join(own)}, and the expression has {', '.join(theirs)}")
     try:
-        return given, frontend.execute(captured.program, given)
+        return _Wanted(captured.program, given, frontend.execute(captured.program, given))
     except (RuntimeError, IndexError, ValueError) as problem:
         raise CompilerError(f"PyTorch does not run the expression: {type(problem).__name__}: {problem}") from problem
 

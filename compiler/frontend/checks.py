@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.operator_schemas import normalize_function
 
 _aten = torch.ops.aten
+SINGULAR = "a matrix is singular or not positive definite"  # in the message of such an assertion, and of no other
 
 
 def with_assertions(graph: GraphModule) -> GraphModule:
@@ -27,7 +28,7 @@ def with_assertions(graph: GraphModule) -> GraphModule:
             with graph.graph.inserting_before(node):
                 each = _called(graph.graph, _aten.eq.Scalar, info, 0)
                 every = _called(graph.graph, _aten.all.default, each)
-                said = f"{name}: a matrix is singular, or not positive definite"
+                said = f"{name}: {SINGULAR}"
                 graph.graph.call_function(_aten._assert_async.msg, (every, said))
             for part in list(node.users):
                 if part.target is operator.getitem and part.args[1] == 0:

@@ -35,7 +35,7 @@ def _nextafter(x: Tensor, y: Tensor) -> Any:
     """One spacing further, which is half of it towards zero from a power of two."""
     if x.dtype is torch.float64 or x.dtype != y.dtype:
         return NotImplemented
-    kind = torch.finfo(x.dtype)
+    x, kind = x.to(torch.float32).to(x.dtype), torch.finfo(x.dtype)  # the step is one of the number as it is stored
     least = math.log2(kind.smallest_normal * kind.eps)  # of the denormal numbers
     x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
     mantissa, exponent = _frexp(x)

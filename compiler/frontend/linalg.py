@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from compiler.frontend.checks import SINGULAR
+
 LARGEST = 8  # columns
 
 
@@ -51,7 +53,7 @@ def _first(info: Tensor, failed: Tensor, step: int) -> Tensor:
 
 
 def _checked(info: Tensor, op: str) -> None:
-    torch.ops.aten._assert_async.msg((info == 0).all(), f"{op}: a matrix is singular or not positive definite")
+    torch.ops.aten._assert_async.msg((info == 0).all(), f"{op}: {SINGULAR}")
 
 
 def _batch(a: Tensor, b: Tensor) -> torch.Size:

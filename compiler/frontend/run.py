@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compiler.errors import CompilerError
+from compiler.frontend.checks import SINGULAR
 from compiler.frontend.types import torch_dtype
 from compiler.ir import aten
 from compiler.ir.aten import Call, Program, Ref, Type
@@ -161,6 +162,7 @@ def _faithful(call: Call, args: list[Any], known: Mapping[str, Type]) -> list[An
 _WRAPPING = {"index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_put_impl", "take", "put", "index_fill"}
 _DIVIDING = {"div", "floor_divide", "remainder", "fmod"}
 _ERRORS = (IndexError, RuntimeError, ValueError, NotImplementedError)
+_NO_FACTOR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def refuse(program: Program, tensors: Sequence[torch.Tensor]) -> None:
@@ -176,7 +178,7 @@ def refuse(program: Program, tensors: Sequence[torch.Tensor]) -> None:
 def _told(call: Call, args: list[Any], kwargs: dict[str, Any], error: Exception) -> Exception:
     if not isinstance(error, _ERRORS):
         return error
-    kind = next(k for k in _ERRORS if isinstance(error, k))
+    kind = _NO_FACTOR if SINGULAR in str(error) else next(k for k in _ERRORS if isinstance(error, k))
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
     place = next(_places(call.op, args, kwargs), "")
     return kind(f"{call.op}: {place} ({said})" if place else f"{call.op}: {said}")

@@ -220,7 +220,7 @@ def _held_to(at: Subject, equations: Any, outputs: Tensors, eager: Tensors) -> V
     truth = Truth(at, equations)
     if len(outputs) != len(eager) or not all(alike):
         return truth.within(outputs, truth.eagers)
-    bounded = [subject.around(np.asarray(b.v), b, FORMULA) for b in truth.eagers]
+    bounded = [compiler.around(np.asarray(b.v), b, FORMULA) for b in truth.eagers]
     if not truth.within(eager, truth.eagers).ok:
         bounded = list(map(_widened, eager, bounded))
     settled = [
@@ -253,7 +253,7 @@ def _widened(eager: torch.Tensor, b: oracle.Bounded) -> oracle.Bounded:
     size = size + size.mean()
     off = np.where(finite, np.abs(found - np.where(finite, value, 0.0)), 0.0)
     slack = 2 * float(np.max(off / np.where(size > 0, size, 1.0))) * size
-    return subject.Allowed(b.v, b.e1 + slack, b.e2, b.shared + slack / oracle.LAMBDA)
+    return compiler.Bounded(b.v, b.e1 + slack, b.e2, b.shared + slack / oracle.LAMBDA)
 
 
 def _unchanged(settings: dict[str, object], name: str) -> None:

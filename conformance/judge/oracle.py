@@ -1,8 +1,7 @@
 """Whether a result is right: what a stage computed and how far it may be from exact arithmetic in, a verdict out.
 
-The bound of every element comes from the case's own Tensor IR (`bounds`), so no tolerance is chosen by hand: a result y
-is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2) + shared)). Integers and bools are exact unless they come from
-comparisons that rounding may turn. NaN and infinities are judged by class.
+The bound of every element comes from the case's own Tensor IR (`bounds`), so no tolerance is chosen by hand, and is
+judged as `mlcomp run` does.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,52 +21,18 @@ from conformance import rows
 
 Array = npt.NDArray[Any]
 
-LAMBDA = 6.0  # deviations that an error may be: the one knob
-FIRST_ORDER = 1.01  # what first-order bounds leave out
-# Unit roundoff, least positive and least normal value, and where numbers become infinite, by dtype.
-UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
-LEAST = {"f64": 2.0**-1074, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24, "f8e4m3": 2.0**-9, "f8e5m2": 2.0**-16}
-NORMAL = {
-    "f64": 2.0**-1022,
-    "f32": 2.0**-126,
-    "bf16": 2.0**-126,
-    "f16": 2.0**-14,
-    "f8e4m3": 2.0**-6,
-    "f8e5m2": 2.0**-14,
-}
-OVERFLOW = {
-    "f64": np.inf, "f32": (2 - 2.0**-24) * 2.0**127,
-    "bf16": (2 - 2.0**-8) * 2.0**127, "f16": (2 - 2.0**-11) * 2.0**15, "f8e4m3": 464.0,
-    "f8e5m2": (2 - 2.0**-3) * 2.0**15,
-}  # fmt: skip
+LAMBDA = compiler.LAMBDA  # deviations that an error may be: the one knob
+UNIT = {name: known.unit for name, known in compiler.FORMATS.items()}
+LEAST = {name: known.least for name, known in compiler.FORMATS.items()}
+OVERFLOW = {name: known.overflow for name, known in compiler.FORMATS.items()}
 NAMES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
     torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
     torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
-
-
-class Bounded(Protocol):
-    """The exact value of every element, and its error's worst case, variance, and deviation shared with others."""
-
-    @property
-    def v(self) -> Array: ...
-    @property
-    def e1(self) -> Array | None: ...
-    @property
-    def e2(self) -> Array | None: ...
-    @property
-    def shared(self) -> Array | None: ...
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """`worst` is the index of the element with the largest error over tolerance."""
-
-    ok: bool
-    err_over_tol: float
-    worst: tuple[int, ...] = ()
-    message: str = ""
+Bounded = compiler.Bounded
+Verdict = compiler.Verdict
+tolerance = compiler.tolerance
 
 
 def row(stage: str, verdict: Verdict, executor: str, start: float) -> rows.Stage:
@@ -97,72 +61,14 @@ def bounds(
     return compiler.bounds(program, given, allowed, moments or compiler.moments)
 
 
-def tolerance(bounded: Bounded) -> Array:
-    """How far from `v` a result may be, before the least step of its type."""
-    if bounded.e1 is None or bounded.e2 is None or bounded.shared is None:
-        return np.zeros(np.shape(bounded.v))
-    usual = LAMBDA * (np.sqrt(bounded.e2) + bounded.shared)
-    return np.broadcast_to(np.minimum(bounded.e1 * FIRST_ORDER, usual), np.shape(bounded.v))
-
-
 def judge(y: torch.Tensor | Array, bounded: Bounded, dtype: str, *, flush: bool = False) -> Verdict:
     """Whether `y`, of type `dtype`, is within the bound of every element; `flush`: denormal results may be zero."""
-    got = to_array(y)
-    if got.shape != np.shape(bounded.v):
-        return Verdict(False, float("inf"), (), f"shape {list(got.shape)}, expected {list(np.shape(bounded.v))}")
-    if dtype not in UNIT and bounded.e1 is None:
-        return exact(got, bounded.v)
-    value, found = bounded.v.astype(np.float64), got.astype(np.float64)
-    tol = tolerance(bounded)
-    tiny = (NORMAL if flush else LEAST).get(dtype, 0.5)
-    with np.errstate(all="ignore"):
-        ratio = np.abs(found - value) / (tol + tiny)
-        ratio = np.where(np.isfinite(found) & np.isfinite(value) & np.isfinite(tol), ratio, 0.0)
-        wrong = (ratio > 1) | _wrong_class(found, value, tol, OVERFLOW.get(dtype, np.inf))
-    ratio = np.where(wrong & ~(ratio > 1), np.inf, ratio)
-    return _verdict(found, value, tol, ratio, wrong)
-
-
-def _wrong_class(found: Array, value: Array, tol: Array, overflow_at: float) -> Array:
-    """Where NaN, an infinity or a finite number stands in for another."""
-    undecided = np.isinf(tol) | np.isnan(tol)
-    beyond = np.abs(value) >= overflow_at
-    alike = np.where(np.isfinite(value), np.isfinite(found), (found == value) | (np.isnan(found) & np.isnan(value)))
-    overflow = np.isinf(found) & (np.sign(found) == np.sign(value)) & (np.abs(value) + tol >= overflow_at)
-    within = np.isfinite(found) & (np.abs(value) - tol < overflow_at)
-    decided = np.where(beyond & np.isfinite(value), overflow | within, alike | overflow)
-    # Where anything may have happened on the way, only a finite result in the place of a too large one is wrong.
-    return np.where(undecided, beyond & np.isfinite(value) & np.isfinite(found), ~decided)
-
-
-def _verdict(found: Array, value: Array, tol: Array, ratio: Array, wrong: Array) -> Verdict:
-    if ratio.size == 0:
-        return Verdict(True, 0.0)
-    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-    largest = float(ratio[at])
-    if not wrong.any():
-        return Verdict(True, largest, at)
-    count = int(wrong.sum())
-    return Verdict(
-        False, largest, at,
-        f"element {list(at)} is {found[at]:.9g}, expected {value[at]:.9g} within {tol[at]:.3g}; "
-        f"{count} of {wrong.size} elements are wrong",
-    )  # fmt: skip
+    return compiler.judge(to_array(y), bounded, dtype, flush=flush)
 
 
 def exact(y: torch.Tensor | Array, reference: torch.Tensor | Array) -> Verdict:
     """Whether two results are the same; NaN equals NaN."""
-    got, want = to_array(y), to_array(reference)
-    if got.shape != want.shape:
-        return Verdict(False, float("inf"), (), f"shape {list(got.shape)}, expected {list(want.shape)}")
-    wrong = (got != want) & ~((got != got) & (want != want))
-    if not wrong.any():
-        return Verdict(True, 0.0)
-    at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    said = (
-        f"element {list(at)} is {got[at]}, expected {want[at]}; {int(wrong.sum())} of {wrong.size} elements are wrong"
-    )
-    return Verdict(False, float("inf"), at, said)
+    return compiler.exact(to_array(y), to_array(reference))
 
 
 def to_array(x: torch.Tensor | Array) -> Array:
@@ -234,4 +140,4 @@ def _close(y: torch.Tensor, centre: torch.Tensor, classes: torch.Tensor, slack: 
     same = torch.where(finite, torch.isfinite(got), (got == classes) | (got.isnan() & classes.isnan()))
     ratio = torch.where(same, ratio, float("inf"))
     found, value, limit, ratios = (x.cpu().numpy() for x in (got, want, tol, ratio))
-    return _verdict(found, value, limit, ratios, ratios > 1)
+    return compiler.by_ratio(found, value, limit, ratios, ratios > 1)

@@ -151,16 +151,6 @@ def dynamic_shapes(case: Case) -> tuple[dict[int, Any] | None, ...] | None:
     )
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """The right value, and errors, as `oracle.Bounded` has them."""
-
-    v: Array
-    e1: Array | None = None
-    e2: Array | None = None
-    shared: Array | None = None
-
-
 class Truth:
     """What the results of a subject should be, and how good they must be."""
 
@@ -226,21 +216,22 @@ class Truth:
     @functools.cached_property
     def from_eager(self) -> list[Bounded]:
         """Around eager's own result, twice as far: where Torch IR must be, run by the same kernels."""
-        return [around(oracle.to_array(y), b, 2.0) for y, b in zip(self.subject.eager, self.eagers, strict=True)]
+        values = map(oracle.to_array, self.subject.eager)
+        return [compiler.around(v, b, 2.0) for v, b in zip(values, self.eagers, strict=True)]
 
     def _around_reference(self, derive: Callable[[], Sequence[Bounded]]) -> list[Bounded]:
         if self.tolerance.mode == "fixed":
             return [self._fixed(oracle.to_array(r)) for r in self.reference]
         centres = map(oracle.to_array, self.reference)
-        return [around(c, b) for c, b in zip(centres, derive(), strict=True)]
+        return [compiler.around(c, b) for c, b in zip(centres, derive(), strict=True)]
 
     def _fixed(self, value: Array) -> Bounded:
         if value.dtype.kind != "f":
-            return Allowed(value)
+            return Bounded(value)
         with np.errstate(all="ignore"):
             off = (self.tolerance.atol or 0.0) + (self.tolerance.rtol or 0.0) * np.abs(value)
         off = np.where(np.isfinite(value), off, 0.0)
-        return Allowed(value, off, np.zeros_like(off), off)
+        return Bounded(value, off, np.zeros_like(off), off)
 
     def judge(self, made: Sequence[torch.Tensor]) -> Verdict:
         """Whether our results are within our own bounds of the reference.
@@ -283,7 +274,7 @@ class Truth:
         found = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
         for k, (r, b) in enumerate(zip(self.reference if results is None else results, found, strict=True)):
             dtype = "f64" if r.is_floating_point() else self.dtypes[k]
-            one = oracle.judge(r, _shaped(b, tuple(r.shape)), dtype)
+            one = oracle.judge(r, compiler.shaped(b, tuple(r.shape)), dtype)
             if not one.ok:
                 return replace(one, message=f"output {k}: {one.message}, in f64")
             worst = one if one.err_over_tol >= worst.err_over_tol else worst
@@ -302,24 +293,6 @@ def _reference(subject: Subject, on_gpu: bool) -> Tensors:
 def _eager_ulps(function: str, dtype: str) -> float:
     claimed = float(compiler.Accuracy().ulps(function, dtype))
     return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # the root is MKL's, within 1 ulp
-
-
-def around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
-    """The same errors, `factor` times as large, around another value."""
-    if b.e1 is None or b.e2 is None or b.shared is None:
-        return Allowed(value)
-    e1, e2, shared = (np.broadcast_to(e, np.shape(value)) for e in (b.e1, b.e2, b.shared))
-    return Allowed(value, e1 * factor, e2 * factor**2, shared * factor)
-
-
-def _shaped(b: Bounded, shape: tuple[int, ...]) -> Bounded:
-    """With axes of extent 1 where the caller has them: passes may drop those."""
-    if b.v.shape == shape or b.v.size != np.prod(shape, dtype=int):
-        return b
-    e1, e2, shared = (
-        None if e is None else np.broadcast_to(e, b.v.shape).reshape(shape) for e in (b.e1, b.e2, b.shared)
-    )
-    return Allowed(b.v.reshape(shape), e1, e2, shared)
 
 
 LEAST = 1 << 26  # multiplications from which on a trip to the GPU pays

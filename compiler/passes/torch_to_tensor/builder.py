@@ -15,15 +15,15 @@ is not given. A parameter that it does not have is refused for it; what it has b
     RULES: dict[str, Rule] = {"aten._softmax.default": softmax}
 
 A result may be a value that came in (an alias costs nothing). What is computed from 16-bit floats is f32 and stays so:
-`at` converts, and the lowering rounds the program's outputs; only an explicit conversion and the operands of a
-contraction round earlier (`rounded`, `Value.rounded_at`). A result of another shape than declared, or of an element
-type that is neither the declared one nor its computing type, is an error.
+`at` converts, and the lowering rounds the program's outputs; only explicit conversions, operands of contractions and of
+functions that jump round earlier (`rounded`, `Value.rounded_at`, `held`). A result of another shape than declared, or
+of an element type that is neither the declared one nor its computing type, is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.errors import Unsupported
 from compiler.ir import dtype as dt
@@ -196,6 +196,19 @@ def _shown(argument: object) -> object:
 def rounded(value: Expr, dtype: DType) -> Expr:
     """`value` as a tensor of `dtype` would hold it, in the type in which arithmetic on it is done."""
     return cast(cast(value, dtype), dt.compute(dtype)) if dtype in dt.STORAGE_ONLY else cast(value, dtype)
+
+
+def held(b: Builder, value: Value) -> Value:
+    """The value in its own element type, where it lies in a wider one."""
+    if value.dtype not in dt.STORAGE_ONLY or value.stored is value.dtype:
+        return value
+    made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
+    return replace(value, name=made.name, stored=made.stored)
+
+
+def converted_at(x: Value, index: Sequence[Expr | int], dtype: DType) -> Expr:
+    """One element as a tensor of `dtype` would hold it; a conversion to what is no float jumps."""
+    return rounded(x.at(index) if dtype.is_float else x.rounded_at(index), dtype)
 
 
 def broadcast(x: Value, index: Index) -> Index:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, f64, i64
 from compiler.ir.expr import Expr, cast, const, op
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, converted_at, rounded
 from compiler.passes.torch_to_tensor.pointwise import scalar
 from compiler.passes.torch_to_tensor.positions import checked
 
@@ -44,7 +44,7 @@ def new_full(b: Builder, self: Value, size: Sequence[int], fill_value: Number, *
 
 def fill(b: Builder, self: Value, value: Number | Value) -> Value:
     if isinstance(value, Value):
-        return b.map(self.shape, lambda at: rounded(value.at(()), self.dtype))
+        return b.map(self.shape, lambda at: converted_at(value, (), self.dtype))
     return constant(b, value)
 
 

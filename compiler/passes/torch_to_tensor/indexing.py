@@ -19,9 +19,9 @@ from compiler.passes.torch_to_tensor.builder import (
     Value,
     broadcast,
     combining,
+    converted_at,
     is_one,
     merge,
-    rounded,
     set_dim,
 )
 from compiler.passes.torch_to_tensor.pointwise import scalar
@@ -417,7 +417,7 @@ def masked_fill(b: Builder, self: Value, mask: Value, value: Number | Value) -> 
 def _one(b: Builder, value: Number | Value, like: Value) -> Expr:
     """A number, or the element of a scalar tensor, in the type of `like`."""
     if isinstance(value, Value):
-        return rounded(value.at([0] * value.rank), like.dtype)
+        return converted_at(value, [0] * value.rank, like.dtype)
     return scalar(b, value, like.dtype)
 
 

@@ -40,7 +40,7 @@ from compiler.passes.torch_to_tensor import (
     upsample,
     views,
 )
-from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
+from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value, held
 from compiler.passes.torch_to_tensor.positions import NoElement, is_empty, result_strides
 
 _FAMILIES = (
@@ -71,7 +71,7 @@ def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool
     rounded = set(known) if round_every_call else read & set(program.outputs)
     for call in calls:
         results = _lower_call(b, call, env)
-        env |= {n: _stored(b, v) if n in rounded else v for n, v in results.items()}
+        env |= {n: held(b, v) if n in rounded else v for n, v in results.items()}
         if b.equations:
             name = next(n for n, t in zip(call.outputs, call.types, strict=True) if t)
             source = f"{call.origin}/{call.op.split('.')[1]}" if call.origin else call.op
@@ -172,14 +172,6 @@ def _asserted(b: Builder, program: aten.Program, env: dict[str, Value]) -> list[
     made = b.map(value.shape, lambda at: op("require", every, Load(value.name, at, value.stored)), "asserted")
     env[name] = replace(value, name=made.name)
     return [Group(made.name, tuple(b.equations), ("asserted",))]
-
-
-def _stored(b: Builder, value: Value) -> Value:
-    """The value in its own element type, where it is held in a wider one."""
-    if value.dtype not in dt.STORAGE_ONLY or value.stored is value.dtype:
-        return value
-    made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
-    return replace(value, name=made.name, stored=made.stored)
 
 
 def _leaves(argument: object) -> list[object]:

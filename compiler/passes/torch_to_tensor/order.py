@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, variables
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, held, set_dim, without
 from compiler.passes.torch_to_tensor.first import LAUNCH, Before, before, cheapest, chosen, grouped
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, is_wide, one_dim, stored, zeros
 
@@ -44,13 +44,16 @@ def topk(
 
 
 def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """The elements whose places along a dimension lie within `shape`, and where each was."""
+    """The elements whose places along a dimension lie within `shape`, and where each was.
+
+    They are as torch would have stored them: which are equal, and stay as they were, depends on it.
+    """
     nowhere = Value("", dt.i64, shape, dt.i64)
     if is_empty(shape):
         return zeros(b, shape, self), zeros(b, shape, nowhere)
     if not self.rank or not is_wide(self.shape[one_dim(b, along, self.rank)]):
         return self, zeros(b, shape, nowhere)
-    d = one_dim(b, along, self.rank)
+    self, d = held(b, self), one_dim(b, along, self.rank)
     strictly = before(descending)
     if b.orders and is_wide(shape[d]):
         return _ordered(b, self, d, shape, descending)

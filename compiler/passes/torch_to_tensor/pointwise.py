@@ -17,7 +17,18 @@ from compiler.ir.expr import Const, Expr, cast, const, op
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor import formula as f
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element, is_one, rounded
+from compiler.passes.torch_to_tensor.builder import (
+    Builder,
+    Index,
+    Operand,
+    Rule,
+    Value,
+    broadcast,
+    converted_at,
+    element,
+    is_one,
+    rounded,
+)  # fmt: skip
 
 E = Expr
 _ORDER = (boolean, dt.u8, dt.i8, dt.i16, dt.i32, dt.i64, dt.f16, dt.bf16, dt.f32, dt.f64)
@@ -131,6 +142,12 @@ def _converted(x: Operand, at: Index, dtype: DType) -> E:
     return value if isinstance(x, Value) and x.dtype is dtype else rounded(value, dtype)
 
 
+def _looked_at(x: Operand, at: Index, dtype: DType) -> E:
+    """An operand in the computing type of `dtype`; a tensor's element is as its own type holds it."""
+    wide = dt.compute(dtype)
+    return cast(x.rounded_at(broadcast(x, at)), wide) if isinstance(x, Value) else element(x, at, wide)
+
+
 def _stored(x: Operand, at: Index, dtype: DType) -> E:
     """An operand as a tensor of `dtype` holds it, in its computing type."""
     value = _converted(x, at, dtype)
@@ -155,22 +172,21 @@ def _rounding(name: str) -> Callable[[E], E]:
 ARITHMETIC: dict[str, Callable[..., E]] = {
     "sqrt": _row("sqrt"),
     **{name: (_row, _row2)[row.arity - 1](row.name) for row in FUNCTIONS.values() for name in row.torch},
-    **{name: _rounding(name) for name in ("ceil", "floor", "trunc", "round")}, "fix": _rounding("trunc"),
     "special_expit": f.sigmoid,
     "abs": lambda x: x if x.dtype.kind in ("uint", "bool") else op("abs", x),
-    "neg": _row("neg"), "positive": lambda x: x, "sign": f.sign, "sgn": f.sign, "bitwise_not": _row("not"),
-    "reciprocal": lambda x: f.lit(1, x) / x, "square": lambda x: f.mul(x, x), "frac": lambda x: x - op("trunc", x),
+    "neg": _row("neg"), "positive": lambda x: x, "bitwise_not": _row("not"),
+    "reciprocal": lambda x: f.lit(1, x) / x, "square": lambda x: f.mul(x, x),
     "sigmoid": f.sigmoid, "silu": f.silu, "mish": f.mish, "relu": f.relu, "relu6": lambda x: f.hardtanh(x, 0, 6),
     "selu": f.selu, "hardsigmoid": f.hardsigmoid, "hardswish": f.hardswish, "log_sigmoid": f.log_sigmoid,
     "hardtanh": f.hardtanh, "elu": f.elu, "celu": f.celu, "leaky_relu": f.leaky_relu, "gelu": f.gelu,
-    "softplus": f.softplus, "threshold": f.threshold, "hardshrink": f.hardshrink, "softshrink": f.softshrink,
-    "softsign": lambda x: x / (op("abs", x) + 1.0), "logit": f.logit, "round.decimals": f.round_decimals,
+    "softplus": f.softplus, "softshrink": f.softshrink,
+    "softsign": lambda x: x / (op("abs", x) + 1.0), "logit": f.logit,
     "deg2rad": lambda x: x * (math.pi / 180), "rad2deg": lambda x: x * (180 / math.pi),
     "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b,
     "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
     "copysign.*": lambda a, b: f.where(op("xor", f.signbit(a), f.signbit(b)), op("neg", a), a),
-    "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy, "heaviside": f.heaviside,
+    "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy,
     "_prelu_kernel": f.prelu, "lerp.*": f.lerp,
     "bitwise_and.*": _row2("and"), "bitwise_or.*": _row2("or"), "bitwise_xor.*": _row2("xor"),
     "__and__.*": _row2("and"), "__or__.*": _row2("or"), "__xor__.*": _row2("xor"),
@@ -190,6 +206,9 @@ JUMPS: dict[str, Callable[..., E]] = {
     "isinf": f.infinite, "isposinf": lambda x: f.infinite(x, "+"), "isneginf": lambda x: f.infinite(x, "-"),
     "isfinite": f.finite, "signbit": f.signbit,
     "fmod.*": f.fmod, "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
+    **{name: _rounding(name) for name in ("ceil", "floor", "trunc", "round")}, "fix": _rounding("trunc"),
+    "round.decimals": f.round_decimals, "frac": lambda x: x - op("trunc", x), "sign": f.sign, "sgn": f.sign,
+    "heaviside": f.heaviside, "threshold": f.threshold, "hardshrink": f.hardshrink,
 }
 # fmt: on
 _TENSOR_OR_SCALAR = ("Tensor", "Scalar")
@@ -221,7 +240,7 @@ def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | Non
         case None:
             return pointwise(lambda x, y: x / y)(b, self, other)
         case "trunc":
-            return pointwise(f.truncating_divide)(b, self, other)
+            return _rule(f.truncating_divide, lambda b, operands: b.out.dtype, _looked_at)(b, self, other)
         case "floor":
             return floor_divide(b, self, other)
     raise b.refuse("rounding_mode is None, 'floor' or 'trunc'")
@@ -233,7 +252,7 @@ def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
         return pointwise(lambda x, y: x // f.divisor(y))(b, self, other)
 
     def both(at: Index) -> tuple[E, E]:
-        return element(self, at, dtype), element(other, at, dtype)
+        return _looked_at(self, at, b.out.dtype), _looked_at(other, at, b.out.dtype)
 
     left_over = b.map(b.out.shape, lambda at: op("rem", *both(at)), "remainder")
     quotient = b.map(b.out.shape, lambda at: f.floored_quotient(*both(at), left_over.at(at)), "quotient")
@@ -318,7 +337,7 @@ def convert(
     wanted = dtype or self.dtype
     if wanted is self.dtype:
         return self
-    return b.map(self.shape, lambda at: rounded(self.at(at), wanted))
+    return b.map(self.shape, lambda at: converted_at(self, at, wanted))
 
 
 def to_dtype(

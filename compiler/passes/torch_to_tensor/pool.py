@@ -13,7 +13,7 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, cast, const, identity, op, select, static
 from compiler.ir.expr import both as all_of
 from compiler.ir.index import simplify
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, rounded
 from compiler.passes.torch_to_tensor.positions import flat, is_empty, ranges, within
 
 Sizes = int | Sequence[int]
@@ -104,9 +104,9 @@ def greatest(b: Builder, x: Value, windows: Windows, count: int) -> tuple[Value,
     best = windows.reduce(b, "max", lambda at, index: x.at(index), neutral, "max")
 
     def place(at: Index, index: Index) -> Expr:
-        here = x.at(index)
+        here = x.rounded_at(index)  # which are equal depends on it
         position = flat(index[-count:], x.shape[-count:])
-        found = op("where", op("eq", here, best.at(at)), position, nowhere)
+        found = op("where", op("eq", here, rounded(best.at(at), x.dtype)), position, nowhere)
         return op("where", op("isnan", here), -1 - position, found) if x.dtype.is_float else found
 
     nowhere = identity("min", i64)

@@ -15,10 +15,10 @@ from compiler.passes.torch_to_tensor.builder import (
     Rule,
     Shape,
     Value,
+    converted_at,
     dims,
     merge,
     ones,
-    rounded,
     without,
 )
 from compiler.passes.torch_to_tensor.positions import NoElement, is_empty
@@ -52,7 +52,7 @@ def converted(x: Value, dtype: DType) -> Element:
     """Elements as a tensor of `dtype` would hold them, since the program says `dtype=`; as they are if it is theirs."""
     if dtype is x.dtype:
         return x.at
-    return lambda at: rounded(x.at(at), dtype)
+    return lambda at: converted_at(x, at, dtype)
 
 
 def _fold(how: str) -> Callable[..., Value]:
@@ -101,16 +101,19 @@ def _some(extents: Shape) -> None:
 
 
 def _places(b: Builder, how: str, self: Value, which: Sequence[int], keepdim: bool) -> tuple[Value, Value]:
-    """The extreme and the least index at which it, or NaN, is: an index into the dimensions `which` taken as one."""
+    """The extreme and the least index at which it, or NaN, is: an index into the dimensions `which` taken as one.
+
+    Elements are as torch would have stored them: which are equal depends on it.
+    """
     _some(tuple(self.shape[d] for d in which))
-    best = over(b, how, self.shape, which, keepdim, self.at, how)
+    best = over(b, how, self.shape, which, keepdim, self.rounded_at, how)
     count = numel(tuple(self.shape[d] for d in which))
 
     def place(at: Index) -> Expr:
         flat: Expr = const(0, i64)
         for d in which:
             flat = flat * self.shape[d] + at[d]
-        here = self.at(at)
+        here = self.rounded_at(at)
         found = op("eq", here, best.at(kept(at, which, keepdim)))
         if self.dtype.is_float:
             found = op("or", found, op("isnan", here))
@@ -121,6 +124,8 @@ def _places(b: Builder, how: str, self: Value, which: Sequence[int], keepdim: bo
 
 def _arg(how: str) -> Rule:
     def rule(b: Builder, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if self.dtype is boolean:
+            raise b.refuse("torch has no place of an extreme of truth values")
         return _places(b, how, self, dims(b, dim, self.rank), keepdim)[1]
 
     return rule

@@ -25,11 +25,11 @@ def _running_extreme(how: str) -> Rule:
         if not which:
             return self, b.map(self.shape, lambda at: const(0, i64))
         d = which[0]
-        best = b.scan(how, self.shape, d, self.at, how)
+        best = b.scan(how, self.shape, d, self.rounded_at, how)
 
         def place(at: Index) -> Expr:
             """The index of an element that is the extreme so far; of ties, and of NaNs, the last counts."""
-            here = self.at(at)
+            here = self.rounded_at(at)
             found = op("eq", here, best.at(at))
             if self.dtype.is_float:
                 found = op("or", found, op("isnan", here))

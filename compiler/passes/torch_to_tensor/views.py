@@ -294,7 +294,8 @@ def _rolled(i: Expr, shift: int, extent: int) -> Expr:
 
 def copy(b: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
     del non_blocking
-    return b.map(self.shape, lambda at: cast(src.at(broadcast(src, at)), self.compute))
+    read = src.at if self.dtype.is_float else src.rounded_at
+    return b.map(self.shape, lambda at: cast(read(broadcast(src, at)), self.compute))
 
 
 def _replaced(b: Builder, self: Value, src: Value, place: Callable[[Index], tuple[Index, Expr]]) -> Value:

@@ -16,8 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.convert_frame import compile_lock
 
-from compiler import frontend, pass_order, pipeline
+from compiler import backend, frontend, pass_order, pipeline
 from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning, mlcomp
 from compiler.errors import CompilerError, ToolchainError
 from compiler.execution import executable, named
@@ -381,6 +382,22 @@ def test_threads_compile_the_same_function_at_once() -> None:
     own = compiled(f)
     seeded()
     in_threads(work)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_thread_traces_while_another_compiles_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled at a call, as sizes decide, is under the lock under which Dynamo traces."""
+    made, free = backend._specialised, []
+
+    def specialised(*given: Any) -> Any:
+        other = threading.Thread(target=lambda: free.append(compile_lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return made(*given)
+
+    monkeypatch.setattr(backend, "_specialised", specialised)
+    agree(lambda x, k: (x * (k + 1)).sum(1), *((torch.randn(4, 8), k) for k in (2, 3, 4)))
+    assert free and not any(free)
 
 
 def test_threads_lower_at_once() -> None:

@@ -103,3 +103,21 @@ def test_a_write_amid_a_graph_is_refused() -> None:
     graph.output((graph.call_function(torch.ops.aten.sin.default, (written,)),))
     with pytest.raises(Unsupported, match="before the end of the graph"):
         without_writes(GraphModule(nn.Module(), graph))
+
+
+def test_what_inference_mode_made_is_updated_in_it_alone() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(fresh_seed())
+
+    def updated(x: Tensor) -> Tensor:
+        return x.add_(1).sum()
+
+    own = torch.compile(updated, backend="mlcomp")
+    with torch.inference_mode():
+        x, y = torch.randn(4, 3), torch.zeros(4, 3)
+        y.copy_(x)
+        own(y)
+        assert torch.equal(y, x + 1)
+    with pytest.raises(RuntimeError, match="inference mode"):
+        own(y)
+    assert torch.equal(y, x + 1)

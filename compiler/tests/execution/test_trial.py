@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,35 @@ def test_an_edit_that_computes_something_else_is_wrong(
     path = text_of(PRODUCT, stage, "cpu", tmp_path, capsys)
     path.write_text(path.read_text().replace(old, new))
     assert cli.main(["run", "--from", str(path), "-c", PRODUCT]) == 1
-    assert capsys.readouterr().out.endswith(": WRONG\n")
+    assert ": WRONG\nelement [" in capsys.readouterr().out
+
+
+TWICE = """\
+def f(x: f32[4, 40], *, y: f32[4, 40]):
+    with kernel("scale", [x, y], writes=[y], origin=["aten.mul.Tensor"]):
+        for i in parallel(4):
+            for j in parallel(40):
+                y_ = x[i, j] * 2.0
+                y[i, j] = y_
+"""
+
+
+def test_run_fails_when_the_result_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By less than ten roundings, where the bound is one."""
+    path = tmp_path / "scale.loop"
+    path.write_text(TWICE.replace("2.0", "2.000001"), encoding="utf-8")
+    assert cli.main(["run", "--from", str(path), "-c", "torch.randn(4, 40) * 2"]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG" in out and re.search(r"element \[\d, \d+\] is \S+, expected \S+ within \S+; \d+ of 160", out)
+    path.write_text(TWICE, encoding="utf-8")
+    assert cli.main(["run", "--from", str(path), "-c", "torch.randn(4, 40) * 2"]) == 0
+    assert "largest difference from eager 0, largest error 0 of its bound: ok" in capsys.readouterr().out
+
+
+def test_run_allows_what_a_sum_that_cancels_may_lose(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its error is that of its terms, however small it is itself."""
+    assert cli.main(["run", "-c", "(torch.randn(8, 5000) + 10000).sum(1) - 50000000.0"]) == 0
+    assert capsys.readouterr().out.endswith(": ok\n")
 
 
 CPP = """\

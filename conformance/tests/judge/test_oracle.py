@@ -1,7 +1,6 @@
 """Verdicts: what is within a bound passes, known miscompiles do not, special values are judged by class."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 
 import compiler
 from conformance.judge import oracle, subject
-from conformance.judge.oracle import Array
+from conformance.judge.oracle import Bounded
 
 SEED = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
 
@@ -29,14 +28,6 @@ def test_moments_are_the_same_wherever_they_are_computed(monkeypatch: pytest.Mon
 def agrees(reference: torch.Tensor, program: object, inputs: Sequence[torch.Tensor]) -> oracle.Verdict:
     """Whether a reference in f64 is what a Tensor IR program means, rounding in f64 and of its literals aside."""
     return oracle.judge(reference, oracle.bounds(program, inputs, algebra=True)[0], "f64")
-
-
-@dataclass
-class Bounded:
-    v: Array
-    e1: Array | None = None
-    e2: Array | None = None
-    shared: Array | None = None
 
 
 def bounded(values: list[float], worst: float = 0.0, deviation: float | None = None) -> Bounded:
