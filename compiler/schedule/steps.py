@@ -169,13 +169,13 @@ class Pack(Step):
     The axes of the tile are in the order of `loops`; the operand may be constant along some of them (broadcast). The
     tile is filled as far outside as the operand's dependences allow: by one copy if the operand is a block of the
     buffer, otherwise by loops `into`, where a loop whose index the operand takes apart becomes several, numbered. The
-    innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many. A
-    `narrow` tile keeps the operand's narrow type and widens elements as they are read. Rows of the tile are padded by
-    `pad` elements.
+    innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many;
+    with `again`, as a loop bound to `vector` has it. A `narrow` tile keeps the operand's narrow type and widens
+    elements as they are read. Rows of the tile are padded by `pad` elements.
     """
 
     makes = ("tile", "into")
-    worded = ("narrow", "pad")
+    worded = ("narrow", "pad", "again")
     buffer: str
     tile: str
     loops: tuple[str, ...]
@@ -183,6 +183,7 @@ class Pack(Step):
     width: int = 1
     narrow: bool = False
     pad: int = 0
+    again: bool = False
 
 
 class Tensorize(Step):

@@ -7,7 +7,7 @@ from itertools import chain
 
 from compiler.analysis.copies import copies, rounds_problem, width_problem
 from compiler.analysis.left_over import again_problem
-from compiler.analysis.vectors import vector_problem
+from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel
@@ -59,7 +59,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
 
 def _vectors(kernel: Kernel) -> Iterator[Problem]:
     """Loops that a CPU cannot run as they are bound, and hints that it does not take."""
-    tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+    tensors, types = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}, scalars(kernel.body)
     if kernel.once or kernel.past:
         reason = "its loads keep what they load; loops over vectors take past=1 to store past the caches"
         yield Problem({*kernel.once, *kernel.past}, reason)
@@ -75,7 +75,7 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
                 {f.var}, f"loop {f.var}: compilers order the loads of a CPU, ahead=1 is for tensor instructions"
             )
         if level == "vector":
-            reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)))
+            reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)), types)
             if reason:
                 yield Problem({f.var}, reason)
 
@@ -99,3 +99,5 @@ def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Pro
             yield Problem(
                 {step.tile}, f"tile {step.tile} is filled {how}, not in vectors of {step.width}: width={made}"
             )
+        if isinstance(step, Pack) and step.again and step.width == 1:
+            yield Problem({step.tile}, f"no vectors fill tile {step.tile}, which would leave elements over")
