@@ -18,6 +18,7 @@ def softmax_sum(x: Any) -> Any:
 CASES: list[tuple[Callable[[Any], Any], tuple[int, ...], str, str, str]] = [
     (torch.exp, (20,), "cpu:avx2", "vector", "again"),
     (softmax_sum, (5, 100), "cpu:avx2", "vector", "again"),
+    (torch.sum, (1 << 20,), "sm_90a", "lanes", "ahead"),
 ]
 
 
