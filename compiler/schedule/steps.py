@@ -24,6 +24,8 @@ from compiler.ir.node import Node
 from compiler.ir.text import syntax
 from compiler.schedule.block_steps import Chain, Online
 from compiler.schedule.endings import numbered, strings, suffixed
+from compiler.schedule.hint_steps import CacheHints as CacheHints
+from compiler.schedule.hint_steps import Checks as Checks
 from compiler.schedule.step import Step as Step
 
 
@@ -371,16 +373,6 @@ class Raster(Step):
     into: str
 
 
-class CacheHints(Step):
-    """Hint that the caches need not keep what vectors load from the buffers `loads` or store to the buffers `stores`.
-
-    Each element of `loads` is read only once, and no element of `stores` is read soon.
-    """
-
-    loads: tuple[str, ...]
-    stores: tuple[str, ...] = ()
-
-
 class Persist(Step):
     """Run the perfectly nested loops `loops` over blocks by `blocks` persistent blocks.
 
@@ -455,7 +447,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
     Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Chain, Writeback,
-    LoadAhead, Partition, CacheHints, Owners,
+    LoadAhead, Partition, CacheHints, Checks, Owners,
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """A kernel and its schedule for a CPU in; the schedule with what follows from it out: how tiles are filled and lie,
-and what columns and vectors leave over is computed again."""
+what columns and vectors leave over is computed again, and data are checked ahead of their uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from compiler.analysis import vectors
 from compiler.analysis.left_over import again_problem, remainder
-from compiler.ir.expr import const, static
+from compiler.ir.expr import Op, const, static
 from compiler.ir.index import value_range
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -16,10 +16,13 @@ from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated, filled_by, vectors_into
 from compiler.passes.tile.schedule import neighbours
 from compiler.passes.tile.steps import apply
-from compiler.schedule.steps import Bind, Pack, Schedule, Step, Tensorize
+from compiler.schedule.steps import Bind, Checks, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Target, instruction
 
 SELDOM = 32  # one column in so many may be computed twice to save an instance of the code
+# Few iterations are not worth a loop of checks ahead of them. Checks of fewer than a piece cost more, those of more are
+# made long before what they are about; beside a longer loop within, a check costs little.
+CHECKS = Checks(ahead=8, scalars=32, within=2, vectors=4)
 PAGE, LINE = 4096, 64  # bytes: rows that are whole pages would compete for the same few lines of a cache
 
 
@@ -29,8 +32,11 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
 
     Raises ScheduleError for a step that does not apply.
     """
+    checked = any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
+    said = any(isinstance(s, Checks) for s in schedule.steps)
+    checks = Schedule((CHECKS,) if checked and not said else ())
     if not any(isinstance(s, Pack | Tensorize | Bind) for s in schedule.steps):
-        return schedule
+        return schedule + checks
     alone = loop_to_tile(neighbours(program, kernel))
     scheduled = apply(alone, alone.kernels[0], schedule).kernels[0]
     again = _vectors_again(scheduled)
@@ -43,7 +49,8 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
                 return step.replace(args=(*args, ("again", 1)))
         return step
 
-    return with_options(alone, alone.kernels[0], Schedule(tuple(map(told, schedule.steps))), _again(scheduled, target))
+    made = Schedule(tuple(map(told, schedule.steps)))
+    return with_options(alone, alone.kernels[0], made, _again(scheduled, target)) + checks
 
 
 def _vectors_again(scheduled: Kernel) -> set[str]:

@@ -67,7 +67,7 @@ class _Lowering:
         scope = Scope({}, {}, {p.name: p for p in s.params})
         self.taken = {p.name for p in s.params}
         body = self.body(s.body, scope)
-        return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule)
+        return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule, checks=s.checks)
 
     def body(self, body: tuple[Stmt, ...], scope: Scope) -> Body:
         out: Body = []

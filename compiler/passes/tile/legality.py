@@ -14,10 +14,12 @@ from compiler.ir.statement import Kernel
 from compiler.passes.tile.instruction_options import columns_in
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated, filled_by
-from compiler.schedule.steps import Bind, CacheHints, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
+from compiler.schedule.steps import Bind, CacheHints, Checks, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
 from compiler.targets.target import Target, instruction
+
+CHECKS = "checks"  # the subject of the step that says when data are checked
 
 
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
@@ -28,7 +30,8 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     if target.kind == "triton":
         return  # what it has no words for is refused where its text is written
     on_cpu = chain(_vectors(kernel), _options(kernel, schedule, target))
-    problems = on_cpu if target.kind == "cpu" else chain(legal.problems(kernel, target), _copies(kernel))
+    on_gpu = chain(legal.problems(kernel, target), _copies(kernel), _checks(kernel))
+    problems = on_cpu if target.kind == "cpu" else on_gpu
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
         if step is None:
@@ -43,9 +46,17 @@ def _subjects(step: Step) -> set[str]:
             return {loop}
         case CacheHints(loads, stores):
             return {*loads, *stores}
+        case Checks():
+            return {CHECKS}
         case Tensorize(_, instruction):
             return {instruction}
     return set(names_made(step))
+
+
+def _checks(kernel: Kernel) -> Iterator[Problem]:
+    """Checks of data that each thread of a GPU makes for itself."""
+    if kernel.checks:
+        yield Problem({CHECKS}, "threads check data one iteration at a time, where it is used")
 
 
 def _copies(kernel: Kernel) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ import torch
 
 import compiler
 from compiler.schedule import steps
-from compiler.schedule.steps import Bind, Schedule
+from compiler.schedule.steps import Bind, Checks, Schedule, ScheduleError
 
 
 def softmax_sum(x: Any) -> Any:
@@ -43,3 +43,14 @@ def test_arguments_of_bindings(
 
     bare = Schedule(tuple(map(without, schedule.steps)))
     assert lowered(program, target, {name: bare})[0] != emitted
+
+
+def test_checks_of_data() -> None:
+    program = compiler.capture(lambda x, i: x[:, i], [torch.zeros(50, 99), torch.zeros(40, dtype=torch.int64)]).program
+    emitted, chosen = lowered(program, "cpu:avx2")
+    ((name, schedule),) = chosen.items()
+    assert isinstance(schedule.steps[-1], Checks)
+    assert lowered(program, "cpu:avx2", {name: steps.parse(steps.show(schedule))})[0] == emitted
+    assert lowered(program, "cpu:avx2", {name: Schedule(schedule.steps[:-1])})[0] != emitted
+    with pytest.raises(ScheduleError, match="threads check data one iteration at a time"):
+        lowered(program, "sm_90a", {name: Schedule((Checks(ahead=8),))})
