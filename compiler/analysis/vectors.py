@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.analysis.access import not_vectorizable
+from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var
+from compiler.ir.dtype import DType, i32, i64
+from compiler.ir.expr import Const, Expr, Var, const
+from compiler.ir.index import simplify, value_range
 from compiler.ir.ranges import Range
+from compiler.ir.statement import Init, Stmt
 from compiler.ir.tensor import Tensor
 
 NARROWEST = 4  # lanes below which vectors do not pay
 MARKS = ("ahead", "past", "rolled")  # ways to write a loop over vectors, of which it has one
+IDEMPOTENT = ("max", "min", "and", "or")  # reductions that may meet an element twice
+MASKS: dict[int, DType] = {32: i32, 64: i64}  # by the bits of a lane: what to compare so that the mask is as wide
 
 
 def fitting_width(width: int, extent: Expr) -> int:
@@ -39,7 +45,42 @@ def even_unroll(extent: Expr, width: int, most: int) -> int:
     return fewer if even else most
 
 
-def vector_problem(f: tile.For, extent: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> str:
+def whole(extent: Expr, step: int) -> Expr:
+    """The largest multiple of `step` that is at most `extent`."""
+    return simplify(extent // const(step) * step, {}, index=True)
+
+
+def scalars(body: tuple[Stmt, ...]) -> dict[str, DType]:
+    """The types of the accumulators of a kernel."""
+    return {n.name: n.value.dtype for s in body for n in s.walk() if isinstance(n, Init)}
+
+
+def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges: Mapping[str, Range]) -> str:
+    """Why what whole vectors leave over of a loop cannot be in one more vector that ends with the loop, and so runs
+    some iterations twice; empty when it can. `types` are those of accumulators."""
+    width, sums = dict(f.bind.args).get("width", 1), accumulated(f.body)
+    if whole(extent, width) is extent:
+        return f"vectors of {width} leave nothing of loop {f.var} over to run again"
+    if not overwrites_only(f.body):
+        return f"loop {f.var} reads or adds to what it stores, so that no iteration can run again"
+    counted = [n for n, how in sums.items() if how not in IDEMPOTENT and types[n].bits not in MASKS]
+    if counted:
+        return f"there is no mask for lanes of {types[counted[0]].bits} bits that {counted[0]} has counted already"
+    if isinstance(extent, Const):
+        return ""
+    if sums:
+        return f"how many lanes {', '.join(sums)} would count again is not known when compiling"
+    short = (value_range(extent, ranges)[0] or 0) < width
+    return f"loop {f.var} may have fewer iterations than the {width} lanes of a vector" if short else ""
+
+
+def vector_problem(
+    f: tile.For,
+    extent: Expr,
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+    types: Mapping[str, DType],
+) -> str:
     """Why a loop of this extent cannot run by the vectors that it is bound to; empty when it can."""
     given = dict(f.bind.args)
     width, unroll = given.get("width", 1), given.get("unroll", 1)
@@ -58,7 +99,7 @@ def vector_problem(f: tile.For, extent: Expr, tensors: Mapping[str, Tensor], ran
     problem = not_vectorizable(f.body, Var(f.var), tensors, ranges)
     if problem:
         return f"loop {f.var} cannot run in lanes: {problem}; leave it serial"
-    return ""
+    return again_problem(f, extent, types, ranges) if given.get("again") else ""
 
 
 def _number(extent: Expr) -> str:

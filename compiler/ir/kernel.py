@@ -215,7 +215,7 @@ class Function(Node):
 
     Its arguments are the tensors of `params`, the program's sizes, and the `maps`, in this order. So many neighbouring
     blocks along the first axis of the grid are a `cluster`. Through the parameters `exchanged`, blocks of one launch
-    pass each other values.
+    pass each other values. `checks` are the arguments of the schedule step of that name.
     """
 
     name: str
@@ -229,6 +229,7 @@ class Function(Node):
     maps: tuple[TensorMap, ...] = ()
     cluster: int = 1
     exchanged: tuple[str, ...] = ()
+    checks: tuple[int, ...] = ()
 
 
 class Program(Node):

@@ -51,6 +51,7 @@ def show_function(f: k.Function, known: Mapping[str, Tensor]) -> list[str]:
     words += [f"maps=[{', '.join(map(_show_map, f.maps))}]"] if f.maps else []
     words += [f"cluster={f.cluster}"] if f.cluster > 1 else []
     words += [f"exchanged=[{', '.join(f.exchanged)}]"] if f.exchanged else []
+    words += [f"checks={list(f.checks)}"] if f.checks else []
     return [f"with function({', '.join(words)}):", *indent(show_body(f.body))]
 
 
@@ -155,6 +156,7 @@ def _function(name: str, params: tuple[Tensor, ...], words: Words, body: list[as
         tuple(map(_map, getattr(words.get("maps"), "elts", []))),
         int(ast.literal_eval(words["cluster"])) if "cluster" in words else 1,
         _names(getattr(words.get("exchanged"), "elts", [])),
+        _values(words.get("checks")),
     )
 
 

@@ -75,6 +75,7 @@ class Kernel(Node):
 
     It may be a part of a `whole` kernel that became several. Caches need not keep what is loaded of the buffers in
     `once`, of which no element is read twice, nor what is stored to those `past` them, which nobody reads soon.
+    `checks` are the arguments of the schedule step of that name.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Kernel(Node):
     whole: str = ""
     once: tuple[str, ...] = ()
     past: tuple[str, ...] = ()
+    checks: tuple[int, ...] = ()
 
 
 class Program(Node):

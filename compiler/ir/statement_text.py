@@ -54,7 +54,8 @@ def show_kernel(k: Kernel, own: ShowOwn, known: Mapping[str, Tensor]) -> list[st
     params = ", ".join(show_seen(p, known) for p in k.params)
     whole = f', whole="{k.whole}"' if k.whole else ""
     cached = "".join(f", {word}=[{', '.join(own)}]" for word, own in (("once", k.once), ("past", k.past)) if own)
-    head = f'with kernel("{k.name}", [{params}], writes=[{", ".join(k.writes)}]{cached}{whole}{origin}):'
+    checks = f", checks={list(k.checks)}" if k.checks else ""
+    head = f'with kernel("{k.name}", [{params}], writes=[{", ".join(k.writes)}]{cached}{checks}{whole}{origin}):'
     return [head, *indent(show_body(k.body, own))]
 
 
@@ -98,7 +99,8 @@ def parse(source: str, own: ParseOwn) -> Program:
         )
         origin = tuple(ast.literal_eval(words["origin"])) if "origin" in words else ()
         whole = str(ast.literal_eval(words["whole"])) if "whole" in words else ""
-        return Kernel(name, params, writes, statements(body, scope, own), origin, whole, once, past)
+        checks = tuple(ast.literal_eval(words["checks"])) if "checks" in words else ()
+        return Kernel(name, params, writes, statements(body, scope, own), origin, whole, once, past, checks)
 
     p = parse_program(source, "kernel", kernel)
     if p.zeros:

@@ -30,11 +30,13 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # One iteration to each lane of a warp, so that 32 of them; loops over lanes inside go to the `warps` of the block.
     "columns": ("warps",),
     # Spread over the threads of a block, `vector` neighbours to a thread; `rounds` at a time, where not all at once.
+    # What these load by wide accesses is loaded before any of it is used, if it takes at most `ahead` words of 4 bytes.
     # Over the registers of a tensor instruction, `vector` in a row by one load.
-    "lanes": ("threads", "vector", "rounds"),
+    "lanes": ("threads", "vector", "rounds", "ahead"),
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
-    # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
-    "vector": ("width", "unroll", "ahead", "past", "rolled"),
+    # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster. What whole vectors
+    # leave over is, with `again`, in one more that ends with the loop and runs some iterations twice.
+    "vector": ("width", "unroll", "ahead", "past", "rolled", "again"),
     # Written out; with `ahead` the operands that an iteration loads to registers for tensor instructions are loaded
     # before the products of the iteration before it.
     "unroll": ("ahead",),

@@ -11,15 +11,16 @@ from compiler.ir.expr import Const, Expr, Op, Var, names, op
 from compiler.ir.index import value_range
 
 Body = tuple[k.Stmt, ...]
-FEW = 8  # turns of a loop that are not worth another loop ahead of it
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """`lasts` says of an expression that it is always the same while its names are in scope."""
+    """`lasts` says of an expression that it is always the same while its names are in scope. Loops that are known to
+    have fewer than `least` iterations have no other loop ahead of them."""
 
     lasts: Callable[[Expr], bool]
     fresh: Callable[[str], str]
+    least: int
 
     def body(self, body: Body) -> Body:
         """A body in which requirements have names, with those of inner loops ahead of the loops around:
@@ -48,7 +49,7 @@ class Ahead:
             case k.For(var, start, stop, step, inner):
                 low, high = value_range(op("sub", stop, start), {})
                 valid = Var(self.fresh("valid"), boolean)
-                long = high is None or high >= FEW * step
+                long = high is None or high >= self.least * step
                 checks, rest = self.apart(inner, {var}, valid) if long else ((), inner)
                 loop = s.replace(body=self.body(rest))
                 if not checks:

@@ -28,18 +28,22 @@ from compiler.ir.linear import from_linear, linear
 
 Body = tuple[k.Stmt, ...]
 Limits = dict[Expr, list[Expr]]  # of vectors of numbers from 0 on, by how many numbers there are
-PIECE = 32  # turns of scalars: checks of fewer cost more, of more they are done long before what they are about
-VECTORS = 4  # turns of vectors
-SHORT = 2  # turns of a loop within, beside which a check is dear
 
 
 @dataclass(frozen=True)
 class ByPieces:
-    """`lasts` says of an expression that it is always the same while its names are in scope; `width` is in bytes."""
+    """`lasts` says of an expression that it is always the same while its names are in scope; `width` is in bytes.
+
+    A piece is `scalars` iterations of a loop of scalars whose inner loops have at most `within`, or `vectors` of a loop
+    over vectors; 0 for none.
+    """
 
     lasts: Callable[[Expr], bool]
     fresh: Callable[[str], str]
     width: int
+    scalars: int
+    within: int
+    vectors: int
 
     def body(self, body: Body) -> Body:
         """A body in which requirements have names, of vectors of 16 lanes for pieces of 32 turns:
@@ -67,7 +71,7 @@ class ByPieces:
         match s:
             case k.If(_, then, orelse):
                 return (s.replace(body=self.body(then), orelse=self.body(orelse)),)
-            case k.For(body=inner, step=1, mark="" | "parallel") if all(map(_short, inner)):
+            case k.For(body=inner, step=1, mark="" | "parallel") if all(map(self.short, inner)):
                 return self.pieces(s) or (s,)
             case k.For(body=inner, mark="") if all(isinstance(t, k.Declare | k.Store) for t in inner):
                 return self.jammed(s) or (s,)
@@ -75,11 +79,18 @@ class ByPieces:
                 return (s.replace(body=self.body(inner)),)
         return (s,)
 
+    def short(self, s: k.Stmt) -> bool:
+        """A statement that takes no longer than a check does."""
+        match s:
+            case k.For(_, Const(start), Const(stop), step, body):
+                return stop - start <= self.within * step and all(isinstance(t, k.Declare | k.Store) for t in body)
+        return isinstance(s, k.Declare | k.Assign | k.Store)
+
     # ---- loops of scalars
 
     def pieces(self, f: k.For) -> Body | None:
         """The loop by pieces, and what is left of it; None where nothing can be checked ahead, or it is too short."""
-        whole = _whole(f, PIECE)
+        whole = _whole(f, self.scalars)
         required, rest = self.apart(f) if whole is not None else ({}, ())
         if whole is None or not required:
             return None
@@ -87,16 +98,17 @@ class ByPieces:
         asked: list[k.Stmt] = []
         limits: Limits = {}
         for index, limit in required:
-            lanes = self.width // max(n.dtype.bytes for n in index.walk() if isinstance(n, Expr))
-            for first in range(0, PIECE, lanes):
+            widest = max(n.dtype.bytes for n in index.walk() if isinstance(n, Expr))
+            lanes = min(self.width // widest, self.scalars)
+            for first in range(0, self.scalars, lanes):
                 wide = _widened(index, f.var, op("add", piece, const(first)) if first else piece, lanes)
                 given = {} if isinstance(wide, Load) else {n: Var(self.fresh("asked"), n.dtype) for n in loads(wide)}
                 name = Var(self.fresh("asked"), wide.dtype)
                 asked += [k.Declare(known.name, load) for load, known in given.items()]
                 asked.append(k.Declare(name.name, substitute(wide, given)))
                 limits.setdefault(k.Broadcast(limit, lanes), []).append(name)
-        turns = f.replace(start=piece, stop=op("add", piece, const(PIECE)), body=rest, mark="unroll")
-        made = k.For(piece.name, f.start, whole, PIECE, (*asked, *self.only_if(limits, (turns,))), f.mark)
+        turns = f.replace(start=piece, stop=op("add", piece, const(self.scalars)), body=rest, mark="unroll")
+        made = k.For(piece.name, f.start, whole, self.scalars, (*asked, *self.only_if(limits, (turns,))), f.mark)
         return (made, *_left(f.replace(mark=""), whole))
 
     def apart(self, f: k.For) -> tuple[dict[tuple[Expr, Expr], None], Body]:
@@ -136,7 +148,7 @@ class ByPieces:
     def jammed(self, f: k.For) -> Body | None:
         """The loop that asks of several vectors whether they may be before it uses any; None as above."""
         asking = [n for n, s in enumerate(f.body) if isinstance(s, k.Declare) and _below(s.value) is not None]
-        whole = _whole(f, VECTORS * f.step)
+        whole = _whole(f, self.vectors * f.step)
         if whole is None or not asking or _used_by_lane(f.body):
             return None
         first, then = f.body[: asking[-1] + 1], f.body[asking[-1] + 1 :]
@@ -145,13 +157,13 @@ class ByPieces:
         before: list[k.Stmt] = []
         after: list[k.Stmt] = []
         limits: Limits = {}
-        for n in range(VECTORS):
+        for n in range(self.vectors):
             table: dict[Expr, Expr] = {Var(f.var, i64): op("add", Var(f.var, i64), const(n * f.step))} if n else {}
             for s in first:
                 before.append(self.copied(s, table, limits))
             for s in then:
                 after.append(self.copied(s, table, limits))
-        made = f.replace(stop=whole, step=VECTORS * f.step, body=(*before, *self.only_if(limits, tuple(after))))
+        made = f.replace(stop=whole, step=self.vectors * f.step, body=(*before, *self.only_if(limits, tuple(after))))
         return (made, *_left(f, whole))
 
     def copied(self, s: k.Stmt, table: dict[Expr, Expr], limits: Limits) -> k.Stmt:
@@ -182,7 +194,7 @@ def _whole(f: k.For, step: int) -> Expr | None:
     """Where the last whole step of a loop ends; None where there may be none."""
     extent = canonical(f.stop - f.start)
     low, high = value_range(extent, {})
-    if low is None or low < 0 or (high is not None and high < step):
+    if not step or low is None or low < 0 or (high is not None and high < step):
         return None
     whole: Expr = canonical(f.start + extent // step * step)
     return whole
@@ -231,14 +243,6 @@ def _reaches(body: Body) -> bool:
 
 def _summands(e: Expr) -> tuple[Expr, ...]:
     return (*_summands(e.args[0]), *_summands(e.args[1])) if isinstance(e, Op) and e.name == "add" else (e,)
-
-
-def _short(s: k.Stmt) -> bool:
-    """A statement that takes no longer than a check does."""
-    match s:
-        case k.For(_, Const(start), Const(stop), step, body):
-            return stop - start <= SHORT * step and all(isinstance(t, k.Declare | k.Store) for t in body)
-    return isinstance(s, k.Declare | k.Assign | k.Store)
 
 
 def _widened(e: Expr, var: str, first: Expr, lanes: int) -> Expr:

@@ -59,8 +59,12 @@ def _function(f: k.Function, width: int) -> k.Function:
     assigned = {n.name for n in nodes if isinstance(n, k.Assign)}
     checks = _Checks(taken, fixed, assigned, bool(f.block))
     body = checks.body(f.body, {})
-    body = body if f.block else Ahead(checks.lasts, checks.fresh).body(body)
-    return f.replace(body=ByPieces(checks.lasts, checks.fresh, width).body(body) if width else body)
+    ahead, *pieces = f.checks or (0, 0, 0, 0)
+    if ahead:
+        body = Ahead(checks.lasts, checks.fresh, ahead).body(body)
+    if width:
+        body = ByPieces(checks.lasts, checks.fresh, width, *pieces).body(body)
+    return f.replace(body=body)
 
 
 def _requires(n: object) -> bool:

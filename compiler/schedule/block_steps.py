@@ -11,8 +11,9 @@ class Online(Step):
 
     Blocks are of `rows` queries by `keys` keys; the extents of their products are padded to multiples of `unit`.
     Accumulators are tiles in registers; the weights are a tile in `space` with this `swizzle`. The buffers `masks`,
-    which scores load by query and key, are copied to shared memory in such blocks, called `held`, by tensor maps. With
-    `late`, weights overwrite their scores and are rounded to their type only when they are multiplied.
+    which scores load by query and key, are copied to shared memory in such blocks, called `held`, by tensor maps, with
+    a swizzle of `mask_swizzle` bytes. With `late`, weights overwrite their scores and are rounded to their type only
+    when they are multiplied.
 
     `into` has the stems of the loops over queries, keys and features. Block loops of the first two end in `0`; the
     other endings are in `OnlineLoops`. `tiles` names the sums and the scores. Tiles whose names are the first of them
@@ -22,6 +23,7 @@ class Online(Step):
 
     makes = ("made", "made_tiles", "held")
     stems = ("into", "tiles")
+    worded = ("mask_swizzle",)
     accumulator: str
     rows: int
     keys: int
@@ -33,6 +35,7 @@ class Online(Step):
     masks: tuple[str, ...] = ()
     late: int = 0
     held: tuple[str, ...] = ()
+    mask_swizzle: int = 0
 
     @property
     def made(self) -> OnlineLoops:

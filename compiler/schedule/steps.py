@@ -24,6 +24,8 @@ from compiler.ir.node import Node
 from compiler.ir.text import syntax
 from compiler.schedule.block_steps import Chain, Online
 from compiler.schedule.endings import numbered, strings, suffixed
+from compiler.schedule.hint_steps import CacheHints as CacheHints
+from compiler.schedule.hint_steps import Checks as Checks
 from compiler.schedule.step import Step as Step
 
 
@@ -169,13 +171,13 @@ class Pack(Step):
     The axes of the tile are in the order of `loops`; the operand may be constant along some of them (broadcast). The
     tile is filled as far outside as the operand's dependences allow: by one copy if the operand is a block of the
     buffer, otherwise by loops `into`, where a loop whose index the operand takes apart becomes several, numbered. The
-    innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many. A
-    `narrow` tile keeps the operand's narrow type and widens elements as they are read. Rows of the tile are padded by
-    `pad` elements.
+    innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many;
+    with `again`, as a loop bound to `vector` has it. A `narrow` tile keeps the operand's narrow type and widens
+    elements as they are read. Rows of the tile are padded by `pad` elements.
     """
 
     makes = ("tile", "into")
-    worded = ("narrow", "pad")
+    worded = ("narrow", "pad", "again")
     buffer: str
     tile: str
     loops: tuple[str, ...]
@@ -183,6 +185,7 @@ class Pack(Step):
     width: int = 1
     narrow: bool = False
     pad: int = 0
+    again: bool = False
 
 
 class Tensorize(Step):
@@ -370,16 +373,6 @@ class Raster(Step):
     into: str
 
 
-class CacheHints(Step):
-    """Hint that the caches need not keep what vectors load from the buffers `loads` or store to the buffers `stores`.
-
-    Each element of `loads` is read only once, and no element of `stores` is read soon.
-    """
-
-    loads: tuple[str, ...]
-    stores: tuple[str, ...] = ()
-
-
 class Persist(Step):
     """Run the perfectly nested loops `loops` over blocks by `blocks` persistent blocks.
 
@@ -454,7 +447,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
     Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Chain, Writeback,
-    LoadAhead, Partition, CacheHints, Owners,
+    LoadAhead, Partition, CacheHints, Checks, Owners,
 )  # fmt: skip
 
 

@@ -1,47 +1,75 @@
 """A kernel and its schedule for a CPU in; the schedule with what follows from it out: how tiles are filled and lie,
-and which columns are made again."""
+what columns and vectors leave over is computed again, and data are checked ahead of their uses."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from compiler.analysis import vectors
 from compiler.analysis.left_over import again_problem, remainder
-from compiler.ir.expr import const, static
+from compiler.ir.expr import Op, const, static
 from compiler.ir.index import value_range
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.instruction_options import Operands, columns_in, operands, with_options
-from compiler.passes.tile.pack import allocated, filled_by
+from compiler.passes.tile.nests import loops_in, ranges_of
+from compiler.passes.tile.pack import allocated, filled_by, vectors_into
 from compiler.passes.tile.schedule import neighbours
 from compiler.passes.tile.steps import apply
-from compiler.schedule.steps import Pack, Schedule, Tensorize
+from compiler.schedule.steps import Bind, Checks, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Target, instruction
 
 SELDOM = 32  # one column in so many may be computed twice to save an instance of the code
+# Few iterations are not worth a loop of checks ahead of them. Checks of fewer than a piece cost more, those of more are
+# made long before what they are about; beside a longer loop within, a check costs little.
+CHECKS = Checks(ahead=8, scalars=32, within=2, vectors=4)
 PAGE, LINE = 4096, 64  # bytes: rows that are whole pages would compete for the same few lines of a cache
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule of a kernel of a Loop IR program with what follows from it: how tiles are filled and lie, and which
-    columns are made again.
+    """The schedule of a kernel of a Loop IR program with what follows from it: how tiles are filled and lie, and what
+    is left over by blocks of columns and by vectors is computed again where that is right and cheap.
 
     Raises ScheduleError for a step that does not apply.
     """
-    if not any(isinstance(s, Pack | Tensorize) for s in schedule.steps):
-        return schedule
+    checked = any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
+    said = any(isinstance(s, Checks) for s in schedule.steps)
+    checks = Schedule((CHECKS,) if checked and not said else ())
+    if not any(isinstance(s, Pack | Tensorize | Bind) for s in schedule.steps):
+        return schedule + checks
     alone = loop_to_tile(neighbours(program, kernel))
     scheduled = apply(alone, alone.kernels[0], schedule).kernels[0]
-    told = Schedule(tuple(_packed(s, scheduled) if isinstance(s, Pack) else s for s in schedule.steps))
-    return with_options(alone, alone.kernels[0], told, _again(scheduled, target))
+    again = _vectors_again(scheduled)
+
+    def told(step: Step) -> Step:
+        match step:
+            case Pack():
+                return _packed(step, scheduled, again)
+            case Bind(loop, "vector", args) if loop in again and "again" not in dict(args):
+                return step.replace(args=(*args, ("again", 1)))
+        return step
+
+    made = Schedule(tuple(map(told, schedule.steps)))
+    return with_options(alone, alone.kernels[0], made, _again(scheduled, target)) + checks
 
 
-def _packed(step: Pack, scheduled: Kernel) -> Pack:
+def _vectors_again(scheduled: Kernel) -> set[str]:
+    """Loops whose last vector may end with the loop: one vector more costs less than the iterations one by one."""
+    types = vectors.scalars(scheduled.body)
+    return {
+        f.var for around, f in loops_in(scheduled.body)
+        if f.bind.level == "vector" and not vectors.again_problem(f, f.extent, types, ranges_of((*around, f)))
+    }  # fmt: skip
+
+
+def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
     """The step with the vectors that its loops have room for; rows of whole pages are a line longer."""
     (held,) = (t for t in allocated(scheduled.body) if t.name == step.tile)
     row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
     whole = len(held.shape) > 1 and row * held.dtype.bytes % PAGE == 0
     pad = LINE // held.dtype.bytes if whole else 0
-    return step.replace(width=filled_by(scheduled, step.tile), pad=step.pad or pad)
+    over = any(f.var in again for _, f in vectors_into(scheduled, step.tile))
+    return step.replace(width=filled_by(scheduled, step.tile), pad=step.pad or pad, again=step.again or over)
 
 
 def _again(scheduled: Kernel, target: Target) -> dict[Operands, dict[str, Any]]:

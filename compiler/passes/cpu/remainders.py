@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.ir import dtype as dt
+from compiler.analysis.vectors import MASKS
 from compiler.ir import kernel as k
-from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Expr, const, identity, op
-
-MASKS: dict[int, dt.DType] = {32: i32, 64: i64}  # by the bits of a lane: what to compare so that the mask is as wide
 
 
 def first_time(value: Expr, again: int, how: str) -> Expr:

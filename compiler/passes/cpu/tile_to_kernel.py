@@ -1,8 +1,8 @@
 """Tile IR in, Kernel IR for a CPU out: buffers are flat, loops are C loops, loops bound to `vector` are vector code.
 
 The outermost `blocks` loop becomes the parallel one. A vector loop becomes a loop over whole vectors, several at a time
-where it reduces, then a last vector that ends with the loop and computes some elements again, where that is no matter,
-else a scalar loop over what is left.
+where it reduces, then, as its binding says, one more vector that ends with the loop and computes some elements again,
+or a scalar loop over what is left.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import groupby
 
 from compiler.analysis import access
 from compiler.analysis.left_over import remainder, unit
-from compiler.analysis.nests import accumulated, overwrites_only
-from compiler.analysis.vectors import MARKS, vector_problem
+from compiler.analysis.nests import accumulated
+from compiler.analysis.vectors import IDEMPOTENT, MARKS, vector_problem, whole
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -43,12 +43,11 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.cpu.in_order import in_order
-from compiler.passes.cpu.remainders import MASKS, first_time
+from compiler.passes.cpu.remainders import first_time
 from compiler.passes.cpu.scope import Lanes, Scope
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
-TWICE = ("max", "min", "and", "or")  # reductions that may meet an element twice
 
 
 def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
@@ -68,7 +67,7 @@ class _Lowering:
         scope = Scope({}, {}, {p.name: p for p in s.params})
         self.taken = {p.name for p in s.params}
         body = self.body(s.body, scope)
-        return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule)
+        return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule, checks=s.checks)
 
     def body(self, body: tuple[Stmt, ...], scope: Scope) -> Body:
         out: Body = []
@@ -94,7 +93,7 @@ class _Lowering:
                 old = scope.values[name]
                 assert isinstance(old, Var)
                 value = self.value(value, scope)
-                if name in scope.sums and how not in TWICE:
+                if name in scope.sums and how not in IDEMPOTENT:
                     value = first_time(self.spread(value, scope), scope.again, how)
                 return [k.Assign(old.name, op(COMBINE[how], *self.same(old, value)))]
             case Store(buffer, index, value, how):
@@ -150,13 +149,13 @@ class _Lowering:
         given = dict(f.bind.args)
         extent = self.value(f.extent, scope)
         ranges = dict(scope.ranges) | {f.var: range_below(extent, scope.ranges)}
-        problem = vector_problem(f, extent, scope.buffers, ranges)
+        outer = accumulated(f.body)
+        problem = vector_problem(f, extent, scope.buffers, ranges, {n: scope.values[n].dtype for n in outer})
         if problem:
             raise ValueError(f"kernel {self.source.name}: {problem}")
         width, copies = given["width"], given.get("unroll", 1)
         mark = next((m for m in MARKS if given.get(m)), "")
-        done, end = (self.whole(extent, width * copies) if copies > 1 else const(0)), self.whole(extent, width)
-        outer = accumulated(f.body)
+        done, end = (whole(extent, width * copies) if copies > 1 else const(0)), whole(extent, width)
         sums = [{name: self.lanes_of(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []
         for copy in sums:
@@ -165,17 +164,12 @@ class _Lowering:
         out += self.stretch(f, scope, const(0), done, width, sums, mark)
         out += self.stretch(f, scope, done, end, width, sums[:1], mark)
         combined = self.combine(outer, sums, scope)
-        if isinstance(end, Const) and isinstance(extent, Const) and end is not extent and _repeatable(f, scope):
-            again = int(end.value) - int(extent.value) + width
-            return [*out, *self.last(f, scope, extent, width, again, sums[-1]), *combined]
-        long = (value_range(extent, scope.ranges)[0] or 0) >= width
-        if end is not extent and not outer and long and _repeatable(f, scope):
+        if given.get("again") and isinstance(extent, Const):
+            twice = static(end) - static(extent) + width
+            return [*out, *self.last(f, scope, extent, width, twice, sums[-1]), *combined]
+        if given.get("again"):
             return [*out, k.If(op("lt", end, extent), tuple(self.last(f, scope, extent, width, 0, {})))]
         return [*out, *combined, *self.tail(f, scope, end, extent)]
-
-    def whole(self, extent: Expr, step: int) -> Expr:
-        """The largest multiple of `step` that is at most `extent`."""
-        return simplify(extent // const(step) * step, {}, index=True)
 
     def lanes_of(self, name: str, width: int, scope: Scope) -> Var:
         """A vector that accumulates for the scalar `name`."""
@@ -424,12 +418,6 @@ class _Lowering:
         return k.Address(s.buffer, self.place(s.buffer, s.starts, scope)), {
             x: strides[d] for x, d in zip(letters, kept, strict=True)
         }
-
-
-def _repeatable(f: tile.For, scope: Scope) -> bool:
-    """Whether some iterations may be done twice: what they store does not depend on what was there."""
-    sums = accumulated(f.body).items()
-    return overwrites_only(f.body) and all(how in TWICE or scope.values[n].dtype.bits in MASKS for n, how in sums)
 
 
 def _inside(at: tuple[Expr, ...], buffer: Tensor, ranges: dict[str, Range]) -> Expr:

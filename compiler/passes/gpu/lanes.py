@@ -27,7 +27,6 @@ from compiler.passes.gpu.expressions import (
 )
 from compiler.passes.gpu.scope import WARP, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
-from compiler.passes.gpu.thread_maps import WORDS_AHEAD
 from compiler.passes.gpu.vectors import Neighbours, neighbours, uniform
 
 Body = list[k.Stmt]
@@ -104,16 +103,17 @@ def accumulated(f: tile.For, scope: Scope) -> dict[str, str]:
 def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, scope: Scope) -> Body:
     """A thread goes through its share in rounds, `vector` neighbours in each; a few at a time are unrolled.
 
-    What those load by wide accesses is asked for before any of it is used, so that many loads are under way at once.
+    What those load by wide accesses is asked for before any of it is used, so that many loads are under way at once,
+    as far as the loop says that a thread may hold so much `ahead`.
     """
     count = simplify(lowered(state, f.extent, scope) // thread_map.vector, scope.ranges, index=True)
-    kept = tile.buffers((f,)) & set(scope.registers or {})
     high = range_below(count, scope.ranges)[1]
     every = -(-(high + 1) // thread_map.threads) if high is not None else None
-    rounds = dict(f.bind.args).get("rounds") or every
+    given = dict(f.bind.args)
+    rounds = given.get("rounds") or every
     if rounds is None:
         raise ValueError(f"kernel {state.facts.name}: {f.var} does not say how many rounds are written out")
-    whole = "rounds" not in dict(f.bind.args)
+    whole = "rounds" not in given
     gathered = thread_map.vector == 1 and rounds > 1
     me = thread_of(scope)
     stem = f.var
@@ -138,9 +138,7 @@ def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, s
         made = (k.Declare(number.name, place), *guarded)
         return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
 
-    room = min(WORDS_AHEAD, (scope.role.kept or state.facts.target.registers // scope.role.threads) // 2)
-    room -= rounds * thread_map.vector if kept else 0
-    apart = rounds > 1 and share.loads and share.words * rounds <= room
+    apart = rounds > 1 and share.loads and share.words * rounds <= given.get("ahead", 0)
     phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
     body = [*share.arrays, *(phases if share.rest else phase(share.loads))]
     return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body), "rolled")]

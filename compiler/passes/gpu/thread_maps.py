@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from compiler.ir import tile
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Var, const, loads, substitute
+from compiler.ir.expr import Const, Load, Var, const, loads, substitute
 from compiler.ir.index import extent_range, range_below, simplify, value_range
 from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment, ThreadMap
@@ -36,13 +36,13 @@ def thread_maps(program: Program, target: Target) -> Program:
 
 
 def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -> Schedule:
-    """The schedule that made these launches, in which tiles are laid out, with the rounds that loops take at a time."""
-    fits: dict[str, int] = {}
+    """The schedule that made these launches, in which tiles are laid out, with the rounds that loops take at a time,
+    and how much of what these load a thread may hold before it uses any."""
+    found: dict[str, dict[str, int]] = {}
 
     def note(f: tile.For, place: _Place) -> tile.For:
-        rounds = _fitting(f, place)
-        if rounds is not None:
-            fits[f.var] = rounds
+        if options := _options(f, place):
+            found[f.var] = options
         return f
 
     for kernel in kernels:
@@ -50,11 +50,12 @@ def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -
 
     def told(step: Step) -> Step:
         match step:
-            case Bind(loop, "lanes", args) if loop in fits and "rounds" not in dict(args):
-                return step.replace(args=(*args, ("rounds", fits[loop])))
+            case Bind(loop, "lanes", args) if loop in found:
+                added = ((x, n) for x, n in found[loop].items() if x not in dict(args))
+                return step.replace(args=(*args, *added))
         return step
 
-    return Schedule(tuple(map(told, schedule.steps))) if fits else schedule
+    return Schedule(tuple(map(told, schedule.steps))) if found else schedule
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,20 @@ def _kept(f: tile.For, place: _Place) -> Set[str]:
     return tile.buffers((f,)) & place.buffers.registers
 
 
-# ---- how many rounds to write out at a time
+# ---- how many rounds to write out at a time, and what to load ahead
+
+
+def _options(f: tile.For, place: _Place) -> dict[str, int]:
+    """The arguments that a loop is best bound with, where those are not the default."""
+    fits = _fitting(f, place)
+    options = {} if fits is None else {"rounds": fits}
+    flat = _flat(f, set(place.buffers.taken))
+    given, every = dict(flat.bind.args), _rounds(flat, place)
+    rounds, vector = given.get("rounds") or fits or every or 1, given.get("vector", 1)
+    if rounds == 1 or vector == 1 or f.kind == "scan" or _only_keeps(flat, place):
+        return options
+    room = place.room - (rounds * vector if _kept(flat, place) else 0)
+    return {**options, "ahead": room} if room > 0 else options
 
 
 def _fitting(f: tile.For, place: _Place) -> int | None:
@@ -186,6 +200,14 @@ def _fitting(f: tile.For, place: _Place) -> int | None:
     if gathered:
         return ROUNDS_GATHERED
     return ROUNDS_AHEAD if vector > 1 else 1
+
+
+def _only_keeps(f: tile.For, place: _Place) -> bool:
+    """A loop that only loads a tile in registers, each element to where it stays."""
+    match f.body:
+        case (Store(buffer, _, Load(), "set"),):
+            return buffer in place.buffers.registers
+    return False
 
 
 def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) -> bool:

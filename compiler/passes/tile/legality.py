@@ -7,17 +7,19 @@ from itertools import chain
 
 from compiler.analysis.copies import copies, rounds_problem, width_problem
 from compiler.analysis.left_over import again_problem
-from compiler.analysis.vectors import vector_problem
+from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel
 from compiler.passes.tile.instruction_options import columns_in
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated, filled_by
-from compiler.schedule.steps import Bind, CacheHints, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
+from compiler.schedule.steps import Bind, CacheHints, Checks, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
 from compiler.targets.target import Target, instruction
+
+CHECKS = "checks"  # the subject of the step that says when data are checked
 
 
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
@@ -28,7 +30,8 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     if target.kind == "triton":
         return  # what it has no words for is refused where its text is written
     on_cpu = chain(_vectors(kernel), _options(kernel, schedule, target))
-    problems = on_cpu if target.kind == "cpu" else chain(legal.problems(kernel, target), _copies(kernel))
+    on_gpu = chain(legal.problems(kernel, target), _copies(kernel), _checks(kernel))
+    problems = on_cpu if target.kind == "cpu" else on_gpu
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
         if step is None:
@@ -43,9 +46,17 @@ def _subjects(step: Step) -> set[str]:
             return {loop}
         case CacheHints(loads, stores):
             return {*loads, *stores}
+        case Checks():
+            return {CHECKS}
         case Tensorize(_, instruction):
             return {instruction}
     return set(names_made(step))
+
+
+def _checks(kernel: Kernel) -> Iterator[Problem]:
+    """Checks of data that each thread of a GPU makes for itself."""
+    if kernel.checks:
+        yield Problem({CHECKS}, "threads check data one iteration at a time, where it is used")
 
 
 def _copies(kernel: Kernel) -> Iterator[Problem]:
@@ -59,7 +70,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
 
 def _vectors(kernel: Kernel) -> Iterator[Problem]:
     """Loops that a CPU cannot run as they are bound, and hints that it does not take."""
-    tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+    tensors, types = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}, scalars(kernel.body)
     if kernel.once or kernel.past:
         reason = "its loads keep what they load; loops over vectors take past=1 to store past the caches"
         yield Problem({*kernel.once, *kernel.past}, reason)
@@ -75,7 +86,7 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
                 {f.var}, f"loop {f.var}: compilers order the loads of a CPU, ahead=1 is for tensor instructions"
             )
         if level == "vector":
-            reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)))
+            reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)), types)
             if reason:
                 yield Problem({f.var}, reason)
 
@@ -99,3 +110,5 @@ def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Pro
             yield Problem(
                 {step.tile}, f"tile {step.tile} is filled {how}, not in vectors of {step.width}: width={made}"
             )
+        if isinstance(step, Pack) and step.again and step.width == 1:
+            yield Problem({step.tile}, f"no vectors fill tile {step.tile}, which would leave elements over")

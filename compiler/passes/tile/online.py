@@ -29,7 +29,7 @@ from compiler.ir.expr import (
 from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.tile.nests import SERIAL, Body
-from compiler.passes.tile.online_block import ROW, Block
+from compiler.passes.tile.online_block import Block
 from compiler.passes.tile.places import divides, pieces
 from compiler.schedule.block_steps import Online
 from compiler.schedule.steps import ScheduleError
@@ -129,6 +129,8 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
         raise ScheduleError(step, f"{', '.join(sorted(unknown))}: no score loads that by query and key")
     if len(step.masks) != len(step.held):
         raise ScheduleError(step, f"it copies {len(step.masks)} masks, and names {len(step.held)} tiles for them")
+    if step.mask_swizzle and (step.space == "local" or not step.masks):
+        raise ScheduleError(step, "only masks in shared memory are swizzled")
     body = _Maker(found, step, {p.name: p for p in kernel.params}).body()
     return kernel.replace(
         params=tuple(p for p in kernel.params if p.name not in found.inner),
@@ -198,13 +200,12 @@ class _Maker(Block):
         """Blocks of masks, which come to shared memory, or lie as the scores do."""
         for x in self.masks:
             held = self.tensor(self.held[x.buffer], x.dtype, self.rows, self.cols)
-            swizzle = ROW if not self.local and self.cols * x.dtype.bytes % ROW == 0 else 0
             if self.local:
                 held = held.replace(strides=(dim(1), dim(self.rows)))
             starts = tuple(self.at(i) for i in x.index)
             lengths: dict[Expr, int] = {Var(self.query): self.rows, KEY: self.cols}
             source = tile.Slice(x.buffer, starts, tuple(lengths.get(i, 0) for i in x.index))
-            yield tile.Alloc(held, "local" if self.local else "shared", swizzle)
+            yield tile.Alloc(held, "local" if self.local else "shared", self.step.mask_swizzle)
             whole = tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols))
             yield tile.Copy(whole, source, "plain" if self.local else "tma")
 

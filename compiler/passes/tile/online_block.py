@@ -14,8 +14,6 @@ from compiler.ir.tensor import Tensor
 from compiler.passes.tile.places import Places, divides, pieces
 from compiler.schedule.block_steps import Online
 
-ROW = 128  # bytes of a row of a mask's block, as many as all banks of shared memory hold together
-
 
 @dataclass
 class Block(Places):

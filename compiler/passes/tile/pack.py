@@ -17,7 +17,18 @@ from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, padded, ranges_of
+from compiler.passes.tile.nests import (
+    Body,
+    Loops,
+    again,
+    factors_from,
+    longest,
+    loops_in,
+    moving,
+    named,
+    padded,
+    ranges_of,
+)
 from compiler.passes.tile.peel import guarded, peel
 from compiler.schedule.steps import Pack, Peel, ScheduleError, Step
 
@@ -82,7 +93,7 @@ def _filled(
     own = tuple(Var(f.var) for f in loops)
     fill = again(loops, called, (Store(held.name, own, factor),))
     renamed = {v.name: ranges[f.var] for f, v in zip(loops, called, strict=True)}
-    return held, own, _shaped(fill, step.width, ranges | renamed, {**tensors, held.name: held})
+    return held, own, _shaped(fill, step, ranges | renamed, {**tensors, held.name: held})
 
 
 def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Range]) -> bool:
@@ -118,7 +129,7 @@ def _copied(
     return held, tuple(map(Var, every)), again(panels, called[: len(panels)], (copy,))
 
 
-def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
+def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
     """A nest of loops around one store, with a loop for each digit of a variable, and vectors innermost."""
     (f,) = body
     assert isinstance(f, tile.For)
@@ -131,14 +142,17 @@ def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[s
     out: Body = (inner,)
     if guarded(inner):
         out = peel(Peel(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
-    out = tuple(_lanes(g, width, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
+    out = tuple(_lanes(g, step, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
     return wrap(tuple(nest[:-1]), out)
 
 
-def _lanes(f: tile.For, width: int, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
+def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
     """The loop in the widest vectors that it can run by, serial where it cannot."""
-    bound = f.replace(bind=tile.Bind("vector", (("width", fitting_width(width, f.extent)), ("unroll", 1))))
-    return f if vector_problem(bound, f.extent, tensors, ranges) else bound
+    args = (("width", fitting_width(step.width, f.extent)), ("unroll", 1))
+    bound = f.replace(bind=tile.Bind("vector", args))
+    if vector_problem(bound, f.extent, tensors, ranges, {}):
+        return f
+    return f.replace(bind=tile.Bind("vector", (*args, ("again", 1)))) if step.again else bound
 
 
 def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
@@ -205,11 +219,17 @@ def longest_of(extent: Expr, ranges: Mapping[str, Range]) -> int | None:
     return None if high is None else high - 1
 
 
+def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
+    """The loops over vectors that fill a tile, with those around them."""
+    return [
+        (around, f) for around, f in loops_in(kernel.body)
+        if f.bind.level == "vector" and any(isinstance(s, Store) and s.buffer == held for s in f.body)
+    ]  # fmt: skip
+
+
 def filled_by(kernel: Kernel, held: str) -> int:
     """The lanes of the vectors that fill a tile, 1 where none do."""
-    loops = (n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and n.bind.level == "vector")
-    fills = (f for f in loops if any(isinstance(s, Store) and s.buffer == held for s in f.body))
-    return max((dict(f.bind.args).get("width", 1) for f in fills), default=1)
+    return max((dict(f.bind.args).get("width", 1) for _, f in vectors_into(kernel, held)), default=1)
 
 
 def allocated(body: Body) -> list[Tensor]:

@@ -16,6 +16,7 @@ from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile import tensorize
 from compiler.passes.tile.chain import chain
+from compiler.passes.tile.checks import checks
 from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.cache_hints import cache_hints
@@ -40,6 +41,7 @@ from compiler.schedule.steps import (
     Bind,
     Cache,
     CacheHints,
+    Checks,
     Collapse,
     Distribute,
     LoadAhead,
@@ -87,6 +89,7 @@ _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
     Writeback: writeback,
     LoadAhead: load_ahead,
     CacheHints: cache_hints,
+    Checks: checks,
     Raster: raster,
     Persist: persist,
     SplitScan: split_scan,

@@ -293,13 +293,13 @@ AFTER = """def f(x: f32[10, 32], i: i64[7], *, y: f32[7, 32]):
                 y[j] = 0.0 if j < 1 else x[require(i[0] != 0, i[0])]
 """
 AROUND = """def f(n: size[0, 99, 9], x: f32[10, 32], i: i64[7], *, y: f32[n, 7]):
-    with function("f", [x, i, y], writes=[y]):
+    with function("f", [x, i, y], writes=[y], checks=[8, 0, 0, 0]):
         for j in range(0, n, 1, parallel):
             for k in range(0, 7, 1):
                 y[j * 7 + k] = x[j * 32 + require((i[k] >= 0) & (i[k] < 32), i[k])]
 """
 AHEAD = """def f(n: size[0, 99, 9], x: f32[10, 32], i: i64[7], *, y: f32[n, 7]):
-    with function("f", [x, i, y], writes=[y]):
+    with function("f", [x, i, y], writes=[y], checks=[8, 0, 0, 0]):
         valid: bool = True
         if 0 < n:
             for k in range(0, 7, 1):

@@ -6,7 +6,7 @@ from compiler.ir import kernel_text
 from compiler.passes.requirements import requirements
 
 HEAD = "def f(n: size[0, 999, 9], x: f32[100], i: i64[100], *, y: f32[100], t: i64[100]):\n"
-FUNCTION = '    with function("f", [x, i, y, t], writes=[y, t]):\n'
+FUNCTION = '    with function("f", [x, i, y, t], writes=[y, t], checks=[8, 32, 2, 4]):\n'
 
 
 def passed(body: str, width: int = 32) -> str:

@@ -150,7 +150,7 @@ class _Plan:
         held = tuple(f"{x}_mask" for x in masks)
         step = Online(
             f.accumulator.name, way.rows, way.keys, unit=way.unit, space=where[0], swizzle=where[1], masks=masks,
-            late=late, held=held, **naming.online(f),
+            late=late, held=held, mask_swizzle=matmul_axes.ROW if masks else 0, **naming.online(f),
         )  # fmt: skip
         to.steps.append(step)
         made = step.made

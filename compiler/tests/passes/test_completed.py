@@ -1,0 +1,56 @@
+"""What a schedule is completed with decides what is emitted: it replays, and without it other code is emitted."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import compiler
+from compiler.schedule import steps
+from compiler.schedule.steps import Bind, Checks, Schedule, ScheduleError
+
+
+def softmax_sum(x: Any) -> Any:
+    return torch.softmax(x, -1) + 1
+
+
+CASES: list[tuple[Callable[[Any], Any], tuple[int, ...], str, str, str]] = [
+    (torch.exp, (20,), "cpu:avx2", "vector", "again"),
+    (softmax_sum, (5, 100), "cpu:avx2", "vector", "again"),
+    (torch.sum, (1 << 20,), "sm_90a", "lanes", "ahead"),
+]
+
+
+def lowered(program: Any, target: str, schedules: dict[str, Schedule] | None = None) -> tuple[Any, dict[str, Schedule]]:
+    made = compiler.lower(program, compiler.target(target), schedules)
+    return [f.body for f in made.stages["kernel"].functions], dict(made.schedules)
+
+
+@pytest.mark.parametrize(("function", "shape", "target", "level", "argument"), CASES)
+def test_arguments_of_bindings(
+    function: Callable[[Any], Any], shape: tuple[int, ...], target: str, level: str, argument: str
+) -> None:
+    program = compiler.capture(function, [torch.zeros(shape)]).program
+    emitted, chosen = lowered(program, target)
+    ((name, schedule),) = chosen.items()
+    bound = [s for s in schedule.steps if isinstance(s, Bind) and s.level == level]
+    assert any(argument in dict(s.args) for s in bound)
+    assert lowered(program, target, {name: steps.parse(steps.show(schedule))})[0] == emitted
+
+    def without(s: Any) -> Any:
+        return s.replace(args=tuple(a for a in s.args if a[0] != argument)) if s in bound else s
+
+    bare = Schedule(tuple(map(without, schedule.steps)))
+    assert lowered(program, target, {name: bare})[0] != emitted
+
+
+def test_checks_of_data() -> None:
+    program = compiler.capture(lambda x, i: x[:, i], [torch.zeros(50, 99), torch.zeros(40, dtype=torch.int64)]).program
+    emitted, chosen = lowered(program, "cpu:avx2")
+    ((name, schedule),) = chosen.items()
+    assert isinstance(schedule.steps[-1], Checks)
+    assert lowered(program, "cpu:avx2", {name: steps.parse(steps.show(schedule))})[0] == emitted
+    assert lowered(program, "cpu:avx2", {name: Schedule(schedule.steps[:-1])})[0] != emitted
+    with pytest.raises(ScheduleError, match="threads check data one iteration at a time"):
+        lowered(program, "sm_90a", {name: Schedule((Checks(ahead=8),))})
