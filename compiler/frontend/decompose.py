@@ -19,6 +19,8 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler.errors import Unsupported
 from compiler.frontend import definitions, floats, foreach, linalg, selections, special
@@ -46,7 +48,7 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     own = definitions.DEFINITIONS | linalg.DEFINITIONS | selections.DEFINITIONS | floats.DEFINITIONS
-    table |= {_overload(name): how for name, how in own.items()}
+    table |= {_overload(name): _laid_out(_overload(name), how) for name, how in own.items()}
     table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]
     for name, overload in _COPIED.items():
         table[_overload(f"{name}_copy.{overload}")] = functools.partial(
@@ -65,6 +67,74 @@ _COPIED = {
     "as_strided": "default", "detach": "default", "narrow": "default", "permute": "default", "select": "int",
     "slice": "Tensor", "split": "Tensor", "unbind": "int", "view": "dtype",
 }  # fmt: skip
+
+
+def _laid_out(op: Any, how: Callable[..., Any]) -> Callable[..., Any]:
+    """A definition whose results lie in memory as those of the op itself, which a program may return."""
+
+    @functools.wraps(how)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        found = how(*args, **kwargs)
+        if found is NotImplemented:
+            return found
+        results, spec = pytree.tree_flatten(found)
+        promised = _on_meta(op, args, kwargs)
+        if len(results) != len(promised):
+            return found
+        return pytree.tree_unflatten(list(map(_as_promised, results, promised)), spec)
+
+    return made
+
+
+_Lies = tuple[list[int], list[int]]  # the sizes and strides of a tensor
+
+
+def _lies(x: torch.Tensor) -> _Lies:
+    """Where sizes vary, those of the example: nothing is decided for all by them."""
+    return [*map(_plain, x.shape)], [*map(_plain, x.stride())]
+
+
+def _plain(n: Any) -> Any:
+    return n.node.hint if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) else n
+
+
+def _on_meta(op: Any, args: Any, kwargs: Any) -> list[_Lies | None]:
+    """Where the op puts its results; nothing if torch does not say."""
+
+    def empty(x: Any) -> Any:
+        return (
+            torch.empty_strided(*_lies(x), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else _plain(x)
+        )
+
+    with _disable_current_modes():
+        try:
+            made = op(*pytree.tree_map(empty, args), **pytree.tree_map(empty, kwargs))
+        except (RuntimeError, NotImplementedError, TypeError):  # no kernel for this, or a size that has no example
+            return []
+        return [_lies(x) if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(made)]
+
+
+def _as_promised(x: Any, lies: _Lies | None) -> Any:
+    """A tensor with its axes in memory in the order that is promised, from the beginning of a storage."""
+    if not isinstance(x, torch.Tensor) or lies is None or len(lies[0]) != x.dim():
+        return x
+    sizes, steps = lies
+    order = sorted(range(x.dim()), key=lambda axis: -steps[axis])
+    dense = math.prod(sizes) > 0 and _in_one_piece(sizes, steps, order)
+    if not dense or (_plain(x.storage_offset()) == 0 and _in_one_piece(*_lies(x), order)):
+        return x
+    back = [order.index(axis) for axis in range(x.dim())]
+    return x.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _in_one_piece(sizes: list[int], steps: list[int], order: list[int]) -> bool:
+    """Whether elements lie one after the other, with the axes in this order."""
+    wanted = 1
+    for axis in reversed(order):
+        if sizes[axis] > 1 and steps[axis] != wanted:
+            return False
+        wanted *= sizes[axis]
+    return True
 
 
 def _overload(name: str) -> Any:

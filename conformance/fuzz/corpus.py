@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from math import inf, nan
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -48,14 +49,19 @@ def dumped(program: Program) -> str:
 
 def loaded(text: str) -> Program:
     """The program of a text."""
-    found: dict[str, Any] = json.loads(text)
+    # One NaN for all: tuples that hold the very same one are equal.
+    found: dict[str, Any] = json.loads(text, parse_constant={"NaN": nan, "Infinity": inf, "-Infinity": -inf}.get)
     args = tuple(
-        Arg(a["name"], tuple(a["shape"]), a["dtype"], a["layout"], a["inputs"], a["constant"], tuple(a["axes"]))
+        Arg(a["name"], tuple(a["shape"]), a["dtype"], a["layout"], _drawn(a), a["constant"], tuple(a["axes"]))
         for a in found["args"]
     )
     varying = {name: {int(k): v for k, v in axes.items()} for name, axes in found["varying"].items()}
     lines, results, gradients, points = (tuple(found[name]) for name in ("lines", "results", "gradients", "points"))
     return Program(found["seed"], found["index"], args, lines, results, gradients, points, varying)
+
+
+def _drawn(arg: Any) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in arg["inputs"].items()}
 
 
 ROOT = Path(compiler.__file__).resolve().parent

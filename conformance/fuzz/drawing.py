@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class Value:
 class Drawing:
     """`points` are the values of the sizes that vary, those it is drawn at first; `differentiable`: arguments may
     require gradients; `integers`: floating data are whole numbers; `layouts`: arguments may have any strides; `most`
-    elements of a value."""
+    elements of a value; `specials`: arguments may hold NaN, infinities and the ends of the whole numbers."""
 
     seed: int
     index: int
@@ -60,6 +61,7 @@ class Drawing:
     layouts: bool = True
     sizes: Sequence[int] = SIZES
     most: int = MOST
+    specials: bool = False
     values: dict[str, Value] = field(default_factory=dict)
     args: list[Arg] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
@@ -157,6 +159,14 @@ class Drawing:
             options["unique_along"] = unique_along
         return self._argument(shape, "i64", options)
 
+    def drawn_as(self, kind: str, *shape: int) -> str:
+        """A new argument of the first operand's type, with data of a kind."""
+        return self._argument(shape, NAMES[self.first.eager.dtype], {"kind": kind})
+
+    def truths(self, *shape: int) -> str:
+        """A new argument of truth values."""
+        return self._argument(shape, "bool", {"kind": "bool"})
+
     def axis(self) -> int:
         """An axis of the first operand, counted from either end."""
         rank = len(self.shape)
@@ -178,6 +188,8 @@ class Drawing:
         shape = [self.rng.choice(pool) for _ in range(rank)]
         if rank >= 2 and self.chance(0.3):
             shape[-1] = shape[-2]
+        if shape and not self.points[0] and self.chance(0.03):
+            shape[self.rng.randrange(rank)] = 0
         for n in self.points[0].values():
             if shape:
                 shape[self.rng.randrange(rank)] = n
@@ -214,6 +226,8 @@ class Drawing:
         if len(self.args) + len(self.new) >= 8 or torch.Size(sizes).numel() > self.most:
             raise NotFitting
         whole = self.integers or dtype not in FLOATS
+        if drawn is None and self.specials and dtype != "bool" and self.chance(0.6):
+            drawn, whole = {"kind": "choice", "values": self._special(dtype)}, dtype not in FLOATS
         if drawn is None:
             drawn = {"kind": "bool"} if dtype == "bool" else {"kind": "integers"} if whole else {"kind": "normal"}
         layouts = [x for x in LAYOUTS if fits(x, sizes) and not (x.startswith("expanded") and drawn["kind"] == "index")]
@@ -227,6 +241,14 @@ class Drawing:
         value = Value(arg.name, eager, shadow, True, whole)
         self.new.append((arg, value))
         return self._take(value)
+
+    def _special(self, dtype: str) -> tuple[float, ...]:
+        """Values of which few are special: where all are, every sum is NaN."""
+        if dtype in FLOATS:
+            ordinary, special = [self.up_to(-12, 12) / 4 for _ in range(30)], (math.inf, -math.inf, math.nan, -0.0)
+            return (*ordinary, *self.rng.sample(special, self.up_to(1, 2)))
+        ends = torch.iinfo(inputs.DTYPES[dtype])
+        return (*(self.up_to(max(-3, ends.min), 3) for _ in range(9)), self.among(ends.min, ends.max))
 
     def keep(self) -> None:
         """The new arguments of the call that was drawn are the program's from now on."""
@@ -268,3 +290,11 @@ def _broadcasts(a: Sequence[int], b: Sequence[int], most: int, to: bool = False)
     except RuntimeError:
         return False
     return shape.numel() <= most and (not to or tuple(shape) == tuple(b))
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether two elements have one place in memory."""
+    places = torch.zeros((), dtype=torch.int64)
+    for axis, (n, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        places = places + (torch.arange(n) * step).reshape([-1] + [1] * (x.dim() - 1 - axis))
+    return len(set(places.flatten().tolist())) < x.numel()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conformance.fuzz import asked, operations, runs
-from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, SIZES, Drawing, NotFitting, Value
+from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, SIZES, Drawing, NotFitting, Value, overlaps
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
 from conformance.shapes import inputs
@@ -49,7 +49,7 @@ def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Pr
     points: Sequence[Point] = rng.choice(POINTS) if rng.random() < 0.2 else ({},)
     differentiable = rng.random() < 0.4 and "gradient" in what
     d = Drawing(seed, index, rng, dtype, points if "shape" in what else ({},), differentiable, rng.random() < 0.4)
-    d.layouts = "layout" in what
+    d.layouts, d.specials = "layout" in what, rng.random() < 0.12
     d.sizes, d.most = (LARGER, MOST_SCHEDULED) if "schedule" in what else (SIZES, MOST)
     lines: list[str] = []
     wanted = rng.randint(LEAST, MOST_CALLS)
@@ -100,7 +100,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
 def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     """The line of a statement that writes: since it cannot be taken back, all lines run anew with it at their end."""
     target = d.first
-    if _overlaps(target.eager):  # what PyTorch makes of a write to such a tensor differs even from itself
+    if overlaps(target.eager):  # what PyTorch makes of a write to such a tensor differs even from itself
         raise NotFitting
     storage = target.eager.untyped_storage().data_ptr()
     flags = _flags(row, d.operands)
@@ -110,19 +110,11 @@ def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     for name in names:
         value = written[name]
         exact, whole = flags[0] and value.exact, flags[1] and value.whole
-        _check(value.eager, value.wide, exact, d.most)
+        _check(value.eager, value.wide, exact, d.most, d.specials)
         written[name] = replace(value, exact=exact, whole=whole)
     d.keep()
     d.values = {name: replace(written[name], used=v.used) for name, v in d.values.items()}
     return text
-
-
-def _overlaps(x: Tensor) -> bool:
-    """Whether two elements have one place in memory."""
-    places = torch.zeros((), dtype=torch.int64)
-    for axis, (n, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
-        places = places + (torch.arange(n) * step).reshape([-1] + [1] * (x.dim() - 1 - axis))
-    return len(set(places.flatten().tolist())) < x.numel()
 
 
 def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -159,25 +151,35 @@ def _value(name: str, eager: Tensor, right: Tensor, row: Row, d: Drawing) -> Val
     exact, whole = _flags(row, d.operands)
     if not eager.is_floating_point():
         exact = whole = True
-    if exact and eager.is_floating_point() and not torch.equal(eager.double(), right.double()):
+    if exact and eager.is_floating_point() and not torch.equal(*(x.double().nan_to_num() for x in (eager, right))):
         exact = whole = False  # a cast, or a whole number that is too large
-    _check(eager, right, exact, d.most)
+    _check(eager, right, exact, d.most, d.specials)
     return Value(name, eager, right, exact, whole)
 
 
-def _check(eager: Tensor, right: Tensor, exact: bool, most: int = MOST_SCHEDULED) -> None:
-    """Refuse values that a sound compiler might get wrong: large or undefined ones, and those that are mostly error."""
-    if eager.shape != right.shape or not 0 < eager.numel() <= most:
+def _check(eager: Tensor, right: Tensor, exact: bool, most: int = MOST_SCHEDULED, specials: bool = False) -> None:
+    """Refuse values that a sound compiler might get wrong: large ones, and those that are mostly error.
+
+    NaN and infinities stay only where `specials` are drawn, and f64 has the same; so do whole numbers that are large.
+    """
+    if eager.shape != right.shape or eager.numel() > most:
         raise NotFitting
+    if not eager.numel():
+        return
     if not eager.is_floating_point():
-        if not torch.equal(eager, right) or (eager.numel() and float(eager.double().abs().max()) > 2**24):
+        large = not specials and float(eager.double().abs().max()) > 2**24
+        if large or not torch.equal(eager, right):
             raise NotFitting
         return
     got, want = eager.detach().double(), right.detach().double()
-    size = float(want.abs().max())
-    if not torch.isfinite(got).all() or not torch.isfinite(want).all() or size > LARGEST[eager.dtype]:
+    finite = torch.isfinite(want)
+    if not (specials or finite.all()) or not torch.equal(got[~finite].nan_to_num(7.0), want[~finite].nan_to_num(7.0)):
         raise NotFitting
-    if float((got - want).abs().max()) > LOST * size or (exact and size > EXACT[eager.dtype]):
+    got, want = got[finite], want[finite]
+    size = float(want.abs().max()) if want.numel() else 0.0
+    if not torch.isfinite(got).all() or size > LARGEST[eager.dtype]:
+        raise NotFitting
+    if (got.numel() and float((got - want).abs().max()) > LOST * size) or (exact and size > EXACT[eager.dtype]):
         raise NotFitting
 
 
@@ -212,6 +214,11 @@ def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
     return without
 
 
+def special(program: Program) -> bool:
+    """Whether arguments hold values that are not finite, or the ends of the whole numbers."""
+    return any(arg.inputs["kind"] == "choice" for arg in program.args)
+
+
 def runs_at(program: Program, point: Point) -> bool:
     """Whether eager gives moderate values, and f64 about the same."""
     needs = [arg.name in program.gradients for arg in program.args]
@@ -223,7 +230,7 @@ def runs_at(program: Program, point: Point) -> bool:
             right = runs.call(call, [runs.widened(x) for x in given], needs)
         for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):
             if x is not None and y is not None:
-                _check(x, y, False)
+                _check(x, y, False, specials=special(program))
     except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
         return False
     return True

@@ -96,6 +96,7 @@ def _drawing(program: Program, lines: Any, rng: random.Random) -> Drawing:
     """A program as it is while it is drawn, after some of its lines."""
     dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
     d = Drawing(program.seed, program.index, rng, dtype, program.points, bool(program.gradients), most=MOST_SCHEDULED)
+    d.specials = generate.special(program)
     d.sizes = LARGER
     d.args, d.gradients = list(program.args), list(program.gradients)
     given = arguments(program, program.points[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conformance.fuzz import texts
+from conformance.fuzz import placing, texts, windows
 from conformance.fuzz.drawing import Drawing
 
 FORWARD = frozenset({
@@ -66,6 +66,12 @@ VIEWS = _rows(SELECT, {
     "unbind": lambda d: f"{d.tensor(1)}.unbind({d.axis()})[-1]",
     "movedim": lambda d: f"{d.tensor(2)}.movedim({d.axis()}, {d.axis()})",
     "detach": lambda d: f"{d.tensor()}.detach()",
+    "unflatten": lambda d: texts.unflattened(d, d.tensor(1)),
+    "as_strided": texts.strided,
+    "bitcast": texts.bitcast,
+    "indexed": lambda d: f"{d.tensor(1)}[{d.among('None', '..., None', '-1', '..., 0', '..., -1:', '0, ..., None')}]",
+    "tensor_split": lambda d: f"{d.tensor(1)}.tensor_split(2, {d.axis()})",
+    "expand_as": lambda d: f"{d.tensor()}.expand_as({d.same()})",
 }, 1.2)  # fmt: skip
 MOVES = _rows(SELECT, {
     "contiguous": lambda d: f"{d.tensor(2)}.mT.contiguous()",
@@ -86,6 +92,22 @@ MOVES = _rows(SELECT, {
     "zeros_like": lambda d: f"torch.{d.among('zeros_like', 'ones_like')}({d.tensor()})",
     "arange": lambda d: f"torch.arange({(x := d.tensor(1)) and d.spelled(0)}, device={x}.device)",
     "max_pool": lambda d: texts.pool(d, "max"),
+    "tile": lambda d: f"{d.tensor()}.tile({d.among('2', '2, 1', '1, 3')})",
+    "flip.two": lambda d: f"{d.tensor(2)}.flip(0, -1)", "roll.flat": lambda d: f"{d.tensor(1)}.roll({d.among(1, -3)})",
+    "diag": lambda d: f"torch.diag({d.tensor(1)}, {d.among(0, 1, -1)})",
+    "hstack": lambda d: f"torch.{d.among('hstack', 'vstack', 'dstack')}([{d.tensor(1)}, {d.same()}])",
+    "block_diag": lambda d: f"torch.block_diag({d.tensor(1)}, {d.same()})",
+    "meshgrid": lambda d: f"torch.meshgrid({d.tensor(1)}, {d.same()}, indexing='{d.among('ij', 'xy')}')[0]",
+    "index_fill": placing.index_filled, "index_copy": placing.index_copied, "take_along_dim": placing.taken_along,
+    "slice_scatter": lambda d: placing.replaced(d, "slice"),
+    "select_scatter": lambda d: placing.replaced(d, "select"),
+    "diagonal_scatter": lambda d: placing.replaced(d, "diagonal"),
+    "one_hot": placing.one_hot, "pixel_shuffle": windows.shuffled, "unfold.image": windows.windows,
+    "where.number": lambda d: f"torch.where({(x := d.number()) and d.mask()}, {x}, {d.among(0, 1.5, -2)})",
+    "full_like": lambda d: f"torch.full_like({d.number()}, {d.among(2, -1)})",
+    "new": lambda d: f"{d.number(1)}.new_{d.among('zeros', 'ones')}(({d.spelled(0)}, {d.among(1, 3)}))",
+    "linspace": lambda d: f"torch.linspace(0, 4, {d.real(1) and d.size(-1)}, device={d.first.name}.device)",
+    "eye": lambda d: f"torch.eye({(x := d.tensor(2)) and d.size(0)}, {d.size(1)}, dtype={x}.dtype, device={x}.device)",
 })  # fmt: skip
 CHOICES = (
     Row("pad", SELECT, lambda d: texts.padded(d, d.number(1)), 2.5),
@@ -97,6 +119,15 @@ CHOICES = (
         "sort": texts.along("{}.sort(stable=True, dim={}).values", "number"),
         "cummax": texts.along("{}.cummax({}).values", "number"),
         "topk": texts.topk,
+        "amax.axes": texts.reduced("amax", "number"), "kthvalue": texts.kth, "median": texts.median,
+        "aminmax": texts.along("torch.aminmax({}, dim={})[0]", "number"),
+        "fmax": texts.binary("torch.fmax({}, {})"), "fmin": texts.binary("torch.fmin({}, {})"),
+        "clamp.tensors": lambda d: f"torch.clamp({d.number()}, {d.same()}, {d.same()})",
+        "nan_to_num": lambda d: f"torch.nan_to_num({d.real()}{d.among('', ', nan=2.0', ', posinf=3.0, neginf=-3.0')})",
+        "relu6": lambda d: f"F.{d.among('relu6', 'hardtanh')}({d.number()})",
+        "threshold": lambda d: f"F.threshold({d.number()}, {d.among(0, 1)}, {d.among(0, 1)})",
+        "copysign": lambda d: f"torch.copysign({d.real()}, {d.like()})",
+        "max_unpooled": lambda d: windows.adaptive(d, "max"),
     }),
 )  # fmt: skip
 WHOLES = (
@@ -118,6 +149,20 @@ WHOLES = (
         "count": lambda d: f"{d.boolean()}.sum()",
         "outer": lambda d: f"{(x := d.number(1))}.unsqueeze(-1) * {x}.unsqueeze(-2)",
         "addcmul": lambda d: f"torch.addcmul({d.number()}, {d.same()}, {d.same()})",
+        "sum.axes": texts.reduced("sum", "number"), "nansum": texts.reduced("nansum", "real"), "sum.wide": texts.summed,
+        "prod": texts.reduction("prod", "number"),
+        "count_nonzero": texts.along("torch.count_nonzero({}, {})", "number"),
+        "cumprod.whole": texts.along("{}.cumprod({})", "number"),
+        "diff": texts.along("torch.diff({}, dim={})", "number"),
+        "trace": lambda d: f"torch.trace({d.number(2)})", "size": texts.by_size,
+        "scaled.bool": lambda d: f"{d.boolean()} * {d.like()}", "dot": texts.dot, "cross": texts.cross,
+        "einsum.forms": windows.einsum, "product": windows.product,
+        "conv1d.forms": lambda d: windows.conv(d, 1), "conv2d.forms": lambda d: windows.conv(d, 2),
+        "conv3d": lambda d: windows.conv(d, 3), "conv.same": windows.conv_same,
+        "conv_transpose1d": lambda d: windows.conv_transpose(d, 1),
+        "conv_transpose2d.forms": lambda d: windows.conv_transpose(d, 2),
+        "scatter_reduce": placing.scatter_reduced, "index_put": placing.index_put,
+        "power.whole": lambda d: f"{d.number()} ** {d.among(2, 3)}",
     }),
 )  # fmt: skip
 ROUNDS = (
@@ -128,7 +173,15 @@ ROUNDS = (
         "F.softplus({})", "F.elu({})", "torch.erf({})", "torch.reciprocal({}.abs() + 1)", "F.leaky_relu({}, 0.1)",
         "F.hardswish({})", "F.mish({})", "{} / 3", "{} * 0.3", "{} + 0.1", "torch.expm1({})", "torch.atan({})",
         "F.logsigmoid({})", "{} ** 3", "F.gelu({}, approximate='tanh')",
+        "torch.exp2({})", "torch.log1p({}.abs())", "torch.log2({}.abs() + 1)", "torch.log10({}.abs() + 1)",
+        "torch.sinh({})", "torch.cosh({})", "torch.asinh({})", "torch.acosh({}.abs() + 1.5)", "torch.erfc({})",
+        "torch.asin({}.clamp(-0.9, 0.9))", "torch.atanh({}.clamp(-0.9, 0.9))", "torch.lgamma({}.abs() + 0.5)",
+        "torch.sinc({})", "torch.logit({}, eps=0.1)", "F.hardsigmoid({})", "F.softshrink({})", "F.celu({})",
+        "F.selu({})", "F.relu6({})", "F.tanhshrink({})", "F.softsign({})", "torch.deg2rad({})", "2 ** {}",
+        "({}.abs() + 0.5) ** 0.5", "({}.abs() + 0.5) ** -1.5", "F.glu(torch.cat([{0}, {0}], -1), -1)",
+        "torch.special.expit({})", "torch.special.ndtr({})", "torch.float_power({}, 2)",
     ),
+    *_of_number(ROUND, "{} * 0.5", "{} / 2", "1 / ({}.abs() + 1)", "torch.exp(-{}.abs())", "torch.true_divide({}, 7)"),
     *_rows(ROUND, {
         "div": lambda d: f"{d.real()} / ({d.like()}.abs() + 1)",
         "lerp": lambda d: f"torch.lerp({d.real()}, {d.same()}, 0.3)",
@@ -145,16 +198,45 @@ ROUNDS = (
         "batch_norm": texts.batch_norm, "avg_pool": lambda d: texts.pool(d, "avg"),
         "interpolate": texts.resized, "mse_loss": lambda d: f"F.mse_loss({d.real()}, {d.same()})",
         "adaptive_avg_pool": lambda d: f"F.adaptive_avg_pool2d({d.real(4, 4)}, {d.among(1, 2, 3)})",
+        "hypot": lambda d: f"torch.hypot({d.real()}, {d.like()})",
+        "xlogy": lambda d: f"torch.xlogy({d.real()}, {d.same()}.abs() + 0.5)",
+        "pow": lambda d: f"({d.real()}.abs() + 0.5) ** {d.same()}.clamp(-2, 2)",
+        "mean.axes": texts.reduced("mean"), "var.axes": texts.reduced("var"), "var_mean": texts.var_mean,
+        "norm.p": texts.norm, "logcumsumexp": texts.along("torch.logcumsumexp({}, {})"),
+        "softmax.wide": texts.along("torch.softmax({}, {}, dtype=torch.float32)", "number"),
+        "softmin": texts.along("F.softmin({}, {})"), "cosine": texts.cosine, "cdist": texts.cdist,
+        "group_norm": windows.group_norm, "batch_norm.running": windows.batch_norm,
+        "attention.forms": windows.attention,
+        "interpolate.forms": windows.resized, "adaptive_pool": lambda d: windows.adaptive(d, "avg"),
+        "scatter_mean": placing.scatter_mean, "embedding_bag": placing.embedding_bag,
+        "loss": texts.loss, "lerp.tensor": lambda d: f"torch.lerp({d.real()}, {d.same()}, {d.same()})",
+        "prelu": lambda d: f"F.prelu({d.real(2)}, {d.fresh(d.size(1))})", "bilinear": texts.bilinear,
+        "div.mixed": lambda d: f"{d.number()} / ({d.like()}.abs() + 1)",
         "cross_entropy": lambda d: f"F.cross_entropy({d.real(2, 2)}, {d.indices(d.size(1), d.size(0))})",
     }),
 )  # fmt: skip
 JUMPS = (
-    *_of_number(JUMP, "torch.sign({})", "{} > 0", "{} == 1", "{} <= -1", "{}.to(torch.bool)", "{} // 2", "{} % 3"),
-    *_of_real(JUMP, "torch.floor({})", "torch.round({})", "torch.trunc({})", "torch.ceil({})", "{}.to(torch.int64)"),
+    *_of_number(JUMP, "torch.sign({})", "{} > 0", "{} == 1", "{} <= -1", "{}.to(torch.bool)", "{} // 2", "{} % 3",
+                "torch.fmod({}, 3)", "{} % -3", "{} // -2", "torch.div({}, 3, rounding_mode='trunc')",
+                "torch.div({}, 2, rounding_mode='floor')", "torch.logical_not({})", "torch.isfinite({})",
+                "torch.heaviside({0}, {0})", "torch.sgn({})"),
+    *_of_real(JUMP, "torch.floor({})", "torch.round({})", "torch.trunc({})", "torch.ceil({})", "{}.to(torch.int64)",
+              "torch.frac({})", "torch.round({}, decimals=1)", "torch.isnan({})", "torch.isinf({})",
+              "torch.signbit({})", "F.hardshrink({})"),
     *_rows(JUMP, {
         "lt": texts.binary("{} < {}"), "eq": texts.binary("{} == {}"), "ne": texts.binary("{} != {}"),
         "argmax": texts.reduction("argmax", "number"), "argmin": texts.reduction("argmin", "number"),
         "argsort": texts.along("torch.argsort({}, stable=True, dim={})", "number"),
+        "max.indices": texts.along("{}.max({}).indices", "number"), "searched": placing.searched,
+        "cummax.indices": texts.along("{}.cummax({}).indices", "number"),
+        "remainder": lambda d: f"{d.number()} {d.among('%', '//')} ({d.same()}.abs() + 1)",
+        "fmod": lambda d: f"torch.fmod({d.number()}, {d.same()}.abs() + 1)",
+        "gcd": lambda d: f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})",
+        "logical": lambda d: f"torch.logical_{d.among('and', 'or', 'xor')}({d.number()}, {d.like()})",
+        "bitwise": lambda d: f"{d.integer()} {d.among('&', '|', '^')} {d.same()}",
+        "invert": lambda d: f"~{d.integer()}",
+        "shift": lambda d: f"{d.integer()} {d.among('<<', '>>')} ({d.same()} & 3)",
+        "nonzero.all": lambda d: f"{d.number()}.{d.among('any', 'all')}()", "isin": texts.is_in,
         "topk.indices": lambda d: f"torch.sort({d.number(1)}, descending=True, stable=True).indices",
         "any": lambda d: f"{d.boolean(1)}.{d.among('any', 'all')}({d.axis()})", "not": lambda d: f"~{d.boolean()}",
         "and": lambda d: f"{d.boolean()} {d.among('&', '|', '^')} {d.mask()}",
@@ -164,6 +246,10 @@ JUMPS = (
 CASTS = _rows(SELECT, {
     "wider": lambda d: texts.cast(d, "float32", "float64"),
     "narrower": lambda d: texts.cast(d, "bfloat16", "float16", "float32"),
+    "whole": lambda d: f"{d.integer()}.to(torch.{d.among('int8', 'uint8', 'int16', 'int32', 'int64')})",
+    "promoted": lambda d: f"{d.integer()} + {d.among(0.5, 1.0)}",
+    "typed": lambda d: f"{d.boolean()} + {d.among(1, 0.5)}",
+    "as_other": lambda d: f"{d.number()}.type_as({d.number()})",
     "counted": lambda d: f"{d.boolean()}.to(torch.{d.among('float32', 'int64', 'int32')})",
 }, 0.8)  # fmt: skip
 
@@ -176,6 +262,14 @@ WRITES = (
     *_writes(WHOLE, {
         "add": lambda d: f"{d.number()}.add_({d.like()})", "mul": lambda d: f"{d.number()}.mul_({d.like()})",
         "sub": lambda d: f"{d.number()}.sub_(1)", "iadd": lambda d: f"{d.number()} += {d.like()}",
+        "add.alpha": lambda d: f"{d.number()}.add_({d.like()}, alpha={d.among(2, -1)})",
+        "view.add": lambda d: f"{d.number(2)}{d.among('.mT', '.diagonal()', '[1:]', '.select(0, 0)')}"
+                              f".add_({d.among(1, 2)})",
+        "scatter": placing.scattered, "imul.part": lambda d: f"{d.number(1)}[::2] *= 2",
+        "cumsum": lambda d: f"{d.number(1)}.cumsum_({d.axis()})", "pow": lambda d: f"{d.number()}.pow_(2)",
+        "addcmul": lambda d: f"{d.number()}.addcmul_({d.same()}, {d.same()})",
+        "addmm": lambda d: f"{d.real(2, most=2)}.addmm_({d.fresh(d.size(0), 3)}, {d.fresh(3, d.size(1))})",
+        "out": lambda d: f"torch.add({d.real()}, {d.same()}, out={d.first.name})",
         "index_add": lambda d: f"{d.number(1)}.index_add_(0, {d.indices(d.size(0), 3)}, {d.fresh(3, *d.shape[1:])})",
     }),
     *_writes(SELECT, {
@@ -186,10 +280,26 @@ WRITES = (
         "assign.row": lambda d: f"{d.number(2)}[{d.among(0, -1)}] = {d.fresh(*d.shape[1:])}",
         "masked_fill": lambda d: f"{d.number()}.masked_fill_({d.mask()}, {d.among(0, 1)})",
         "neg": lambda d: f"{d.number()}.neg_()",
+        "index_put": placing.assigned_rows, "where": placing.assigned_where, "abs": lambda d: f"{d.number()}.abs_()",
+        "tril": lambda d: f"{d.tensor(2)}.{d.among('tril_', 'triu_')}()",
+        "fill_diagonal": lambda d: f"{d.number(2)}.fill_diagonal_({d.among(0, 1)})",
+        "index_fill": lambda d: f"{d.number(1)}.index_fill_(0, {d.indices(d.size(0), 2)}, {d.among(0, 1)})",
+        "not": lambda d: f"{d.boolean()}.logical_not_()",
+        "assign.tail": lambda d: f"{d.tensor(1)}[1:] = {d.first.name}[:-1].clone()",
+        "turned": lambda d: f"{d.tensor(2)}.{d.among('t_()', 'transpose_(0, 1)', 'unsqueeze_(0)', 'squeeze_()')}",
     }),
     *_writes(ROUND, {
         "sigmoid": lambda d: f"{d.real()}.sigmoid_()", "div": lambda d: f"{d.real()}.div_(3)",
-        "tanh": lambda d: f"{d.real()}.tanh_()",
+        "tanh": lambda d: f"{d.real()}.tanh_()", "exp": lambda d: f"{d.real()}.clamp_(max=3).exp_()",
+        "lerp": lambda d: f"{d.real()}.lerp_({d.same()}, 0.5)",
+        "view.div": lambda d: f"{d.real(2)}{d.among('.mT', '.diagonal()', '[::2]')}.div_({d.among(2, 3)})",
+        "gelu": lambda d: f"{d.real()}.copy_(F.gelu({d.first.name}))",
+    }),
+    *_writes(JUMP, {
+        "floor": lambda d: f"{d.real()}.floor_()", "floordiv": lambda d: f"{d.number()} //= {d.among(2, -2)}",
+        "mod": lambda d: f"{d.number()} %= 3", "and": lambda d: f"{d.boolean()} &= {d.mask()}",
+        "bits": lambda d: f"{d.integer()} {d.among('|=', '&=', '<<=', '>>=')} {d.among(1, 2)}",
+        "compare": lambda d: f"{d.number()}.{d.among('gt_', 'eq_')}({d.among(0, 1)})",
     }),
 )  # fmt: skip
 OPERATIONS = (*VIEWS, *MOVES, *CHOICES, *WHOLES, *ROUNDS, *JUMPS, *CASTS, *WRITES)

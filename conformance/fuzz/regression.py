@@ -86,7 +86,18 @@ def shown(program: Program, title: str) -> str:
 
 
 def _table(options: Mapping[str, Any]) -> str:
-    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items()) + " }"
+    return "{ " + ", ".join(f"{name} = {_toml(value)}" for name, value in options.items()) + " }"
+
+
+def _toml(value: Any) -> str:
+    """A value of a table.
+
+    >>> _toml((1, -0.0, float("-inf"))), _toml("index")
+    ('[1, -0.0, -inf]', '"index"')
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 SCRIPT = '''"""{title}

@@ -286,3 +286,147 @@ def assigned_part(d: Drawing) -> str:
     n = d.size(0)
     rows = d.up_to(1, n)
     return f"{x}[{n - rows}:] = {d.fresh(rows, *d.shape[1:])}"
+
+
+def reduced(call: str, kind: str = "real") -> Text:
+    """Over several axes."""
+
+    def text(d: Drawing) -> str:
+        x = getattr(d, kind)(1)
+        rank = len(d.shape)
+        some = tuple(d.rng.sample(range(rank), d.up_to(1, rank)))
+        return f"{x}.{call}({some}{d.among('', ', keepdim=True')})"
+
+    return text
+
+
+def summed(d: Drawing) -> str:
+    """In another type."""
+    x, call = d.number(1), d.among("sum", "cumsum", "prod")
+    return f"{x}.{call}({d.axis()}, dtype=torch.{d.among('float32', 'float64', 'int64', 'int32')})"
+
+
+def var_mean(d: Drawing) -> str:
+    """With any count of degrees of freedom."""
+    x = d.real(1)
+    call = d.among("torch.var_mean({}, {}, correction={})[1]", "torch.std({}, {}, correction={})", "torch.var({}, {}, "
+                   "correction={})")  # fmt: skip
+    return call.format(x, d.axis(), d.among(0, 1, 2))
+
+
+def norm(d: Drawing) -> str:
+    """Of any order."""
+    order = d.among("1", "2", "3", "0.5", "float('inf')", "float('-inf')", "0")
+    return f"torch.linalg.vector_norm({d.real(1)}, {order}, {d.axis()})"
+
+
+def kth(d: Drawing) -> str:
+    """The smallest but some; of equal ones PyTorch does not say which, and so not where gradients go."""
+    x = d.number(1)
+    if d.first.eager.requires_grad:
+        raise NotFitting
+    axis = d.axis()
+    return f"{x}.kthvalue({d.up_to(1, d.size(axis))}, {axis}).values"
+
+
+def median(d: Drawing) -> str:
+    """Along an axis; as with `kth`, without gradients."""
+    x = d.number(1)
+    if d.first.eager.requires_grad:
+        raise NotFitting
+    return f"{x}.median({d.axis()}).values"
+
+
+def by_size(d: Drawing) -> str:
+    """With a size of its own as a number."""
+    x = d.number(1)
+    return f"{x} {d.among('+', '*', '-')} {x}.size({d.axis()})"
+
+
+def dot(d: Drawing) -> str:
+    """Of two rows."""
+    x = d.number(1)
+    if len(d.shape) != 1:
+        raise NotFitting
+    return f"torch.{d.among('dot', 'outer')}({x}, {d.same()})"
+
+
+def cross(d: Drawing) -> str:
+    """Of vectors of three."""
+    x = d.number(1)
+    axis = positive_axis(d)
+    if d.size(axis) < 3:
+        raise NotFitting
+    shape = [3 if k == axis else n for k, n in enumerate(d.shape)]
+    return f"torch.linalg.cross({x}.narrow({axis}, 0, 3), {d.fresh(*shape)}, dim={axis})"
+
+
+def cosine(d: Drawing) -> str:
+    """Of rows."""
+    return f"F.cosine_similarity({d.real(1)}, {d.same()}, dim={d.axis()}, eps=0.1)"
+
+
+def cdist(d: Drawing) -> str:
+    """Of all pairs of rows."""
+    x = d.real(2)
+    y = d.fresh(*d.shape[:-2], d.among(1, 3, 8), d.size(-1))
+    return f"torch.cdist({x}, {y}, p={d.among(1.0, 2.0)})"
+
+
+def loss(d: Drawing) -> str:
+    """How far two are apart."""
+    x = d.real(1)
+    how = d.among("mean", "sum", "none")
+    plain = d.among("l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss")
+    way = d.among(plain, plain, "soft_margin", "bce", "kl_div", "nll", "smoothed")
+    match way:
+        case "soft_margin":
+            return f"F.soft_margin_loss({x}, {d.same()}, reduction='{how}')"
+        case "bce":
+            return f"F.binary_cross_entropy_with_logits({x}, {d.same()}.sigmoid(), reduction='{how}')"
+        case "kl_div":
+            return f"F.kl_div({x}, {d.same()}.sigmoid(), reduction='{how}')"
+        case "nll" | "smoothed" if len(d.shape) == 2:
+            target = d.indices(d.size(1), d.size(0))
+            if way == "nll":
+                return f"F.nll_loss({x}, {target}, ignore_index={d.among(0, -100)}, reduction='{how}')"
+            return f"F.cross_entropy({x}, {target}, label_smoothing=0.125, reduction='{how}')"
+        case "nll" | "smoothed":
+            raise NotFitting
+    return f"F.{way}({x}, {d.same()}, reduction='{how}')"
+
+
+def bilinear(d: Drawing) -> str:
+    """Of two rows each."""
+    x = d.real(2)
+    return f"F.bilinear({x}, {d.same()}, {d.fresh(2, d.size(-1), d.size(-1))})"
+
+
+def is_in(d: Drawing) -> str:
+    """Whether a value is among some."""
+    return f"torch.isin({d.number()}, {d.fresh(d.among(1, 3, 9))})"
+
+
+def unflattened(d: Drawing, x: str) -> str:
+    """An axis as two."""
+    axis = positive_axis(d)
+    n = d.size(axis)
+    factor = d.among(*(k for k in (1, 2, 3, 4, 8) if n % k == 0))
+    return f"{x}.unflatten({axis}, ({factor}, -1))"
+
+
+def strided(d: Drawing) -> str:
+    """Overlapping rows of what lies in one piece."""
+    x = d.tensor(1)
+    n = d.first.eager.numel()
+    rows = d.up_to(1, min(4, n))
+    step = d.among(*(k for k in (0, 1, 2, 3) if (rows - 1) * k < n))
+    across = (n - 1 - (rows - 1) * step) // d.among(1, 2) + 1
+    return f"{x}.contiguous().as_strided(({rows}, {min(across, 8)}), ({step}, 1))"
+
+
+def bitcast(d: Drawing) -> str:
+    """The same bits as whole numbers and back."""
+    x = d.number(1)
+    whole = {2: "int16", 4: "int32", 8: "int64", 1: "int8"}[d.first.eager.element_size()]
+    return f"({x}.view(torch.{whole}) ^ 0).view({x}.dtype)"

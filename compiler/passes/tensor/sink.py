@@ -79,13 +79,14 @@ def _few(reader: Equation, p: Map) -> bool:
 
 
 def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
-    """How many points the axes have for each of the whole; infinite where unknown sizes decide it."""
+    """How many points the axes have for each of the whole; infinite where unknown sizes decide it, or there is none."""
     points, elements = [a.extent for a in axes], [a.extent for a in whole]
     for extent in tuple(points):
         if extent in elements:
             points.remove(extent)
             elements.remove(extent)
-    return _count(points) / _count(elements) if all(isinstance(n, Const) for n in elements) else math.inf
+    count = _count(elements) if all(isinstance(n, Const) for n in elements) else 0
+    return _count(points) / count if count else math.inf
 
 
 def _count(extents: Sequence[Expr]) -> float:

@@ -2,9 +2,11 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from compiler.frontend import decompositions, special
 
@@ -47,6 +49,29 @@ def test_places_among_edges_and_counts() -> None:
     for given in ((x, 4), (x, 4, -1, 2), (torch.full((3,), 2.0), 3), (torch.rand(50), 7, 0.2, 0.9)):
         if given[0].isfinite().all() or len(given) > 2:
             assert torch.equal(table[torch.ops.aten.histc.default](*given), torch.histc(*given)), given
+
+
+@pytest.mark.parametrize("x", [torch.rand(3, 4, 5).mT, torch.rand(4, 5, 3, 2)[..., 0].movedim(0, 2), torch.rand(1, 9)])
+def test_results_lie_as_those_of_the_op(x: torch.Tensor) -> None:
+    aten, zeros = torch.ops.aten, torch.zeros(x.shape[0], dtype=torch.int64)
+    called: list[tuple[Any, tuple[Any, ...]]] = [
+        *((aten.logcumsumexp.default, (x, axis)) for axis in range(x.dim())),
+        *((aten.kthvalue.default, (x, x.shape[axis], axis, keep)) for axis in range(x.dim()) for keep in (False, True)),
+        *((aten.mode.default, (x, axis)) for axis in range(x.dim())), (aten.nanmedian.dim, (x, 0)),
+        (aten.bucketize.Tensor, (x, torch.rand(3).sort().values)), (aten.frexp.Tensor, (x,)),
+        (aten.nextafter.default, (x, x * 2)), (aten.angle.default, (x,)),
+        (aten.index_reduce.default, (x, 0, zeros, x, "amax")),
+    ]  # fmt: skip
+    for op, args in called:
+        made, want = (pytree.tree_leaves(how(*args)) for how in (decompositions()[op], op))
+        print(op, args[1:])
+        lies = [[(strides(y), y.storage_offset()) for y in found] for found in (made, want)]
+        assert lies[0] == lies[1]
+
+
+def strides(x: torch.Tensor) -> list[int]:
+    """The steps along the axes that have any."""
+    return [step for n, step in zip(x.shape, x.stride(), strict=True) if n > 1]
 
 
 def test_bags_of_embeddings(seed: int) -> None:

@@ -43,3 +43,12 @@ def test_sizes_that_are_not_known_count_as_equal_ones() -> None:
     for rows in (5, 9):
         x, t = torch.randn(rows, 40), torch.randint(0, 40, (rows,))
         torch.testing.assert_close(loss(x, t), F.cross_entropy(x, t), msg=f"{rows} rows, seed {seed}")
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_rows_may_be_empty(rows: int) -> None:
+    """Of a map that has no elements none are few: the backward of a softmax reads sums of such rows."""
+    x = torch.empty(rows, 0, requires_grad=True)
+    made = torch.compile(lambda x: torch.softmax(x, 1), backend="mlcomp", options={"fallback": False})(x)
+    made.sum().backward()  # type: ignore[no-untyped-call]
+    assert made.shape == x.shape and x.grad is not None

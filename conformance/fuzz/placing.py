@@ -1,0 +1,120 @@
+"""The texts of calls that read and write at places that other tensors say: by index or by truth value."""
+
+from __future__ import annotations
+
+from conformance.fuzz.drawing import Drawing, NotFitting, overlaps
+from conformance.fuzz.texts import positive_axis
+
+
+def scatter_reduced(d: Drawing) -> str:
+    """Several to one place, brought together there."""
+    x = d.number(1)
+    axis, shape = positive_axis(d), list(d.shape)
+    below, shape[axis] = shape[axis], d.among(1, 3, 8, shape[axis])
+    way = d.among("sum", "amax", "amin", "prod")
+    included = d.among("", ", include_self=False")
+    return f"{x}.scatter_reduce({axis}, {d.indices(below, *shape)}, {d.fresh(*shape)}, '{way}'{included})"
+
+
+def scatter_mean(d: Drawing) -> str:
+    """The mean of what comes to a place."""
+    x = d.real(1)
+    axis, shape = positive_axis(d), list(d.shape)
+    below, shape[axis] = shape[axis], d.among(1, 3, 8, shape[axis])
+    return f"{x}.scatter_reduce({axis}, {d.indices(below, *shape)}, {d.fresh(*shape)}, 'mean')"
+
+
+def index_put(d: Drawing) -> str:
+    """Rows to places that may be the same, added up."""
+    x = d.number(1)
+    n = d.among(1, 3, 8)
+    index = d.indices(d.size(0), n)
+    return f"{x}.index_put(({index},), {d.fresh(n, *d.shape[1:])}, accumulate=True)"
+
+
+def index_filled(d: Drawing) -> str:
+    """A number at some places of an axis."""
+    x = d.tensor(1)
+    axis = d.axis()
+    return f"{x}.index_fill({axis}, {d.indices(d.size(axis), d.among(1, 3))}, {d.among(0, 1)})"
+
+
+def index_copied(d: Drawing) -> str:
+    """Rows to places of their own."""
+    x = d.tensor(1)
+    n = d.up_to(1, d.size(0))
+    return f"{x}.index_copy(0, {d.indices(d.size(0), n, unique_along=0)}, {d.fresh(n, *d.shape[1:])})"
+
+
+def taken_along(d: Drawing) -> str:
+    """By an order of the very values, or as if flat."""
+    x = d.number(1)
+    if d.chance(0.3):
+        return f"{x}.take({d.indices(d.first.eager.numel(), 2, d.among(1, 4))})"
+    axis = d.axis()
+    return f"torch.take_along_dim({x}, {d.indices(d.size(axis), *d.shape)}, {axis})"
+
+
+def replaced(d: Drawing, call: str) -> str:
+    """Part of an axis in the place of what is there: `slice_scatter`, `select_scatter`, `diagonal_scatter`."""
+    x = d.tensor(2 if call == "diagonal" else 1)
+    if overlaps(d.first.eager) or d.first.eager.storage_offset():
+        raise NotFitting  # eager copies all of the memory, and writes through one place to others
+    if call == "diagonal":
+        return f"torch.diagonal_scatter({x}, {d.fresh(*d.shape[2:], min(d.shape[:2]))})"
+    axis, shape = positive_axis(d), list(d.shape)
+    n = shape.pop(axis)
+    if call == "select":
+        return f"torch.select_scatter({x}, {d.fresh(*shape)}, {axis}, {d.up_to(-n, n - 1)})"
+    start, step = d.up_to(0, n - 1), d.among(1, 1, 2)
+    shape.insert(axis, len(range(start, n, step)))
+    return f"torch.slice_scatter({x}, {d.fresh(*shape)}, {axis}, {start}, None, {step})"
+
+
+def searched(d: Drawing) -> str:
+    """Where numbers belong among sorted ones."""
+    x = d.number()
+    right = d.among("", ", right=True")
+    limits = d.drawn_as("sorted", d.among(1, 4, 9))
+    return d.among(f"torch.bucketize({x}, {limits}{right})", f"torch.searchsorted({limits}, {x}{right})")
+
+
+def one_hot(d: Drawing) -> str:
+    """Of new indices."""
+    x = d.tensor(1)
+    n = d.among(1, 3, 8)
+    return f"F.one_hot({d.indices(n, d.size(0))}, {n}).to({x}.dtype)"
+
+
+def assigned_rows(d: Drawing) -> str:
+    """A number or rows, at places each its own."""
+    x = d.tensor(1)
+    n = d.up_to(1, d.size(0))
+    index = d.indices(d.size(0), n, unique_along=0)
+    return f"{x}[{index}] = {d.among(0, 1) if d.chance(0.5) else d.fresh(n, *d.shape[1:])}"
+
+
+def assigned_where(d: Drawing) -> str:
+    """A number where a condition of the very values holds."""
+    x = d.number(1)
+    if not d.first.exact:
+        raise NotFitting
+    return f"{x}[{x} {d.among('> 0', '== 1', '<= -1')}] = {d.among(0, 1, -2)}"
+
+
+def scattered(d: Drawing) -> str:
+    """Into the tensor itself: added, where places are the same."""
+    x = d.number(1)
+    axis, shape = positive_axis(d), list(d.shape)
+    below, shape[axis] = shape[axis], d.among(1, 3)
+    if d.chance(0.5):
+        return f"{x}.scatter_add_({axis}, {d.indices(below, *shape)}, {d.fresh(*shape)})"
+    if shape[axis] > below:
+        raise NotFitting
+    return f"{x}.scatter_({axis}, {d.indices(below, *shape, unique_along=axis)}, {d.among(0, 1)})"
+
+
+def embedding_bag(d: Drawing) -> str:
+    """Rows of a matrix, brought together."""
+    x = d.real(2, most=2)
+    return f"F.embedding_bag({d.indices(d.size(0), 3, d.among(1, 4))}, {x}, mode='{d.among('sum', 'mean', 'max')}')"

@@ -1,0 +1,161 @@
+"""The texts of calls over windows and heads: convolutions, pools, norms of groups, attention with masks."""
+
+from __future__ import annotations
+
+from conformance.fuzz.drawing import Drawing, NotFitting
+
+
+def conv(d: Drawing, rank: int) -> str:
+    """Of windows that fit, each side with a size, a step and gaps of its own."""
+    x = d.real(rank + 2, most=rank + 2)
+    channels = d.size(1)
+    sizes, steps, gaps, margins = [], [], [], []
+    for n in d.shape[2:]:
+        margin, gap = d.among(0, 0, 1, 2), d.among(1, 1, 2)
+        sizes.append(d.up_to(1, min(3, (n + 2 * margin - 1) // gap + 1)))
+        steps.append(d.among(1, 1, 2, 3))
+        gaps.append(gap)
+        margins.append(margin)
+    groups = d.among(*(g for g in (1, 1, 2, channels) if channels % g == 0))
+    out = groups * d.among(1, 2, 3)
+    w = d.fresh(out, channels // groups, *sizes)
+    bias = f", {d.fresh(out)}" if d.chance(0.3) else ""
+    options = f"stride={tuple(steps)}, padding={tuple(margins)}, dilation={tuple(gaps)}, groups={groups}"
+    return f"F.conv{rank}d({x}, {w}{bias}, {options})"
+
+
+def conv_transpose(d: Drawing, rank: int) -> str:
+    """With groups, margins and what is added to the size of the result."""
+    x = d.real(rank + 2, most=rank + 2)
+    channels, kernel, step = d.size(1), d.up_to(1, 3), d.among(1, 2, 3)
+    groups = d.among(*(g for g in (1, 1, 2, channels) if channels % g == 0))
+    w = d.fresh(channels, d.among(1, 2), *[kernel] * rank)
+    options = f"stride={step}, padding={d.up_to(0, kernel // 2)}, output_padding={d.up_to(0, step - 1)}"
+    return f"F.conv_transpose{rank}d({x}, {w}, {options}, groups={groups})"
+
+
+def conv_same(d: Drawing) -> str:
+    """With as much around as keeps the size."""
+    x = d.real(3, most=3)
+    kernel = d.up_to(1, min(4, d.size(2)))
+    return f"F.conv1d({x}, {d.fresh(d.among(1, 2), d.size(1), kernel)}, padding='{d.among('same', 'valid')}')"
+
+
+def windows(d: Drawing) -> str:
+    """Windows as columns, or columns back into an image."""
+    x = d.real(4, most=4)
+    kernel, gap = d.up_to(1, min(3, *d.shape[2:])), d.among(1, 1, 2)
+    columns = f"F.unfold({x}, {kernel}, dilation={gap}, padding=1, stride={d.among(1, 2)})"
+    if d.chance(0.5):
+        return columns
+    step = d.among(1, 2)
+    columns = f"F.unfold({x}, {kernel}, padding=1, stride={step})"
+    return f"F.fold({columns}, {tuple(d.shape[2:])}, {kernel}, padding=1, stride={step})"
+
+
+def adaptive(d: Drawing, way: str) -> str:
+    """To a size that may not divide what there is."""
+    x = d.real(3, most=4)
+    rank = len(d.shape) - 2
+    return f"F.adaptive_{way}_pool{rank}d({x}, {d.among(1, 2, 3, 5)})"
+
+
+def resized(d: Drawing) -> str:
+    """To any size, by corners or centres."""
+    x = d.real(4, most=4)
+    size = (d.among(1, 2, 3, 5, 8), d.among(1, 3, 4, 7))
+    mode = d.among("nearest", "nearest-exact", "bilinear", "bicubic", "area")
+    corners = f", align_corners={d.among(True, False)}" if mode in ("bilinear", "bicubic") else ""
+    return f"F.interpolate({x}, size={size}, mode='{mode}'{corners})"
+
+
+def shuffled(d: Drawing) -> str:
+    """Channels to pixels or back."""
+    x = d.tensor(4)
+    if d.size(-3) % 4 == 0 and d.chance(0.5):
+        return f"F.pixel_shuffle({x}, 2)"
+    return f"F.pixel_unshuffle({x}, {d.among(*(k for k in (1, 2, 3) if d.size(-1) % k == 0 and d.size(-2) % k == 0))})"
+
+
+def group_norm(d: Drawing) -> str:
+    """Of groups of several elements."""
+    x = d.real(2)
+    channels = d.size(1)
+    groups = d.among(*(g for g in (1, 2, channels) if channels % g == 0))
+    if d.first.eager[:1].numel() < 4 * groups:
+        raise NotFitting
+    weights = f", {d.fresh(channels)}, {d.fresh(channels)}" if d.chance(0.5) else ""
+    return f"F.group_norm({x}, {groups}{weights})"
+
+
+def batch_norm(d: Drawing) -> str:
+    """By running statistics, which training also writes."""
+    x = d.real(2)
+    if d.first.eager.numel() < 4 * d.size(1):
+        raise NotFitting
+    channels = d.size(1)
+    mean, var = d.fresh(channels), d.drawn_as("positive", channels)
+    weights = f", {d.fresh(channels)}, {d.fresh(channels)}" if d.chance(0.5) else ""
+    return f"F.batch_norm({x}, {mean}, {var}{weights}{d.among('', ', training=True, momentum=0.25')})"
+
+
+def attention(d: Drawing) -> str:
+    """With a mask, a scale, or fewer heads of keys."""
+    q = d.real(4, most=4)
+    *batch, heads, rows, width = d.shape
+    length = d.among(1, 4, 8, 17)
+    fewer = d.among(heads, *(h for h in (1, 2) if heads % h == 0))
+    k, v = (d.fresh(*batch, fewer, length, width) for _ in range(2))
+    options = ", enable_gqa=True" if fewer != heads else ""
+    options += d.among("", ", scale=0.25")
+    shape = d.among((rows, length), (heads, rows, length), (*batch, 1, 1, length))
+    mask = d.among("", "float", "bool")
+    if mask:
+        options += f", attn_mask={d.fresh(*shape) if mask == 'float' else d.truths(*shape)}"
+    return f"F.scaled_dot_product_attention({q}, {k}, {v}{options})"
+
+
+def einsum(d: Drawing) -> str:
+    """Axes summed, kept together, left over, or met twice."""
+    x = d.number(2)
+    shape = d.shape
+    if len(shape) == 2:
+        m, k = shape
+        text, other = d.among(
+            ("ij,ij->i", (m, k)), ("ij,ij->", (m, k)), ("ij,j->i", (k,)), ("ij,kj->ik", (5, k)), ("ij,i->j", (m,)),
+            ("ij,kl->ikjl", (2, 3)), ("ij,jk->k", (k, 3)), ("ij,jk->ikj", (k, 2)),
+        )  # fmt: skip
+    elif len(shape) == 3:
+        b, m, k = shape
+        text, other = d.among(
+            ("bij,bkj->bik", (b, 3, k)), ("bij,bij->b", (b, m, k)), ("bij,jc->bci", (k, 3)), ("bij,bi->bj", (b, m)),
+            ("bij,kj->ibk", (4, k)),
+        )  # fmt: skip
+    else:
+        *batch, _, heads, width = shape
+        text, other = "...qhd,...khd->...hqk", (*batch, 3, heads, width)
+    return f"torch.einsum('{text}', {x}, {d.fresh(*other)})"
+
+
+def product(d: Drawing) -> str:
+    """A product of matrices and vectors with more: what is added, scales, batches that broadcast."""
+    x = d.number(2)
+    shape = d.shape
+    k, n = shape[-1], d.among(1, 3, 8, 17)
+    way = d.among("mv", "broadcast", "addmm", "baddbmm", "tensordot", "inner", "vecdot", "kron")
+    if way == "mv":
+        return f"{x} @ {d.fresh(k)}"
+    if way == "broadcast":
+        return f"{x} @ {d.fresh(d.among(1, 2), *[1] * max(0, len(shape) - 3), k, n)}"
+    if way == "addmm" and len(shape) == 2:
+        bias = d.fresh(*d.among((n,), (shape[0], n), (1, n), (shape[0], 1), ()))
+        return f"torch.addmm({bias}, {x}, {d.fresh(k, n)}, beta={d.among(1, 2, 0)}, alpha={d.among(1, -1)})"
+    if way == "baddbmm" and len(shape) == 3:
+        return f"torch.baddbmm({d.fresh(shape[1], n)}, {x}, {d.fresh(shape[0], k, n)}, alpha=2)"
+    if way == "tensordot" and len(shape) > 2:
+        return f"torch.tensordot({x}, {d.fresh(*shape[-2:], n)}, 2)"
+    if way == "inner":
+        return f"torch.inner({x}, {d.fresh(n, k)})"
+    if way == "kron" and len(shape) == 2:
+        return f"torch.kron({x}, {d.fresh(2, 3)})"
+    return f"torch.linalg.vecdot({x}, {d.fresh(*shape)}, dim={d.axis()})"
