@@ -38,7 +38,7 @@ LARGE_ARRAY = 32 * 1024  # bytes; larger ones do not go on the stack, which thre
 # header: the functions that it declares, as far as the text calls them by themselves.
 HEADERS = {
     "parallel.h": "parallel",
-    "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
+    "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma in_order "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
     "require.h": "require require_below require_nonzero tell_failures any_outside each_outside all_below fail",
     "indices.h": "floordiv_by mod_by",
@@ -217,6 +217,8 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
         case k.If(Op("require", (valid, _)), then) if _leaves(s):
             leave = f"if (!{w.of(valid, c.UNARY)}) return {w.call('mlc_fail', c.FAILED).text};"
             return [leave, "{", *c.body(w, then), "}"]
+        case k.Assign(name, Op("add" | "sub" | "fma") as value) if value.dtype.is_float and value.dtype.lanes == 1:
+            return [f"{w.names[name]} = {w.call('mlc_in_order', w.of(value)).text};"]
         case k.For(mark="ahead" | "past" as mark):
             around, w.mark = w.mark, mark
             lines = c.statement(w, s.replace(mark=""))

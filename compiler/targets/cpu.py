@@ -22,7 +22,7 @@ COSTS = {
     "weight": 12.0, "sum": 3.0, "turn": 6.0,
     # What a vector that a sum reads from memory is waited for, unless it is asked for ahead: nothing where the machine
     # itself asks in time. Sums, maxima, norms and softmaxes of 1 to 64 MiB take 1.0 to 1.4 times as long with loads
-    # ahead, and none takes less (Zen 4, AVX-512).
+    # ahead, at best 1 % less (Zen 4, AVX-512).
     "exposed": 0.0,
     # When a kernel moves more than this share of the last level of cache, little of what it stores would still be there
     # when it is read: stores past the caches then make relu and add 1.2 to 1.5 times as fast, and before that slower.

@@ -34,6 +34,16 @@ struct mlc_vector_type<T, 1> {
   typedef T type;
   typedef T unaligned __attribute__((aligned(1), may_alias));
 };
+// A sum so far, which GCC 12 must not make of vectors: where it unrolls short rows that are read in any order but the
+// ascending one, it adds up other elements than it should (its bug 110381). At no cost, for it is an addition anyway.
+template <typename T>
+MLC_INLINE T mlc_in_order(T x) {
+#if defined(__x86_64__)
+  asm("" : "+x"(x));
+#endif
+  return x;
+}
+
 template <typename T, int N>
 using mlc_vec = typename mlc_vector_type<T, N>::type;
 

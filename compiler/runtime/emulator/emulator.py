@@ -33,8 +33,10 @@ _COMMON = (
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
 # Texts read memory as vectors of another type and rely on integers that wrap, both of which nvcc takes as it is meant.
+# Nor may sums of floats become vectors, of which GCC 12 adds up the wrong elements (its bug 110381).
 _KERNEL = (
-    *_COMMON, "-fno-strict-aliasing", "-fwrapv", "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
+    *_COMMON, "-fno-tree-loop-vectorize", "-fno-strict-aliasing", "-fwrapv", "-x", "c++",
+    "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
 )  # fmt: skip
 # The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else. A
 # vector's access stays one access, so that its alignment is looked at.
