@@ -254,15 +254,14 @@ def _lower(
 ) -> Lowering:  # fmt: skip
     IRS[source].verify(program)
     passes, applications = _between(target, source, until), Applications(gate, trace)
-    at = next((n for n, p in enumerate(passes) if p.source == "loop" and p.result == "tile"), len(passes))
-    if applications.watched or at == len(passes):
-        run = _Run(target, given, stored, applications, {source: program}, program)
+    before, since = _at_tiles(passes)
+    run = _Run(target, given, stored, applications, {source: program}, program)
+    if applications.watched or not since:
         run.all(passes)
         return Lowering(run.made, target, run.schedules or {}, run.fallbacks)
-    run = _Run(target, given, stored, applications, {source: program}, program)
-    run.all(passes[:at])
+    run.all(before)
     _check_names(given, run.program)
-    return _by_kinds(run, passes[at:], until, each)
+    return _by_kinds(run, since, until, each)
 
 
 def _between(target: Target, source: str, until: str) -> list[Pass]:
@@ -270,6 +269,12 @@ def _between(target: Target, source: str, until: str) -> list[Pass]:
     order = stages(target)
     first, last = order.index(source), order.index(until)
     return [p for p in passes_for(target) if order.index(p.source) >= first and order.index(p.result) <= last]
+
+
+def _at_tiles(passes: list[Pass]) -> tuple[list[Pass], list[Pass]]:
+    """The passes before the one that makes Tile IR of Loop IR, and the rest."""
+    at = next((n for n, p in enumerate(passes) if p.source == "loop" and p.result == "tile"), len(passes))
+    return passes[:at], passes[at:]
 
 
 @dataclass
@@ -357,7 +362,7 @@ class LoweredKind:
 
 def lowered_kind(kind: Kind) -> LoweredKind:
     """Lower a kernel by itself."""
-    alone, together = _apart(_between(kind.target, "loop", kind.until))
+    alone, together = _apart(_at_tiles(_between(kind.target, "loop", kind.until))[1])
     run = _Run(kind.target, kind.given, kind.stored, Applications(), {"loop": kind.program}, kind.program)
     with _deep_recursion():
         run.all(alone, [*alone, *together] if kind.checked else ())

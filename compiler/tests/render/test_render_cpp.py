@@ -49,7 +49,7 @@ static __attribute__((noinline, noclone)) void rows_i(const float* __restrict x,
     for (long k = 0; k < 21; k++) {
       const float e = mlc_exp(x[i * 21 + k] - m);
       t[i * 21 + k] = e;
-      s = s + e;
+      s = mlc_in_order(s + e);
     }
     #pragma GCC unroll 21
     for (long l = 0; l < 21; l++) {
