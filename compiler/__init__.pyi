@@ -31,6 +31,7 @@ from compiler.execution.mlir import to_mlir as to_mlir
 from compiler.execution.named import TARGETS as TARGETS
 from compiler.execution.named import cpus as cpus
 from compiler.execution.named import target as target
+from compiler.execution.truth import to_array as to_array
 from compiler.execution.tuning.command import Wish as Wish
 from compiler.execution.tuning.command import limits as limits
 from compiler.execution.tuning.command import tune as tune

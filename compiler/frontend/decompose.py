@@ -109,7 +109,7 @@ def _on_meta(op: Any, args: Any, kwargs: Any) -> list[_Lies | None]:
     with _disable_current_modes():
         try:
             made = op(*pytree.tree_map(empty, args), **pytree.tree_map(empty, kwargs))
-        except (RuntimeError, NotImplementedError, TypeError):  # no kernel for this, or a size that has no example
+        except (RuntimeError, TypeError):  # no kernel for this, or a size that has no example
             return []
         return [_lies(x) if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(made)]
 
