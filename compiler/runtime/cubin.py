@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.errors import ToolchainError
-from compiler.runtime import build, detect, nvrtc, process, store
+from compiler.runtime import build, detect, nvrtc, process, store, workers
 
 INSTALL_COMPILER = (
     "install NVRTC (`pip install nvidia-cuda-nvrtc`) or a CUDA toolkit, 12.8 or newer, whose nvcc is on PATH, "
@@ -167,17 +167,18 @@ def installed() -> Compiler:
 @functools.cache
 def by_nvrtc() -> Compiler | None:
     """NVRTC, unless it is not installed or too old for an architecture that ends in a letter."""
-    library = nvrtc.library()
-    if library is None:
+    libraries = nvrtc.paths()
+    if libraries is None:
         return None
 
     def compile(
         source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], work: Path
     ) -> tuple[int, bytes, str]:
-        folders = (f"--include-path={folder}" for folder in include)
-        return nvrtc.compile(library, source, SOURCE, (f"--gpu-architecture={arch}", *flags, *folders))
+        folders = (f"--include-path={folder.absolute()}" for folder in include)
+        options = (f"--gpu-architecture={arch}", *flags, *folders)
+        return workers.one(nvrtc.done, nvrtc.Task(libraries, source, SOURCE, options))
 
-    return Compiler("NVRTC", nvrtc.version(library), compile)
+    return Compiler("NVRTC", nvrtc.version(nvrtc.loaded(libraries)), compile)
 
 
 @functools.cache

@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,9 +196,36 @@ def lay_out(
     return state, (rows, places, addresses, table)
 
 
-@functools.cache
-def built(cache: Path | None) -> tuple[Any, Any]:  # an extension module and a library
+Parts = tuple[Any, Any]  # an extension module and a library
+
+_begun: dict[Path | None, Future[Parts]] = {}
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=_begun.clear)  # the thread that builds them stays with the parent
+
+
+def begin(cache: Path | None) -> Future[Parts]:
+    """Let launcher.c and gpu_launch.c be compiled by another thread, unless they are there or on their way."""
+    with _lock:
+        known = _begun.get(cache)
+        if known is None or (known.done() and known.exception() is not None):  # a full disk, say, mended by now
+            known = _begun[cache] = Future()
+            threading.Thread(target=_into, args=(known, cache)).start()
+        return known
+
+
+def built(cache: Path | None) -> Parts:
     """launcher.c and gpu_launch.c, compiled; None and None where that cannot be done."""
+    return begin(cache).result()
+
+
+def _into(made: Future[Parts], cache: Path | None) -> None:
+    try:
+        made.set_result(_build(cache))
+    except BaseException as problem:
+        made.set_exception(problem)
+
+
+def _build(cache: Path | None) -> Parts:
     try:
         module = extension.load(cache)
         source = Path(__file__).with_name("gpu_launch.c").read_text()

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = (Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
@@ -37,18 +38,38 @@ def _newest(folder: Path, pattern: str) -> Path | None:
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """NVRTC loaded, or None where this machine has none that loads."""
+def paths() -> tuple[Path, Path] | None:
+    """NVRTC and its built-in functions, or None where this machine has none that loads."""
     found = find(folders())
-    if found is None:
-        return None
     try:
-        # Loaded by name at the first compilation, which fails with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE where the
-        # loader does not look into this folder.
-        ctypes.CDLL(str(found[1]), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(found[0]))
+        return found if found is not None and loaded(found) else None
     except OSError:
         return None
+
+
+@functools.cache
+def loaded(libraries: tuple[Path, Path]) -> ctypes.CDLL:
+    """NVRTC, as it lies at such paths; raises OSError where it does not load."""
+    nvrtc, built_in = libraries
+    # Loaded by name at the first compilation, which fails with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE where the loader
+    # does not look into this folder.
+    ctypes.CDLL(str(built_in), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(nvrtc))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A text that the NVRTC at these paths is to compile; see `compile`."""
+
+    libraries: tuple[Path, Path]
+    text: str
+    name: str
+    options: tuple[str, ...]
+
+
+def done(task: Task) -> tuple[int, bytes, str]:
+    """What becomes of it, in whatever process."""
+    return compile(loaded(task.libraries), task.text, task.name, task.options)
 
 
 def version(nvrtc: ctypes.CDLL) -> str:

@@ -8,6 +8,7 @@ or when nobody has had a task for some time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -30,6 +31,7 @@ MANY = 64  # calls of a program, which become some tens of kernels
 MOST = 12  # processes: more wait for this one to read what they made
 DEEP = 5_000  # recursion of trees in a worker, whose stack has a fixed size
 IDLE = 60.0  # seconds until they end
+_POLL = 0.1  # seconds after which who waits for a free one looks whether there are any left
 _SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from compiler.runtime.workers import serve; serve()"
 
 
@@ -42,22 +44,35 @@ def each(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
         return list(map(function, tasks))
     workers = _started(min(detect.usable_cores(), MOST, len(tasks)))
 
-    def run(task: T) -> R:
-        worker = workers.get()
-        try:
-            made = worker.call(function, task)
-        finally:
-            workers.put(worker)
-        return function(task) if made is None else made[0]
-
-    with ThreadPoolExecutor(workers.qsize() or 1) as threads:
-        return list(threads.map(run, tasks))
+    with ThreadPoolExecutor(workers) as threads:
+        return list(threads.map(functools.partial(one, function), tasks))
 
 
 def start(calls: int) -> None:
     """Let the processes begin where a program of so many calls is about to be lowered; this does not wait for them."""
     if calls >= MANY and detect.usable_cores() >= FEWEST_CORES:
         _started(min(detect.usable_cores(), MOST))
+
+
+def one(function: Callable[[T], R], task: T) -> R:
+    """`function` of a task, by one of the processes as soon as one is free; by this one where none has begun.
+
+    Threads that wait each for one of these do not wait for Python, and a compiler in a small process of its own does
+    not wait for the memory of this one.
+    """
+    while _all:
+        try:
+            worker = _workers.get(timeout=_POLL)
+        except queue.Empty:
+            continue
+        try:
+            made = worker.call(function, task)
+        finally:
+            _workers.put(worker)
+        if made is not None:
+            return made[0]
+        break
+    return function(task)
 
 
 class _Worker:
@@ -112,8 +127,8 @@ _all: list[_Worker] = []
 _ends: list[threading.Timer] = []
 
 
-def _started(count: int) -> queue.Queue[_Worker]:
-    """The workers that are free, of at least so many; they end once nobody has asked for a while."""
+def _started(count: int) -> int:
+    """How many workers there are, at least so many; they end once nobody has asked for a while."""
     with _lock:
         while len(_all) < count:
             _all.append(_Worker())
@@ -123,7 +138,7 @@ def _started(count: int) -> queue.Queue[_Worker]:
         _ends[:] = [threading.Timer(IDLE, stop)]
         _ends[0].daemon = True
         _ends[0].start()
-        return _workers
+        return len(_all)
 
 
 def stop() -> None:

@@ -8,7 +8,7 @@ import os
 import random
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from compiler.errors import CacheError, ToolchainError
-from compiler.runtime import cubin, detect, nvrtc
+from compiler.runtime import cubin, detect, nvrtc, workers
 from compiler.runtime.cubin import Compiler, build_cubin, build_cubins
 
 ADD = """\
@@ -161,6 +161,39 @@ def test_parts_are_compiled_side_by_side_and_what_one_is_refused_for_is_said(tmp
         assert [x.log for x in made] == ["0\n", "1\n"] and len({x.path for x in made}) == 2
         with pytest.raises(ToolchainError, match="no such name"):
             build_cubins(["good\n", "bad\n"], "sm_80", cache=tmp_path, compiler=Compiler("fake", "1", compile))
+
+
+@pytest.mark.skipif(cubin.by_nvrtc() is None, reason="no NVRTC here")
+def test_nvrtc_runs_in_processes_that_have_begun(tmp_path: Path) -> None:
+    here = [build_cubin(text, "sm_80", cache=tmp_path / "here") for text in (ADD, ADD.replace("add", "plus"))]
+    cubin._seen.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detect, "usable_cores", lambda: workers.FEWEST_CORES)
+        workers.start(workers.MANY)
+        try:
+            patch.setattr(workers._Worker, "call", counted := Counted(workers._Worker.call))
+            there = build_cubins((ADD, ADD.replace("add", "plus")), "sm_80", cache=tmp_path / "there")
+            with pytest.raises(ToolchainError, match="unknown"):
+                build_cubins([ADD, ADD.replace("+ 1.0f", "+ unknown")], "sm_80", cache=tmp_path / "there")
+        finally:
+            workers.stop()
+    assert [(x.image, x.log) for x in there] == [(x.image, x.log) for x in here]
+    assert counted.found == [True, True, True]
+
+
+class Counted:
+    """Whether calls of a function found anything."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function, self.found = function, list[bool]()
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            made = self.function(instance, *arguments)
+            self.found.append(made is not None)
+            return made
+
+        return call
 
 
 def test_everything_that_matters_is_in_the_key(tmp_path: Path) -> None:

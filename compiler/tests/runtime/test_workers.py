@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,30 @@ def test_a_forked_process_has_its_own() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 10) == b"apart" and workers.each(math.sqrt, [4.0] * 20) == [2.0] * 20
+
+
+def test_one_task_goes_to_a_process_that_has_begun_and_waits_for_no_other() -> None:
+    here = str(os.getpid())
+    assert workers.one(os.readlink, SELF) == here
+    workers.start(workers.MANY)
+    assert workers.one(os.readlink, SELF) != here
+    busy = [workers._workers.get() for _ in workers._all]
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(workers.one, os.readlink, SELF)
+        assert not wait([waiting], 3 * workers._POLL).done
+        for worker in busy:
+            workers._workers.put(worker)
+        assert waiting.result() != here
+    with pytest.raises(ValueError, match=r"domain|nonnegative"):
+        workers.one(math.sqrt, -1)
+
+
+def test_who_waits_for_a_process_that_ends_does_it_here() -> None:
+    workers.start(workers.MANY)
+    for worker in [workers._workers.get() for _ in workers._all]:
+        worker.close()
+        workers._all.remove(worker)
+    assert workers.one(os.readlink, SELF) == str(os.getpid())
 
 
 def test_kernels_are_lowered_alike_in_any_process() -> None:
