@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,10 +30,16 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def names(node: Node) -> dict[str, str]:
+def names(node: Node) -> Mapping[str, str]:
     """The names that occur in a kernel, in order, each with the one that stands for it in every kernel like this."""
-    found = dict.fromkeys(name for n in node.walk() for name in _of(n))
-    return {name: f"n{i}" for i, name in enumerate(found)}
+    found = _names.get(node)
+    if found is None:
+        every = dict.fromkeys(name for n in node.walk() for name in _of(n))
+        found = _names[node] = MappingProxyType({name: f"n{i}" for i, name in enumerate(every)})
+    return found
+
+
+_names: WeakKeyDictionary[Node, Mapping[str, str]] = WeakKeyDictionary()
 
 
 def renamed(node: Any, table: Mapping[str, str]) -> Any:

@@ -22,7 +22,7 @@ from compiler.passes.loop.costs import products_cost_less
 from compiler.passes.loop.fuse_attention import joined
 from compiler.targets.target import Target
 
-MOST = 4  # kernels in one nest
+MOST = 4  # kernels before the last that are too many for one nest
 
 
 @dataclass(frozen=True)
@@ -91,24 +91,34 @@ def _chain(program: Program, last: Kernel) -> _Chain | None:
 
 def _made_of(program: Program, last: Kernel, temps: list[Tensor]) -> _Chain | None:
     """The kernel with all those inside that hand on these temporaries, which have a number for each row and column."""
-    makers = {w: k for k in program.kernels for w in k.writes}
-    made, before, found = last, list[Kernel](), None
-    while len(before) < MOST:
-        handed = {p.name for k in (last, *before) for p in k.params}
-        own = (last, *before)
-        producers = [k for t in temps if t.name in handed and (k := makers.get(t.name)) is not None and k not in own]
-        if not producers:
-            return found
-        producer = max(producers, key=program.kernels.index)
+    before = _producers(program, last, temps)
+    if len(before) == MOST:
+        return None
+    made, found = last, None
+    for n, producer in enumerate(before, 1):
         both = joined(producer, made)
         if both is None:
             return None
-        before.append(producer)
         made = both
-        inner = tuple(t for t in temps if any(t.name in k.writes for k in before))
+        inner = tuple(t for t in temps if any(t.name in k.writes for k in before[:n]))
         if chained(made, {t.name for t in inner}) is not None:
-            found = _renamed(_Chain(last, tuple(before), made, inner))
-    return None
+            found = _renamed(_Chain(last, tuple(before[:n]), made, inner))
+    return found
+
+
+def _producers(program: Program, last: Kernel, temps: list[Tensor]) -> list[Kernel]:
+    """What makes these temporaries for a kernel, and for what makes them for it, the last one first; at most so many
+    as are too many."""
+    makers = {w: k for k in program.kernels for w in k.writes}
+    before: list[Kernel] = []
+    while len(before) < MOST:
+        own = (last, *before)
+        handed = {p.name for k in own for p in k.params}
+        producers = [k for t in temps if t.name in handed and (k := makers.get(t.name)) is not None and k not in own]
+        if not producers:
+            break
+        before.append(max(producers, key=program.kernels.index))
+    return before
 
 
 def _count(t: Tensor) -> int:
