@@ -7,7 +7,7 @@ Whatever has no rule is refused before anything is lowered, all of it in one err
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from compiler.errors import Unsupported, call_text
@@ -47,6 +47,7 @@ _FAMILIES = (
     pointwise, power, special, reduce, order, normalize, scan, contract, attention, attention_backward, recurrent,
     views, strided, join, create, indexing, pool, pool_backward, upsample, loss,
 )  # fmt: skip
+_MATMULS = (contract, attention, attention_backward)  # they read what their operands are rounded to
 # Calls without results, of a condition that must hold for all there is.
 ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
@@ -56,8 +57,9 @@ def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool
     """The Tensor program that computes the same; raises Unsupported.
 
     What the program both gives back and reads is rounded to its own element type where it is made: its readers then
-    read what the caller gets. With `round_every_call`, the result of every call is, which is what eager does.
-    Where targets have something for it, what comes in order `orders` by one equation.
+    read what the caller gets. So is what matmuls read, which round it in any case, and other calls too: it then lies in
+    memory once. With `round_every_call`, the result of every call is, which is what eager does. Where targets have
+    something for it, what comes in order `orders` by one equation.
     """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
@@ -65,10 +67,8 @@ def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool
     b = Builder(known, [s.name for s in program.sizes], orders)
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype, i.type.strides) for i in program.inputs}
     groups: list[Group] = []
-    read = {
-        x.name for call in calls for x in _leaves((call.args, tuple(v for _, v in call.kwargs))) if isinstance(x, Ref)
-    }
-    rounded = set(known) if round_every_call else read & set(program.outputs)
+    read = {name for call in calls for name in _read(call)}
+    rounded = set(known) if round_every_call else (read & set(program.outputs)) | _read_by_matmuls_and_others(calls)
     for call in calls:
         results = _lower_call(b, call, env)
         env |= {n: held(b, v) if n in rounded else v for n, v in results.items()}
@@ -172,6 +172,24 @@ def _asserted(b: Builder, program: aten.Program, env: dict[str, Value]) -> list[
     made = b.map(value.shape, lambda at: op("require", every, Load(value.name, at, value.stored)), "asserted")
     env[name] = replace(value, name=made.name)
     return [Group(made.name, tuple(b.equations), ("asserted",))]
+
+
+def _read(call: Call) -> Iterator[str]:
+    return (x.name for x in _leaves((call.args, tuple(v for _, v in call.kwargs))) if isinstance(x, Ref))
+
+
+def _read_by_matmuls_and_others(calls: Sequence[Call]) -> set[str]:
+    """What matmuls, convolutions and attention read, as it is or through views, and any other call too."""
+    viewed: dict[str, str] = {}
+    by_matmuls: set[str] = set()
+    by_others: set[str] = set()
+    for call in calls:
+        names = [viewed.get(name, name) for name in _read(call)]
+        if call.op in views.RULES and len(names) == 1:
+            viewed |= dict.fromkeys(call.outputs, names[0])
+        else:
+            (by_matmuls if any(call.op in x.RULES for x in _MATMULS) else by_others).update(names)
+    return by_matmuls & by_others
 
 
 def _leaves(argument: object) -> list[object]:
