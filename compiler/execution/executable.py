@@ -32,7 +32,7 @@ from compiler.ir.tile import Mma
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp, header
-from compiler.runtime import build, detect, garbage, gpu_native, guarded, launcher, workers
+from compiler.runtime import build, detect, garbage, guarded, launcher, workers
 from compiler.schedule.records import NOTHING, Stored
 from compiler.schedule.steps import Schedule
 from compiler.targets.accuracy import COARSE, THREEFOLD
@@ -457,7 +457,7 @@ def _code(
     if machine.kind in ("mlir", "triton") or (machine.kind == "cuda" and not gpu_programs.on_gpu(machine)):
         return lower()
     if machine.kind == "cuda":
-        gpu_native.begin(folder)
+        gpu_programs.prepare(folder)
     made = stored.code(program, machine, schedules, folder, lower, known.digest)
     for x in made.fallbacks if known.records else ():
         warnings.warn(f"kernel {x.kernel}: {x.reason}", stacklevel=2)

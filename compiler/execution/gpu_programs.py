@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda, header
 from compiler.render.c import fails
-from compiler.runtime import cubin, detect, device, gpu, guarded, launcher, triton
+from compiler.runtime import cubin, detect, device, gpu, gpu_native, guarded, launcher, triton
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
@@ -205,6 +206,12 @@ def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 # ---- compiled functions
+
+
+def prepare(cache: Path) -> None:
+    """Let other threads build and load what compiles and launches kernels of a GPU, while these are lowered."""
+    gpu_native.begin(cache)
+    threading.Thread(target=cubin.by_nvrtc).start()
 
 
 def loader(

@@ -15,10 +15,11 @@ from typing import Any
 
 from compiler.analysis.guarded_factors import steady, unwidened, zero
 from compiler.analysis.nests import perfect, wrap
-from compiler.ir import loop
+from compiler.ir import alike, loop
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, fresh, loads, names, op, select, static
 from compiler.ir.index import extent_range, simplify, value_range
 from compiler.ir.linear import linear
+from compiler.ir.node import Node
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
@@ -60,13 +61,14 @@ class _Copy:
 
 def window_rows(program: Program, target: Target) -> Program:
     """Contractions of few channels read runs of a copy, wherever that and its making take less time by estimate."""
+    estimates: dict[Node, float] = {}
     for k in program.kernels if not program.sizes else ():
         found = recognise(k)
         if found is None or perfect(loop.For, k.body)[1][0] is not found.first:
             continue
         every = [m for w in _windows(found, k) if (m := _made(found, w, k, program)) is not None]
-        clocks = [_clocks(kernels, target) for kernels, _ in every]
-        if every and min(clocks) < _clocks((k,), target):
+        clocks = [_clocks(kernels, target, estimates) for kernels, _ in every]
+        if every and min(clocks) < _clocks((k,), target, estimates):
             kernels, temps = every[clocks.index(min(clocks))]
             place = program.kernels.index(k)
             program = program.replace(
@@ -76,8 +78,12 @@ def window_rows(program: Program, target: Target) -> Program:
     return program
 
 
-def _clocks(kernels: Sequence[Kernel], target: Target) -> float:
-    return sum(next(space.space(k, (), target)).cost for k in kernels)
+def _clocks(kernels: Sequence[Kernel], target: Target, known: dict[Node, float]) -> float:
+    """The estimate for some kernels; `known` are those of kernels that are the same but for names."""
+    for k in kernels:
+        if alike.shape_of(k) not in known:
+            known[alike.shape_of(k)] = next(space.space(k, (), target)).cost
+    return sum(known[alike.shape_of(k)] for k in kernels)
 
 
 # ---- what there is
