@@ -18,7 +18,7 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "matmul": lambda h: h @ h, "transposed": lambda h: h.t() @ h[:1].t(), "linear": lambda h: F.linear(h, h),
     "batched": lambda h: torch.bmm(h.view(2, N // 2, N), h.view(2, N, N // 2)),
     "convolution": lambda h: F.conv1d(h[None], h[:, :, None]),
-    "attention": lambda h: F.scaled_dot_product_attention(*[h.view(1, 2, N // 2, N)] * 3),
+    "attention": lambda h: F.scaled_dot_product_attention(h.view(1, 2, N // 2, N), h[None, None], h[None, None]),
 }  # fmt: skip
 
 
