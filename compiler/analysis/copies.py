@@ -16,7 +16,7 @@ from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.multiples import divides
 from compiler.ir.ranges import Range
 from compiler.ir.roles import One, Role
-from compiler.ir.statement import If, Kernel, Let, Stmt
+from compiler.ir.statement import If, Kernel, Let, Stmt, within
 from compiler.ir.tensor import Tensor
 
 WIDEST = 16  # bytes of one access
@@ -77,7 +77,7 @@ def changed(kernel: Kernel, change: Callable[[tile.Copy, Place], tile.Copy]) -> 
             out.append(s)
         return tuple(out)
 
-    if not any(isinstance(n, tile.Copy) for s in kernel.body for n in s.walk()):
+    if not any(within(kernel.body, tile.Copy)):
         return kernel
     return kernel.replace(body=walk(kernel.body, Place({p.name: p for p in kernel.params}, {}, {})))
 

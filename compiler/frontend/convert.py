@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
+from compiler.frontend import graphs
 from compiler.frontend.decompose import IGNORED, ORIGIN
 from compiler.frontend.symbols import Guard, Symbols
 from compiler.frontend.types import OURS, tensor_type
@@ -62,7 +63,7 @@ def convert(
     inputs: list[Input] = []
     values: dict[str, torch.Tensor] = {}
     names: list[str] = []
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    placeholders = graphs.placeholders(graph)
     for position, node in enumerate(placeholders):
         own = reader.bind(node, wanted[position] if position < len(wanted) else node.name)
         names.append(own)

@@ -26,10 +26,6 @@ def show(program: Program) -> str:
     return statement_text.show(program, _show)
 
 
-def show_statements(body: tuple[Stmt, ...]) -> str:
-    return "\n".join(statement_text.show_body(body, _show))
-
-
 def parse(text: str) -> Program:
     """A program from its text; raises TextError with line and column."""
     return statement_text.parse(text, _parse)

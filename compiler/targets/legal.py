@@ -11,8 +11,8 @@ from compiler.ir.expr import Const, const, static
 from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.multiples import divides, multiple
-from compiler.ir.roles import One, Role
-from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.ir.roles import Role
+from compiler.ir.statement import If, Kernel, Program, Stmt, within
 from compiler.ir.tensor import Tensor, memory_order
 from compiler.ir.text import show
 from compiler.targets.target import Instruction, Target, Transfer, instruction
@@ -46,7 +46,7 @@ class Problem:
 
 def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
     """What a target with threads cannot do of a kernel."""
-    statements = list(_statements(kernel.body))
+    statements = list(within(kernel.body))
     allocs = [n for n in statements if isinstance(n, tile.Alloc)]
     tiles = {a.tensor.name: a for a in allocs}
     tensors = {p.name: p for p in kernel.params} | {a.tensor.name: a.tensor for a in allocs}
@@ -96,7 +96,7 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
         if a.space == "cluster":
             yield from (Problem({a.tensor.name}, reason) for reason in _cluster_problems(a, target))
     yield from _too_much_shared(kernel, target)
-    over_blocks = [s for s in kernel.body if isinstance(s, tile.For) and s.bind.level == "blocks"]
+    over_blocks = [s for s in kernel.body if launches.is_bound(s, "blocks")]
     for launch in (*((s,) for s in over_blocks), tuple(s for s in kernel.body if s not in over_blocks)):
         yield from _divided(launch, target)
 
@@ -117,7 +117,7 @@ def _vector_problems(f: tile.For) -> Iterator[str]:
     elif not divides(f.extent, vector):
         fits = multiple(f.extent)
         yield f"loop {f.var} of {show(f.extent)} iterations has no multiple of vector={vector}, at most vector={fits}"
-    elif vector > 1 and any(isinstance(s, tile.For) and s.bind.level == "lanes" for s in f.body):
+    elif vector > 1 and any(launches.is_bound(s, "lanes") for s in f.body):
         yield f"loop {f.var} is around a loop over lanes, whose iterations are neighbours: that takes vector={vector}"
 
 
@@ -130,7 +130,7 @@ def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[st
             extent = simplify(extent * n, {})
             if "rounds" in dict(more):
                 yield f"loop {inner} is shared by threads together with loop {f.var}, which is to say how many rounds"
-    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
+    own = {n.tensor.name for n in within(f.body, tile.Alloc)}
     kept = sorted(b for b in tile.buffers((f,)) - own if b in tiles and tiles[b].space == "registers")
     if "rounds" in given and kept:
         yield f"loop {f.var} says rounds, but all over tiles in registers are written out: {', '.join(kept)}"
@@ -145,13 +145,13 @@ def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[st
 def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
     """Accumulators and registers that cannot be divided among the threads of a block as statements say."""
     threads = launches.block_size(body)
-    nodes = list(_statements(body))
+    nodes = list(within(body))
     for f in nodes:
         if isinstance(f, tile.For) and {"producer_registers", "consumer_registers"} & dict(f.bind.args).keys():
             yield from (Problem({f.var}, reason) for reason in _register_problems(f, threads, target))
     rows = {r.name: r for r in target.instructions}
     matmuls = [s for s in nodes if isinstance(s, tile.Mma) and s.instruction in rows]
-    lanes = [n for n in nodes if isinstance(n, tile.For) and n.bind.level == "lanes"]
+    lanes = [n for n in nodes if launches.is_bound(n, "lanes")]
     whole = bool(matmuls) and any(g in f.walk() for f in lanes for g in lanes if g is not f and g.kind == "reduce")
     for s in matmuls:
         row, long = rows[s.instruction], tile.lengths(s)
@@ -212,21 +212,14 @@ def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
 
 def _too_deep(body: tuple[Stmt, ...], taken: int, target: Target) -> Iterator[Problem]:
     reason = f"its tiles in shared memory take {taken} bytes, a block has {target.shared}"
-    for n in _statements(body):
+    for n in within(body):
         match n:
             case tile.For(bind=tile.Bind("pipeline", args), body=inner) if (depth := dict(args).get("depth", 1)) > 1:
                 stage = _shared(inner, 1)
                 fits = (target.shared - (taken - depth * stage)) // stage if stage else 0
                 if fits >= 1:
                     yield Problem({n.var}, f"{reason}: loop {n.var} can be at most depth={fits}")
-    yield Problem({n.tensor.name for n in _statements(body) if isinstance(n, tile.Alloc)}, reason)
-
-
-def _statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-    for s in body:
-        yield s
-        if isinstance(s, tile.For | tile.Stage | If | Role | One):
-            yield from _statements(s.body)
+    yield Problem({n.tensor.name for n in within(body, tile.Alloc)}, reason)
 
 
 MOST_BLOCKS = 8  # of a cluster, on every target that has them

@@ -41,7 +41,7 @@ def shapes_of(p: Program) -> Shapes:
 
 
 def body(p: Program) -> str:
-    return tile_text.show_statements(p.kernels[0].body)
+    return textwrap.dedent("\n".join(tile_text.show(p).splitlines()[2:]))
 
 
 def _parse(text: str, shapes: Shapes, written: set[str]) -> Program:

@@ -11,7 +11,7 @@ from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.multiples import Multiples, divides
-from compiler.ir.statement import Accum, Init, Let, Stmt, Store
+from compiler.ir.statement import Accum, Init, Let, Stmt, Store, within
 from compiler.passes.gpu.scope import Scope
 
 Place = Callable[[str, tuple[Expr, ...]], Expr]
@@ -51,7 +51,7 @@ def neighbours(
     """
     bound = {n.name for s in body for n in s.walk() if isinstance(n, Let | Init)}
     inner_loops = {s.var for s in body for s in s.walk() if isinstance(s, access.LOOPS)}
-    written = [n.buffer for s in body for n in s.walk() if isinstance(n, Store)]
+    written = [n.buffer for n in within(body, Store)]
     read = {n.buffer for s in body for n in s.walk() if isinstance(n, Load)}
     own = set(scope.registers or {}) | scope.local
 

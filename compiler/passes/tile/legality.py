@@ -10,7 +10,7 @@ from compiler.analysis.left_over import again_problem
 from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size
-from compiler.ir.statement import Kernel
+from compiler.ir.statement import Kernel, within
 from compiler.passes.tile.instruction_options import columns_in
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated, filled_by
@@ -99,7 +99,7 @@ def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Pro
         reason = again_problem(columns, instruction(target, s.instruction), ranges) if s.again else ""
         if reason:
             yield Problem({s.instruction}, reason)
-    for copy in (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)):
+    for copy in within(kernel.body, tile.Copy):
         if copy.width or copy.rounds:
             yield Problem(
                 {copy.target.buffer, copy.source.buffer}, "one thread copies all: there is no width, and no rounds"

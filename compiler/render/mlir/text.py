@@ -27,7 +27,6 @@ class Value:
 
 Values = Sequence[Value]
 Body = Callable[["Block", tuple[Value, ...]], Values]
-Round = Callable[["Block", Value, tuple[Value, ...]], Values]
 
 
 def element(dtype: DType) -> str:

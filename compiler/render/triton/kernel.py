@@ -16,7 +16,7 @@ from compiler.ir.dtype import DType, bf16, boolean, f16, f32, i64
 from compiler.ir.expr import Expr, Load, Size, Var, dim, identity, names, product, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.launches import is_bound
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.render.triton.expression import count, mask, store, value
 from compiler.render.triton.lanes import Dot, accumulated, dot, products, rank
 from compiler.render.triton.operations import COMBINERS
@@ -58,7 +58,7 @@ def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Seque
 
 
 def _loops(body: Body) -> Iterator[tile.For]:
-    return (n for s in body for n in s.walk() if isinstance(n, tile.For))
+    return within(body, tile.For)
 
 
 class _Kernel:

@@ -13,20 +13,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from compiler.ir.multiples import ceildiv
 from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
-from compiler.targets.target import Instruction, Target
+from compiler.targets.target import Instruction, Target, costs
 
 BOUND = 6.0  # the same for the whole of a kernel and the traffic with memory that it cannot do without
 FEWEST_COLUMNS = 32  # that products of a matrix in registers take the time of
 WIDENED = 1 / 16  # clocks of an element that is converted: so many lanes of a clock
 COPYING = 4  # warps that copy, and prepare what they copied
-
-
-@functools.cache
-def numbers(target: Target) -> Mapping[str, float]:
-    """The costs of a target by name."""
-    return dict(target.costs)
 
 
 @dataclass(frozen=True)
@@ -92,24 +87,24 @@ def _cores(target: Target, parts: int, cluster: bool) -> int:
 
 def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
     """Clocks of a kernel whose multiprocessors take `step_of(n)` for a step of n blocks each."""
-    costs = numbers(target)
+    c = costs(target)
     cores = _cores(target, w.parts, w.cluster)
     full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
-        made = w.steps * step_of(resident) + w.ending + (0.0 if w.stay else costs["fill"] + w.change)
+        made = w.steps * step_of(resident) + w.ending + (0.0 if w.stay else c["fill"] + w.change)
         if w.cluster:
-            made += costs["cluster"] + costs["cluster.byte"] * resident * w.tile
+            made += c["cluster"] + c["cluster.byte"] * resident * w.tile
         elif w.parts > 1:
-            made += costs["store.byte"] * resident * w.tile
+            made += c["store.byte"] * resident * w.tile
         return made
 
-    out = costs["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
+    out = c["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
     if w.boxed:
-        out = max(out, w.boxed / (costs["l2.boxes"] * target.cores))
+        out = max(out, w.boxed / (c["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
-        out += costs["ticket.boxes" if w.boxed else "ticket"] + costs["sum.byte"] * w.parts * w.tile
-    return close((out, w.read / (costs["dram"] * target.cores)), BOUND)
+        out += c["ticket.boxes" if w.boxed else "ticket"] + c["sum.byte"] * w.parts * w.tile
+    return close((out, w.read / (c["dram"] * target.cores)), BOUND)
 
 
 @dataclass(frozen=True)
@@ -131,14 +126,14 @@ class Block:
 
 def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     """Clocks of a matmul in all, and how many blocks stay for tile after tile, 0 where each makes one."""
-    (m, n, k), parts, c = b.tile, b.parts, numbers(target)
+    (m, n, k), parts, c = b.tile, b.parts, costs(target)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
     out = matmul.beside(p, b.row, (m, n), parts, target)
     fits = _resident(p, b, out, target)
     if not fits:
         return math.inf, 0
-    steps = matmul.over(matmul.over(p.k, parts), k)
+    steps = ceildiv(ceildiv(p.k, parts), k)
     read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
     cluster = parts > 1 and matmul.in_cluster(parts, (m, n), target)
     step_of = functools.partial(_step, p, b, target)
@@ -156,11 +151,11 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
         work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, change, ending, boxed)
         return total(work, step_of, target), target.cores * fits if stay else 0
     cores = _cores(target, parts, cluster)
-    resident = min(fits, matmul.over(tiles, cores))
+    resident = min(fits, ceildiv(tiles, cores))
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
     stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
     wave = c["sync.latency"] + steps * step_of(resident) + resident * stored + ending
-    clocks = matmul.over(tiles, cores * fits) * wave + c["sync.start"]
+    clocks = ceildiv(tiles, cores * fits) * wave + c["sync.start"]
     if parts > 1:
         passed = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
         clocks += c["sync.cluster" if cluster else "sync.ticket"] + passed / (c["sync.l2"] * target.cores)
@@ -173,7 +168,7 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     Where a tile is beyond the result's edge, each element is guarded, and what it is joined with, or made of in parts,
     is not asked for before the element before it is stored; but for what was asked for before the sum.
     """
-    c = numbers(target)
+    c = costs(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     each = m * n / threads / (b.parts if cluster else 1)
     whole = p.m % m == 0 and p.n % n == 0
@@ -205,7 +200,7 @@ def _step(p: Matmul, b: Block, target: Target, resident: int) -> float:
     m, n, k = b.tile
     rate, brought = _rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0, b.parts > 1)
-    return step(s, resident, numbers(target))
+    return step(s, resident, costs(target))
 
 
 @functools.cache
@@ -216,7 +211,7 @@ def _rate(unit: str, row: Instruction, target: Target) -> float:
 
 def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
     """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
-    (m, n, k), (down, across), c = b.tile, b.grid, numbers(target)
+    (m, n, k), (down, across), c = b.tile, b.grid, costs(target)
     groups = down * across
     # Each scheduler needs a warp to keep its tensor core busy. One block alone does one thing after another.
     multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target))
@@ -237,7 +232,7 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
     """Clocks of copies beforehand that move so many bytes each."""
-    c = numbers(target)
+    c = costs(target)
     return sum(c["launch"] + n / (c["sync.dram"] * target.cores) for n in copies)
 
 
@@ -265,8 +260,8 @@ def waits(target: Target, elements: int, each: int, threads: int) -> float:
 
     What is under way at once arrives together; each level of a tree of threads exchanges once.
     """
-    c = numbers(target)
-    turns = matmul.over(elements, each * threads)
+    c = costs(target)
+    turns = ceildiv(elements, each * threads)
     return turns * c["turn"] + c["exchange"] * math.log2(threads)
 
 
@@ -290,8 +285,8 @@ def updates(target: Target, count: int, owners: int, warps: int) -> float:
     A test waits for its load, its vote and its branch, or for those of other warps to be issued; an update waits for
     what was there.
     """
-    c = numbers(target)
-    tests = matmul.over(count, 32)
+    c = costs(target)
+    tests = ceildiv(count, 32)
     beside = max(1.0, owners * warps / target.cores)
     return tests * max(c["vote"], beside * c["vote.issue"]) + count / owners * c["update"]
 
@@ -302,16 +297,16 @@ def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: in
 
     A turn waits until what it adds has come, an update until what was there has.
     """
-    c = numbers(target)
+    c = costs(target)
     beside = max(1.0, owners * warps / target.cores)
     made = count / owners
-    tested = matmul.over(count, 32) * max(c["vote.voted"], beside * c["vote.voted.issue"])
+    tested = ceildiv(count, 32) * max(c["vote.voted"], beside * c["vote.voted.issue"])
     return tested + max(1.0, made / ahead) * c["turn"] + made * c["update.voted"]
 
 
 def updates_in_order(target: Target, count: int, rows: int) -> float:
     """Clocks of so many updates of each row by a thread of its own."""
-    return count * numbers(target)["update"] * max(1.0, rows / (target.cores * target.threads))
+    return count * costs(target)["update"] * max(1.0, rows / (target.cores * target.threads))
 
 
 def moved(side: int, vector: int) -> float:
@@ -340,4 +335,4 @@ def attention(target: Target, queries: int, batch: int, rows: int, fills: bool, 
     Where there are blocks for all multiprocessors, these share the queries; else one goes through a whole block.
     """
     each = batch * queries / target.cores if fills else float(rows)
-    return each * keys * width / numbers(target)["sync.lanes"]
+    return each * keys * width / costs(target)["sync.lanes"]

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import steady, unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.expr import Expr, Load, Var, const, loads, names, static, substitute
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
-from compiler.ir.tensor import Tensor, known_bytes, memory_order
+from compiler.ir.tensor import Tensor, is_static, known_bytes, memory_order
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.box_shapes import box
 from compiler.schedule.gpu.matmul import Operand
@@ -33,7 +34,7 @@ MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways to look at a contraction as a matmul of boxes: either factor may be the left one."""
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ranges = loop_ranges(c.loops)
     for (left, rows), (right, columns) in sides(c):
         if not rows or not columns:
             continue
@@ -90,7 +91,7 @@ def _computed(
 ) -> Iterator[MatmulAxes]:
     """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
     (x, rows), (y, columns) = left, right
-    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in (*c.rows, *c.depth)}) is None:
+    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in c.loops}) is None:
         return
     found = loads(x)[0]
     place = access.address(found.index, tensors[found.buffer], ranges)
@@ -188,7 +189,7 @@ def _factor(
     if load is None:
         return None
     t = tensors[load.buffer]
-    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if not is_static(t):
         return None
     moved: dict[str, int] = {}
     steps: list[int] = []
@@ -227,7 +228,7 @@ def _factor(
 def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
     """Where a tile of the result can be copied to, if it can; whether the result is contiguous along n."""
     stores = [s for s in c.after if isinstance(s, Store)]
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in c.rows}
+    ranges = loop_ranges(c.rows)
     near = {
         f.var for s in stores for f in c.rows
         if access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(f.var)) == 1
@@ -239,7 +240,7 @@ def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -
     t = tensors[s.buffer]
     at = {e.name: d for d, e in enumerate(s.index) if isinstance(e, Var)}
     loops = [*other.loops, *last.loops]
-    known = all(isinstance(e, Const) for e in (*t.shape, *t.strides)) and len(at) <= MOST_AXES
+    known = is_static(t) and len(at) <= MOST_AXES
     if not known or not {f.var for f in loops} <= at.keys() or not all(t.shape[at[f.var]] is f.extent for f in loops):
         return None, across
     axes = [at[f.var] for f in loops]

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, known_bytes
-from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.matmul import Operand
 from compiler.schedule.steps import Permute, Step
@@ -108,7 +109,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways to look at a contraction as a matmul: of several loops that play a part, all or the innermost may be
     one; and each factor may be the left one."""
     long = [f for f in c.rows if size(f) > 1]
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ranges = loop_ranges(c.loops)
     even = {
         f.var
         for f in long

@@ -12,7 +12,7 @@ from compiler.ir.index import conjuncts, simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of
 from compiler.schedule.steps import Pad, ScheduleError
@@ -45,17 +45,15 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     guards = {
         f.var: _below(Var(f.var), f.extent) for f, whole in zip(nest, full, strict=True) if f.extent is not whole.extent
     }
-    tiles = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
     tensors = {p.name: p for p in kernel.params}
-    given = tensors.keys() - {n.buffer for s in nest[-1].body for n in s.walk() if isinstance(n, Store)}
+    given = tensors.keys() - {n.buffer for n in within(nest[-1].body, Store)}
     summing = {f.var for f in nest if f.kind == "reduce"}
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
     body: Body
     match nest[-1].body:
-        case body if any(isinstance(n, Init) for s in body for n in s.walk()) and given >= {
-            x.buffer for s in body for x in loads(s)
-        }:
+        case body if any(within(body, Init)) and given >= {x.buffer for s in body for x in loads(s)}:
             body = _rows(step, body, guards, tensors, ranges)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
             value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))

@@ -14,16 +14,15 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import read_narrow, unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, dim, names, substitute
-from compiler.ir.index import extent_range
 from compiler.ir.linear import linear
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, by_groups, recognise, size
+from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
 from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
@@ -68,7 +67,7 @@ class _Plan:
         c = self.found
         self.bytes = c.first.value.dtype.bytes
         long = [f for f in c.rows if size(f) > 1]
-        self.ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+        self.ranges = loop_ranges(c.loops)
         own = [
             [f for f in long if f.var in names(a) and f.var not in names(b)]
             for a, b in ((c.left, c.right), (c.right, c.left))
