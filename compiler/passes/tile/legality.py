@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from compiler.analysis.copies import copies, rounds_problem, width_problem
+from compiler.analysis.copies import copies, prefetch_problem, rounds_problem, width_problem
 from compiler.analysis.left_over import again_problem
 from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
@@ -64,6 +64,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
     threads = block_size(kernel.body)
     for s, place in copies(kernel):
         reason = width_problem(s, place) or rounds_problem(s, place, threads, legal.MOST_ROUNDS)
+        reason = reason or prefetch_problem(s, place)
         if reason:
             yield Problem({s.target.buffer, s.source.buffer}, reason)
 
@@ -100,10 +101,9 @@ def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Pro
         if reason:
             yield Problem({s.instruction}, reason)
     for copy in within(kernel.body, tile.Copy):
-        if copy.width or copy.rounds:
-            yield Problem(
-                {copy.target.buffer, copy.source.buffer}, "one thread copies all: there is no width, and no rounds"
-            )
+        if copy.width or copy.rounds or copy.prefetch:
+            reason = "one thread copies all: there is no width, no rounds and no prefetch"
+            yield Problem({copy.target.buffer, copy.source.buffer}, reason)
     for step in schedule.steps:
         if isinstance(step, Pack) and step.width != (made := filled_by(kernel, step.tile)):
             how = f"in vectors of {made}" if made > 1 else "by a copy, or element by element"

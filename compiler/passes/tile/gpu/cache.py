@@ -101,7 +101,7 @@ def _filled(
     order, source = axes
     source = _unless(source, found[1], tensors[found[0].buffer])
     held, whole = tile_along(step.tile, factor.dtype, order, long)
-    copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds)
+    copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds, step.prefetch)
     return held, tuple(map(Var, order)), (copy,)
 
 
