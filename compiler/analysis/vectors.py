@@ -75,11 +75,7 @@ def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges:
 
 
 def vector_problem(
-    f: tile.For,
-    extent: Expr,
-    tensors: Mapping[str, Tensor],
-    ranges: Mapping[str, Range],
-    types: Mapping[str, DType],
+    f: tile.For, extent: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range], types: Mapping[str, DType]
 ) -> str:
     """Why a loop of this extent cannot run by the vectors that it is bound to; empty when it can."""
     given = dict(f.bind.args)

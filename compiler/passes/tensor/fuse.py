@@ -360,33 +360,32 @@ def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], group
 
 def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
     """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
-    rows = {a.name for a in found.rows}
-    sweeps = any(isinstance(e, Reduce | Scan) for e in members)
     prices = _with_what_they_read(members)
-    for e in members:
-        if not isinstance(e, Map):
-            continue
-        short = _shortens(e, prices[e.name])
-        if prices[e.name] < WORTH_KEEPING and not short:
-            continue
-        read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
-        if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
-            return False
-        if cost(e.value) < WORTH_KEEPING and not short:
-            continue
-        once = len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))
-        if e.name in stored or (once and not short):
-            continue
-        own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
-        if own <= rows and not sweeps and _again_and_again(cost(e.value), own, found.rows):
-            return False
-        for r in members:
-            if e.name in reads(r):
-                over = r.over if isinstance(r, Reduce) else ()
-                theirs = {found.names[r.name, a.name] for a in (*r.axes, *over) if _long(a)}
-                if theirs - own and not own <= rows:
-                    return False
-    return True
+    return not any(isinstance(e, Map) and _dear_twice(e, prices[e.name], members, found, stored) for e in members)
+
+
+def _dear_twice(e: Map, price: int, members: list[Equation], found: Nest, stored: set[str]) -> bool:
+    """Elements of a map, of which each costs so much with what it reads, are computed more often than pays."""
+    short = _shortens(e, price)
+    if price < WORTH_KEEPING and not short:
+        return False
+    read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
+    if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
+        return True
+    once = len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))
+    if e.name in stored or (not short and (once or cost(e.value) < WORTH_KEEPING)):
+        return False
+    own = _long_loops(e, found)
+    if own <= {a.name for a in found.rows}:
+        sweeps = any(isinstance(r, Reduce | Scan) for r in members)
+        return not sweeps and _again_and_again(cost(e.value), own, found.rows)
+    return any(_long_loops(r, found) - own for r in members if e.name in reads(r))
+
+
+def _long_loops(e: Equation, found: Nest) -> set[str]:
+    """The loops of a nest that an equation has, those of one iteration aside."""
+    axes = (*e.axes, *(e.over if isinstance(e, Reduce) else ()))
+    return {found.names[e.name, a.name] for a in axes if _long(a)}
 
 
 def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:

@@ -12,19 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir.expr import Load
-from compiler.ir.tensor import (
-    Axis,
-    Equation,
-    Map,
-    Order,
-    Program,
-    Reduce,
-    Scan,
-    bound,
-    equations,
-    expressions,
-    reads,
-)
+from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
 from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, count
 

@@ -26,10 +26,12 @@ COPYING = 4  # warps that copy, and prepare what they copied
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a block: products of m x n x k by `groups` of four warps, `terms` of them for each, at `rate`
-    multiply-adds a clock; `brought` bytes come, in one of `depth` stages. Of numbers that are made two, warps of the
-    producer make those of `prepared` columns. Neighbours of blocks that make parts of a sum, which are `parted`, read
-    other bytes than they do."""
+    """One iteration of a block's pipeline of `depth` stages: it copies `brought` bytes, and multiplies m x n x k.
+
+    `groups` warpgroups multiply, at `rate` multiply-adds per clock, `terms` times (3 for f32 as sums of two tf32
+    numbers, which producer warps compute for `prepared` columns). If `parted` (split-k), blocks of one tile read
+    different operands.
+    """
 
     m: int
     n: int
@@ -45,11 +47,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """`blocks` blocks of `steps` steps, of which a multiprocessor holds `resident`, and at least `read` bytes to read.
+    """A kernel of `blocks` blocks with `steps` pipeline iterations each, `resident` on a multiprocessor at once.
 
-    `parts` of them make one tile of `tile` bytes together, in a cluster or not. Blocks that `stay` make one tile after
-    another. It takes `change` clocks more than usual to begin with others, and `ending` clocks to store a tile. All of
-    them bring `boxed` bytes by boxes of several axes, whose parts are summed.
+    At least `read` bytes come from memory, `boxed` bytes are copied as boxes of several axes. `parts` blocks share a
+    tile of `tile` bytes (split-k), in a `cluster` or through memory. Persistent blocks `stay` for tile after tile.
+    Starting a wave of blocks takes `change` clocks more than usual, storing a tile takes `ending` clocks.
     """
 
     blocks: int
@@ -66,7 +68,7 @@ class Work:
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
-    """Clocks of a step of `resident` blocks of one multiprocessor, by warps of their own and wgmma."""
+    """Clocks of a step of `resident` blocks of one multiprocessor, with producer warps and wgmma."""
     split = s.terms > 1
     columns = max(s.n, FEWEST_COLUMNS) if split else s.n
     multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
@@ -80,7 +82,7 @@ def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
 
 @functools.cache
 def _cores(target: Target, parts: int, cluster: bool) -> int:
-    """Multiprocessors that blocks come to: clusters leave those that their size does not divide without one."""
+    """Multiprocessors that get blocks; with clusters, some get none, because all blocks of one start together."""
     together = dict(target.clusters).get(parts, target.cores // parts) * parts
     return max(together, parts) if cluster else target.cores
 
@@ -109,8 +111,8 @@ def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
 
 @dataclass(frozen=True)
 class Block:
-    """A block that makes a tile of m x n in steps of k, by an instruction of which a `grid` of warps or groups lies
-    over the tile; stages of its pipeline, and into how many parts the sum is split."""
+    """A block that computes a `tile` of m x n in steps of k, shared by a `grid` of warps or warpgroups, each with the
+    instruction `row`; the `depth` of its pipeline, and the `parts` that the sum is split into."""
 
     row: Instruction
     tile: Sizes
@@ -120,12 +122,12 @@ class Block:
 
     @property
     def apart(self) -> bool:
-        """Warps of their own copy, and the products read shared memory."""
+        """Producer warps copy, and instructions read operands from shared memory."""
         return self.row.threads > WARP
 
 
 def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
-    """Clocks of a matmul in all, and how many blocks stay for tile after tile, 0 where each makes one."""
+    """Clocks of a matmul, and the number of persistent blocks; 0 if each block computes one tile."""
     (m, n, k), parts, c = b.tile, b.parts, costs(target)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
@@ -141,8 +143,8 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     if parts == 1:
         ending += fits * m * n * p.sectors * c["sector"]
     if "fill" in c and b.apart:
-        # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks
-        # that come when others have ended share it out better.
+        # Operands that are split in two are stored from registers: persistent blocks gain nothing there. Where memory
+        # is the limit, blocks that start when others have ended share its bandwidth better.
         boxes = any(p.loops)
         busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
         stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
@@ -163,10 +165,10 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
 
 
 def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
-    """Clocks in which threads store what they have of a tile.
+    """Clocks of a thread's epilogue: its elements of a tile are combined with other operands and stored.
 
-    Where a tile is beyond the result's edge, each element is guarded, and what it is joined with, or made of in parts,
-    is not asked for before the element before it is stored; but for what was asked for before the sum.
+    In a tile that crosses the result's edge every element has a predicate; then the loads of one element's operands, or
+    of its partial sums, wait for the store of the element before, unless they were issued before the sum.
     """
     c = costs(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
@@ -182,7 +184,7 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
 
 
 def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
-    """Blocks that a multiprocessor holds, which have `out` bytes of shared memory beside their pipeline."""
+    """Blocks that fit on a multiprocessor, with `out` bytes of shared memory each besides their pipeline."""
     (m, n, k), groups = b.tile, math.prod(b.grid)
     threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPYING) if b.apart else 0)
     return min(
@@ -210,7 +212,7 @@ def _rate(unit: str, row: Instruction, target: Target) -> float:
 
 
 def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
-    """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
+    """Clocks of a step of `resident` blocks in which all warps copy, and multiply operands in registers."""
     (m, n, k), (down, across), c = b.tile, b.grid, costs(target)
     groups = down * across
     # Each scheduler needs a warp to keep its tensor core busy. One block alone does one thing after another.
@@ -224,7 +226,7 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
     asked = sum(length * k * x.bytes / x.piece for x, length in ((p.a, m), (p.b, n)) if x.copied)
     alone = c["sync.alone"] * (multiplied + halved + read) / min(1.0, groups * b.row.threads / WARP / 4)
     alone += c["sync.piece"] * asked / (groups * b.row.threads)
-    if p.a.widened or p.b.widened:  # what it is made of is loaded then and there
+    if p.a.widened or p.b.widened:  # loads are issued where their values are used
         waited = c["sync.latency"] + alone + made
     together = resident * max(multiplied, halved, read, moved, made)
     return close((together, alone, waited), c["sync.close"]) + c["sync.step"]
@@ -248,7 +250,7 @@ def _moves(x: Operand, elements: int) -> float:
 
 
 def close(clocks: tuple[float, ...], exponent: float) -> float:
-    """The longest of these, to which what comes close to it adds its share."""
+    """A smooth maximum: times close to the longest one add to it, the more the smaller the exponent."""
     longest = max(clocks)
     if longest <= 0:
         return 0.0
@@ -256,9 +258,9 @@ def close(clocks: tuple[float, ...], exponent: float) -> float:
 
 
 def waits(target: Target, elements: int, each: int, threads: int) -> float:
-    """Clocks in which so many threads go through a row and exchange what they found, `each` elements of each under way.
+    """Clocks of a reduction of a row by `threads`, with `each` loads per thread in flight at once.
 
-    What is under way at once arrives together; each level of a tree of threads exchanges once.
+    Loads in flight arrive together; each level of the tree over threads is one exchange.
     """
     c = costs(target)
     turns = ceildiv(elements, each * threads)
@@ -266,24 +268,24 @@ def waits(target: Target, elements: int, each: int, threads: int) -> float:
 
 
 def filled(wanted: float, there: float) -> float:
-    """How many times as long a machine takes of which only so many threads of those wanted are there."""
+    """The slowdown of a machine that wants so many threads to be busy, and has fewer."""
     return max(1.0, wanted / there)
 
 
 def blocks_of_rows(target: Target, rows: int, together: int) -> float:
-    """What a multiprocessor starts and goes through where a block takes so many rows, in thirds of a row's time.
+    """The time of a multiprocessor whose blocks compute `together` rows each, in thirds of a row's time.
 
-    To begin with a block takes four thirds as long as a row, where rows are short enough for a warp each.
+    Starting a block takes as long as 4/3 rows that are short enough for one warp each.
     """
     share = rows / target.cores
     return 4 * max(1.0, share / together) + 3 * max(float(together), share)
 
 
 def updates(target: Target, count: int, owners: int, warps: int) -> float:
-    """Clocks of so many updates in order, spread over owners of so many warps each, which test 32 updates at once.
+    """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test 32 updates at once.
 
-    A test waits for its load, its vote and its branch, or for those of other warps to be issued; an update waits for
-    what was there.
+    A test takes the latency of its load, vote and branch, or the time to issue those of all warps; an update takes the
+    latency of the element that it changes.
     """
     c = costs(target)
     tests = ceildiv(count, 32)
@@ -292,10 +294,10 @@ def updates(target: Target, count: int, owners: int, warps: int) -> float:
 
 
 def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: int) -> float:
-    """Clocks of so many updates in order, spread over owners of so many warps each, which test some vectors of 32
-    updates at once, and make those that are theirs in turns of `ahead`.
+    """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test several vectors of 32 updates at
+    once, and make their own in turns of `ahead`.
 
-    A turn waits until what it adds has come, an update until what was there has.
+    A turn takes the latency of what it adds, an update that of the element that it changes.
     """
     c = costs(target)
     beside = max(1.0, owners * warps / target.cores)
@@ -316,11 +318,10 @@ def moved(side: int, vector: int) -> float:
 
 
 def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
-    """Clocks of so many multiply-adds by threads that have rows and columns of a tile each, in parts of the sum.
+    """Clocks of multiply-adds by threads with (rows, columns) of a tile each, and the sum split into parts: `shares`.
 
-    A multiprocessor serves 32 loads a clock: for a result the fewer the more rows and columns a thread has, and parts
-    are stored and loaded once more each. Where multiprocessors are left without a block, loads are waited for however
-    many there are.
+    A multiprocessor serves 32 loads per clock. More rows and columns per thread need fewer loads per result; each part
+    is stored and loaded once more. If there are fewer blocks than multiprocessors, latency is not hidden.
     """
     down, across, parts = shares
     loads = 1 / down + 1 / across + 2 * parts / depth

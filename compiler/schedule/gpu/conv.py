@@ -180,6 +180,24 @@ def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load
     return found[0] if found else None
 
 
+def _axes_moved(load: Load, tiled: set[str]) -> tuple[dict[str, int], list[int]] | None:
+    """The axis that each of these loops moves a load along, and by how much; None where two move it along one axis, or
+    one along two or none."""
+    moved: dict[str, int] = {}
+    steps: list[int] = []
+    for d, e in enumerate(load.index):
+        terms, _ = linear(e)
+        match [v for v in terms if names(v) & tiled]:
+            case []:
+                continue
+            case [Var(name) as v] if name not in moved and terms[v] >= 1:
+                moved[name] = d
+                steps.append(terms[v])
+            case _:
+                return None
+    return (moved, steps) if moved.keys() == tiled else None
+
+
 def _factor(
     value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor | None:
@@ -191,20 +209,10 @@ def _factor(
     t = tensors[load.buffer]
     if not is_static(t):
         return None
-    moved: dict[str, int] = {}
-    steps: list[int] = []
-    for d, e in enumerate(load.index):
-        terms, _ = linear(e)
-        mine = [v for v in terms if names(v) & tiled]
-        if not mine:
-            continue
-        (v, *others) = mine
-        if others or not isinstance(v, Var) or v.name in moved or terms[v] < 1:
-            return None
-        moved[v.name] = d
-        steps.append(terms[v])
-    if moved.keys() != tiled:
+    found = _axes_moved(load, tiled)
+    if found is None:
         return None
+    moved, steps = found
     near = {v for v, d in moved.items() if t.strides[d] is const(1)}
     last = moved[inner.var] if inner.var in near else moved[own[-1].var]
     if not near & {inner.var, own[-1].var} or not {linear(load.index[last])[0].get(Var(v), 1) for v in near} <= {1}:

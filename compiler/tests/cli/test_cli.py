@@ -431,10 +431,7 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_damaged_entry_is_built_again(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert cli.main(["run", "-c", "torch.randn(5) * 3.25"]) == 0
     (entry,) = (path for path in cache.rglob("*.so") if _is_kernel(path))

@@ -175,10 +175,7 @@ def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
     index = named(step, called[2:], len(t.shape))
     whole = Load(t.name, index, t.dtype)
     big = whole.replace(buffer=called[0])
-    stores = (
-        Store(big.buffer, index, op("tf32", whole)),
-        Store(called[1], index, whole - big),
-    )
+    stores = (Store(big.buffer, index, op("tf32", whole)), Store(called[1], index, whole - big))
     allocs = (alloc.replace(tensor=t.replace(name=name)) for name in called[:2])
     return (*allocs, *wrap(_loops(index, t), stores))
 

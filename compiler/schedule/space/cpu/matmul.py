@@ -197,7 +197,6 @@ class _Plan:
         own = tuple(x.name for x in axes)
         nests = Distribute(c.accumulator, own, own)
         self.steps.append(nests)
-        ends, columns = (nests.first[-1], nests.last[-1]), self.n.extent
         inner = [x.name for x in (*axes, self.k)]
         if chosen.strips:
             strips = self.cut(self.m, chosen.row.m, chosen.m), self.cut(self.n, chosen.row.n, chosen.n)
@@ -210,19 +209,23 @@ class _Plan:
                 self.steps.append(Reorder((self.k.outer, *inner)))
             self.pack(chosen)
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
-        width = self.target.lanes(self.bytes)
+        self.vectorize(nests)
+        return Schedule(tuple(self.steps))
+
+    def vectorize(self, nests: Distribute) -> None:
+        """The loops along rows of the result that begin its sums and that store them run in vectors."""
+        c, width = self.found, self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
         column, dtype = Var(self.n_loops[-1].var), c.first.value.dtype
         # The sum is an element of a tile by then, which may not be loaded in some lanes only.
         stored = substitute(c.after, {Var(c.accumulator, dtype): Load(c.accumulator, (column,), dtype)})
         if access.not_vectorizable(stored, column, self.tensors, self.ranges):
             after = 1
-        for name, most in zip(ends, (width, after), strict=True):
-            lanes = fitting_width(most, columns)
+        rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
+        for name, most in ((nests.first[-1], width), (nests.last[-1], after)):
+            lanes = fitting_width(most, self.n.extent)
             if lanes > 1:
-                rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
-        return Schedule(tuple(self.steps))
 
     def split(self, x: _Axis, block: int) -> None:
         if block < x.size:
