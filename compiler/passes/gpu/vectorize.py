@@ -1,11 +1,12 @@
-"""Tile IR in; the same out with how wide copies by threads are, and along which axes they ask what is in its buffer.
+"""Tile IR in; the same out with how wide copies by threads are, how much of a cache line they prefetch, and along which
+axes they are predicated.
 
 ```
 copy(a[0: +16], x[i * 16: +16], "cp.async")
 ```
 becomes, of 100 elements,
 ```
-copy(a[0: +16], x[i * 16: +16].within(0), "cp.async", width=4)
+copy(a[0: +16], x[i * 16: +16].within(0), "cp.async", width=4, prefetch=128)
 ```
 """
 

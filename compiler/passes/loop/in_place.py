@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, dim, static
+from compiler.ir.expr import Const, Load, Var, dim, static
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
-
-Index = tuple[Expr, ...]
 
 
 def in_place(program: Program, into: Mapping[str, str]) -> Program:
