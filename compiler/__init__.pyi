@@ -58,6 +58,7 @@ from compiler.interpret.verdicts import exact as exact
 from compiler.interpret.verdicts import judge as judge
 from compiler.interpret.verdicts import shaped as shaped
 from compiler.interpret.verdicts import tolerance as tolerance
+from compiler.interpret.verdicts import worst as worst
 from compiler.ir.stages import IRS as IRS
 from compiler.onnx import from_onnx as from_onnx
 from compiler.passes.applications import Application as Application

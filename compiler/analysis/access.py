@@ -51,10 +51,6 @@ def strides(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ran
     return [stride(address(index, tensors[b], ranges), var) for b, index, _ in accesses(body) if b in tensors]
 
 
-def inner_loops(body: tuple[Stmt, ...]) -> list[loop.For | tile.For]:
-    return [s for s in body if isinstance(s, LOOPS)]
-
-
 def not_vectorizable(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> str:
     """Why the iterations of `var` cannot be the lanes of vectors; empty when they can."""
     return _Lanes(var, tensors, ranges).body(body)

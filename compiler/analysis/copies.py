@@ -16,12 +16,13 @@ from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.multiples import divides
 from compiler.ir.ranges import Range
 from compiler.ir.roles import One, Role
-from compiler.ir.statement import If, Kernel, Let, Stmt
+from compiler.ir.statement import If, Kernel, Let, Stmt, within
 from compiler.ir.tensor import Tensor
 
 WIDEST = 16  # bytes of one access
 WORD = 4  # bytes of a register
 PIECES = (16, 8, 4)  # bytes of an asynchronous one
+LINE = 128  # bytes that the second-level cache is asked for with a piece
 BY_THREADS = ("plain", "cp.async")
 
 
@@ -77,7 +78,7 @@ def changed(kernel: Kernel, change: Callable[[tile.Copy, Place], tile.Copy]) -> 
             out.append(s)
         return tuple(out)
 
-    if not any(isinstance(n, tile.Copy) for s in kernel.body for n in s.walk()):
+    if not any(within(kernel.body, tile.Copy)):
         return kernel
     return kernel.replace(body=walk(kernel.body, Place({p.name: p for p in kernel.params}, {}, {})))
 
@@ -116,6 +117,25 @@ def width_problem(s: tile.Copy, place: Place) -> str:
     if s.width and (s.width & (s.width - 1) or not least <= s.width <= most):
         nearest = min(max(1 << s.width.bit_length() - 1, least), most)
         return f"{between} move {least} to {most} elements at once, powers of two, not {s.width}: width={nearest} fits"
+    return ""
+
+
+def line(s: tile.Copy, place: Place) -> int:
+    """Bytes of the line that an asynchronous copy had better ask the second-level cache for; it can where its pieces
+    are as wide as can be."""
+    wide = (s.width or widest(s, place)) * _bytes(s, place) == WIDEST
+    return LINE if s.how == "cp.async" and wide else 0
+
+
+def prefetch_problem(s: tile.Copy, place: Place) -> str:
+    """Why a copy cannot ask the second-level cache for so much; empty when it can."""
+    if not s.prefetch:
+        return ""
+    between = f"copies of {s.source.buffer} to {s.target.buffer}"
+    if not line(s, place):
+        return f"{between} prefetch nothing, only those by cp.async in pieces of {WIDEST} bytes do: prefetch=0 fits"
+    if s.prefetch not in (64, 128, 256):
+        return f"{between} prefetch 64, 128 or 256 bytes, not {s.prefetch}: prefetch={LINE} fits"
     return ""
 
 

@@ -15,7 +15,6 @@ from compiler.ir.dtype import DTYPES, DType
 from compiler.ir.expr import Cast, Const, Expr, Load, Var
 from compiler.ir.tensor import Equation, Reduce, Scatter, expressions, shape
 
-LENGTH = 64  # characters of a name, with what is put behind it where it is not alone
 _WORDS, _LETTERS = 5, 35  # how many words there may be, and characters in all of them
 _EXTENTS, _DIGITS = 5, 16  # how many extents there may be, and characters in all of them
 _UNKNOWN = 1 << 20  # how large a size counts that is not known

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from compiler.analysis import access
 from compiler.ir import loop, tile
-from compiler.ir.expr import Const, Load, Var
-from compiler.ir.index import Ranges
+from compiler.ir.expr import Const, Load, Var, static
+from compiler.ir.index import Ranges, extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -40,6 +40,21 @@ def perfect(of: type[F], body: Body, kinds: Collection[str] = ("parallel",)) -> 
 def rows_of(f: loop.For) -> tuple[list[loop.For], Body]:
     """The perfectly nested parallel loops from `f` inwards, and the body of the last."""
     return perfect(loop.For, (f,))
+
+
+def loop_ranges(loops: Iterable[loop.For | tile.For]) -> dict[str, Range]:
+    """The range of each loop's variable."""
+    return {f.var: extent_range(f.extent) for f in loops}
+
+
+def size(f: loop.For) -> int:
+    """How many iterations a loop has, where that is known."""
+    return static(f.extent)
+
+
+def iterations(*loops: loop.For) -> int:
+    """How often the innermost of nested loops runs; one whose extent is not known counts as one iteration."""
+    return math.prod(int(f.extent.value) for f in loops if isinstance(f.extent, Const))
 
 
 def wrap(nest: Sequence[loop.For] | Sequence[tile.For], body: Body) -> Body:
@@ -106,8 +121,7 @@ def _touched(
                 if buffer in tensors:
                     place = access.address(index, tensors[buffer], ranges)
                     moves = [access.stride(place, Var(f.var)) for f in around]
-                    lengths = [f.extent.value if isinstance(f.extent, Const) else 1 for f in around]
-                    count = math.prod(int(n) for n, at in zip(lengths, moves, strict=True) if at != 0)
+                    count = iterations(*(f for f, at in zip(around, moves, strict=True) if at != 0))
                     yield count, access.stride(place, row), moves[-1] if moves else 0
 
 

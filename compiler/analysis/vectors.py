@@ -14,7 +14,7 @@ from compiler.ir.dtype import DType, i32, i64
 from compiler.ir.expr import Const, Expr, Var, const
 from compiler.ir.index import simplify, value_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Init, Stmt
+from compiler.ir.statement import Init, Stmt, within
 from compiler.ir.tensor import Tensor
 
 NARROWEST = 4  # lanes below which vectors do not pay
@@ -52,7 +52,7 @@ def whole(extent: Expr, step: int) -> Expr:
 
 def scalars(body: tuple[Stmt, ...]) -> dict[str, DType]:
     """The types of the accumulators of a kernel."""
-    return {n.name: n.value.dtype for s in body for n in s.walk() if isinstance(n, Init)}
+    return {n.name: n.value.dtype for n in within(body, Init)}
 
 
 def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges: Mapping[str, Range]) -> str:
@@ -75,11 +75,7 @@ def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges:
 
 
 def vector_problem(
-    f: tile.For,
-    extent: Expr,
-    tensors: Mapping[str, Tensor],
-    ranges: Mapping[str, Range],
-    types: Mapping[str, DType],
+    f: tile.For, extent: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range], types: Mapping[str, DType]
 ) -> str:
     """Why a loop of this extent cannot run by the vectors that it is bound to; empty when it can."""
     given = dict(f.bind.args)

@@ -37,6 +37,7 @@ from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
+from compiler.frontend import graphs
 from compiler.passes import quantize
 from compiler.pipeline import Lowering
 from compiler.runtime import detect, gpu_memory, store
@@ -346,13 +347,13 @@ def _refitting(graph: GraphModule, options: Options) -> Unfit:
 
 def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report) -> Boxed:
     """Compile a graph as one program; results that are inputs or views of inputs are returned without it."""
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    listed = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
+    placeholders = graphs.placeholders(graph)
+    listed = list(graphs.output(graph).args[0])
     computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not _is_passed_on(n)))
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
     wanted = frontend.with_results(graph, computed, drop=True)
-    outer = [n for n in wanted.graph.nodes if n.op == "placeholder"]
+    outer = graphs.placeholders(wanted)
     target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
     target = executable.limited(target, options.memory)
     into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
@@ -378,7 +379,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
 
 def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
     """The results of a graph that are written to inputs, each with its input."""
-    output = next(n for n in graph.graph.nodes if n.op == "output")
+    output = graphs.output(graph)
     return [(output.args[0][n], place) for n, place in output.meta.get(writes.INTO, {}).items()]
 
 

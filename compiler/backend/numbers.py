@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from compiler import frontend
-from compiler.backend.regions import placeholders
 from compiler.backend.writes import INTO, Boxed
 from compiler.errors import Unsupported
+from compiler.frontend.graphs import output, placeholders
 
 Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 
@@ -27,7 +27,7 @@ def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fall
         if not fallback:
             raise
         return compile(graph, examples)
-    old, new = _output(graph), _output(real)
+    old, new = output(graph), output(real)
     places = {n: k for k, n in enumerate(placeholders(graph))}
     inputs = placeholders(real)
     new.meta[INTO] = {
@@ -44,8 +44,3 @@ def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fall
         return results
 
     return run
-
-
-def _output(graph: GraphModule) -> Node:
-    (found,) = [n for n in graph.graph.nodes if n.op == "output"]
-    return cast(Node, found)

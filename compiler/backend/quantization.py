@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from compiler import frontend
-from compiler.backend import regions
 from compiler.errors import CompilerError
+from compiler.frontend.graphs import placeholders
 
 _VALUE = "mlcomp_parameter"
 
@@ -24,10 +24,10 @@ def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
     """Write on the nodes of a graph which of `inputs`, those that the call was compiled for, are parameters."""
     if trains:
         raise CompilerError("quantize is for inference only: call the model under torch.no_grad()")
-    placeholders = regions.placeholders(graph)
-    if len(placeholders) != len(inputs):
+    nodes = placeholders(graph)
+    if len(nodes) != len(inputs):
         raise CompilerError("quantize cannot identify parameters if inputs share memory")
-    for node, value in zip(placeholders, inputs, strict=True):
+    for node, value in zip(nodes, inputs, strict=True):
         if isinstance(value, torch.nn.Parameter):
             node.meta[_VALUE] = value.detach()
     for node in graph.graph.nodes:
@@ -45,7 +45,7 @@ def _mark_view(node: Node) -> None:
 
 def carry(source: GraphModule, graph: GraphModule) -> None:
     """The marks of a graph on one of the same inputs that was traced anew."""
-    for old, new in zip(regions.placeholders(source), regions.placeholders(graph), strict=False):
+    for old, new in zip(placeholders(source), placeholders(graph), strict=False):
         if _VALUE in old.meta:
             new.meta[_VALUE] = old.meta[_VALUE]
 
@@ -54,7 +54,7 @@ def quantized(
     captured: frontend.Captured, graph: GraphModule, mode: str | None
 ) -> tuple[frontend.Captured, frozenset[str]]:
     """The program of a graph with its parameters quantized, and the names of the placeholders that it still takes."""
-    tensors = [n for n in regions.placeholders(graph) if isinstance(n.meta.get("val"), torch.Tensor)]
+    tensors = [n for n in placeholders(graph) if isinstance(n.meta.get("val"), torch.Tensor)]
     if mode is not None:
         pairs = list(zip(captured.arguments, tensors, strict=True))
         weights = {name: n.meta[_VALUE] for name, n in pairs if _VALUE in n.meta}

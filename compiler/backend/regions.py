@@ -22,6 +22,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from compiler import frontend
 from compiler.errors import CompilerError, Unsupported
+from compiler.frontend.graphs import output, placeholders
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 
 LEAST = 2
@@ -53,14 +54,9 @@ def refused(graph: GraphModule, anywhere: bool) -> dict[Node, CompilerError]:
     return out
 
 
-def placeholders(graph: GraphModule) -> list[Node]:
-    return [n for n in graph.graph.nodes if n.op == "placeholder"]
-
-
 def gives_overlapping(graph: GraphModule) -> bool:
     """Whether a result of known sizes may have several elements at one place, as windows do."""
-    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
-    found = [n.meta.get("example_value") for n in output.all_input_nodes]
+    found = [n.meta.get("example_value") for n in output(graph).all_input_nodes]
     strided = [x for x in found if isinstance(x, torch.Tensor) and x.layout == torch.strided]
     return any(not x._has_symbolic_sizes_strides and torch._debug_has_internal_overlap(x) for x in strided)
 
@@ -119,7 +115,7 @@ def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least:
         held = operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None  # a branch of a cond is a graph
         if isinstance(held, torch.Tensor) and n.meta.get("val") is None and modes:
             table[n].meta["val"] = modes[0].from_tensor(held, static_shapes=True)
-    copied.node_copy(next(n for n in graph.graph.nodes if n.op == "output"), table.__getitem__)
+    copied.node_copy(output(graph), table.__getitem__)
     groups: dict[int, list[Node]] = {}
     for n, (stage, cut) in stages.items():
         if not cut:
@@ -154,7 +150,7 @@ def _alone(node: Node, graph: GraphModule) -> GraphModule:
     made, table = Graph(), dict[Node, Node]()
     inputs = list(node.all_input_nodes)
     if any(isinstance(_value(n), torch.SymInt) or _is_symbolic(n) for n in (node, *inputs)):
-        inputs += [n for n in graph.graph.nodes if n.op == "placeholder" and _is_symbolic(n) and n not in inputs]
+        inputs += [n for n in placeholders(graph) if _is_symbolic(n) and n not in inputs]
     for n in inputs:
         table[n] = made.placeholder(n.name)
         table[n].meta["val"] = _value(n)

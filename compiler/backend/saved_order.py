@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from compiler.backend.saved import memory_of, uses
+from compiler.frontend import graphs
 
 _aten = torch.ops.aten
 # Calls that go along the last axis of what they are given.
@@ -26,10 +27,10 @@ _STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default
 
 def rows_together(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Change both graphs. The first `results` outputs of `forward` are seen by others, too, and stay as they are."""
-    output = next(n for n in forward.graph.nodes if n.op == "output")
+    output = graphs.output(forward)
     listed = list(output.args[0])
-    readers = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
-    memories = [memory_of(n) for n in forward.graph.nodes if n.op == "placeholder"]
+    readers = {n.name: n for n in graphs.placeholders(backward)}
+    memories = [memory_of(n) for n in graphs.placeholders(forward)]
     memories += [memory_of(n) for n in listed]
     for k, node in enumerate(listed[results:], results):
         reader = readers.get(node.name) if isinstance(node, Node) else None

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from compiler.backend.puts import as_puts
 from compiler.errors import Unsupported
+from compiler.frontend import graphs
 
 # A function of the list of a graph's inputs, which it may empty.
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -27,8 +28,8 @@ def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
     What a graph `saves` for its gradient of an input that it writes is a copy of what that was.
     """
     writes = [n for n in graph.graph.nodes if n.target is _aten.copy_.default]
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    output = next(n for n in graph.graph.nodes if n.op == "output")
+    placeholders = graphs.placeholders(graph)
+    output = graphs.output(graph)
     news: dict[Node, Node] = {}
     for node in writes:
         place, value = node.args[0], node.args[1]

@@ -24,7 +24,7 @@ from compiler.runtime import cubin, detect, device, gpu, gpu_native, guarded, la
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
-from compiler.runtime.launcher import DTYPES, Launcher, Plan
+from compiler.runtime.launcher import Launcher, Plan
 from compiler.runtime.launches import Buffer, Extent, Flag, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import BASE
 from compiler.targets.target import Target
@@ -85,11 +85,7 @@ def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
 
 
 def _buffer(b: launcher.Buffer) -> Buffer:
-    return Buffer(b.name, _bytes(b.shape, b.stride, DTYPES[b.dtype].itemsize))
-
-
-def _bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
-    return guarded.reach(shape, stride) * size
+    return Buffer(b.name, guarded.size(b))
 
 
 def _has_barriers(f: k.Function) -> bool:

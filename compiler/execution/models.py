@@ -18,7 +18,6 @@ from compiler.passes.quantize import OF_ACTIVATIONS
 
 # By how much of an integer roundings of f32 may move an activation before it is rounded to 8 bits.
 MOVED = 2.0**-13
-PHASES = ("prefill", "decode")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _ROUNDS, _WARM = 15, 3
 

@@ -7,7 +7,6 @@ suite judges by the same two, so that a program that is right here is right in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -48,17 +47,14 @@ def judge(program: aten.Program, inputs: Tensors, made: Tensors, lowering: Lower
 
 def _within(made: Tensors, bounded: Sequence[Bounded]) -> Verdict:
     """The worst verdict over all outputs."""
-    worst = Verdict(True, 0.0)
-    for k, (y, b) in enumerate(zip(made, bounded, strict=True)):
-        found = verdicts.judge(to_array(y), verdicts.shaped(b, tuple(y.shape)), launcher.NAMES[y.dtype])
-        if not found.ok:
-            where = f"output {k}: " if len(made) > 1 else ""
-            return replace(found, message=where + found.message)
-        worst = found if found.err_over_tol >= worst.err_over_tol else worst
-    return worst
+    pairs = zip(made, bounded, strict=True)
+    judged = (
+        verdicts.judge(to_array(y), verdicts.shaped(b, tuple(y.shape)), launcher.NAMES[y.dtype]) for y, b in pairs
+    )
+    return verdicts.worst(judged, named=len(made) > 1)
 
 
 def to_array(x: torch.Tensor) -> Array:
-    """NumPy has no floats of 16 bits or fewer but one; all are held as f32."""
-    x = x.detach().cpu()
-    return np.asarray((x.float() if x.dtype.itemsize <= 2 and x.is_floating_point() else x).numpy())
+    """A tensor as bounds hold it: floats of 16 bits or fewer as f32."""
+    held = executable.to_array(x.cpu())
+    return held.astype(np.float32) if held.dtype == np.float16 else held

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
-from compiler.frontend import fourier
+from compiler.frontend import fourier, graphs
 from compiler.frontend.decompose import Holding, expand, retrace
 
 _aten = torch.ops.aten
@@ -60,7 +60,7 @@ def without_complex(graph: GraphModule) -> GraphModule:
 
 def as_real(graph: GraphModule) -> GraphModule:
     """The graph on real numbers; raises Unsupported."""
-    values = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    values = [n.meta.get("val") for n in graphs.placeholders(graph)]
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         raise Unsupported("complex numbers", (), "a graph without inputs")

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
+from compiler.frontend import graphs
 from compiler.frontend.decompose import IGNORED, ORIGIN
 from compiler.frontend.symbols import Guard, Symbols
 from compiler.frontend.types import OURS, tensor_type
@@ -59,19 +60,14 @@ def convert(
     overwrite, or "".
     """
     reader = _Reader(graph, Symbols(ranges))
-    inputs: list[Input] = []
-    values: dict[str, torch.Tensor] = {}
-    names: list[str] = []
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    for position, node in enumerate(placeholders):
-        own = reader.bind(node, wanted[position] if position < len(wanted) else node.name)
-        names.append(own)
-        example = node.meta.get("val")
-        if isinstance(example, torch.SymFloat | torch.SymBool):
-            raise Unsupported("symbolic number", (node.name,), "numbers must be known when compiling, but for sizes")
-        if isinstance(example, torch.Tensor):
-            inputs.append(Input(own, tensor_type(example, reader.symbols.size), position in constants))
-            values |= {own: constants[position]} if position in constants else {}
+    placeholders = graphs.placeholders(graph)
+    names = [reader.bind(n, wanted[k] if k < len(wanted) else n.name) for k, n in enumerate(placeholders)]
+    inputs = [
+        Input(own, tensor_type(example, reader.symbols.size), position in constants)
+        for position, (own, node) in enumerate(zip(names, placeholders, strict=True))
+        if (example := _tensor(node)) is not None
+    ]
+    values = {names[position]: value for position, value in constants.items()}
     calls: list[Call] = []
     outputs: tuple[str, ...] = ()
     for node in graph.graph.nodes:
@@ -98,6 +94,14 @@ def convert(
     for s in unbound(sizes, [(i.name, i.type.shape) for i in inputs]):
         raise Unsupported("symbolic size", (s.name,), "is not by itself a size of an input")
     return Converted(program, values, tuple(names), reader.symbols.guards(), reader.symbols)
+
+
+def _tensor(placeholder: Node) -> torch.Tensor | None:
+    """The example of an input that is a tensor; raises Unsupported for a number that is not known yet."""
+    example = placeholder.meta.get("val")
+    if isinstance(example, torch.SymFloat | torch.SymBool):
+        raise Unsupported("symbolic number", (placeholder.name,), "numbers must be known when compiling, but for sizes")
+    return example if isinstance(example, torch.Tensor) else None
 
 
 def _places(program: Program, names: Mapping[str, str], into: Sequence[str]) -> tuple[str, ...]:

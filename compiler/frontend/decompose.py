@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler.errors import Unsupported
-from compiler.frontend import definitions, floats, foreach, linalg, selections, special, windows
+from compiler.frontend import definitions, floats, foreach, graphs, linalg, selections, special, windows
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 # Calls that only check or record something about the trace.
@@ -243,7 +243,7 @@ def expand(graph: GraphModule) -> GraphModule:
     every op that torch knows.
     """
     # Placeholders of plain numbers have no example once a trace has put the numbers where they are read.
-    examples = [n.meta.get("val", 0) for n in graph.graph.nodes if n.op == "placeholder"]
+    examples = [n.meta.get("val", 0) for n in graphs.placeholders(graph)]
     modes = [v.fake_mode for v in examples if isinstance(v, FakeTensor)]
     mode = modes[0] if modes else FakeTensorMode()
     for _ in range(8):
@@ -274,7 +274,7 @@ def retrace(
         fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
         with fx_traceback.preserve_node_meta():
             made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)
-    placeholders = [n for n in made.graph.nodes if n.op == "placeholder"]
+    placeholders = graphs.placeholders(made)
     for number, (node, value) in enumerate(zip(placeholders[len(examples) :], tensors.values(), strict=True)):
         made.register_buffer(f"held_{number}", value)
         with made.graph.inserting_before(node):

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from compiler.errors import CompilerError, Unsupported
+from compiler.frontend import graphs
 from compiler.frontend.complex_numbers import without_complex
 from compiler.frontend.convert import convert
 from compiler.frontend.decompose import decompose, expand
@@ -203,9 +204,9 @@ def from_graph(
     Results that share memory in eager are views of one output of the program. `into` names, for some results by their
     position, the placeholder that they may overwrite: what shares memory with no other result then does, if it can.
     """
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    placeholders = graphs.placeholders(graph)
     tensors = [position for position, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    output = graphs.output(graph)
     leaves, structure = pytree.tree_flatten(output.args[0])
     literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
     wanted = results(graph, [leaf for leaf in leaves if isinstance(leaf, Node)])

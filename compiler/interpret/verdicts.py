@@ -7,7 +7,8 @@ this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -114,6 +115,16 @@ def by_ratio(found: Array, value: Array, tol: Array, ratio: Array, wrong: Array)
         f"element {list(at)} is {found[at]:.9g}, expected {value[at]:.9g} within {tol[at]:.3g}; "
         f"{count} of {wrong.size} elements are wrong",
     )  # fmt: skip
+
+
+def worst(found: Iterable[Verdict], *, named: bool) -> Verdict:
+    """The first verdict that is not ok, with the number of its output if these are `named`; else the closest one."""
+    closest = Verdict(True, 0.0)
+    for k, one in enumerate(found):
+        if not one.ok:
+            return replace(one, message=f"output {k}: {one.message}") if named else one
+        closest = one if one.err_over_tol >= closest.err_over_tol else closest
+    return closest
 
 
 def exact(got: Array, want: Array) -> Verdict:

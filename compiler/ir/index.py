@@ -28,7 +28,7 @@ from compiler.ir.linear import (
     variables_of,
 )
 from compiler.ir.node import Node
-from compiler.ir.ranges import Range, bits, divided_range, extreme, greater, lesser
+from compiler.ir.ranges import Range, bits, divided_range, either, extreme, greater, lesser
 
 Ranges = Mapping[str, Range]
 
@@ -103,10 +103,7 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
         case Op("require", (cond, a)):
             return _required(cond, a, ranges)
         case Op("where", (_, a, b)) | Select(_, a, b):
-            (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
-            return (None if la is None or lb is None else min(la, lb)), (
-                None if ha is None or hb is None else max(ha, hb)
-            )
+            return either(value_range(a, ranges), value_range(b, ranges))
         case Op("abs", (a,)):
             low, high = value_range(a, ranges)
             if low is None or high is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from compiler.ir import tile
 from compiler.ir.expr import Var
@@ -15,7 +16,7 @@ Body = tuple[Stmt, ...]
 WARP = 32  # threads of a warp
 
 
-def is_bound(s: Stmt, level: str) -> bool:
+def is_bound(s: object, level: str) -> TypeGuard[tile.For]:
     """A loop bound to that level."""
     return isinstance(s, tile.For) and s.bind.level == level
 

@@ -22,6 +22,15 @@ def power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def ceildiv(a: int, b: int) -> int:
+    """The quotient rounded up.
+
+    >>> ceildiv(8, 4), ceildiv(9, 4)
+    (2, 3)
+    """
+    return -(-a // b)
+
+
 def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
     """`e` is certainly a multiple of `by`, a power of two, as variables are of what is said."""
     match e:

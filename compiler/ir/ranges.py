@@ -30,13 +30,17 @@ def bits(how: str, a: Range, b: Range) -> Range:
     if la is None or lb is None or la < 0 or lb < 0:
         return None, None
     if how == "and":
-        return 0, min((h for h in (ha, hb) if h is not None), default=None)
+        return 0, lesser(ha, hb)
     return 0, None if ha is None or hb is None else 2 ** max(ha.bit_length(), hb.bit_length()) - 1
 
 
+def either(a: Range, b: Range) -> Range:
+    """Of what is in one of two ranges."""
+    low = None if a[0] is None or b[0] is None else min(a[0], b[0])
+    return low, None if a[1] is None or b[1] is None else max(a[1], b[1])
+
+
 def extreme(how: str, a: Range, b: Range) -> Range:
-    if how == "min":
-        high = min((x for x in (a[1], b[1]) if x is not None), default=None)
-        return (None if a[0] is None or b[0] is None else min(a[0], b[0])), high
-    low = max((x for x in (a[0], b[0]) if x is not None), default=None)
-    return low, (None if a[1] is None or b[1] is None else max(a[1], b[1]))
+    """Of the lesser or the greater of two numbers."""
+    low, high = either(a, b)
+    return (low, lesser(a[1], b[1])) if how == "min" else (greater(a[0], b[0]), high)

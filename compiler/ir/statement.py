@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from compiler.ir.dtype import DType, i64
@@ -15,6 +15,9 @@ from compiler.ir.tensor import Tensor, verify_expression, verify_params
 
 class Stmt(Node):
     """Something that is done."""
+
+
+S = TypeVar("S", bound=Stmt)
 
 
 class Let(Stmt):
@@ -100,12 +103,18 @@ class Program(Node):
     sizes: tuple[Size, ...] = ()
 
 
-def within(body: tuple[Stmt, ...]) -> Iterator[Any]:
-    """Every statement of a Loop or Tile IR body, those around others first; expressions are not looked into."""
+@overload
+def within(body: tuple[Stmt, ...]) -> Iterator[Any]: ...
+@overload
+def within(body: tuple[Stmt, ...], kind: type[S]) -> Iterator[S]: ...
+def within(body: tuple[Stmt, ...], kind: type[Stmt] = Stmt) -> Iterator[Any]:
+    """Every statement of a Loop or Tile IR body, or all of a kind, those around others first; expressions are not
+    looked into."""
     for s in body:
-        yield s
+        if isinstance(s, kind):
+            yield s
         if "body" in type(s).fields:
-            yield from within(s.body)  # type: ignore[attr-defined]
+            yield from within(s.body, kind)  # type: ignore[attr-defined]
 
 
 def dtypes(kernel: Kernel) -> dict[str, DType]:

@@ -188,9 +188,14 @@ def bound(equation: Equation) -> tuple[Axis, ...]:
     return equation.axes
 
 
+def is_static(t: Tensor) -> bool:
+    """The shape and the strides are known when compiling."""
+    return all(isinstance(n, Const) for n in (*t.shape, *t.strides))
+
+
 def reach(t: Tensor) -> int | None:
     """Elements from the first of a tensor to behind its last one; None where these depend on symbolic sizes."""
-    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if not is_static(t):
         return None
     if any(static(n) == 0 for n in t.shape):
         return 0
@@ -335,6 +340,6 @@ def memory_order(t: Tensor) -> tuple[int, ...]:
     (1, 2, 0)
     """
     axes = range(len(t.shape))
-    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if not is_static(t):
         return tuple(axes)
     return tuple(sorted(axes, key=lambda d: (static(t.shape[d]) > 1, static(t.strides[d]) > 0, -static(t.strides[d]))))

@@ -137,7 +137,7 @@ class Copy(Stmt):
     `how` is a row of COPIES. The two slices have as many elements, and the first of one goes to the first of the other:
     a tile's rows may be a box of several axes of a buffer. The bytes are told to the mbarrier `full`, if there is one.
     Threads move `width` neighbours at once, as many as they can where that is 0, and take turns, of which `rounds` are
-    written out at a time, all where that is 0.
+    written out at a time, all where that is 0. With each piece they ask the second-level cache for `prefetch` bytes.
     """
 
     target: Slice
@@ -146,6 +146,7 @@ class Copy(Stmt):
     full: roles.Mbarrier | None = None
     width: int = 0
     rounds: int = 0
+    prefetch: int = 0
 
 
 class Mma(Stmt):

@@ -21,13 +21,11 @@ from compiler.ir.tensor import Tensor
 from compiler.ir.text import Scope, expression, fail, indent, show_type, tensor_type
 from compiler.ir.text import show as show_expr
 
+_COPY_WORDS = ("width", "rounds", "prefetch")
+
 
 def show(program: Program) -> str:
     return statement_text.show(program, _show)
-
-
-def show_statements(body: tuple[Stmt, ...]) -> str:
-    return "\n".join(statement_text.show_body(body, _show))
 
 
 def parse(text: str) -> Program:
@@ -48,9 +46,9 @@ def _show(s: Stmt) -> list[str]:
             return [f'with stage("{role}"):', *indent(statement_text.show_body(body, _show))]
         case tile.Sync(what, pending):
             return [f"{what}({pending if what in tile.COUNTED else ''})"]
-        case tile.Copy(target, source, how, full, width, rounds):
+        case tile.Copy(target, source, how, full):
             told = f", {roles_text.show_barrier(full)}" if full is not None else ""
-            told += "".join(f", {word}={n}" for word, n in (("width", width), ("rounds", rounds)) if n)
+            told += "".join(f", {word}={n}" for word in _COPY_WORDS if (n := getattr(s, word)))
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}"{told})']
         case tile.Mma(instruction, acc, a, b, operands, sizes, grid, neighbours, again):
             said = [
@@ -97,7 +95,7 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             told = next((roles_text.parse_barrier(x, scope) for x in full), None)
             by = {word.arg: _whole(word.value) for word in said}
             sides = _slice(target, scope), _slice(source, scope)
-            return (tile.Copy(*sides, how, told, by.get("width", 0), by.get("rounds", 0)),)
+            return (tile.Copy(*sides, how, told, *(by.get(word, 0) for word in _COPY_WORDS)),)
         case ast.Expr(
             ast.Call(
                 ast.Name("mma"),

@@ -8,21 +8,7 @@ from dataclasses import dataclass
 
 from compiler.ir import kernel as k
 from compiler.ir.dtype import boolean, i64, vector
-from compiler.ir.expr import (
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Op,
-    Var,
-    canonical,
-    cast,
-    const,
-    loads,
-    names,
-    op,
-    substitute,
-)
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, canonical, cast, const, loads, names, op, substitute
 from compiler.ir.index import value_range
 from compiler.ir.linear import from_linear, linear
 

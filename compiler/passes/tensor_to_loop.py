@@ -14,7 +14,7 @@ from compiler.ir.expr import Expr, Load, Select, Var, canonical, identity, selec
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, within
 from compiler.ir.tensor import Axis, Equation, Group, Map, Order, Reduce, Scan, Scatter, Tensor, reads, row_major, shape
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.passes.loop.in_place import in_place
@@ -123,7 +123,7 @@ class _Builder:
         return [self._kernel(self.group.name, _nested(axes, ["parallel"] * len(axes), self.rows.body), tensors)]
 
     def _kernel(self, name: str, body: tuple[Stmt, ...], tensors: dict[str, Tensor]) -> Kernel:
-        writes = tuple(dict.fromkeys(n.buffer for s in body for n in s.walk() if isinstance(n, Store)))
+        writes = tuple(dict.fromkeys(n.buffer for n in within(body, Store)))
         used = [n.buffer for s in body for n in s.walk() if isinstance(n, Load)]
         params = tuple(dict.fromkeys([*(b for b in used if b not in writes), *writes]))
         return Kernel(name, tuple(tensors[p] for p in params), writes, body, self.group.origin)

@@ -21,7 +21,6 @@ from compiler.render.cuda_integer import compared, integer
 from compiler.render.integer_ranges import fits_32_bits, ranges_of
 
 FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
-ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 
 # header: the functions that it declares, without their prefix, as far as text calls them.
 HEADERS = {
@@ -294,4 +293,4 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
 
 LANGUAGE = c.Language(TYPES, c.FUNCTIONS, RESERVED, _expression, _statement, _declare, _array, _pragma, integer)
 
-__all__ = ["ALIGNED", "HEADERS", "LANGUAGE", "names", "render"]
+__all__ = ["HEADERS", "LANGUAGE", "names", "render"]

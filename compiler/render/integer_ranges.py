@@ -13,7 +13,7 @@ from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Op, Select, Var, substitute
 from compiler.ir.index import value_range
-from compiler.ir.ranges import Range
+from compiler.ir.ranges import Range, either
 
 WARP = 32
 MOST_ROUNDS = 16  # after which a counter that still grows is not followed
@@ -69,7 +69,7 @@ def _settled(name: str, first: Range, values: list[Expr], known: Mapping[str, Ra
     for _ in range(MOST_ROUNDS):
         after = now
         for value in values:
-            after = _either(after, _given(value, name, now, known))
+            after = either(after, _given(value, name, now, known))
         if after == now:
             return now
         now = after
@@ -81,13 +81,8 @@ def _given(value: Expr, name: str, now: Range, known: Mapping[str, Range]) -> Ra
     match value:
         case Select(Op("lt", (Var(var), Const(int() as end))), then, other) if var == name and now[0] is not None:
             low = now[0], end - 1 if now[1] is None else min(end - 1, now[1])
-            return _either(range_in(then, {**known, name: low}), range_in(other, {**known, name: now}))
+            return either(range_in(then, {**known, name: low}), range_in(other, {**known, name: now}))
     return range_in(value, {**known, name: now})
-
-
-def _either(a: Range, b: Range) -> Range:
-    low = None if a[0] is None or b[0] is None else min(a[0], b[0])
-    return low, None if a[1] is None or b[1] is None else max(a[1], b[1])
 
 
 def _plus(high: int | None, more: int) -> int | None:
@@ -96,7 +91,7 @@ def _plus(high: int | None, more: int) -> int | None:
 
 def _add(out: dict[str, Range], name: str, r: Range) -> None:
     """A name that is bound twice is either."""
-    out[name] = _either(out[name], r) if name in out else r
+    out[name] = either(out[name], r) if name in out else r
 
 
 def range_in(e: Expr, ranges: Mapping[str, Range]) -> Range:

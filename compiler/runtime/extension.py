@@ -149,14 +149,17 @@ def _reads_right(probe: torch.Tensor, offset: int) -> bool:
 @functools.cache
 def device_type(device: torch.device) -> int:
     """The number of a device's kind in the ABI; -1 where there is none."""
-    function = function_address(f"aoti_torch_device_type_{device.type}")
-    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(function)()) if function else -1
+    return _constant(f"aoti_torch_device_type_{device.type}")
 
 
 @functools.cache
 def dtype_code(dtype: torch.dtype) -> int:
     """The number of a dtype in the ABI, by the function that gives it; -1 where there is none."""
-    function = function_address(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    return _constant(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+
+
+def _constant(name: str) -> int:
+    function = function_address(name)
     return int(ctypes.CFUNCTYPE(ctypes.c_int32)(function)()) if function else -1
 
 

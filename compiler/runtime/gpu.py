@@ -324,7 +324,7 @@ def _stream_of(place: torch.device) -> Callable[[], int]:
 # ---- waiting
 
 
-def synchronize(timeout: float, what: str = "", device: torch.device | None = None) -> None:
+def synchronize(timeout: float, what: str = "") -> None:
     """Wait until the GPU has done all that was enqueued on the current stream, at most `timeout` seconds.
 
     Raises Hang when it has not: the kernel runs on, and only the end of the process stops it. Raises DeviceError for
@@ -333,7 +333,7 @@ def synchronize(timeout: float, what: str = "", device: torch.device | None = No
     with faults.told(what or "waiting for the GPU"):
         make_event: Any = torch.cuda.Event  # untyped in torch
         event = make_event()
-        event.record(torch.cuda.current_stream(device))
+        event.record(torch.cuda.current_stream())
         wait(event.query, timeout, what)
 
 

@@ -14,8 +14,8 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 
 from compiler.errors import InvalidData
-from compiler.runtime import launcher, memory
+from compiler.runtime import launcher
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
+from compiler.runtime.memory import ALIGNMENT
 
 PIECE = 16  # bytes of the widest access
 GUARD = 4096  # bytes before and behind each buffer
@@ -63,7 +64,7 @@ class _Map:
         self.places: list[_Place] = []
 
     def add(self, name: str, size: int, misaligned: int = 0) -> _Place:
-        start = -(-self.end // memory.ALIGNMENT) * memory.ALIGNMENT + misaligned
+        start = -(-self.end // ALIGNMENT) * ALIGNMENT + misaligned
         self.end = start + size + GUARD
         self.places.append(_Place(name, start, size))
         return self.places[-1]
@@ -83,6 +84,28 @@ def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
     return call
 
 
+@dataclass(frozen=True)
+class _Memory:
+    """One piece of memory with all buffers of a program in it, and for each run copies of what it made (`kept`).
+
+    Temporaries lie `apart`, and in the last run `packed`; both `clear` places of some must be zero before and after.
+    """
+
+    data: Bytes
+    places: Sequence[_Place]
+    sources: Sequence[_Place]
+    targets: Sequence[_Place]
+    scratch: Sequence[_Place]
+    arena: _Place
+    kept: Sequence[Sequence[_Place]]
+    packed: Sequence[int]
+    clear: Sequence[_Place]
+
+    @property
+    def apart(self) -> list[int]:
+        return [place.start for place in self.scratch]
+
+
 def run(
     call: Call,
     plan: Plan,
@@ -96,54 +119,61 @@ def run(
     `inputs` are all inputs of the plan, constants included. A forked process survives any crash of the kernel, but may
     not use threads.
     """
+    memory = _laid_out(plan, inputs, temps, runs)
+    data, kept = memory.data, memory.kept
+    before = data.copy()
+    shared = [p.start for p in (*memory.sources, *memory.targets)]
+
+    def work() -> list[str]:
+        found: list[str] = []
+        for number, copies in enumerate(kept):
+            where = memory.packed if number and number == runs - 1 else memory.apart
+            found += call(data, [*shared, *where], number)
+            for place, copy in zip(memory.targets, copies, strict=True):
+                _part(data, copy)[:] = _part(data, place)
+        return found
+
+    lost, said = _isolated(work, patience) if patience else ("", work())
+    if lost:
+        return Outcome((), (lost,))
+    same = all(
+        np.array_equal(_part(data, a), _part(data, b)) for row in kept[1:] for a, b in zip(kept[0], row, strict=True)
+    )
+    outputs = tuple(_tensor(data, place, b) for place, b in zip(kept[0], plan.outputs, strict=True))
+    return Outcome(outputs, (*dict.fromkeys(said), *_wrongly_written(before, memory, plan)), same)
+
+
+def _laid_out(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
+    """Memory with the inputs in it, and all else poisoned but for what must be zero."""
     layout = _Map()
     sources = [layout.add(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
-    targets = [layout.add(b.name, _bytes(b)) for b in plan.outputs]
+    targets = [layout.add(b.name, size(b)) for b in plan.outputs]
     scratch = [layout.add(b.name, held(b.shape, b.stride, DTYPES[b.dtype].itemsize)) for b in temps]
     arena = layout.add("the arena of temporaries", plan.arena)
     kept = [[layout.add("", t.size) for t in targets] for _ in range(runs)]
-    block = mmap.mmap(-1, layout.end)  # shared with a forked process
-    data = np.frombuffer(block, np.uint8)
+    data = np.frombuffer(mmap.mmap(-1, layout.end), np.uint8)  # shared with a forked process
     data[:] = BLANK
     for place, x in zip(sources, inputs, strict=True):
         _part(data, place)[:] = _raw(x)
     for place, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
         _part(data, place)[:] = BLANK if DTYPES[b.dtype].is_floating_point else UNWRITTEN
-    apart, packed = [p.start for p in scratch], [arena.start + o for o in plan.temporaries]
-    clear = [(p, where) for p, *two in list(zip(scratch, apart, packed, strict=True))[len(temps) - plan.zeros :]
-             for where in two]  # fmt: skip
-    for place, where in clear:
-        data[where : where + place.size] = 0
-    before = data.copy()
-    shared = [p.start for p in (*sources, *targets)]
+    packed = [arena.start + o for o in plan.temporaries]
+    zeros = list(zip(scratch, packed, strict=True))[len(temps) - plan.zeros :]
+    clear = [place for own, start in zeros for place in (own, replace(own, start=start))]
+    for place in clear:
+        _part(data, place)[:] = 0
+    return _Memory(data, layout.places, sources, targets, scratch, arena, kept, packed, clear)
 
-    def work() -> list[str]:
-        found: list[str] = []
-        for number, copies in enumerate(kept):
-            where = packed if number and number == runs - 1 else apart
-            found += call(data, [*shared, *where], number)
-            for place, copy in zip(targets, copies, strict=True):
-                _part(data, copy)[:] = _part(data, place)
-        return found
 
-    if patience:
-        lost, said = _isolated(work, patience)
-        if lost:
-            return Outcome((), (lost,))
-    else:
-        said = work()
-    changed = _changed(before, data, layout.places, {*targets, *scratch, arena, *(c for row in kept for c in row)})
-    blank = [f"{place.name} was not left zero" for place, at in clear if data[at : at + place.size].any()]
-    blank += [
-        f"an element of {b.name} was never written"
-        for b, place in zip(plan.outputs, kept[0], strict=True)
-        if b.dtype == "bool" and (_part(data, place) > 1).any()
-    ]
-    same = all(
-        np.array_equal(_part(data, a), _part(data, b)) for row in kept[1:] for a, b in zip(kept[0], row, strict=True)
-    )
-    outputs = tuple(_tensor(data, place, b) for place, b in zip(kept[0], plan.outputs, strict=True))
-    return Outcome(outputs, (*dict.fromkeys(said), *changed, *blank), same)
+def _wrongly_written(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str]:
+    """What was written that must not be, or not written."""
+    data, first = memory.data, memory.kept[0]
+    copies = (place for row in memory.kept for place in row)
+    yield from _changed(before, data, memory.places, {*memory.targets, *memory.scratch, memory.arena, *copies})
+    yield from (f"{place.name} was not left zero" for place in memory.clear if _part(data, place).any())
+    for b, place in zip(plan.outputs, first, strict=True):
+        if b.dtype == "bool" and (_part(data, place) > 1).any():
+            yield f"an element of {b.name} was never written"
 
 
 def _span(x: torch.Tensor) -> int:
@@ -151,7 +181,8 @@ def _span(x: torch.Tensor) -> int:
     return reach(x.shape, x.stride()) * x.element_size()
 
 
-def _bytes(b: Buffer) -> int:
+def size(b: Buffer) -> int:
+    """Bytes from the first to behind the last element."""
     return reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
 
 

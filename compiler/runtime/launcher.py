@@ -55,7 +55,6 @@ class Plan:
 
 
 Launcher = Callable[..., tuple[torch.Tensor, ...]]
-Pointer = int | ctypes.c_void_p | torch.Tensor
 
 
 @functools.cache

@@ -137,12 +137,12 @@ def publish(product: Path, path: Path) -> None:
     os.replace(product, path)
 
 
-def sweep(cache: Path, older_than: float = LEFT) -> int:
+def sweep(cache: Path) -> int:
     """Remove build folders that a killed process left behind; returns how many."""
     now, removed = time.time(), 0
     for left in left_behind(cache):
         with contextlib.suppress(OSError):
-            if now - left.stat().st_mtime > older_than:
+            if now - left.stat().st_mtime > LEFT:
                 shutil.rmtree(left)
                 removed += 1
     return removed

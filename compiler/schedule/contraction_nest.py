@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from compiler.analysis.nests import perfect
+from compiler.analysis.nests import perfect, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, substitute
 from compiler.ir.index import simplify
@@ -29,6 +29,11 @@ class Contraction:
     right: Expr
     first: Init
     after: tuple[Stmt, ...]
+
+    @property
+    def loops(self) -> tuple[loop.For, ...]:
+        """All of them, outermost first."""
+        return (*self.rows, *self.depth)
 
 
 def recognise(kernel: Kernel, integers: bool = False) -> Contraction | None:
@@ -103,8 +108,3 @@ def sides(c: Contraction) -> Iterator[tuple[Side, Side]]:
         rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
         columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
         yield (left, rows), (right, columns)
-
-
-def size(f: loop.For) -> int:
-    assert isinstance(f.extent, Const)
-    return int(f.extent.value)

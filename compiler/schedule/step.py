@@ -19,4 +19,4 @@ class Step(Node):
     makes: ClassVar[tuple[str, ...]] = ()
     stems: ClassVar[tuple[str, ...]] = ()
     temporaries: ClassVar[tuple[str, ...]] = ()
-    worded: ClassVar[tuple[str, ...]] = ("width", "rounds")
+    worded: ClassVar[tuple[str, ...]] = ("width", "rounds", "prefetch")

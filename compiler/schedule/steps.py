@@ -94,7 +94,8 @@ class Stage(Step):
 
     Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements, swizzled over `swizzle`
     bytes. If `how` is given, one of `tile.COPIES`, one copy without loops does it: a pipeline can run it ahead, and
-    elements are converted when loaded from the tile. Adjacent axes of the buffer are then one axis of the tile.
+    elements are converted when loaded from the tile, of which adjacent axes of the buffer are one axis. Threads copy
+    `width` neighbours at once, and by "cp.async" bring `prefetch` bytes of their line to the second-level cache.
     """
 
     makes = ("tile", "into")
@@ -108,6 +109,7 @@ class Stage(Step):
     swizzle: int = 0
     width: int = 0
     rounds: int = 0
+    prefetch: int = 0
 
 
 class Margin(Step):
@@ -221,7 +223,7 @@ class Cache(Step):
     If the operand is only widened from 16 bits, the tile holds the 16-bit elements. With `how`, one of `tile.COPIES`, a
     block of the buffer is copied, with the axes in the buffer's order. Without it, loops `into` compute the elements of
     a tile whose axes are in the order of `loops`. Two steps may name the same tile if they need the same block.
-    `swizzle` is the width in bytes of the tile's swizzle, 0 for none.
+    `swizzle` is the width in bytes of the tile's swizzle, 0 for none; `width` and `prefetch` are as in `stage`.
     """
 
     makes = ("tile", "into")
@@ -234,6 +236,7 @@ class Cache(Step):
     into: str | tuple[str, ...] = ""
     width: int = 0
     rounds: int = 0
+    prefetch: int = 0
 
 
 class Promote(Step):

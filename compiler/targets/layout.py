@@ -6,13 +6,10 @@ CuTe does). The accumulator of `mma.m16n8k16`, 16 rows of 8 columns, in four reg
 >>> acc = Layout((16, 8), threads=((4, 2), (8, 8)), registers=((2, 1), (2, 64)))
 >>> place(acc, 5, 0), place(acc, 5, 1), place(acc, 5, 2)
 ((1, 2), (1, 3), (9, 2))
->>> owner(acc, 9, 2)
-(5, 2)
 """
 
 from __future__ import annotations
 
-import functools
 import math
 
 from compiler.ir.node import Node
@@ -42,11 +39,6 @@ def place(layout: Layout, thread: int, register: int) -> tuple[int, int]:
     return row, column
 
 
-def owner(layout: Layout, row: int, column: int) -> tuple[int, int]:
-    """The thread and register that hold an element; raises KeyError outside the tile."""
-    return _owners(layout)[row, column]
-
-
 def threads(layout: Layout) -> int:
     """How many threads share the tile."""
     return math.prod(extent for extent, _ in layout.threads)
@@ -66,20 +58,6 @@ def is_bijection(layout: Layout) -> bool:
         for r in range(registers(layout))
     ]
     return sorted(offsets) == list(range(size))
-
-
-def neighbours(layout: Layout) -> int:
-    """How many registers from an even start on lie beside each other in a row: what one store may carry.
-
-    >>> neighbours(Layout((16, 8), ((4, 2), (8, 8)), ((2, 1), (2, 64))))
-    2
-    """
-    count = 1
-    for extent, stride in layout.registers:
-        if stride != count:
-            break
-        count *= extent
-    return count
 
 
 def swizzle_mask(span: int) -> int:
@@ -103,8 +81,3 @@ def _offset(digits: Digits, number: int) -> int:
         number, digit = divmod(number, extent)
         offset += digit * stride
     return offset
-
-
-@functools.cache
-def _owners(layout: Layout) -> dict[tuple[int, int], tuple[int, int]]:
-    return {place(layout, t, r): (t, r) for t in range(threads(layout)) for r in range(registers(layout))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from compiler.ir import launches, tile
@@ -11,8 +11,8 @@ from compiler.ir.expr import Const, const, static
 from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.multiples import divides, multiple
-from compiler.ir.roles import One, Role
-from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.ir.roles import Role
+from compiler.ir.statement import If, Kernel, Program, Stmt, within
 from compiler.ir.tensor import Tensor, memory_order
 from compiler.ir.text import show
 from compiler.targets.target import Instruction, Target, Transfer, instruction
@@ -46,59 +46,65 @@ class Problem:
 
 def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
     """What a target with threads cannot do of a kernel."""
-    statements = list(_statements(kernel.body))
-    allocs = [n for n in statements if isinstance(n, tile.Alloc)]
-    tiles = {a.tensor.name: a for a in allocs}
-    tensors = {p.name: p for p in kernel.params} | {a.tensor.name: a.tensor for a in allocs}
-
-    def space(buffer: str) -> str:
-        return tiles[buffer].space if buffer in tiles else "global"
-
-    for n in statements:
-        match n:
-            case tile.Mma(name):
-                about = {name, n.acc.buffer, n.a.buffer, n.b.buffer}
-                try:
-                    row = instruction(target, name)
-                except KeyError as missing:
-                    yield Problem({name}, str(missing.args[0]))
-                    continue
-                known = {x: (tensors[x].dtype.name, space(x)) for x in tensors}
-                yield from (Problem(about, reason) for reason in _mma_problems(n, row, known))
-            case tile.Copy(to, source, how) if how != "plain":
-                about = {to.buffer, source.buffer}
-                rows = [t for t in target.transfers if t.name == how]
-                fits = [t for t in rows if (t.source, t.target) == (space(source.buffer), space(to.buffer))]
-                if not fits:
-                    missing_way = f"no {how} copies from {space(source.buffer)} to {space(to.buffer)} memory"
-                    yield Problem(about, missing_way)
-                else:
-                    held = tiles[to.buffer if to.buffer in tiles else source.buffer]
-                    there = source if to.buffer in tiles else to
-                    reasons = (
-                        *_copy_problems(n, fits[0], tensors[source.buffer], held.swizzle),
-                        *_even(tensors[there.buffer], fits[0]),
-                        *_begins(there, tensors[there.buffer], fits[0]),
-                    )
-                    yield from (Problem(about, reason) for reason in reasons)
-            case tile.For(bind=tile.Bind("unroll")):
-                yield from (Problem({n.var}, reason) for reason in _ahead_problems(n, tiles))
-            case tile.For(bind=tile.Bind("lanes" | "columns", args)):
-                each = WARP if n.bind.level == "columns" else 1
-                of = "warps" if n.bind.level == "columns" else "threads"
-                threads = dict(args).get(of, 1) * each
-                if not 1 <= threads <= MOST_THREADS:
-                    most = f"{of}={MOST_THREADS // each}"
-                    reason = f"loop {n.var} takes {threads} threads, a block has at most {MOST_THREADS}: {most}"
-                    yield Problem({n.var}, reason)
-                yield from (Problem({n.var}, reason) for reason in (*_vector_problems(n), *_round_problems(n, tiles)))
-    for a in allocs:
-        if a.space == "cluster":
-            yield from (Problem({a.tensor.name}, reason) for reason in _cluster_problems(a, target))
+    tiles = {a.tensor.name: a for a in within(kernel.body, tile.Alloc)}
+    tensors = {p.name: p for p in kernel.params} | {name: a.tensor for name, a in tiles.items()}
+    for s in within(kernel.body):
+        about, reasons = _statement_problems(s, tiles, tensors, target)
+        yield from (Problem(about, reason) for reason in reasons)
     yield from _too_much_shared(kernel, target)
-    over_blocks = [s for s in kernel.body if isinstance(s, tile.For) and s.bind.level == "blocks"]
+    over_blocks = [s for s in kernel.body if launches.is_bound(s, "blocks")]
     for launch in (*((s,) for s in over_blocks), tuple(s for s in kernel.body if s not in over_blocks)):
         yield from _divided(launch, target)
+
+
+def _statement_problems(
+    s: Stmt, tiles: Mapping[str, tile.Alloc], tensors: Mapping[str, Tensor], target: Target
+) -> tuple[set[str], Iterable[str]]:
+    """What a target cannot do of one statement: the names that it is about, and the reasons."""
+    match s:
+        case tile.Mma(name):
+            try:
+                row = instruction(target, name)
+            except KeyError as missing:
+                return {name}, (str(missing.args[0]),)
+            return {name, s.acc.buffer, s.a.buffer, s.b.buffer}, _mma_problems(s, row, tiles, tensors)
+        case tile.Copy(to, source, how) if how != "plain":
+            return {to.buffer, source.buffer}, _transfer_problems(s, tiles, tensors, target)
+        case tile.For(bind=tile.Bind("unroll")):
+            return {s.var}, _ahead_problems(s, tiles)
+        case tile.For(bind=tile.Bind("lanes" | "columns")):
+            return {s.var}, (*_thread_problems(s), *_vector_problems(s), *_round_problems(s, tiles))
+        case tile.Alloc(space="cluster"):
+            return {s.tensor.name}, _cluster_problems(s, target)
+    return set(), ()
+
+
+def _space(buffer: str, tiles: Mapping[str, tile.Alloc]) -> str:
+    return tiles[buffer].space if buffer in tiles else "global"
+
+
+def _transfer_problems(
+    s: tile.Copy, tiles: Mapping[str, tile.Alloc], tensors: Mapping[str, Tensor], target: Target
+) -> Iterator[str]:
+    """Copies that no row of the target's transfers makes."""
+    way = _space(s.source.buffer, tiles), _space(s.target.buffer, tiles)
+    row = next((t for t in target.transfers if t.name == s.how and (t.source, t.target) == way), None)
+    if row is None:
+        yield f"no {s.how} copies from {way[0]} to {way[1]} memory"
+        return
+    held, there = (s.target, s.source) if s.target.buffer in tiles else (s.source, s.target)
+    yield from _copy_problems(s, row, tensors[s.source.buffer], tiles[held.buffer].swizzle)
+    yield from _even(tensors[there.buffer], row)
+    yield from _begins(there, tensors[there.buffer], row)
+
+
+def _thread_problems(f: tile.For) -> Iterator[str]:
+    """More threads than a block has."""
+    of, each = ("warps", WARP) if f.bind.level == "columns" else ("threads", 1)
+    threads = dict(f.bind.args).get(of, 1) * each
+    if not 1 <= threads <= MOST_THREADS:
+        most = f"{of}={MOST_THREADS // each}"
+        yield f"loop {f.var} takes {threads} threads, a block has at most {MOST_THREADS}: {most}"
 
 
 def _ahead_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
@@ -117,7 +123,7 @@ def _vector_problems(f: tile.For) -> Iterator[str]:
     elif not divides(f.extent, vector):
         fits = multiple(f.extent)
         yield f"loop {f.var} of {show(f.extent)} iterations has no multiple of vector={vector}, at most vector={fits}"
-    elif vector > 1 and any(isinstance(s, tile.For) and s.bind.level == "lanes" for s in f.body):
+    elif vector > 1 and any(launches.is_bound(s, "lanes") for s in f.body):
         yield f"loop {f.var} is around a loop over lanes, whose iterations are neighbours: that takes vector={vector}"
 
 
@@ -130,7 +136,7 @@ def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[st
             extent = simplify(extent * n, {})
             if "rounds" in dict(more):
                 yield f"loop {inner} is shared by threads together with loop {f.var}, which is to say how many rounds"
-    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
+    own = {n.tensor.name for n in within(f.body, tile.Alloc)}
     kept = sorted(b for b in tile.buffers((f,)) - own if b in tiles and tiles[b].space == "registers")
     if "rounds" in given and kept:
         yield f"loop {f.var} says rounds, but all over tiles in registers are written out: {', '.join(kept)}"
@@ -145,13 +151,13 @@ def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[st
 def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
     """Accumulators and registers that cannot be divided among the threads of a block as statements say."""
     threads = launches.block_size(body)
-    nodes = list(_statements(body))
+    nodes = list(within(body))
     for f in nodes:
         if isinstance(f, tile.For) and {"producer_registers", "consumer_registers"} & dict(f.bind.args).keys():
             yield from (Problem({f.var}, reason) for reason in _register_problems(f, threads, target))
     rows = {r.name: r for r in target.instructions}
     matmuls = [s for s in nodes if isinstance(s, tile.Mma) and s.instruction in rows]
-    lanes = [n for n in nodes if isinstance(n, tile.For) and n.bind.level == "lanes"]
+    lanes = [n for n in nodes if launches.is_bound(n, "lanes")]
     whole = bool(matmuls) and any(g in f.walk() for f in lanes for g in lanes if g is not f and g.kind == "reduce")
     for s in matmuls:
         row, long = rows[s.instruction], tile.lengths(s)
@@ -212,21 +218,14 @@ def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
 
 def _too_deep(body: tuple[Stmt, ...], taken: int, target: Target) -> Iterator[Problem]:
     reason = f"its tiles in shared memory take {taken} bytes, a block has {target.shared}"
-    for n in _statements(body):
+    for n in within(body):
         match n:
             case tile.For(bind=tile.Bind("pipeline", args), body=inner) if (depth := dict(args).get("depth", 1)) > 1:
                 stage = _shared(inner, 1)
                 fits = (target.shared - (taken - depth * stage)) // stage if stage else 0
                 if fits >= 1:
                     yield Problem({n.var}, f"{reason}: loop {n.var} can be at most depth={fits}")
-    yield Problem({n.tensor.name for n in _statements(body) if isinstance(n, tile.Alloc)}, reason)
-
-
-def _statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-    for s in body:
-        yield s
-        if isinstance(s, tile.For | tile.Stage | If | Role | One):
-            yield from _statements(s.body)
+    yield Problem({n.tensor.name for n in within(body, tile.Alloc)}, reason)
 
 
 MOST_BLOCKS = 8  # of a cluster, on every target that has them
@@ -240,16 +239,18 @@ def _cluster_problems(s: tile.Alloc, target: Target) -> Iterator[str]:
         yield f"tile {s.tensor.name} lies in {blocks} blocks, and a cluster has at most {MOST_BLOCKS}"
 
 
-def _mma_problems(s: tile.Mma, row: Instruction, known: dict[str, tuple[str, str]]) -> Iterator[str]:
+def _mma_problems(
+    s: tile.Mma, row: Instruction, tiles: Mapping[str, tile.Alloc], tensors: Mapping[str, Tensor]
+) -> Iterator[str]:
     wanted = {
         "acc": (s.acc.buffer, row.acc_type, row.acc_space),
         "a": (s.a.buffer, row.a_type, row.a_space),
         "b": (s.b.buffer, row.b_type, row.b_space),
     }
     for operand, (buffer, dtype, space) in wanted.items():
-        if known[buffer] != (dtype, space):
-            has = " in ".join(known[buffer])
-            yield f"{row.name} takes {operand} as {dtype} in {space}, but {buffer} is {has}"
+        has = tensors[buffer].dtype.name, _space(buffer, tiles)
+        if has != (dtype, space):
+            yield f"{row.name} takes {operand} as {dtype} in {space}, but {buffer} is {' in '.join(has)}"
     if s.layout not in row.layouts:
         yield f"{row.name} takes operands that lie as {row.layouts}, not {s.layout}"
     sizes = tile.lengths(s)

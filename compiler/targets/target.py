@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 from compiler.ir.node import Node
 from compiler.targets.layout import Layout
 
@@ -130,6 +133,12 @@ class Target(Node):
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""
         return max(1, self.vector // element_bytes)
+
+
+@functools.cache
+def costs(target: Target) -> Mapping[str, float]:
+    """The costs of a target by name."""
+    return dict(target.costs)
 
 
 def instruction(target: Target, name: str) -> Instruction:

@@ -1,4 +1,14 @@
-"""Small hand-written programs in Kernel IR, used by the tests of its text, its interpreter and its C++."""
+"""Small programs written by hand: one in Loop IR, and several in Kernel IR, for the tests of its text, its interpreter
+and its C++."""
+
+SCALE = """\
+def f(x: f32[4, 40], *, y: f32[4, 40]):
+    with kernel("scale", [x, y], writes=[y], origin=["aten.mul.Tensor"]):
+        for i in parallel(4):
+            for j in parallel(40):
+                y_ = x[i, j] * 2.0
+                y[i, j] = y_
+"""
 
 SAMPLES = {
     # a vector loop with a scalar tail

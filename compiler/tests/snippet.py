@@ -41,7 +41,8 @@ def shapes_of(p: Program) -> Shapes:
 
 
 def body(p: Program) -> str:
-    return tile_text.show_statements(p.kernels[0].body)
+    _, _, statements = tile_text.show(p).partition("    with kernel")
+    return textwrap.dedent("\n".join(statements.splitlines()[1:]))
 
 
 def _parse(text: str, shapes: Shapes, written: set[str]) -> Program:

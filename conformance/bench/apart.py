@@ -28,12 +28,34 @@ class Job(Protocol):
 Work = Callable[[Any, Turn], Iterator[tuple[str, Row]]]
 
 
-def check(parser: argparse.ArgumentParser, given: argparse.Namespace, known: Collection[str]) -> None:
-    """End with a message where `given` names a model that is not known, or a GPU that is not there."""
+def parser(
+    package: str, about: str | None, does: str, known: Collection[str], timed: str, rivals: Collection[str]
+) -> argparse.ArgumentParser:
+    """The options that commands over models share: which of the `known`, where, how large, raced against whom."""
+    made = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
+    made.add_argument("names", nargs="*", metavar="MODEL", help=f"models to {does}: {', '.join(known)} (default: all)")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument(
+        "--race", nargs="*", metavar="RIVAL", choices=tuple(rivals),
+        help=f"time {timed} against these of {', '.join(rivals)} (default: the first three)",
+    )  # fmt: skip
+    return made
+
+
+def parse(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None, known: Collection[str], rivals: Collection[str]
+) -> argparse.Namespace:
+    """What is asked for, all models by default; ends with a message where one is not known, or there is no GPU."""
+    given = parser.parse_args(words)
     if unknown := set(given.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is no GPU")
+    given.names = given.names or list(known)
+    given.race = () if given.race is None else tuple(given.race or list(rivals)[:3])
+    return given
 
 
 def run(jobs: Sequence[Job], work: Work) -> list[dict[str, Row]]:

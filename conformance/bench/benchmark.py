@@ -178,7 +178,7 @@ def prepare(case: Case, seed: int, where: str = "cpu") -> Subject:
 
     def reference() -> object:
         with compiler.FirstOfEqual():
-            return whole(*map(_widened, tensors.values()))
+            return whole(*map(inputs.widened, tensors.values()))
 
     return Subject(function, arguments, reference, weights)
 
@@ -421,10 +421,6 @@ def _modules(function: Function) -> list[torch.nn.Module]:
     """The modules whose weights a case's function uses: itself, and those that its text names."""
     own = [function] if isinstance(function, torch.nn.Module) else []
     return [*own, *modules.of(function).values()]
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _dominant_dtype(tensors: Tensors) -> torch.dtype:

@@ -8,7 +8,6 @@ timed one after another.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
 import math
@@ -118,28 +117,18 @@ def _wait(device: str) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Call those that are asked for, print tables; 1 if a result is wrong or anything fails."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.inference", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"models to run: {', '.join(MODELS)} (default: all)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser = apart.parser("conformance.inference", __doc__, "run", MODELS, "calls", RIVALS)
     parser.add_argument("--dtype", choices=tuple(TYPES), default="bf16")
-    parser.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
     parser.add_argument(
         "--layers", type=int, default=0, metavar="N", help="use only the first N layers of a model (default: all)"
     )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--jobs", type=int, default=len(MODELS), metavar="N", help="number of models compiled concurrently"
     )
-    parser.add_argument(
-        "--race", nargs="*", metavar="RIVAL", choices=tuple(RIVALS),
-        help=f"time calls against these of {', '.join(RIVALS)} (default: the first three)",
-    )  # fmt: skip
-    given = parser.parse_args(words)
-    apart.check(parser, given, MODELS)
-    names = given.names or list(MODELS)
+    given = apart.parse(parser, words, MODELS, RIVALS)
+    names, rivals = given.names, given.race
     if any(MODELS[n].config for n in names) and importlib.util.find_spec("transformers") is None:
         parser.error('the models are those of the transformers package: pip install "pytest-mlcomp[models]"')
-    rivals = () if given.race is None else tuple(given.race or list(RIVALS)[:3])
     chosen = {name: with_layers(MODELS[name], given.layers) for name in names}
     chosen = chosen if given.full else {name: small(model) for name, model in chosen.items()}
     jobs = [Job(n, m, given.device, given.dtype, rivals, given.seed) for n, m in chosen.items()]

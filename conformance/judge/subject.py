@@ -200,7 +200,7 @@ class Truth:
         """Whether what was captured is the gradient that eager's own kernels make in f64, in real numbers."""
         if not isinstance(self.subject.function, inputs.Derived) or not self.sound:
             return False
-        wide = [x.double() if x.is_floating_point() else x for x in self.subject.arguments]
+        wide = map(inputs.widened, self.subject.arguments)
         with contextlib.suppress(Exception):  # a program may name types of its own, and eager refuse any mixture
             return self.algebra(self.equations, self.subject.leaves(self.subject.function.widened(*wide))).ok
         return False
@@ -245,19 +245,15 @@ class Truth:
         """The worst verdict over all outputs."""
         if len(made) != len(bounded):
             return Verdict(False, np.inf, (), f"{len(made)} results, expected {len(bounded)}")
-        worst = Verdict(True, 0.0)
-        for k, (y, b, dtype) in enumerate(zip(made, bounded, self.dtypes, strict=True)):
+        for k, (y, dtype) in enumerate(zip(made, self.dtypes, strict=True)):
             if oracle.NAMES.get(y.dtype) != dtype:
                 return Verdict(False, np.inf, (), f"output {k} is {y.dtype}, expected {dtype}")
-            found = self._judge_one(y, b, dtype, k)
-            if not found.ok:
-                where = f"output {k}: " if len(made) > 1 else ""
-                return replace(found, message=where + found.message)
-            worst = found if found.err_over_tol >= worst.err_over_tol else worst
-        return worst
+        judged = (self._judge_one(y, b, k) for k, (y, b) in enumerate(zip(made, bounded, strict=True)))
+        return compiler.worst(judged, named=len(made) > 1)
 
-    def _judge_one(self, y: torch.Tensor, b: Bounded, dtype: str, k: int) -> Verdict:
+    def _judge_one(self, y: torch.Tensor, b: Bounded, k: int) -> Verdict:
         got: Array = oracle.to_array(y)
+        dtype = self.dtypes[k]
         if self.tolerance.specials == "same-class" and got.shape == np.shape(b.v) and got.dtype.kind == "f":
             got = np.where(~np.isfinite(got) & ~np.isfinite(b.v), b.v, got)
         if self.tolerance.specials == "any-if-eager-nan" and dtype in oracle.UNIT:
@@ -268,17 +264,17 @@ class Truth:
     def algebra(self, equations: Any, results: Tensors | None = None) -> Verdict:
         """Whether a Tensor IR program is the same function in real numbers as what gave the results, by default the
         reference: both evaluated in f64."""
-        worst = Verdict(True, 0.0)
         if self.tolerance.mode == "fixed":
-            return worst
+            return Verdict(True, 0.0)
+        made = self.reference if results is None else results
         found = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
-        for k, (r, b) in enumerate(zip(self.reference if results is None else results, found, strict=True)):
-            dtype = "f64" if r.is_floating_point() else self.dtypes[k]
-            one = oracle.judge(r, compiler.shaped(b, tuple(r.shape)), dtype)
-            if not one.ok:
-                return replace(one, message=f"output {k}: {one.message}, in f64")
-            worst = one if one.err_over_tol >= worst.err_over_tol else worst
-        return worst
+        kinds = ("f64" if r.is_floating_point() else dtype for r, dtype in zip(made, self.dtypes, strict=True))
+        judged = (
+            oracle.judge(r, compiler.shaped(b, tuple(r.shape)), kind)
+            for r, b, kind in zip(made, found, kinds, strict=True)
+        )
+        worst = compiler.worst(judged, named=True)
+        return worst if worst.ok else replace(worst, message=f"{worst.message}, in f64")
 
 
 def _reference(subject: Subject, on_gpu: bool) -> Tensors:

@@ -13,7 +13,8 @@ import pytest
 from conformance import rows
 from conformance.opinfo import ratchet
 from conformance.report import environment, replies, tables, writer
-from conformance.run.items import RUNNER, Alone, Failed
+from conformance.run.items import RUNNER, Failed, Item
+from conformance.run.sections import Alone
 from conformance.run.settings import Settings
 from conformance.shapes.cases import kind_of
 
@@ -40,7 +41,7 @@ SOURCES = (
 )
 
 
-class Entry(Alone):
+class Entry(Item, Alone):
     """An entry as one element type, in the child."""
 
     def __init__(self, *, kind: str, entry: tuple[str, str], target: str, passed: bool, **known: Any) -> None:

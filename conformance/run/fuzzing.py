@@ -13,7 +13,8 @@ import pytest
 from conformance import rows
 from conformance.fuzz import asked
 from conformance.report import environment, replies, tables, writer
-from conformance.run.items import RUNNER, Alone, Failed
+from conformance.run.items import RUNNER, Failed, Item
+from conformance.run.sections import Alone
 from conformance.run.settings import Settings
 
 PROPERTY = "mlcomp-fuzz"  # the user property that carries rows to the controller
@@ -21,7 +22,7 @@ VERDICTS = ("pass", "fail", "unsupported", "torch")
 FINDINGS = "fuzz.jsonl"  # as they are found, so that a run that is interrupted leaves them
 
 
-class Programs(Alone):
+class Programs(Item, Alone):
     """Some random programs on one target, each by itself in the child."""
 
     kind = "fuzz"

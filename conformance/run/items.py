@@ -9,6 +9,7 @@ import pytest
 from conformance import rows
 from conformance.report import environment, replies, tables
 from conformance.run.runner import Runner
+from conformance.run.sections import Alone
 from conformance.shapes.cases import BenchCase, Case, runs_on
 from conformance.shapes.files import ShapeFileError, benches, expand, load
 
@@ -66,7 +67,7 @@ def _compiles(case: Case) -> bool:
     return runs_on(case, "cuda") and not environment.needs_another_torch(case.torch)
 
 
-class _Item(pytest.Item):
+class Item(pytest.Item):
     """What all of our items share: a marker, rows that travel as a property, failures as plain text."""
 
     kind = ""
@@ -87,7 +88,7 @@ class _Item(pytest.Item):
         return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
 
 
-class Check(_Item):
+class Check(Item):
     """One case on one target: every stage, in the child."""
 
     kind = "check"
@@ -139,7 +140,7 @@ class Bench(Check):
             self.fixturenames = ["benchmark"]  # by which pytest-benchmark's -only and -skip know a benchmark
 
 
-class Gate(_Item):
+class Gate(Item):
     """The cases of one file, compiled for GPUs and not run."""
 
     kind = "gate"
@@ -160,15 +161,7 @@ class Gate(_Item):
         return self.path, None, self.name
 
 
-class Alone(_Item):
-    """An item that belongs to no file."""
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The name says it all."""
-        return self.config.rootpath, None, self.name
-
-
-class Fitness(Alone):
+class Fitness(Item, Alone):
     """Equal kernels raced against each other: whether the benchmarks that follow mean anything."""
 
     kind = "fitness"
@@ -178,7 +171,7 @@ class Fitness(Alone):
         self.record(self.config.stash[RUNNER].fitness())
 
 
-class SelfTest(Alone):
+class SelfTest(Item, Alone):
     """Known miscompiles, planted in every stage, against the checks."""
 
     kind = "selftest"

@@ -11,18 +11,22 @@ class Unanswered(Exception):
     """The answer is bad, or there is none, and why."""
 
 
-class Question(pytest.Item):
-    """An item of no file, which adds its answer as a section or fails with why not."""
+class Alone(pytest.Item):
+    """An item that belongs to no file."""
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The name says it all."""
+        return self.config.rootpath, None, self.name
+
+
+class Question(Alone):
+    """An item that adds its answer as a section or fails with why not."""
 
     expected: tuple[type[Exception], ...] = (Unanswered,)  # whose text says all
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
         known = isinstance(excinfo.value, self.expected)
         return str(excinfo.value) if known else str(super().repr_failure(excinfo))
-
-    def reportinfo(self) -> tuple[Path, None, str]:
-        """The name says it all."""
-        return self.config.rootpath, None, self.name
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -129,16 +129,8 @@ def read(config: pytest.Config) -> Settings:
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
     named = option("report")
-    backend, vs, stages = option("backend"), option("vs"), option("stages")
-    if option("entry") == "compile":
-        if backend not in (None, "mlcomp"):
-            raise pytest.UsageError("--mlcomp-entry compile cannot be combined with --mlcomp-backend")
-        backend = "mlcomp"
-    try:
-        words = [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")]
-        fuzz = asked.read(*words, here=config.invocation_params.dir)
-    except ValueError as problem:
-        raise pytest.UsageError(str(problem)) from None
+    backend, vs, stages = _backend(option("backend"), option("entry")), option("vs"), option("stages")
+    fuzz = _fuzz([option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir)
     shard = _shard(option("shard"))
     selects = stages is not None or bool(fuzz or shard or option("ops")) or _selects(config)
     part = named is None and selects
@@ -216,6 +208,22 @@ def _name(asked: object, timed: bool) -> str | None:
     if not timed:
         raise pytest.UsageError("--mlcomp-save-baseline: only benchmarks can be stored; add --mlcomp-bench quick")
     return str(asked)
+
+
+def _backend(named: str | None, entry: str) -> str | None:
+    """The torch.compile backend that is checked; None for the compiler's own stages."""
+    if entry != "compile":
+        return named
+    if named not in (None, "mlcomp"):
+        raise pytest.UsageError("--mlcomp-entry compile cannot be combined with --mlcomp-backend")
+    return "mlcomp"
+
+
+def _fuzz(words: list[Any], here: Path) -> Asked:
+    try:
+        return asked.read(*words, here=here)
+    except ValueError as problem:
+        raise pytest.UsageError(str(problem)) from None
 
 
 def _shard(asked: object) -> tuple[int, int] | None:

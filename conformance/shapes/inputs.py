@@ -245,3 +245,8 @@ def promised(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = F
         return [(strides(y), int(y.storage_offset())) if isinstance(y, Tensor) else ([], 0) for y in leaves]
     except Exception:  # of whatever part of torch
         return None
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """Floating numbers in f64; all else as it is."""
+    return x.double() if x.is_floating_point() else x

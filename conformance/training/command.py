@@ -8,7 +8,6 @@ their own at the same time, and timed one after another.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -68,26 +67,14 @@ def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train those that are asked for, print tables; 1 if losses are wrong or anything fails."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.training", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="MODEL", help=f"models to train: {', '.join(MODELS)} (default: all)"
-    )
+    parser = apart.parser("conformance.training", __doc__, "train", MODELS, "steps", steps.RIVALS)
     parser.add_argument("--steps", type=int, default=200, help="number of steps whose losses are compared; 0 for none")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
-    parser.add_argument(
-        "--race", nargs="*", metavar="RIVAL", choices=tuple(steps.RIVALS),
-        help=f"time steps against these of {', '.join(steps.RIVALS)} (default: the first three)",
-    )  # fmt: skip
-    given = parser.parse_args(words)
-    apart.check(parser, given, MODELS)
-    rivals = () if given.race is None else tuple(given.race or list(steps.RIVALS)[:3])
-    jobs = [Job(n, given.steps, given.seed, given.device, given.full, rivals) for n in given.names or MODELS]
+    given = apart.parse(parser, words, MODELS, steps.RIVALS)
+    jobs = [Job(n, given.steps, given.seed, given.device, given.full, given.race) for n in given.names]
     found = apart.run(jobs, work)
     heads = {
         "curve": ["model", "loss", "ours from f64", "eager from f64", ""],
-        "times": ["model", *(f"{way}, ms" for way in steps.ours(given.device)), *rivals, "of the quickest"],
+        "times": ["model", *(f"{way}, ms" for way in steps.ours(given.device)), *given.race, "of the quickest"],
         "problem": ["model", "problem"],
     }
     print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in found if f.get(k)])))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.shapes.inputs import widened
 from conformance.training.models import MODELS, Batch, Kind, Size
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback": False}  # nothing of a step is left to eager
@@ -42,13 +43,10 @@ def trained(name: str, size: Size, steps: int, seed: int, device: str = "cpu") -
     model, (x, wanted) = kind.make(size).to(device), kind.batch(size)
     x, wanted = x.to(device), wanted.to(device)
 
-    def exactly(t: Tensor) -> Tensor:
-        return t.double() if t.is_floating_point() else t
-
     return Curves(
         _losses(copy.deepcopy(model), (x, wanted), kind, steps, size.rate, compiled=True),
         _losses(copy.deepcopy(model), (x, wanted), kind, steps, size.rate),
-        _losses(copy.deepcopy(model).double(), (exactly(x), exactly(wanted)), kind, steps, size.rate),
+        _losses(copy.deepcopy(model).double(), (widened(x), widened(wanted)), kind, steps, size.rate),
     )
 
 

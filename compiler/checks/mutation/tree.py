@@ -53,14 +53,12 @@ def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
         yield path, node
         for name in type(node).fields:
             value = getattr(node, name)
-            children = [(-1, value)] if isinstance(value, Node) else list(enumerate(value)) if _many(value) else []
+            children = (
+                [(-1, value)] if isinstance(value, Node) else list(enumerate(value)) if isinstance(value, tuple) else []
+            )
             for k, child in children:
                 if isinstance(child, Node) and not isinstance(child, Tensor | Axis):
                     stack.append(((*path, (name, k)), child))
-
-
-def _many(value: object) -> bool:
-    return isinstance(value, tuple)
 
 
 def put(root: Any, path: Path, new: Any) -> Any:

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from compiler import frontend, pipeline
+from compiler.analysis.nests import iterations
 from compiler.execution import executable, expression, gpu_programs, named, trial
 from compiler.execution.tuning import measure, shelf
 from compiler.execution.tuning import tune as search_of
 from compiler.execution.tuning.tune import EFFORTS, Bench, Effort, Found, Tell
 from compiler.ir import aten, loop
-from compiler.ir.expr import Const
 from compiler.ir.statement import Program, Stmt
 from compiler.pipeline import Lowering
 from compiler.runtime import detect
@@ -139,8 +139,4 @@ def problem(
 
 def _work(body: tuple[Stmt, ...]) -> int:
     """Iterations of innermost loops; of loops with unknown ends, as if there were one."""
-    return sum(_extent(s) * _work(s.body) if isinstance(s, loop.For) else 1 for s in body)
-
-
-def _extent(s: loop.For) -> int:
-    return int(s.extent.value) if isinstance(s.extent, Const) else 1
+    return sum(iterations(s) * _work(s.body) if isinstance(s, loop.For) else 1 for s in body)

@@ -229,8 +229,8 @@ def _build(named: list[int], table: Table, path: Path, texts: dict[int, str], at
     return built
 
 
-def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench, rounds: int = ROUNDS) -> list[Trial]:
-    answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in numbers], rounds=rounds)
+def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench) -> list[Trial]:
+    answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in numbers], rounds=ROUNDS)
     if "failed" in answer:
         return [Trial(n, failed=str(answer["failed"])) for n in numbers]
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from compiler.ir import tile
-from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.ir.statement import If, Kernel, Program, Stmt, within
 from compiler.passes.gpu import stages
 
 
@@ -15,7 +15,7 @@ def assign_stages(program: Program) -> Program:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    tiles = frozenset(n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc))
+    tiles = frozenset(n.tensor.name for n in within(kernel.body, tile.Alloc))
     return kernel.replace(body=_body(kernel.body, tiles))
 
 

@@ -17,7 +17,7 @@ from compiler.ir import tile
 from compiler.ir.expr import const
 from compiler.ir.launches import block_size
 from compiler.ir.roles import One, Ring, RingStmt, Role
-from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, stages
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import NONE, Pending, Uses, stored, touched
@@ -65,13 +65,11 @@ class _Place:
 
 
 def _kernel(kernel: Kernel, target: Target) -> Kernel:
-    nodes = [n for s in kernel.body for n in s.walk()]
-    allocs = [n for n in nodes if isinstance(n, tile.Alloc)]
-    pipes = [n for n in nodes if isinstance(n, tile.For) and stages.is_specialised(n)]
-    preparing = [s for f in pipes for s in stages.prepared(f)]
-    preparing += [n for n in nodes if isinstance(n, Role) and n.kind == "prepare"]
-    prepared = {x.buffer for s in preparing for x in s.walk() if isinstance(x, Store)}
-    handed = frozenset(name for n in nodes if isinstance(n, Ring) for name in n.tiles)
+    allocs = list(within(kernel.body, tile.Alloc))
+    preparing = [s for f in within(kernel.body, tile.For) if stages.is_specialised(f) for s in stages.prepared(f)]
+    preparing += [role for role in within(kernel.body, Role) if role.kind == "prepare"]
+    prepared = {s.buffer for s in within(tuple(preparing), Store)}
+    handed = frozenset(name for ring in within(kernel.body, Ring) for name in ring.tiles)
     own, shared = (frozenset(a.tensor.name for a in allocs if a.space in spaces) for spaces in _SPACES)
     tiles = frozenset(a.tensor.name for a in allocs)
     place = _Place(kernel.name, target, block_size(kernel.body), tiles, own, shared - prepared, handed)
@@ -183,7 +181,7 @@ def _behind(s: Stmt, place: _Place, after: Body) -> tuple[tile.Sync, ...]:
 
 def _copied_out(f: tile.For, place: _Place) -> frozenset[str]:
     """Tiles that every iteration of a loop fills and copies out."""
-    return frozenset(n.source.buffer for n in f.walk() if isinstance(n, tile.Copy) and n.how == "tma") & place.shared
+    return frozenset(n.source.buffer for n in within(f.body, tile.Copy) if n.how == "tma") & place.shared
 
 
 def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.copies import BY_THREADS, WIDEST, row_axis, row_of_pieces
+from compiler.analysis.copies import BY_THREADS, row_axis, row_of_pieces
 from compiler.analysis.copies import pieces as counted
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -23,8 +23,6 @@ from compiler.passes.gpu.expressions import address, array_of, is_constant, lowe
 from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
-
-LINE = 128  # bytes that a copy asks the second-level cache for, where rows are as long
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def _long(s: tile.Slice, tensor: Tensor) -> Expr:
 def _asynchronous(state: Emission, s: tile.Copy, piece: _Piece, width: int, whole: bool, size: int) -> Body:
     target, source = array_of(state, s.target.buffer), array_of(state, s.source.buffer)
     bytes_ = width * size
-    template = (bytes_, LINE) if bytes_ == WIDEST else (bytes_,)
+    template = (bytes_, s.prefetch) if s.prefetch else (bytes_,)
     addresses = (k.Address(target, piece.target), k.Address(source, piece.source))
     if isinstance(piece.inside_source, Const) and whole:
         return [k.Call("mlc_cp_async", template, addresses, (target,))]

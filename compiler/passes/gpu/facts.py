@@ -9,7 +9,7 @@ from compiler.ir import tile
 from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment
 from compiler.ir.roles import Role
-from compiler.ir.statement import Kernel, Stmt
+from compiler.ir.statement import Kernel, Stmt, within
 from compiler.ir.tensor import Tensor
 from compiler.targets.target import Target, instruction
 
@@ -36,14 +36,14 @@ class Facts:
 
 def facts_of(kernel: Kernel, target: Target) -> Facts:
     """What the tiles of a kernel say of themselves, together."""
-    allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
+    allocs = list(within(kernel.body, tile.Alloc))
     threads = block_size(kernel.body)
     held = {n.tensor.name: n.layout for n in allocs if isinstance(n.layout, Fragment)}
-    for n in (n for s in kernel.body for n in s.walk()):
-        if isinstance(n, tile.Mma) and n.acc.buffer not in held:
+    for n in within(kernel.body, tile.Mma):
+        if n.acc.buffer not in held:
             raise ValueError(f"kernel {kernel.name}: {n.acc.buffer} has no layout, which `layouts` gives it")
     tiles = {n.tensor.name: n.tensor for n in allocs}
-    specialised = any(isinstance(n, Role) for s in kernel.body for n in s.walk())
+    specialised = any(within(kernel.body, Role))
     return Facts(kernel, target, threads, tiles, held, specialised)
 
 

@@ -9,8 +9,9 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Expr, Var, both, const, loads, names, op, static
 from compiler.ir.index import simplify
+from compiler.ir.launches import is_bound
 from compiler.ir.layout import Digit, Fragment
-from compiler.ir.statement import Let, Stmt, Store
+from compiler.ir.statement import Let, Stmt, Store, within
 from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.emission import Emission
@@ -25,7 +26,7 @@ Body = list[k.Stmt]
 
 def fragment_of(state: Emission, f: tile.For) -> Fragment | None:
     """How a loop over lanes goes over registers; None where none of its tiles is a fragment."""
-    below = tuple(n for b in f.body for n in b.walk() if isinstance(n, tile.For) and n.bind.level == "lanes")
+    below = tuple(n for n in within(f.body) if is_bound(n, "lanes"))
     tensors = {n: state.facts.tiles[n] for n in state.facts.fragments if n in state.facts.tiles}
     return fragments.of_nest(fragments.Nest(f, below), tensors, state.facts.fragments)
 

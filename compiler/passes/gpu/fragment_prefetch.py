@@ -17,7 +17,7 @@ from compiler.ir import rewrite, tile
 from compiler.ir.alike import renamed
 from compiler.ir.expr import Const, Var, const, fresh, static, substitute
 from compiler.ir.layout import Fragment
-from compiler.ir.statement import Init, Kernel, Let, Program, Stmt
+from compiler.ir.statement import Init, Kernel, Let, Program, Stmt, within
 from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step
 
 
@@ -32,7 +32,7 @@ def with_prefetch(schedule: Schedule, kernels: Iterable[Kernel]) -> Schedule:
     found: set[str] = set()
     for kernel in kernels:
         held = _fragments(kernel)
-        loops = (n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and _loads_fragments(n, held))
+        loops = (n for n in within(kernel.body, tile.For) if _loads_fragments(n, held))
         found |= {f.var for f in loops if not _early_use(f.body, held)}
 
     def told(step: Step) -> Step:
@@ -50,8 +50,7 @@ def _loads_fragments(f: tile.For, held: Set[str]) -> bool:
 
 
 def _fragments(kernel: Kernel) -> Set[str]:
-    nodes = (n for s in kernel.body for n in s.walk())
-    return {n.tensor.name for n in nodes if isinstance(n, tile.Alloc) and isinstance(n.layout, Fragment)}
+    return {n.tensor.name for n in within(kernel.body, tile.Alloc) if isinstance(n.layout, Fragment)}
 
 
 def _kernel(kernel: Kernel) -> Kernel:

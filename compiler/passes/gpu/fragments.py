@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, const
 from compiler.ir.index import Ranges, simplify
+from compiler.ir.launches import is_bound
 from compiler.ir.layout import Digit, Fragment
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
 WARP = 32
@@ -84,9 +85,8 @@ def nests(kernel: Kernel) -> list[Nest]:
     out: list[Nest] = []
 
     def go(s: Stmt) -> None:
-        if isinstance(s, tile.For) and s.bind.level == "lanes":
-            below = [n for b in s.body for n in b.walk()]
-            out.append(Nest(s, tuple(n for n in below if isinstance(n, tile.For) and n.bind.level == "lanes")))
+        if is_bound(s, "lanes"):
+            out.append(Nest(s, tuple(n for n in within(s.body) if is_bound(n, "lanes"))))
             return
         for c in s.children():
             if isinstance(c, Stmt):

@@ -34,11 +34,7 @@ class InstructionLoops:
 def instruction_loops(state: Emission, s: tile.Mma, row: Instruction, inner: Scope) -> InstructionLoops:
     """What each of the groups of warps that share a matmul does of it; variables are known in `inner`."""
     long = tile.lengths(s)
-    counts = {
-        "m": long["m"] // s.grid[0] // row.m,
-        "n": long["n"] // s.grid[1] // row.n,
-        "k": long["k"] // row.k,
-    }
+    counts = {"m": long["m"] // s.grid[0] // row.m, "n": long["n"] // s.grid[1] // row.n, "k": long["k"] // row.k}
     at: dict[str, Expr] = {}
     for axis, count in counts.items():
         at[axis] = const(0)

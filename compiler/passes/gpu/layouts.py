@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Var, loads, static
-from compiler.ir.launches import block_size
+from compiler.ir.launches import block_size, is_bound
 from compiler.ir.layout import Digit, Fragment, ThreadMap
 from compiler.ir.roles import Role
-from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP, columns_of, nests, of_nest, rows_of, used
@@ -41,8 +41,7 @@ class _Choice:
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.grid = _grid(kernel)
         self.fragments = infer(kernel, target, divide(kernel, target, self.grid))
-        nodes = [n for s in kernel.body for n in s.walk()]
-        pipes = [n for n in nodes if isinstance(n, tile.For) and n.bind.level == "pipeline"]
+        pipes = (n for n in within(kernel.body) if is_bound(n, "pipeline"))
         self.slots = {name: n for f in pipes for name, n in stages.slots(f, kernel.name).items()}
 
     def body(self, body: tuple[Stmt, ...], threads: int) -> tuple[Stmt, ...]:
@@ -68,11 +67,10 @@ class _Choice:
 
 def _distributed(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap | None:
     """How the first loop over threads that uses a tile deals its iterations out; None where there is no such loop."""
-    for s in after:
-        for n in s.walk():
-            if isinstance(n, tile.For) and n.bind.level == "lanes" and name in tile.buffers((n,)):
-                given = dict(n.bind.args)
-                return ThreadMap(n.extent, given.get("threads", threads), given.get("vector", 1))
+    for n in within(after):
+        if is_bound(n, "lanes") and name in tile.buffers((n,)):
+            given = dict(n.bind.args)
+            return ThreadMap(n.extent, given.get("threads", threads), given.get("vector", 1))
     return None
 
 
@@ -164,7 +162,7 @@ def axes_in_memory(kernel: Kernel, target: Target) -> str:
     found = list(_matmuls(kernel))
     if len({s.acc.buffer for s in found}) != 1:
         return ""
-    sources = _sources(kernel, {n.target.buffer for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)})
+    sources = _sources(kernel, {n.target.buffer for n in within(kernel.body, tile.Copy)})
     axes = set()
     for s in found:
         row, long = instruction(target, s.instruction), tile.lengths(s)
@@ -194,7 +192,7 @@ def _sources(kernel: Kernel, loaded: set[str]) -> set[str]:
 def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragment]:
     """The fragments of all tiles in registers that tensor instructions use, and of those used beside them."""
     matmuls = list(_matmuls(kernel))
-    tiles = {n.tensor.name: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    tiles = {n.tensor.name: n for n in within(kernel.body, tile.Alloc)}
     found: dict[str, Fragment] = {}
     for s in matmuls:
         row = instruction(target, s.instruction)
@@ -215,7 +213,7 @@ def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragm
 
 
 def _matmuls(kernel: Kernel) -> Iterator[tile.Mma]:
-    return (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma))
+    return within(kernel.body, tile.Mma)
 
 
 def _operands(s: tile.Mma, row: Instruction) -> list[tuple[tile.Slice, str, Layout | None, str]]:

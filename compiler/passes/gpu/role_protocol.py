@@ -25,7 +25,7 @@ from compiler.ir.roles import (
     Wait,
     side_by_side,
 )
-from compiler.ir.statement import If, Init, Program, Stmt
+from compiler.ir.statement import If, Init, Program, Stmt, within
 from compiler.passes.gpu.facts import is_asynchronous
 from compiler.passes.gpu.hazards import Uses, touched
 from compiler.passes.gpu.rings import is_part
@@ -40,12 +40,11 @@ TURNS = 2  # of loops around pipelines, and of a pipeline after its slots are al
 def verify(program: Program, target: Target) -> None:
     """Raises ValueError for roles of a kernel of which one may overtake another, or waits for ever."""
     for kernel in program.kernels:
-        nodes = [n for s in kernel.body for n in s.walk()]
-        roles = [n for n in nodes if isinstance(n, Role)]
+        roles = list(within(kernel.body, Role))
         if roles:
-            sizes = {n.tensor.name: n.tensor.dtype.bytes for n in nodes if isinstance(n, tile.Alloc)}
+            sizes = {n.tensor.name: n.tensor.dtype.bytes for n in within(kernel.body, tile.Alloc)}
             run = _Run(f"kernel {kernel.name}", target, sizes)
-            run.declare([n for n in nodes if isinstance(n, Mbarriers)])
+            run.declare(list(within(kernel.body, Mbarriers)))
             run.all(roles)
 
 

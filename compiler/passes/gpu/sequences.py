@@ -10,7 +10,7 @@ from compiler.ir.dtype import boolean
 from compiler.ir.expr import Const, Expr, Op, Var, const, op
 from compiler.ir.index import range_below, simplify
 from compiler.ir.roles import Mbarriers, RingStmt, Wait
-from compiler.ir.statement import If, Stmt
+from compiler.ir.statement import If, Stmt, within
 from compiler.passes.gpu import wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import barrier, lowered
@@ -94,7 +94,7 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
     """Whether another iteration follows, of a loop that ends while matmuls run."""
-    waits = [n for s in f.body for n in s.walk() if isinstance(n, tile.Sync) and n.what == "wait_matmuls"]
+    waits = [n for n in within(f.body, tile.Sync) if n.what == "wait_matmuls"]
     if not waits or not waits[-1].pending:
         return None
     return simplify(op("lt", turn + 1, extent), scope.ranges, index=True)

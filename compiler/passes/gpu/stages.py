@@ -6,17 +6,18 @@ from collections.abc import Iterable
 
 from compiler.ir import tile
 from compiler.ir.expr import names
-from compiler.ir.statement import Let, Stmt, Store
+from compiler.ir.launches import is_bound
+from compiler.ir.statement import Let, Stmt, Store, within
 from compiler.passes.gpu.fragments import WARP
 
 
 def is_specialised(s: Stmt) -> bool:
     """A pipeline with warps of its own for the copies."""
-    return isinstance(s, tile.For) and s.bind.level == "pipeline" and dict(s.bind.args).get("producers", 0) > 0
+    return is_bound(s, "pipeline") and dict(s.bind.args).get("producers", 0) > 0
 
 
 def has_producers(body: tuple[Stmt, ...]) -> bool:
-    return any(is_specialised(n) for s in body for n in s.walk())
+    return any(map(is_specialised, within(body)))
 
 
 def preparing(f: tile.For) -> int:
@@ -67,7 +68,7 @@ def slotted(f: tile.For, kernel: str) -> frozenset[str]:
         raise ValueError(
             f"kernel {kernel}: the producers of {f.var} copy nothing by tma, or to tiles from outside of it"
         )
-    return used | {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store) and n.buffer in own}
+    return used | {n.buffer for n in within(prepared(f), Store) if n.buffer in own}
 
 
 def slots(f: tile.For, kernel: str) -> dict[str, int]:
@@ -81,11 +82,6 @@ def slots(f: tile.For, kernel: str) -> dict[str, int]:
 def overlaps(f: tile.For) -> bool:
     """The last matmul of an iteration is made while the next iteration begins."""
     return bool(dict(f.bind.args).get("overlap"))
-
-
-def later(f: tile.For) -> str:
-    """The key of the ring of what only the last matmul reads."""
-    return f"{f.var} later"
 
 
 def without_tiles(rest: tuple[Stmt, ...], used: frozenset[str]) -> tuple[Stmt, ...]:

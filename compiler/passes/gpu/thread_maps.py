@@ -17,7 +17,7 @@ from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment, ThreadMap
 from compiler.ir.ranges import Range
 from compiler.ir.roles import Role
-from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP
 from compiler.schedule.gpu.matmul import KEPT_PREPARING
@@ -190,7 +190,7 @@ def _fitting(f: tile.For, place: _Place) -> int | None:
     if f.kind == "scan":
         room = place.room // vector
         return None if every is None or every <= room else min(room, ROUNDS_AHEAD)
-    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
+    own = {n.tensor.name for n in within(f.body, tile.Alloc)}
     touched = tile.buffers((f,)) - own
     size = max((place.buffers.sizes[b] for b in touched if b in place.buffers.sizes), default=4)
     gathered = vector == 1 and _gathers(f, place.buffers.shared, place.buffers.everywhere)

@@ -73,7 +73,7 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
     params = {p.name: p for p in s.params}
     scope = Scope({}, ChainMap({}, state.known), params, Role(facts.threads), multiples=state.multiples)
     body, axes = s.body, []
-    while len(body) == 1 and isinstance(body[0], tile.For) and is_bound(body[0], "blocks"):
+    while len(body) == 1 and is_bound(body[0], "blocks"):
         axes.append(body[0])
         body = body[0].body
     found = block_groups.split(body)

@@ -1,11 +1,12 @@
-"""Tile IR in; the same out with how wide copies by threads are, and along which axes they ask what is in its buffer.
+"""Tile IR in; the same out with how wide copies by threads are, how much of a cache line they prefetch, and along which
+axes they are predicated.
 
 ```
 copy(a[0: +16], x[i * 16: +16], "cp.async")
 ```
 becomes, of 100 elements,
 ```
-copy(a[0: +16], x[i * 16: +16].within(0), "cp.async", width=4)
+copy(a[0: +16], x[i * 16: +16].within(0), "cp.async", width=4, prefetch=128)
 ```
 """
 
@@ -25,7 +26,7 @@ ROUNDS_WRITTEN_OUT = 32  # of a copy; of more, one at a time
 
 
 def vectorize(program: Program) -> Program:
-    """A copy that says a width keeps it; raises ValueError where threads cannot make it so."""
+    """A copy that says a width keeps it, and its prefetch; raises ValueError where threads cannot make it so."""
     made = program.replace(kernels=tuple(copies.changed(kernel, _said) for kernel in program.kernels))
     verify(made)
     return made
@@ -33,7 +34,8 @@ def vectorize(program: Program) -> Program:
 
 def _said(s: tile.Copy, place: Place) -> tile.Copy:
     target, source = (x.replace(within=copies.leaving(x, place)) for x in (s.target, s.source))
-    return s.replace(target=target, source=source, width=s.width or copies.widest(s, place))
+    chosen = {} if s.width else {"width": copies.widest(s, place), "prefetch": s.prefetch or copies.line(s, place)}
+    return s.replace(target=target, source=source, **chosen)
 
 
 def verify(program: Program) -> None:
@@ -43,7 +45,7 @@ def verify(program: Program) -> None:
         for problem in unasked(kernel):
             raise ValueError(f"kernel {kernel.name}: {problem}")
         for s, place in copies.copies(kernel):
-            problem = copies.width_problem(s, place)
+            problem = copies.width_problem(s, place) or copies.prefetch_problem(s, place)
             if problem or not s.width:
                 raise ValueError(f"kernel {kernel.name}: {problem or 'no copy says how wide it is: run `vectorize`'}")
             for x in (s.target, s.source):
@@ -58,10 +60,11 @@ def verify(program: Program) -> None:
 def with_widths(schedule: Schedule, launches: Iterable[Kernel]) -> Schedule:
     """The schedule that made these launches, with copies by threads that are as wide as is legal.
 
-    Where those take many rounds, they are made one at a time.
+    Where those take many rounds, they are made one at a time. Asynchronous ones fetch a line where they can.
     """
     fits: dict[str, int] = {}
     rounds: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for kernel in launches:
         threads = block_size(kernel.body)
         for s, place in copies.copies(kernel):
@@ -69,12 +72,14 @@ def with_widths(schedule: Schedule, launches: Iterable[Kernel]) -> Schedule:
             for name in (s.target.buffer, s.source.buffer):
                 fits[name] = min(fits.get(name, copies.WIDEST), copies.widest(s, place))
                 rounds[name] = max(rounds.get(name, 1), every)
+            lines[s.target.buffer] = min(lines.get(s.target.buffer, copies.LINE), copies.line(s, place))
 
     def told(step: Step) -> Step:
         match step:
             case Stage() | Cache() | Writeback() if step.how and step.tile in fits:
                 one_by_one = int(rounds[step.tile] > ROUNDS_WRITTEN_OUT)
-                return step.replace(width=step.width or fits[step.tile], rounds=step.rounds or one_by_one)
+                step = step.replace(width=step.width or fits[step.tile], rounds=step.rounds or one_by_one)
+                return step if isinstance(step, Writeback) else step.replace(prefetch=step.prefetch or lines[step.tile])
         return step
 
     return Schedule(tuple(map(told, schedule.steps))) if fits else schedule

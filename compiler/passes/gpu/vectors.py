@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from compiler.analysis import access
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, const, names, op, substitute
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.multiples import Multiples, divides
-from compiler.ir.statement import Accum, Init, Let, Stmt, Store
+from compiler.ir.statement import Accum, Init, Let, Stmt, Store, within
 from compiler.passes.gpu.scope import Scope
 
 Place = Callable[[str, tuple[Expr, ...]], Expr]
+Element = tuple[str, Expr]  # of a buffer, at a flat index
+Conditions = tuple[tuple[Expr, bool], ...]  # with what each must be
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,46 @@ def uniform(cond: Expr, lane: Var, vector: int, multiples: Multiples) -> Expr | 
     return cond if lane.name not in names(cond) else None
 
 
+@dataclass(frozen=True)
+class _Body:
+    """Statements that run for `lane` = 0 .. vector - 1, and the names `bound` in them.
+
+    `place` gives the flat index of an element, `value` that of a condition, as Kernel IR.
+    """
+
+    statements: tuple[Stmt, ...]
+    scope: Scope
+    lane: Var
+    vector: int
+    place: Place
+    value: Callable[[Expr], Expr]
+    bound: frozenset[str]
+
+    def wide(self, buffer: str, index: tuple[Expr, ...]) -> tuple[Expr, Expr] | None:
+        """Where a lane's element is and where that of the first lane is, of lanes that access neighbours."""
+        own = buffer in (self.scope.registers or {}) or buffer in self.scope.local
+        if own or buffer not in self.scope.buffers or any(names(i) & self.bound for i in index):
+            return None
+        flat = self.place(buffer, index)
+        if access.stride(flat, self.lane) != 1:
+            return None
+        terms, rest = linear(flat)
+        start = from_linear(({t: c for t, c in terms.items() if t is not self.lane}, rest))
+        return (flat, start) if divides(start, self.vector, self.scope.multiples) else None
+
+    def common(self, conditions: Conditions) -> Expr | None:
+        """All conditions as one that holds for all lanes or for none; None where lanes may differ."""
+        made: Expr = const(True, boolean)
+        for cond, holds in conditions:
+            same = None
+            if not names(cond) & self.bound:
+                same = uniform(self.value(cond), self.lane, self.vector, self.scope.multiples)
+            if same is None:
+                return None
+            made = both(made, same if holds else op("not", same))
+        return made
+
+
 def neighbours(
     body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, place: Place, value: Callable[[Expr], Expr]
 ) -> Neighbours:
@@ -49,62 +91,46 @@ def neighbours(
     Only what is executed for all lanes or for none counts, of buffers that the body either reads or writes, each place
     once. `place` gives the flat index of an element, `value` that of a condition, as Kernel IR.
     """
-    bound = {n.name for s in body for n in s.walk() if isinstance(n, Let | Init)}
-    inner_loops = {s.var for s in body for s in s.walk() if isinstance(s, access.LOOPS)}
-    written = [n.buffer for s in body for n in s.walk() if isinstance(n, Store)]
-    read = {n.buffer for s in body for n in s.walk() if isinstance(n, Load)}
-    own = set(scope.registers or {}) | scope.local
-
-    def wide(buffer: str, index: tuple[Expr, ...]) -> tuple[Expr, Expr] | None:
-        if buffer in own or buffer not in scope.buffers:
-            return None
-        if any(names(i) & (bound | inner_loops) for i in index):
-            return None
-        flat = place(buffer, index)
-        if access.stride(flat, lane) != 1:
-            return None
-        terms, rest = linear(flat)
-        start = from_linear(({t: c for t, c in terms.items() if t is not lane}, rest))
-        return (flat, start) if divides(start, vector, scope.multiples) else None
-
-    loads: dict[tuple[str, Expr], Expr] = {}
-    stores: dict[tuple[str, Expr], Expr] = {}
-    guards: dict[tuple[str, Expr], Expr] = {}
-    alone: set[tuple[str, Expr]] = set()  # also loaded where some lanes do and others do not
-    for load, conditions in _executed(body):
-        if load.buffer in written or not (found := wide(load.buffer, load.index)):
-            continue
-        key = load.buffer, found[0]
-        needed = [] if any(names(c) & (bound | inner_loops) for c, _ in conditions) else [
-            (uniform(value(c), lane, vector, scope.multiples), holds) for c, holds in conditions
-        ]  # fmt: skip
-        if len(needed) < len(conditions) or any(c is None for c, _ in needed):
-            alone.add(key)
-            continue
-        if not conditions:
-            guards.pop(key, None)
-        elif key not in loads:
-            guards[key] = _all([c if holds else op("not", c) for c, holds in needed if c is not None])
-        elif key in guards:
-            others = _all([c if holds else op("not", c) for c, holds in needed if c is not None])
-            guards[key] = op("or", guards[key], others)
-        loads[key] = found[1]
-    # Such a load finds its element in what was loaded for all, but not where that was loaded under a condition.
-    for key in alone & guards.keys():
-        del loads[key], guards[key]
-    for s in body:
-        if isinstance(s, Store) and s.op == "set" and s.buffer not in read and written.count(s.buffer) == 1:
-            found = wide(s.buffer, s.index)
-            if found:
-                stores[s.buffer, found[0]] = found[1]
+    nodes = [n for s in body for n in s.walk()]
+    bound = {n.name for n in nodes if isinstance(n, Let | Init)} | {n.var for n in nodes if isinstance(n, access.LOOPS)}
+    known = _Body(body, scope, lane, vector, place, value, frozenset(bound))
+    written = Counter(s.buffer for s in within(body, Store))
+    read = {n.buffer for n in nodes if isinstance(n, Load)}
+    stores = {
+        (s.buffer, found[0]): found[1]
+        for s in body
+        if isinstance(s, Store) and s.op == "set" and s.buffer not in read and written[s.buffer] == 1
+        and (found := known.wide(s.buffer, s.index))
+    }  # fmt: skip
+    loads, guards = _wide_loads(known, written.keys())
     return Neighbours(loads, stores, guards)
 
 
-Conditions = tuple[tuple[Expr, bool], ...]  # with what each must be
-
-
-def _all(conditions: list[Expr]) -> Expr:
-    return functools.reduce(lambda a, b: op("and", a, b), conditions)
+def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], dict[Element, Expr]]:
+    """The wide loads of a body from buffers that it does not write, and what some of them depend on."""
+    loads: dict[Element, Expr] = {}
+    guards: dict[Element, Expr] = {}
+    alone: set[Element] = set()  # also loaded where some lanes do and others do not
+    for load, conditions in _executed(body.statements):
+        found = None if load.buffer in written else body.wide(load.buffer, load.index)
+        if found is None:
+            continue
+        (flat, start), guard = found, body.common(conditions)
+        element = load.buffer, flat
+        if guard is None:
+            alone.add(element)
+            continue
+        if not conditions:
+            guards.pop(element, None)
+        elif element not in loads:
+            guards[element] = guard
+        elif element in guards:
+            guards[element] = op("or", guards[element], guard)
+        loads[element] = start
+    # Such a load finds its element in what was loaded for all, but not where that was loaded under a condition.
+    for element in alone & guards.keys():
+        del loads[element], guards[element]
+    return loads, guards
 
 
 def _executed(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:

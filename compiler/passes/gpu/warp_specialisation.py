@@ -21,7 +21,7 @@ from collections.abc import Callable
 from compiler.ir import tile
 from compiler.ir.expr import Const, Var, const, fresh, names, op
 from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
-from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, overlap, stages
 from compiler.passes.gpu.facts import Facts, facts_of, is_asynchronous
 from compiler.passes.gpu.fragment_prefetch import bound
@@ -64,8 +64,8 @@ class _Roles:
 
     def __init__(self, body: Body, facts: Facts, taken: set[str]) -> None:
         self.body, self.facts, self.taken = body, facts, taken
-        self.pipes = [n for s in body for n in s.walk() if isinstance(n, tile.For) and stages.is_specialised(n)]
-        self.shared = {n.tensor.name: n for s in body for n in s.walk() if isinstance(n, tile.Alloc)}
+        self.pipes = [n for n in within(body, tile.For) if stages.is_specialised(n)]
+        self.shared = {n.tensor.name: n for n in within(body, tile.Alloc)}
         self.start: list[Stmt] = []
         self.own: list[Stmt] = []  # where the threads that compute are in rings
         self.rings = {f.var: self._rings(f) for f in self.pipes}
@@ -237,7 +237,7 @@ def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
         return 0
     registers = {x.buffer for s in matmuls for x in (s.acc, s.a) if x.buffer in facts.fragments}
     others = [s for s in rest if s not in matmuls and not isinstance(s, tile.Alloc | Let)]
-    inside = {n.tensor.name for s in rest for n in s.walk() if isinstance(n, tile.Alloc)}
+    inside = {n.tensor.name for n in within(rest, tile.Alloc)}
     if inside & registers or any(tile.buffers((s,)) & (registers | used) for s in others):
         return 0
     return len(matmuls)
@@ -245,7 +245,7 @@ def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
 
 def _awaiting(rest: Body, prepared: Body, ring: SlotRing) -> Body:
     """The wait for what others prepare, before the first statement that touches it and the barrier in front of that."""
-    made = {n.buffer for s in prepared for n in s.walk() if isinstance(n, Store)}
+    made = {n.buffer for n in within(prepared, Store)}
     at = next((n for n, s in enumerate(rest) if tile.buffers((s,)) & made), None)
     if at is None:
         return rest

@@ -9,6 +9,7 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, select
 from compiler.ir.index import simplify
+from compiler.ir.launches import is_bound
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.statement import Stmt, Store
 from compiler.passes.gpu import shared_memory
@@ -154,7 +155,7 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
     if name not in state.facts.fragments or not only:
         return ""
     user = next((x for x in after if name in tile.buffers((x,))), None)
-    if isinstance(user, tile.For) and user.bind.level == "pipeline":
+    if is_bound(user, "pipeline"):
         runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
         inside = [x for x in user.body if name in tile.buffers((x,))]  # each iteration comes to its matmul
         user = inside[0] if runs and len(inside) == 1 else None

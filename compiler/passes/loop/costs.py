@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from compiler.analysis import chained_products, online_softmax
 from compiler.analysis.chained_products import Chained
 from compiler.analysis.guarded_factors import unwidened
+from compiler.analysis.nests import iterations, loop_ranges
 from compiler.analysis.online_softmax import KEY, Online, Scores
 from compiler.analysis.size_hints import regular
 from compiler.ir import loop
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Const, Load, loads, names, static
-from compiler.ir.index import extent_range
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Kernel, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.schedule.gpu import matmul, matmul_axes
@@ -106,7 +105,7 @@ def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: T
         matmul_axes.axis([loop.For(x.var, x.extent, x.kind, ())]) for x in (f.query, key, scores.depth, f.feature)
     )
     every = (*f.rows, f.feature, scores.depth, key)
-    ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
+    ranges = loop_ranges(every)
     operands = ((scores.left, q, d), (scores.right, k, d), (f.value, v, k))
     if not all(matmul_axes.factor(x, own, along, tensors, ranges).even for x, own, along in operands):
         return False
@@ -164,6 +163,5 @@ def starts_cost_more(kernel: Kernel, rows: int, target: Target) -> bool:
 def _loads(s: Stmt) -> int:
     """How many elements a statement loads."""
     if isinstance(s, loop.For):
-        often = int(s.extent.value) if isinstance(s.extent, Const) else 1
-        return often * sum(map(_loads, s.body))
+        return iterations(s) * sum(map(_loads, s.body))
     return sum(isinstance(n, Load) for n in s.walk())

@@ -15,7 +15,7 @@ from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Expr, Load, cast, names, substitute
 from compiler.ir.node import Node
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.loop.narrow import narrow
 
@@ -46,7 +46,7 @@ def _rounded(k: Kernel, temps: set[str]) -> dict[str, set[DType | None]]:
     for s in k.body:
         for name, kind in _loads(s, temps):
             found.setdefault(name, set()).add(kind)
-    stores = [n for s in k.body for n in s.walk() if isinstance(n, Store) and n.buffer in temps]
+    stores = [n for n in within(k.body, Store) if n.buffer in temps]
     for s in stores:
         if s.op != "set" or s.buffer in found:
             found.setdefault(s.buffer, set()).add(None)
@@ -121,7 +121,7 @@ def _often_rounded(users: list[Kernel], name: str) -> tuple[DType | None, bool]:
     reads = 0
     for k in users:
         if name in k.writes:
-            if any(n.buffer == name and n.op != "set" for s in k.body for n in s.walk() if isinstance(n, Store)):
+            if any(n.buffer == name and n.op != "set" for n in within(k.body, Store)):
                 return None, False
             continue
         found = {kind for s in k.body for _, kind in _loads(s, {name}) if kind is not None}

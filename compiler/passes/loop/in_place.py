@@ -6,16 +6,13 @@ where no kernel reads the input behind the one that begins the output; elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, dim, static
+from compiler.ir.expr import Const, Load, Var, dim, static
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Program, Store
-from compiler.ir.tensor import ALIGNMENT, Tensor, memory_order, row_major
-
-Index = tuple[Expr, ...]
-Move = Callable[[Index], Index]
+from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
 
 
 def in_place(program: Program, into: Mapping[str, str]) -> Program:
@@ -115,7 +112,7 @@ def _same_axes(old: Tensor, place: Tensor) -> tuple[int, ...] | None:
 
 def _apart(t: Tensor) -> bool:
     """No two elements share memory; where sizes are symbolic this is known of contiguous tensors alone."""
-    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if not is_static(t):
         return t.strides == row_major(t.shape)
     reach = 0
     for d in reversed(memory_order(t)):
@@ -128,7 +125,7 @@ def _apart(t: Tensor) -> bool:
 
 def _rows_end_whole(t: Tensor) -> bool:
     """No row ends amid 16 bytes behind which there is memory of others: a bulk store of a GPU writes all of these."""
-    if t.strides == row_major(t.shape) or not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if t.strides == row_major(t.shape) or not is_static(t):
         return True
     near = [n for n, step in zip(t.shape, t.strides, strict=True) if step is dim(1) and n is not dim(1)]
     return all(static(n) * t.dtype.bytes % ALIGNMENT == 0 for n in near)

@@ -74,7 +74,7 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     body = nodes(kernel.body, one_axis)
     if any(n in pair for s in body for n in s.walk() if isinstance(n, Var)):
         return None
-    params = tuple(_seen(p, axes[p.name]) if p.name in axes else p for p in kernel.params)
+    params = tuple(joined(p, axes[p.name]) if p.name in axes else p for p in kernel.params)
     return kernel.replace(body=body, params=params)
 
 
@@ -103,13 +103,16 @@ def _names(kernel: Kernel) -> set[str]:
 
 def _together(t: Tensor, d: int, extent: Expr) -> bool:
     """Axes d and d + 1 of a tensor are one axis of its memory, of which the second is as long as a loop."""
-    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2], extent)
-    if not all(isinstance(n, Const) for n in sizes):
-        return False
-    return t.shape[d + 1] is extent and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
+    return isinstance(extent, Const) and t.shape[d + 1] is extent and adjacent(t, d)
 
 
-def _seen(t: Tensor, d: int) -> Tensor:
+def adjacent(t: Tensor, d: int) -> bool:
+    """Axes d and d + 1 of a tensor, of known sizes, are one axis of its memory."""
+    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2])
+    return all(isinstance(n, Const) for n in sizes) and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
+
+
+def joined(t: Tensor, d: int) -> Tensor:
     """A tensor with axes d and d + 1 as one."""
     shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
     return t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))

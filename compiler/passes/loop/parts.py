@@ -6,6 +6,7 @@ stores it as the whole has it, and nothing is left to put together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from compiler.analysis.nests import perfect
 from compiler.ir import loop
 from compiler.ir.expr import Cast, Expr, Load, Select, Var, cast, const, dim, loads, substitute
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import Kernel, Let, Program, Store
+from compiler.ir.statement import Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.loop.narrow import chosen, terms
 
@@ -42,39 +43,44 @@ def parts(program: Program) -> Program:
 def _whole(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
     """What a kernel stores, with lets inside, and the parts of it; None where it does anything else."""
     loops, body = perfect(loop.For, k.body)
-    if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
+    store = _stored(body)
+    if store is None or store.op != "set" or k.writes != (store.buffer,):
         return None
-    store, table = body[-1], dict[Expr, Expr]()
-    for s in body[:-1]:
-        assert isinstance(s, Let)
-        table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
-    store = store.replace(value=substitute(store.value, table))
     value = store.value.arg if isinstance(store.value, Cast) else store.value
+    selected = [term for term in terms(value, {}) if isinstance(term, Select)]
     found = chosen(terms(value, {}))
-    if found is None or store.op != "set" or k.writes != (store.buffer,):
+    if found is None or any(len(loads(term)) != 1 for term in selected):
         return None
     axis, numbers = found
-    extents = {Var(f.var): f.extent for f in loops}
-    own = [v for v in extents if v is not axis]
+    extents: dict[Expr, Expr] = {Var(f.var): f.extent for f in loops}
     if extents.get(axis) is not dim(len(numbers)) or set(numbers) != set(range(len(numbers))):
         return None
     if set(store.index) != set(extents) or len(store.index) != len(extents) or store.index[-1] is axis:
         return None
-    made: list[_Part] = []
-    for term, number in zip(terms(value, {}), numbers, strict=True):
-        assert isinstance(term, Select)
-        read = loads(term)
-        if len(read) != 1 or not _alone(program, k, read[0].buffer):
-            return None
-        (load,) = read
-        shape = next(p.shape for p in k.params if p.name == load.buffer)
-        whole = [extents.get(v) if isinstance(v, Var) else None for v in load.index]
-        if set(load.index) != set(own) or len(load.index) != len(own) or tuple(whole) != shape:
-            return None
-        if load.index[-1] is not store.index[-1]:
-            return None
-        made.append(_Part(load, axis, number, term))
+    made = [_Part(loads(term)[0], axis, number, term) for term, number in zip(selected, numbers, strict=True)]
+    if not all(_alone(program, k, part.load.buffer) and _fills(part, store, extents, k) for part in made):
+        return None
     return (store, made) if len({p.load.buffer for p in made}) == len(made) else None
+
+
+def _stored(body: tuple[Stmt, ...]) -> Store | None:
+    """The store behind lets, with what these name in its value; None of another body."""
+    if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
+        return None
+    table: dict[Expr, Expr] = {}
+    for s in body[:-1]:
+        assert isinstance(s, Let)
+        table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
+    return body[-1].replace(value=substitute(body[-1].value, table))
+
+
+def _fills(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -> bool:
+    """All of a temporary is read, by the loops along the whole's other axes, of which the last is also its own last."""
+    index = part.load.index
+    shape = next(p.shape for p in k.params if p.name == part.load.buffer)
+    others = extents.keys() - {part.axis}
+    whole = tuple(extents.get(v) for v in index)
+    return set(index) == others and len(index) == len(others) and whole == shape and index[-1] is store.index[-1]
 
 
 def _alone(program: Program, k: Kernel, name: str) -> bool:

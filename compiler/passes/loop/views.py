@@ -19,6 +19,7 @@ from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Accum, Kernel, Program, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.loop.merge_axes import adjacent, joined
 
 ROW = 128  # bytes of a row of a tile: axes made of whole tiles need no end of their own
 MOST_AXES = 5  # of a tensor map, and of temporaries whose order is looked for
@@ -90,16 +91,13 @@ def _merged(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] 
     for d in range(len(t.shape) - 1) if _parts(i for index in indices for i in index) else ():
         made = _as_one(t, d, indices, ranges)
         if made is not None:
-            shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
-            seen = t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))
-            return _seen(kernel, t, seen, dict(zip(indices, made, strict=True)))
+            return _seen(kernel, t, joined(t, d), dict(zip(indices, made, strict=True)))
     return None
 
 
 def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list[Index] | None:
     """Indices with those of two axes as one; None where quotients and remainders are no fewer then."""
-    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2])
-    if not all(isinstance(n, Const) for n in sizes) or t.strides[d] is not t.shape[d + 1] * t.strides[d + 1]:
+    if not adjacent(t, d):
         return None
     flat = [simplify(i[d] * t.shape[d + 1] + i[d + 1], ranges, index=True) for i in indices]
     if _parts(flat) >= _parts(e for i in indices for e in i[d : d + 2]):

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.analysis.guarded_factors import steady, unwidened, zero
-from compiler.analysis.nests import perfect, wrap
+from compiler.analysis.nests import loop_ranges, perfect, size, wrap
 from compiler.ir import alike, loop
-from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, fresh, loads, names, op, select, static
-from compiler.ir.index import extent_range, simplify, value_range
+from compiler.ir.expr import Expr, Load, Var, both, cast, const, fresh, loads, names, op, select, static
+from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
-from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store, within
+from compiler.ir.tensor import Tensor, is_static, row_major
 from compiler.schedule import space
-from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.targets.target import Target
 
 FEW = 8  # channels at most: more fill an instruction by themselves
@@ -92,7 +91,7 @@ def _clocks(kernels: Sequence[Kernel], target: Target, known: dict[Node, float])
 def _windows(c: Contraction, k: Kernel) -> Iterator[_Window]:
     """The ways to see a factor as windows: runs may be along any axis of an image, that of neighbours first."""
     tensors = {p.name: p for p in k.params}
-    loops = {f.var: f for f in (*c.rows, *c.depth)}
+    loops = {f.var: f for f in c.loops}
     used = [x.buffer for s in k.body for x in dict.fromkeys(loads(s))]
     for value in (c.left, c.right):
         found = steady(unwidened(value), {name: t.shape for name, t in tensors.items()}, loops.keys())
@@ -100,7 +99,7 @@ def _windows(c: Contraction, k: Kernel) -> Iterator[_Window]:
             continue
         load = found[0]
         t = tensors[load.buffer]
-        if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        if not is_static(t):
             continue
         for d in sorted(range(len(t.shape)), key=lambda d: int(static(t.strides[d]))):
             terms, _ = linear(load.index[d])
@@ -116,7 +115,7 @@ def _of_axis(
 ) -> Iterator[_Window]:
     """The windows along an axis, with each axis of channels that there is: another whole one, summed as they are."""
     for other, e in enumerate(load.index):
-        channel = next((f for f in (*c.rows, *c.depth) if e is Var(f.var)), None)
+        channel = next((f for f in c.loops if e is Var(f.var)), None)
         if channel is None or channel.extent is not t.shape[other] or size(channel) > FEW:
             continue
         own = {channel.var, place.var, along.var}
@@ -138,12 +137,12 @@ def _made(c: Contraction, w: _Window, k: Kernel, program: Program) -> Made | Non
     taken = {t.name for t in (*program.inputs, *program.outputs, *program.temps)} | _bound(k)
     run = loop.For(fresh(f"{w.along.var}{w.channel.var}", taken), const(w.run), w.along.kind, ())
     runs = _runs(w, k, fresh(f"{w.load.buffer}_runs", taken))
-    ahead = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ahead = loop_ranges(c.loops)
     index = [simplify(e - low, ahead, index=True) for e, (low, _) in zip(w.load.index, _reach(w, k), strict=True)]
     load = Load(runs.view.name, (*_others(index, w), Var(w.place.var), Var(run.var)), w.load.dtype)
     mine = c.left if w.load in loads(c.left) else c.right
     rest = c.right if mine is c.left else c.left
-    kept = [f for f in (*c.rows, *c.depth) if f not in (w.along, w.channel)] + [run]
+    kept = [f for f in c.loops if f not in (w.along, w.channel)] + [run]
     if run.kind == "reduce":
         own = _weights(w, k, rest, run, fresh(f"{loads(rest)[0].buffer}_runs", taken))
         if own is None:
@@ -178,8 +177,8 @@ def _others(some: Sequence[Any], w: _Window) -> list[Any]:
 
 def _reach(w: _Window, k: Kernel) -> list[tuple[int, int]]:
     """From which to which place along each axis of the image a window is anywhere."""
-    every = (n for s in k.body for n in s.walk() if isinstance(n, loop.For))
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in every}
+    every = within(k.body, loop.For)
+    ranges = loop_ranges(every)
     found = [value_range(e, ranges) for e in w.load.index]
     return [(low, high) for low, high in found if low is not None and high is not None]
 
@@ -205,7 +204,7 @@ def _runs(w: _Window, k: Kernel, name: str) -> _Copy:
 def _copying(k: Kernel, part: str, t: Tensor, held: Tensor, there: Load) -> Kernel:
     """The kernel that makes a copy, which has zeros beyond the ends of the buffer."""
     nest = [loop.For(f"at{d}", n, "parallel", ()) for d, n in enumerate(held.shape)]
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in nest}
+    ranges = loop_ranges(nest)
     guards = [c for e, n in zip(there.index, t.shape, strict=True) for c in (op("ge", e, const(0)), op("lt", e, n))]
     guard = simplify(both(*guards), ranges)
     store = Store(held.name, tuple(Var(f.var) for f in nest), select(guard, there, zero(there)))

@@ -214,8 +214,8 @@ def fuse(program: Program, cores: int = 1) -> Program:
     for e in every:
         for name in reads(e):
             readers.setdefault(name, set()).add(e.name)
-    bytes_of = {t.name: _count(t.shape) * t.dtype.bytes for t in program.inputs}
-    bytes_of |= {e.name: _count(a.extent for a in e.axes) * e.dtype.bytes for e in every}
+    bytes_of = {t.name: count(t.shape) * t.dtype.bytes for t in program.inputs}
+    bytes_of |= {e.name: count(a.extent for a in e.axes) * e.dtype.bytes for e in every}
     groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores, bytes_of)
     for k, e in enumerate(every):
         groups.members[k] = [e]
@@ -285,7 +285,7 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
     follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
     if sweeps and follows and _few(found.rows):
         return False
-    few = 2 * _count(a.extent for a in found.rows) <= groups.cores
+    few = 2 * count(a.extent for a in found.rows) <= groups.cores
     if len(sweeps) + follows > 1 and few and _longest(sweeps) >= LONG_ROW:
         return False
     return _nothing_dear_twice(members, found, stored)
@@ -301,19 +301,19 @@ def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
 
 
 def _few(rows: tuple[Axis, ...]) -> bool:
-    return _count(a.extent for a in rows) < FEW_ROWS
+    return count(a.extent for a in rows) < FEW_ROWS
 
 
 def _longest(sweeps: Sequence[Equation]) -> float:
     """Elements of a row in the longest of these reductions."""
-    return max(_count(a.extent for a in e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
+    return max(count(a.extent for a in e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
 
 
 def _is_of(x: Expr, e: Equation) -> bool:
     return isinstance(x, Load) and x.buffer == e.name
 
 
-def _count(extents: Iterable[Expr]) -> float:
+def count(extents: Iterable[Expr]) -> float:
     """How many points there are; a size that is not known yet counts as large."""
     return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
 
@@ -352,7 +352,7 @@ def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], group
         return False
     (value,) = expressions(contraction)
     seen = {v for n in loads(value) if n.buffer == e.name for i in n.index for v in names(i)}
-    rows = _count(a.extent for a in contraction.axes if a.name not in seen)
+    rows = count(a.extent for a in contraction.axes if a.name not in seen)
     short = any(isinstance(n, Cast) and n.dtype in STORAGE_ONLY and _is_of(n.arg, e) for n in value.walk())
     made_of = sum(groups.bytes_of[n] for n in outside)
     return rows <= MOST_ROWS and made_of <= WIDENED * groups.bytes_of[e.name] / (2 if short and e.dtype is f32 else 1)
@@ -360,33 +360,32 @@ def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], group
 
 def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
     """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
-    rows = {a.name for a in found.rows}
-    sweeps = any(isinstance(e, Reduce | Scan) for e in members)
     prices = _with_what_they_read(members)
-    for e in members:
-        if not isinstance(e, Map):
-            continue
-        short = _shortens(e, prices[e.name])
-        if prices[e.name] < WORTH_KEEPING and not short:
-            continue
-        read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
-        if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
-            return False
-        if cost(e.value) < WORTH_KEEPING and not short:
-            continue
-        once = len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))
-        if e.name in stored or (once and not short):
-            continue
-        own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
-        if own <= rows and not sweeps and _again_and_again(cost(e.value), own, found.rows):
-            return False
-        for r in members:
-            if e.name in reads(r):
-                over = r.over if isinstance(r, Reduce) else ()
-                theirs = {found.names[r.name, a.name] for a in (*r.axes, *over) if _long(a)}
-                if theirs - own and not own <= rows:
-                    return False
-    return True
+    return not any(isinstance(e, Map) and _dear_twice(e, prices[e.name], members, found, stored) for e in members)
+
+
+def _dear_twice(e: Map, price: int, members: list[Equation], found: Nest, stored: set[str]) -> bool:
+    """Elements of a map, of which each costs so much with what it reads, are computed more often than pays."""
+    short = _shortens(e, price)
+    if price < WORTH_KEEPING and not short:
+        return False
+    read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
+    if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
+        return True
+    once = len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))
+    if e.name in stored or (not short and (once or cost(e.value) < WORTH_KEEPING)):
+        return False
+    own = _long_loops(e, found)
+    if own <= {a.name for a in found.rows}:
+        sweeps = any(isinstance(r, Reduce | Scan) for r in members)
+        return not sweeps and _again_and_again(cost(e.value), own, found.rows)
+    return any(_long_loops(r, found) - own for r in members if e.name in reads(r))
+
+
+def _long_loops(e: Equation, found: Nest) -> set[str]:
+    """The loops of a nest that an equation has, those of one iteration aside."""
+    axes = (*e.axes, *(e.over if isinstance(e, Reduce) else ()))
+    return {found.names[e.name, a.name] for a in axes if _long(a)}
 
 
 def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
@@ -414,7 +413,7 @@ def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
     """A map over `own` of these loops is computed anew by a loop outside its last, with too few iterations inside."""
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
     repeats = any(_long(a) and a.name not in own for a in rows[:last])
-    return repeats and price >= WORTH_KEEPING * _count(a.extent for a in rows[last + 1 :])
+    return repeats and price >= WORTH_KEEPING * count(a.extent for a in rows[last + 1 :])
 
 
 def _numbers_together(groups: Iterable[list[Equation]]) -> list[list[Equation]]:

@@ -11,22 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.ir.expr import Const, Expr, Load
-from compiler.ir.tensor import (
-    Axis,
-    Equation,
-    Map,
-    Order,
-    Program,
-    Reduce,
-    Scan,
-    bound,
-    equations,
-    expressions,
-    reads,
-)
+from compiler.ir.expr import Load
+from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
 from compiler.passes.tensor.compose import inline, remove_dead
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, count
 
 FEW = 0.5  # of a map's elements
 
@@ -85,12 +73,8 @@ def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
         if extent in elements:
             points.remove(extent)
             elements.remove(extent)
-    count = _count(elements) if all(isinstance(n, Const) for n in elements) else 0
-    return _count(points) / count if count else math.inf
-
-
-def _count(extents: Sequence[Expr]) -> float:
-    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
+    whole_count = count(elements)
+    return count(points) / whole_count if 0 < whole_count < math.inf else math.inf
 
 
 def _is_kept(name: str, p: Map, reader: Equation, known: _Known) -> bool:

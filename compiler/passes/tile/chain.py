@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compiler.analysis import chained_products as recognised
+from compiler.analysis.nests import loop_ranges
 from compiler.ir import tile
 from compiler.ir.expr import (
     Const,
@@ -27,7 +28,7 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import SERIAL, Body
-from compiler.passes.tile.places import Places, pieces
+from compiler.passes.tile.places import Places, check_own, pieces, without
 from compiler.schedule.block_steps import Chain
 from compiler.schedule.steps import ScheduleError
 
@@ -96,20 +97,12 @@ def chain(program: Program, kernel: Kernel, step: Chain) -> Kernel:
         raise ScheduleError(step, f"{step.accumulator} is no sum of what products make, within perfectly nested rows")
     if tuple(p.name.name for p in found.products) != step.products:
         raise ScheduleError(step, f"its weights are made of {', '.join(p.name.name for p in found.products)}")
-    others = {p.name for k in program.kernels if k is not kernel for p in k.params}
-    temps = {t.name for t in program.temps}
-    for name in found.inner:
-        if name not in temps or name in others:
-            raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
+    check_own(step, program, kernel, found.inner)
     made = recognised.made(found)
     if len(step.tiles) != 1 + len(made.rows) + len(made.columns):
         count = len(made.rows), len(made.columns)
         raise ScheduleError(step, f"it names the weights, and what is loaded for a row and for a column: {count}")
-    return kernel.replace(
-        params=tuple(p for p in kernel.params if p.name not in found.inner),
-        writes=tuple(w for w in kernel.writes if w not in found.inner),
-        body=_Maker(found, made, step, {p.name: p for p in kernel.params}).body(),
-    )
+    return without(kernel, found.inner, _Maker(found, made, step, {p.name: p for p in kernel.params}).body())
 
 
 class _Maker(Places):
@@ -124,7 +117,7 @@ class _Maker(Places):
         self.dtype = found.accumulator.dtype
         (place, self.turn), count = map(Var, step.made.blocks), pieces(self.queries, self.rows)
         every = (*found.rows, *(p.depth for p in found.products))
-        self.ranges = {f.var: extent_range(f.extent) for f in every}
+        self.ranges = loop_ranges(every)
         self.ranges |= {place.name: extent_range(count), self.turn.name: extent_range(pieces(self.keys, self.cols))}
         self.reach = list(recognised.reach(found.weight, self.query))
         self.blocks: tuple[Var, Expr] = place, count
@@ -145,10 +138,8 @@ class _Maker(Places):
             self.last(),
         ]
         place, count = self.blocks
-        body: Body = (tile.For(place.name, count, "parallel", SERIAL, tuple(inside)),)
-        for r in reversed(f.batch):
-            body = (tile.For(r.var, r.extent, r.kind, SERIAL, body),)
-        return simplify(body, self.ranges)
+        outer = self.nest([*((r.var, r.extent, r.kind) for r in f.batch), (place.name, count, "parallel")], inside)
+        return simplify((outer,), self.ranges)
 
     def least(self) -> Expr:
         """The first block of columns of which any counts."""

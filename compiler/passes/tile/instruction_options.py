@@ -8,7 +8,7 @@ from typing import Any
 from compiler.ir import tile
 from compiler.ir.expr import Expr, const
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Kernel, Program
+from compiler.ir.statement import Kernel, Program, within
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.steps import apply_step
 from compiler.schedule.steps import Schedule, Step, Tensorize
@@ -23,7 +23,7 @@ def operands(s: tile.Mma) -> Operands:
 
 def matmuls(kernel: Kernel) -> list[tile.Mma]:
     """The tensor instructions of a kernel."""
-    return [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma)]
+    return list(within(kernel.body, tile.Mma))
 
 
 def columns_in(kernel: Kernel) -> Iterator[tuple[tile.Mma, Expr, dict[str, Range]]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from compiler.analysis.copies import copies, rounds_problem, width_problem
+from compiler.analysis.copies import copies, prefetch_problem, rounds_problem, width_problem
 from compiler.analysis.left_over import again_problem
 from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size
-from compiler.ir.statement import Kernel
+from compiler.ir.statement import Kernel, within
 from compiler.passes.tile.instruction_options import columns_in
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated, filled_by
@@ -64,6 +64,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
     threads = block_size(kernel.body)
     for s, place in copies(kernel):
         reason = width_problem(s, place) or rounds_problem(s, place, threads, legal.MOST_ROUNDS)
+        reason = reason or prefetch_problem(s, place)
         if reason:
             yield Problem({s.target.buffer, s.source.buffer}, reason)
 
@@ -99,11 +100,10 @@ def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Pro
         reason = again_problem(columns, instruction(target, s.instruction), ranges) if s.again else ""
         if reason:
             yield Problem({s.instruction}, reason)
-    for copy in (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)):
-        if copy.width or copy.rounds:
-            yield Problem(
-                {copy.target.buffer, copy.source.buffer}, "one thread copies all: there is no width, and no rounds"
-            )
+    for copy in within(kernel.body, tile.Copy):
+        if copy.width or copy.rounds or copy.prefetch:
+            reason = "one thread copies all: there is no width, no rounds and no prefetch"
+            yield Problem({copy.target.buffer, copy.source.buffer}, reason)
     for step in schedule.steps:
         if isinstance(step, Pack) and step.width != (made := filled_by(kernel, step.tile)):
             how = f"in vectors of {made}" if made > 1 else "by a copy, or element by element"

@@ -30,7 +30,7 @@ from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.tile.nests import SERIAL, Body
 from compiler.passes.tile.online_block import Block
-from compiler.passes.tile.places import divides, pieces
+from compiler.passes.tile.places import check_own, divides, pieces, without
 from compiler.schedule.block_steps import Online
 from compiler.schedule.steps import ScheduleError
 
@@ -117,11 +117,7 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     found = recognised.recognise(kernel)
     if found is None or found.accumulator.name != step.accumulator:
         raise ScheduleError(step, f"{step.accumulator} is no sum weighted by a softmax, within perfectly nested rows")
-    others = {p.name for k in program.kernels if k is not kernel for p in k.params}
-    temps = {t.name for t in program.temps}
-    for name in found.inner:
-        if name not in temps or name in others:
-            raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
+    check_own(step, program, kernel, found.inner)
     if not isinstance(found.feature.extent, Const):
         raise ScheduleError(step, "how many features there are must be known when compiling")
     unknown = set(step.masks) - {x.buffer for x in recognised.masks(found.score, found.query.var)}
@@ -131,12 +127,7 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
         raise ScheduleError(step, f"it copies {len(step.masks)} masks, and names {len(step.held)} tiles for them")
     if step.mask_swizzle and (step.space == "local" or not step.masks):
         raise ScheduleError(step, "only masks in shared memory are swizzled")
-    body = _Maker(found, step, {p.name: p for p in kernel.params}).body()
-    return kernel.replace(
-        params=tuple(p for p in kernel.params if p.name not in found.inner),
-        writes=tuple(w for w in kernel.writes if w not in found.inner),
-        body=body,
-    )
+    return without(kernel, found.inner, _Maker(found, step, {p.name: p for p in kernel.params}).body())
 
 
 class _Maker(Block):
@@ -156,11 +147,8 @@ class _Maker(Block):
             *self.last(),
         ]
         place, count = self.blocks
-        outer = tile.For(place.name, count, "parallel", SERIAL, tuple(inside))
-        body: Body = (outer,)
-        for r in reversed(f.batch):
-            body = (tile.For(r.var, r.extent, r.kind, SERIAL, body),)
-        return simplify(body, self.ranges)
+        outer = self.nest([*((r.var, r.extent, r.kind) for r in f.batch), (place.name, count, "parallel")], inside)
+        return simplify((outer,), self.ranges)
 
     def turns(self) -> Expr:
         """How many blocks of keys count for a block of queries."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.analysis import online_softmax as recognised
+from compiler.analysis.nests import loop_ranges
 from compiler.analysis.online_softmax import reach
 from compiler.ir.dtype import DType, f32
 from compiler.ir.expr import Expr, Var, dim, op, static
 from compiler.ir.index import extent_range
-from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.places import Places, divides, pieces
 from compiler.schedule.block_steps import Online
@@ -36,7 +36,7 @@ class Block(Places):
         # Local weights are rounded, but not narrower: each of an instruction's rows would widen them again.
         self.weight = self.dtype if self.step.space == "local" else f.weight
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
-        self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
+        self.ranges = loop_ranges(f.rows)
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
         self.held = dict(zip(self.step.masks, self.step.held, strict=True))
         self.local = self.step.space == "local"

@@ -15,7 +15,7 @@ from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced
-from compiler.ir.statement import Kernel, Store
+from compiler.ir.statement import Kernel, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import (
     Body,
@@ -233,7 +233,7 @@ def filled_by(kernel: Kernel, held: str) -> int:
 
 
 def allocated(body: Body) -> list[Tensor]:
-    return [n.tensor for s in body for n in s.walk() if isinstance(n, tile.Alloc)]
+    return [n.tensor for n in within(body, tile.Alloc)]
 
 
 def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from compiler.analysis.online_softmax import KEY, Scores
@@ -11,9 +11,10 @@ from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute
 from compiler.ir.expr import Cast, Const, Expr, Load, Var, both, cast, const, dim, loads, names, op, select, substitute
 from compiler.ir.index import simplify
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Stmt, Store
+from compiler.ir.statement import Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL
+from compiler.schedule.steps import ScheduleError, Step
 
 T = TypeVar("T")
 Loop = tuple[str, Expr, str]  # name, extent, kind
@@ -26,6 +27,24 @@ def pieces(size: Expr, by: int) -> Expr:
 
 def divides(by: int, size: Expr) -> bool:
     return isinstance(size, Const) and int(size.value) % by == 0
+
+
+def check_own(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]) -> None:
+    """Raise ScheduleError if any of these is not a temporary of this kernel alone."""
+    others = {p.name for k in program.kernels if k is not kernel for p in k.params}
+    temps = {t.name for t in program.temps}
+    for name in inner:
+        if name not in temps or name in others:
+            raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
+
+
+def without(kernel: Kernel, inner: Collection[str], body: tuple[Stmt, ...]) -> Kernel:
+    """The kernel with another body, which needs none of these buffers."""
+    return kernel.replace(
+        params=tuple(p for p in kernel.params if p.name not in inner),
+        writes=tuple(w for w in kernel.writes if w not in inner),
+        body=body,
+    )
 
 
 class Places:

@@ -13,7 +13,7 @@ from compiler.ir.index import value_range
 from compiler.ir.linear import from_linear, has_sizes, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.stage_copy import staged
 from compiler.passes.tile.nests import named, padded, ranges_of, read_by
@@ -83,7 +83,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
     """For each axis of a buffer how much of it an iteration of `f` uses, as `_part` has it."""
-    around = {f.var} | {n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and f in set(n.walk())}
+    around = {f.var} | {n.var for n in within(kernel.body, tile.For) if f in set(n.walk())}
     ranges: dict[str, Range] = {}
     for n in f.walk():
         if isinstance(n, tile.For) and n is not f:

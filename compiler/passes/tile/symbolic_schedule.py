@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from compiler.analysis.size_hints import regular, with_size_hints
 from compiler.ir import loop, tile
 from compiler.ir.expr import Const, SymbolicError, sizes_in
-from compiler.ir.statement import Kernel, Program
+from compiler.ir.statement import Kernel, Program, within
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply, apply_step
 from compiler.schedule.steps import (
@@ -76,7 +76,7 @@ def _any_extent(step: Step) -> Step:
 
 def _for_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
     """Sums that are of few vectors at the hints, and may be of many, take as many at a time as those of many do."""
-    loops = (n for s in kernel.body for n in s.walk() if isinstance(n, loop.For))
+    loops = within(kernel.body, loop.For)
     sums = {f.var for f in loops if f.kind == "reduce" and not isinstance(f.extent, Const)}
     short = {s for s in wanted.steps if isinstance(s, Bind) and s.loop in sums and dict(s.args).get("unroll") == 1}
     if not short:
@@ -125,7 +125,7 @@ def _applicable(program: Program, guess: Program, wanted: Schedule) -> Iterator[
 
 
 def _tiles(kernel: Kernel) -> Iterator[tile.Alloc]:
-    return (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc))
+    return within(kernel.body, tile.Alloc)
 
 
 def _elements(a: tile.Alloc) -> int:

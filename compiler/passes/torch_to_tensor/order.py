@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, variables
+from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, static, variables
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, held, set_dim, without
 from compiler.passes.torch_to_tensor.first import LAUNCH, Before, before, cheapest, chosen, grouped
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, is_wide, one_dim, stored, zeros
@@ -58,7 +58,7 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
     if b.orders and is_wide(shape[d]):
         return _ordered(b, self, d, shape, descending)
     if isinstance(shape[d], Const) and isinstance(self.shape[d], Const):
-        if 0 < _number(shape[d]) <= MOST_CHOSEN:
+        if 0 < static(shape[d]) <= MOST_CHOSEN:
             return chosen(b, self, d, shape, descending)
         if _groups_are_cheaper(self.shape, d, shape[d]):
             return grouped(b, self, d, shape, _elements(self.shape, d), descending)
@@ -93,15 +93,15 @@ def run_length(shape: Shape, d: int, kept: Expr) -> Expr:
 
 def _groups_are_cheaper(shape: Shape, d: int, kept: Expr) -> bool:
     """Whether the first elements are found sooner among groups than by putting runs in order."""
-    n, k, elements = _number(shape[d]), _number(kept), _elements(shape, d)
+    n, k, elements = static(shape[d]), static(kept), _elements(shape, d)
     price, group = cheapest(n, k, elements / n)
-    return group > 0 and price < _price(n, k, _number(run_length(shape, d, kept)), elements)
+    return group > 0 and price < _price(n, k, static(run_length(shape, d, kept)), elements)
 
 
 def _elements(shape: Shape, d: int) -> int:
     """How many elements there are, as far as is known: at least those of one row."""
     known = all(isinstance(v, Size) for s in shape for v in variables(s))
-    return hint(product(shape)) if known else _number(shape[d])
+    return hint(product(shape)) if known else static(shape[d])
 
 
 def _price(n: int, k: int, length: int, elements: int) -> float:
@@ -128,25 +128,20 @@ class _Runs:
 
     @property
     def number(self) -> int:
-        return _number(self.indices.shape[-2])
+        return static(self.indices.shape[-2])
 
     @property
     def kept(self) -> int:
-        return _number(self.indices.shape[-1])
-
-
-def _number(size: Expr) -> int:
-    assert isinstance(size, Const)
-    return int(size.value)
+        return static(self.indices.shape[-1])
 
 
 def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: Before) -> _Runs:
     """Runs of `length` neighbours along dimension `d`, of each its first elements, at most `most`."""
     extent, rows = x.shape[d], without(x.shape, (d,))
     whole = length is extent
-    number = dim(1) if whole else dim(-(-_number(extent) // _number(length)))
-    exact = whole or _number(extent) % _number(length) == 0
-    kept = most if whole else dim(min(_number(most), _number(length)))
+    number = dim(1) if whole else dim(-(-static(extent) // static(length)))
+    exact = whole or static(extent) % static(length) == 0
+    kept = most if whole else dim(min(static(most), static(length)))
     small = dt.i32 if isinstance(extent, Const) else dt.i64
 
     def position(run: Expr, k: Expr) -> Expr:
@@ -176,7 +171,7 @@ def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: B
 
     indices = b.reduce("sum", (*rows, number, kept), (length,), has, "from")
     values = b.map(indices.shape, lambda i: at(i[:-2], cast(indices.at(i), dt.i64)), "first")
-    return _Runs(values, indices, 0 if whole else _number(length), extent)
+    return _Runs(values, indices, 0 if whole else static(length), extent)
 
 
 def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
@@ -185,9 +180,9 @@ def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
     Of the first p elements of a merged run, t or more are of the first run exactly if its element t-1 goes before
     element p-t of the second: a bisection finds the most, between what the second run leaves over and all p.
     """
-    kept, extent = runs.kept, _number(runs.extent)
+    kept, extent = runs.kept, static(runs.extent)
     number, length = -(-runs.number // 2), 2 * runs.length
-    shape = (*runs.indices.shape[:-2], dim(number), dim(min(_number(most), length)))
+    shape = (*runs.indices.shape[:-2], dim(number), dim(min(static(most), length)))
     full = runs.number % 2 == 0 and extent >= (runs.number - 1) * runs.length + kept
 
     def of(i: Index, second: int, k: Expr) -> Index:

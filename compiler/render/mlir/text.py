@@ -27,7 +27,6 @@ class Value:
 
 Values = Sequence[Value]
 Body = Callable[["Block", tuple[Value, ...]], Values]
-Round = Callable[["Block", Value, tuple[Value, ...]], Values]
 
 
 def element(dtype: DType) -> str:
@@ -102,9 +101,9 @@ class Block:
         """An operation with one result, of the type of its last argument unless said."""
         return self.many(name, arguments, (result or arguments[-1].type,), attributes, regions, called)[0]
 
-    def do(self, name: str, arguments: Values, regions: Sequence[Block] = (), attributes: str = "") -> None:
+    def do(self, name: str, arguments: Values) -> None:
         """An operation without a result."""
-        self.many(name, arguments, (), attributes, regions)
+        self.many(name, arguments, ())
 
     def constant(self, value: bool | int | float, dtype: DType) -> Value:
         return self.op("arith.constant", (), element(dtype), f"value = {literal(value, dtype)}")

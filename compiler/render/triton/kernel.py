@@ -7,7 +7,7 @@ around one carries the tensor, and reduces it once at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis.guarded_factors import unwidened
@@ -16,7 +16,7 @@ from compiler.ir.dtype import DType, bf16, boolean, f16, f32, i64
 from compiler.ir.expr import Expr, Load, Size, Var, dim, identity, names, product, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.launches import is_bound
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.render.triton.expression import count, mask, store, value
 from compiler.render.triton.lanes import Dot, accumulated, dot, products, rank
 from compiler.render.triton.operations import COMBINERS
@@ -52,13 +52,9 @@ def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Seque
     k = _Kernel(w, dots)
     k.body(kernel.body)
     head = [*params, *(["mlc_failed"] if w.failing else [])]
-    threads = max((dict(f.bind.args).get("threads", 0) for f in _loops(kernel.body)), default=0)
+    threads = max((dict(f.bind.args).get("threads", 0) for f in within(kernel.body, tile.For)), default=0)
     lines = ("@triton.jit", f"def {name}({', '.join(head)}):", *(w.lines or ["    pass"]))
     return Function(lines, product(tuple(k.grid)), max(1, threads // WARP) or 4, frozenset(w.helpers), w.failing)
-
-
-def _loops(body: Body) -> Iterator[tile.For]:
-    return (n for s in body for n in s.walk() if isinstance(n, tile.For))
 
 
 class _Kernel:

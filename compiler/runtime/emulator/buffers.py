@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compiler.errors import CompilerError
 from compiler.runtime import tensor_map
 from compiler.runtime.emulator import native
-from compiler.runtime.launches import Buffer, Flag, Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Buffer, Flag, LaunchPlan, Map, Size
 
 _SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "f8e4m3": 1, "f8e5m2": 1, "i64": 8, "i32": 4, "i16": 2,
           "i8": 1, "u8": 1, "bool": 1}  # fmt: skip
@@ -46,7 +47,7 @@ def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -
         return
     # Pages of guard between buffers, and each at its own offset from 256 bytes: what is misaligned stays so.
     room = sum(buffer.size + 3 * 4096 for buffer in plan.buffers) + (1 << 20)
-    largest = max((_blocks(launch) for launch in plan.launches), default=1)
+    largest = max((math.prod(launch.cluster) for launch in plan.launches), default=1)
     if machine.begin(room, largest) != 0:
         raise CompilerError(f"no memory for the {room} bytes that check mode needs; use smaller dimensions")
     kinds = [native.INPUT] * len(plan.inputs) + [native.OUTPUT] * len(plan.outputs)
@@ -72,10 +73,6 @@ def left_over(plan: LaunchPlan, made: Arguments) -> list[tuple[Buffer, int]]:
         if any(held):
             out.append((plan.buffers[number], next(n for n, byte in enumerate(held) if byte)))
     return out
-
-
-def _blocks(launch: Launch) -> int:
-    return launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
 
 
 def _with_maps(machine: native.Machine, plan: LaunchPlan, made: Arguments) -> Arguments:

@@ -6,19 +6,11 @@ cycles later. What the numbers stand for, and where they are from, is said besid
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-
-from compiler.targets.target import Instruction, Target
+from compiler.ir.multiples import ceildiv
+from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
 PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", "mlc_pair_block"  # functions of instructions
-
-
-@functools.cache
-def costs(target: Target) -> Mapping[str, float]:
-    """The numbers of a target by name."""
-    return dict(target.costs)
 
 
 def vector(
@@ -79,7 +71,7 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
     near, far = c["near"], c["far"]
 
     def tile(m: int, n: int) -> float:
-        vectors = n if flat else over(n, target.lanes(size))
+        vectors = n if flat else ceildiv(n, target.lanes(size))
         loads = m * far + vectors * near if flat else m * near + vectors * far
         return max(m * vectors / 2, loads, c["latency"]) + (m + vectors) * c["load"] if m and n else 0.0
 
@@ -90,7 +82,3 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
 def packing(target: Target, along: bool, direct: bool) -> float:
     """Cycles to pack an element: of a row that lies along the tile's, against the grain, or by any other means."""
     return costs(target)["copy" if along else "transpose" if direct else "compute"]
-
-
-def over(a: int, b: int) -> int:
-    return -(-a // b)

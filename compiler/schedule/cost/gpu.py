@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from compiler.ir.multiples import ceildiv
 from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
-from compiler.targets.target import Instruction, Target
+from compiler.targets.target import Instruction, Target, costs
 
 BOUND = 6.0  # the same for the whole of a kernel and the traffic with memory that it cannot do without
 FEWEST_COLUMNS = 32  # that products of a matrix in registers take the time of
@@ -23,18 +24,14 @@ WIDENED = 1 / 16  # clocks of an element that is converted: so many lanes of a c
 COPYING = 4  # warps that copy, and prepare what they copied
 
 
-@functools.cache
-def numbers(target: Target) -> Mapping[str, float]:
-    """The costs of a target by name."""
-    return dict(target.costs)
-
-
 @dataclass(frozen=True)
 class Step:
-    """A step of a block: products of m x n x k by `groups` of four warps, `terms` of them for each, at `rate`
-    multiply-adds a clock; `brought` bytes come, in one of `depth` stages. Of numbers that are made two, warps of the
-    producer make those of `prepared` columns. Neighbours of blocks that make parts of a sum, which are `parted`, read
-    other bytes than they do."""
+    """One iteration of a block's pipeline of `depth` stages: it copies `brought` bytes, and multiplies m x n x k.
+
+    `groups` warpgroups multiply, at `rate` multiply-adds per clock, `terms` times (3 for f32 as sums of two tf32
+    numbers, which producer warps compute for `prepared` columns). If `parted` (split-k), blocks of one tile read
+    different operands.
+    """
 
     m: int
     n: int
@@ -50,11 +47,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """`blocks` blocks of `steps` steps, of which a multiprocessor holds `resident`, and at least `read` bytes to read.
+    """A kernel of `blocks` blocks with `steps` pipeline iterations each, `resident` on a multiprocessor at once.
 
-    `parts` of them make one tile of `tile` bytes together, in a cluster or not. Blocks that `stay` make one tile after
-    another. It takes `change` clocks more than usual to begin with others, and `ending` clocks to store a tile. All of
-    them bring `boxed` bytes by boxes of several axes, whose parts are summed.
+    At least `read` bytes come from memory, `boxed` bytes are copied as boxes of several axes. `parts` blocks share a
+    tile of `tile` bytes (split-k), in a `cluster` or through memory. Persistent blocks `stay` for tile after tile.
+    Starting a wave of blocks takes `change` clocks more than usual, storing a tile takes `ending` clocks.
     """
 
     blocks: int
@@ -71,7 +68,7 @@ class Work:
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
-    """Clocks of a step of `resident` blocks of one multiprocessor, by warps of their own and wgmma."""
+    """Clocks of a step of `resident` blocks of one multiprocessor, with producer warps and wgmma."""
     split = s.terms > 1
     columns = max(s.n, FEWEST_COLUMNS) if split else s.n
     multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
@@ -85,37 +82,37 @@ def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
 
 @functools.cache
 def _cores(target: Target, parts: int, cluster: bool) -> int:
-    """Multiprocessors that blocks come to: clusters leave those that their size does not divide without one."""
+    """Multiprocessors that get blocks; with clusters, some get none, because all blocks of one start together."""
     together = dict(target.clusters).get(parts, target.cores // parts) * parts
     return max(together, parts) if cluster else target.cores
 
 
 def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
     """Clocks of a kernel whose multiprocessors take `step_of(n)` for a step of n blocks each."""
-    costs = numbers(target)
+    c = costs(target)
     cores = _cores(target, w.parts, w.cluster)
     full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
-        made = w.steps * step_of(resident) + w.ending + (0.0 if w.stay else costs["fill"] + w.change)
+        made = w.steps * step_of(resident) + w.ending + (0.0 if w.stay else c["fill"] + w.change)
         if w.cluster:
-            made += costs["cluster"] + costs["cluster.byte"] * resident * w.tile
+            made += c["cluster"] + c["cluster.byte"] * resident * w.tile
         elif w.parts > 1:
-            made += costs["store.byte"] * resident * w.tile
+            made += c["store.byte"] * resident * w.tile
         return made
 
-    out = costs["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
+    out = c["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
     if w.boxed:
-        out = max(out, w.boxed / (costs["l2.boxes"] * target.cores))
+        out = max(out, w.boxed / (c["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
-        out += costs["ticket.boxes" if w.boxed else "ticket"] + costs["sum.byte"] * w.parts * w.tile
-    return close((out, w.read / (costs["dram"] * target.cores)), BOUND)
+        out += c["ticket.boxes" if w.boxed else "ticket"] + c["sum.byte"] * w.parts * w.tile
+    return close((out, w.read / (c["dram"] * target.cores)), BOUND)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block that makes a tile of m x n in steps of k, by an instruction of which a `grid` of warps or groups lies
-    over the tile; stages of its pipeline, and into how many parts the sum is split."""
+    """A block that computes a `tile` of m x n in steps of k, shared by a `grid` of warps or warpgroups, each with the
+    instruction `row`; the `depth` of its pipeline, and the `parts` that the sum is split into."""
 
     row: Instruction
     tile: Sizes
@@ -125,20 +122,20 @@ class Block:
 
     @property
     def apart(self) -> bool:
-        """Warps of their own copy, and the products read shared memory."""
+        """Producer warps copy, and instructions read operands from shared memory."""
         return self.row.threads > WARP
 
 
 def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
-    """Clocks of a matmul in all, and how many blocks stay for tile after tile, 0 where each makes one."""
-    (m, n, k), parts, c = b.tile, b.parts, numbers(target)
+    """Clocks of a matmul, and the number of persistent blocks; 0 if each block computes one tile."""
+    (m, n, k), parts, c = b.tile, b.parts, costs(target)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
     out = matmul.beside(p, b.row, (m, n), parts, target)
     fits = _resident(p, b, out, target)
     if not fits:
         return math.inf, 0
-    steps = matmul.over(matmul.over(p.k, parts), k)
+    steps = ceildiv(ceildiv(p.k, parts), k)
     read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
     cluster = parts > 1 and matmul.in_cluster(parts, (m, n), target)
     step_of = functools.partial(_step, p, b, target)
@@ -146,8 +143,8 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     if parts == 1:
         ending += fits * m * n * p.sectors * c["sector"]
     if "fill" in c and b.apart:
-        # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks
-        # that come when others have ended share it out better.
+        # Operands that are split in two are stored from registers: persistent blocks gain nothing there. Where memory
+        # is the limit, blocks that start when others have ended share its bandwidth better.
         boxes = any(p.loops)
         busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
         stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
@@ -156,11 +153,11 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
         work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, change, ending, boxed)
         return total(work, step_of, target), target.cores * fits if stay else 0
     cores = _cores(target, parts, cluster)
-    resident = min(fits, matmul.over(tiles, cores))
+    resident = min(fits, ceildiv(tiles, cores))
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
     stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
     wave = c["sync.latency"] + steps * step_of(resident) + resident * stored + ending
-    clocks = matmul.over(tiles, cores * fits) * wave + c["sync.start"]
+    clocks = ceildiv(tiles, cores * fits) * wave + c["sync.start"]
     if parts > 1:
         passed = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
         clocks += c["sync.cluster" if cluster else "sync.ticket"] + passed / (c["sync.l2"] * target.cores)
@@ -168,12 +165,12 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
 
 
 def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
-    """Clocks in which threads store what they have of a tile.
+    """Clocks of a thread's epilogue: its elements of a tile are combined with other operands and stored.
 
-    Where a tile is beyond the result's edge, each element is guarded, and what it is joined with, or made of in parts,
-    is not asked for before the element before it is stored; but for what was asked for before the sum.
+    In a tile that crosses the result's edge every element has a predicate; then the loads of one element's operands, or
+    of its partial sums, wait for the store of the element before, unless they were issued before the sum.
     """
-    c = numbers(target)
+    c = costs(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     each = m * n / threads / (b.parts if cluster else 1)
     whole = p.m % m == 0 and p.n % n == 0
@@ -187,7 +184,7 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
 
 
 def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
-    """Blocks that a multiprocessor holds, which have `out` bytes of shared memory beside their pipeline."""
+    """Blocks that fit on a multiprocessor, with `out` bytes of shared memory each besides their pipeline."""
     (m, n, k), groups = b.tile, math.prod(b.grid)
     threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPYING) if b.apart else 0)
     return min(
@@ -205,7 +202,7 @@ def _step(p: Matmul, b: Block, target: Target, resident: int) -> float:
     m, n, k = b.tile
     rate, brought = _rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0, b.parts > 1)
-    return step(s, resident, numbers(target))
+    return step(s, resident, costs(target))
 
 
 @functools.cache
@@ -215,8 +212,8 @@ def _rate(unit: str, row: Instruction, target: Target) -> float:
 
 
 def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
-    """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
-    (m, n, k), (down, across), c = b.tile, b.grid, numbers(target)
+    """Clocks of a step of `resident` blocks in which all warps copy, and multiply operands in registers."""
+    (m, n, k), (down, across), c = b.tile, b.grid, costs(target)
     groups = down * across
     # Each scheduler needs a warp to keep its tensor core busy. One block alone does one thing after another.
     multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target))
@@ -229,7 +226,7 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
     asked = sum(length * k * x.bytes / x.piece for x, length in ((p.a, m), (p.b, n)) if x.copied)
     alone = c["sync.alone"] * (multiplied + halved + read) / min(1.0, groups * b.row.threads / WARP / 4)
     alone += c["sync.piece"] * asked / (groups * b.row.threads)
-    if p.a.widened or p.b.widened:  # what it is made of is loaded then and there
+    if p.a.widened or p.b.widened:  # loads are issued where their values are used
         waited = c["sync.latency"] + alone + made
     together = resident * max(multiplied, halved, read, moved, made)
     return close((together, alone, waited), c["sync.close"]) + c["sync.step"]
@@ -237,7 +234,7 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
     """Clocks of copies beforehand that move so many bytes each."""
-    c = numbers(target)
+    c = costs(target)
     return sum(c["launch"] + n / (c["sync.dram"] * target.cores) for n in copies)
 
 
@@ -253,7 +250,7 @@ def _moves(x: Operand, elements: int) -> float:
 
 
 def close(clocks: tuple[float, ...], exponent: float) -> float:
-    """The longest of these, to which what comes close to it adds its share."""
+    """A smooth maximum: times close to the longest one add to it, the more the smaller the exponent."""
     longest = max(clocks)
     if longest <= 0:
         return 0.0
@@ -261,57 +258,57 @@ def close(clocks: tuple[float, ...], exponent: float) -> float:
 
 
 def waits(target: Target, elements: int, each: int, threads: int) -> float:
-    """Clocks in which so many threads go through a row and exchange what they found, `each` elements of each under way.
+    """Clocks of a reduction of a row by `threads`, with `each` loads per thread in flight at once.
 
-    What is under way at once arrives together; each level of a tree of threads exchanges once.
+    Loads in flight arrive together; each level of the tree over threads is one exchange.
     """
-    c = numbers(target)
-    turns = matmul.over(elements, each * threads)
+    c = costs(target)
+    turns = ceildiv(elements, each * threads)
     return turns * c["turn"] + c["exchange"] * math.log2(threads)
 
 
 def filled(wanted: float, there: float) -> float:
-    """How many times as long a machine takes of which only so many threads of those wanted are there."""
+    """The slowdown of a machine that wants so many threads to be busy, and has fewer."""
     return max(1.0, wanted / there)
 
 
 def blocks_of_rows(target: Target, rows: int, together: int) -> float:
-    """What a multiprocessor starts and goes through where a block takes so many rows, in thirds of a row's time.
+    """The time of a multiprocessor whose blocks compute `together` rows each, in thirds of a row's time.
 
-    To begin with a block takes four thirds as long as a row, where rows are short enough for a warp each.
+    Starting a block takes as long as 4/3 rows that are short enough for one warp each.
     """
     share = rows / target.cores
     return 4 * max(1.0, share / together) + 3 * max(float(together), share)
 
 
 def updates(target: Target, count: int, owners: int, warps: int) -> float:
-    """Clocks of so many updates in order, spread over owners of so many warps each, which test 32 updates at once.
+    """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test 32 updates at once.
 
-    A test waits for its load, its vote and its branch, or for those of other warps to be issued; an update waits for
-    what was there.
+    A test takes the latency of its load, vote and branch, or the time to issue those of all warps; an update takes the
+    latency of the element that it changes.
     """
-    c = numbers(target)
-    tests = matmul.over(count, 32)
+    c = costs(target)
+    tests = ceildiv(count, 32)
     beside = max(1.0, owners * warps / target.cores)
     return tests * max(c["vote"], beside * c["vote.issue"]) + count / owners * c["update"]
 
 
 def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: int) -> float:
-    """Clocks of so many updates in order, spread over owners of so many warps each, which test some vectors of 32
-    updates at once, and make those that are theirs in turns of `ahead`.
+    """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test several vectors of 32 updates at
+    once, and make their own in turns of `ahead`.
 
-    A turn waits until what it adds has come, an update until what was there has.
+    A turn takes the latency of what it adds, an update that of the element that it changes.
     """
-    c = numbers(target)
+    c = costs(target)
     beside = max(1.0, owners * warps / target.cores)
     made = count / owners
-    tested = matmul.over(count, 32) * max(c["vote.voted"], beside * c["vote.voted.issue"])
+    tested = ceildiv(count, 32) * max(c["vote.voted"], beside * c["vote.voted.issue"])
     return tested + max(1.0, made / ahead) * c["turn"] + made * c["update.voted"]
 
 
 def updates_in_order(target: Target, count: int, rows: int) -> float:
     """Clocks of so many updates of each row by a thread of its own."""
-    return count * numbers(target)["update"] * max(1.0, rows / (target.cores * target.threads))
+    return count * costs(target)["update"] * max(1.0, rows / (target.cores * target.threads))
 
 
 def moved(side: int, vector: int) -> float:
@@ -321,11 +318,10 @@ def moved(side: int, vector: int) -> float:
 
 
 def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
-    """Clocks of so many multiply-adds by threads that have rows and columns of a tile each, in parts of the sum.
+    """Clocks of multiply-adds by threads with (rows, columns) of a tile each, and the sum split into parts: `shares`.
 
-    A multiprocessor serves 32 loads a clock: for a result the fewer the more rows and columns a thread has, and parts
-    are stored and loaded once more each. Where multiprocessors are left without a block, loads are waited for however
-    many there are.
+    A multiprocessor serves 32 loads per clock. More rows and columns per thread need fewer loads per result; each part
+    is stored and loaded once more. If there are fewer blocks than multiprocessors, latency is not hidden.
     """
     down, across, parts = shares
     loads = 1 / down + 1 / across + 2 * parts / depth
@@ -340,4 +336,4 @@ def attention(target: Target, queries: int, batch: int, rows: int, fills: bool, 
     Where there are blocks for all multiprocessors, these share the queries; else one goes through a whole block.
     """
     each = batch * queries / target.cores if fills else float(rows)
-    return each * keys * width / numbers(target)["sync.lanes"]
+    return each * keys * width / costs(target)["sync.lanes"]

@@ -16,8 +16,8 @@ from compiler.analysis import access
 from compiler.ir.expr import Op
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
-from compiler.schedule.cost.gpu import BOUND, close, numbers
-from compiler.targets.target import Target
+from compiler.schedule.cost.gpu import BOUND, close
+from compiler.targets.target import Target, costs
 
 WARP = 32
 MOST = 1024  # threads of a block
@@ -51,7 +51,7 @@ class Threads:
 
 def clocks(w: Threads, target: Target) -> float:
     """Clocks of a kernel."""
-    c = numbers(target)
+    c = costs(target)
     warps = -(-w.threads // WARP)
     fitting = target.shared // w.shared if w.shared else target.blocks
     resident = max(1, min(target.threads // (warps * WARP), target.blocks, fitting))

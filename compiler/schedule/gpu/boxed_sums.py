@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
 from compiler.ir.expr import Expr
-from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
-from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import conv, permuted_copy
 from compiler.schedule.gpu.box_shapes import count, summed
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, axis
@@ -29,7 +29,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways: either factor may be the left one, and each loop of a side may be its rows. Others are a batch."""
     if len(c.depth) < 2:
         return
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ranges = loop_ranges(c.loops)
     for (left, rows), (right, columns) in sides(c):
         for row, column in itertools.product(rows, columns):
             for (a, first), (b, second) in itertools.product(

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import steady, unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.expr import Expr, Load, Var, const, loads, names, static, substitute
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
-from compiler.ir.tensor import Tensor, known_bytes, memory_order
+from compiler.ir.tensor import Tensor, is_static, known_bytes, memory_order
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.box_shapes import box
 from compiler.schedule.gpu.matmul import Operand
@@ -33,7 +34,7 @@ MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways to look at a contraction as a matmul of boxes: either factor may be the left one."""
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ranges = loop_ranges(c.loops)
     for (left, rows), (right, columns) in sides(c):
         if not rows or not columns:
             continue
@@ -90,7 +91,7 @@ def _computed(
 ) -> Iterator[MatmulAxes]:
     """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
     (x, rows), (y, columns) = left, right
-    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in (*c.rows, *c.depth)}) is None:
+    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in c.loops}) is None:
         return
     found = loads(x)[0]
     place = access.address(found.index, tensors[found.buffer], ranges)
@@ -179,6 +180,24 @@ def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load
     return found[0] if found else None
 
 
+def _axes_moved(load: Load, tiled: set[str]) -> tuple[dict[str, int], list[int]] | None:
+    """The axis that each of these loops moves a load along, and by how much; None where two move it along one axis, or
+    one along two or none."""
+    moved: dict[str, int] = {}
+    steps: list[int] = []
+    for d, e in enumerate(load.index):
+        terms, _ = linear(e)
+        match [v for v in terms if names(v) & tiled]:
+            case []:
+                continue
+            case [Var(name) as v] if name not in moved and terms[v] >= 1:
+                moved[name] = d
+                steps.append(terms[v])
+            case _:
+                return None
+    return (moved, steps) if moved.keys() == tiled else None
+
+
 def _factor(
     value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor | None:
@@ -188,22 +207,12 @@ def _factor(
     if load is None:
         return None
     t = tensors[load.buffer]
-    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if not is_static(t):
         return None
-    moved: dict[str, int] = {}
-    steps: list[int] = []
-    for d, e in enumerate(load.index):
-        terms, _ = linear(e)
-        mine = [v for v in terms if names(v) & tiled]
-        if not mine:
-            continue
-        (v, *others) = mine
-        if others or not isinstance(v, Var) or v.name in moved or terms[v] < 1:
-            return None
-        moved[v.name] = d
-        steps.append(terms[v])
-    if moved.keys() != tiled:
+    found = _axes_moved(load, tiled)
+    if found is None:
         return None
+    moved, steps = found
     near = {v for v, d in moved.items() if t.strides[d] is const(1)}
     last = moved[inner.var] if inner.var in near else moved[own[-1].var]
     if not near & {inner.var, own[-1].var} or not {linear(load.index[last])[0].get(Var(v), 1) for v in near} <= {1}:
@@ -227,7 +236,7 @@ def _factor(
 def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
     """Where a tile of the result can be copied to, if it can; whether the result is contiguous along n."""
     stores = [s for s in c.after if isinstance(s, Store)]
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in c.rows}
+    ranges = loop_ranges(c.rows)
     near = {
         f.var for s in stores for f in c.rows
         if access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(f.var)) == 1
@@ -239,7 +248,7 @@ def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -
     t = tensors[s.buffer]
     at = {e.name: d for d, e in enumerate(s.index) if isinstance(e, Var)}
     loops = [*other.loops, *last.loops]
-    known = all(isinstance(e, Const) for e in (*t.shape, *t.strides)) and len(at) <= MOST_AXES
+    known = is_static(t) and len(at) <= MOST_AXES
     if not known or not {f.var for f in loops} <= at.keys() or not all(t.shape[at[f.var]] is f.extent for f in loops):
         return None, across
     axes = [at[f.var] for f in loops]

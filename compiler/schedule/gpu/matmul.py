@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from compiler.ir.multiples import ceildiv
 from compiler.schedule.gpu.box_shapes import box, count
 from compiler.targets.legal import GROUP, MOST_REGISTERS, consumer_registers
 from compiler.targets.target import Instruction, Target
@@ -128,14 +129,9 @@ def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
 
 def tiles(size: int, loops: tuple[int, ...], length: int, near: bool) -> int:
     """Tiles of so many rows."""
-    return count(loops, box(loops, length, near=near)) if loops else over(size, length)
+    return count(loops, box(loops, length, near=near)) if loops else ceildiv(size, length)
 
 
 def up(a: int, b: int) -> int:
     """The least multiple of `b` that is at least `a`."""
     return -(-a // b) * b
-
-
-def over(a: int, b: int) -> int:
-    """How often `b` covers `a`."""
-    return -(-a // b)

@@ -12,20 +12,24 @@ from dataclasses import dataclass, replace
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, known_bytes
-from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.matmul import Operand
 from compiler.schedule.steps import Permute, Step
 
 PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
 ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hold together
+
+
+Order = tuple[str, str]
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Factor:
     value: Expr
     buffer: str
     operand: Operand
-    order: tuple[str, str]
+    order: Order
     even: bool
     side: int = 1
 
@@ -108,7 +112,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways to look at a contraction as a matmul: of several loops that play a part, all or the innermost may be
     one; and each factor may be the left one."""
     long = [f for f in c.rows if size(f) > 1]
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ranges = loop_ranges(c.loops)
     even = {
         f.var
         for f in long
@@ -174,51 +178,56 @@ def _stride(
 
 
 def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
+    """A factor as it goes to its tile: as a copy where it is a block of its buffer, else computed by threads."""
     value = unwidened(wide)
-    found = loads(value)
 
     def run(part: Axis) -> int:
         """Neighbours in memory that the innermost loop of a part goes through."""
         last = part.loops[-1] if part.loops else None
-        even = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in found)
+        even = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in loads(value))
         return size(last) if last and even else 0
 
     order = ("k", "own") if run(own) > run(k) else ("own", "k")
+    if isinstance(value, Load) and _is_block(value, own, k, tensors, ranges):
+        return _copied(value, order, tensors, ranges)
+    return _computed(value, order, (own if order[1] == "own" else k).loops[-1], tensors, ranges)
 
-    def together(count: int) -> bool:
-        """So many iterations, from a multiple of them on, load neighbours, or one and the same."""
-        last = (own if order[1] == "own" else k).loops[-1]
-        if count > 1 and size(last) % count:
-            return False
-        around, lane = Var(f"{last.var}_around"), Var(f"{last.var}_lane")
-        inside = {**ranges, around.name: (0, size(last) // count - 1), lane.name: (0, count - 1)}
-        steps = [
-            access.stride(
-                access.address(
-                    simplify(substitute(x.index, {Var(last.var): around * count + lane}), inside),
-                    tensors[x.buffer],
-                    inside,
-                ),
-                lane,
-            )
-            for x in found
-        ]
-        return count == 1 or (all(n in (0, 1) for n in steps) and 1 in steps)
 
-    width = value.dtype.bytes
-    if not isinstance(value, Load) or not _is_block(value, own, k, tensors, ranges):
-        guarded = any(isinstance(n, Select) for n in value.walk())
-        most = 16 // max(width, *(x.dtype.bytes for x in found))
-        side = 1 if guarded else next(n for n in (most, *(2**p for p in (3, 2, 1, 0))) if n <= most and together(n))
-        widened = side > 1 and any(x.dtype.bytes < width for x in found)
-        return Factor(value, found[0].buffer, Operand(width, False, width, widened), order, False, side)
-    t = tensors[value.buffer]
+def _copied(value: Load, order: Order, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
+    width, t = value.dtype.bytes, tensors[value.buffer]
     terms, rest = linear(access.address(value.index, t, ranges))
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
     steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
     piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
     begins = rest * width % PIECES[0] == 0  # as tensor maps ask for
     return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t) and begins)
+
+
+def _computed(
+    value: Expr, order: Order, last: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Factor:
+    """A factor of which a thread computes as many neighbours along the `last` loop as one load brings."""
+    width, found = value.dtype.bytes, loads(value)
+    guarded = any(isinstance(n, Select) for n in value.walk())
+    most = 16 // max(width, *(x.dtype.bytes for x in found))
+    counts = (n for n in (most, 8, 4, 2, 1) if n <= most and _together(found, last, n, tensors, ranges))
+    side = 1 if guarded else next(counts)
+    widened = side > 1 and any(x.dtype.bytes < width for x in found)
+    return Factor(value, found[0].buffer, Operand(width, False, width, widened), order, False, side)
+
+
+def _together(
+    found: Sequence[Load], last: loop.For, count: int, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> bool:
+    """So many iterations of a loop, from a multiple of them on, load neighbours, or one and the same."""
+    if count == 1 or size(last) % count:
+        return count == 1
+    around, lane = Var(f"{last.var}_around"), Var(f"{last.var}_lane")
+    inside = {**ranges, around.name: (0, size(last) // count - 1), lane.name: (0, count - 1)}
+    place: dict[Expr, Expr] = {Var(last.var): around * count + lane}
+    moved = [(x.buffer, simplify(substitute(x.index, place), inside)) for x in found]
+    steps = [_stride(buffer, index, lane.name, tensors, inside) for buffer, index in moved]
+    return all(n in (0, 1) for n in steps) and 1 in steps
 
 
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.expr import Const, Expr, Load, const, static
+from compiler.ir.expr import Expr, Load, const, static
 from compiler.ir.linear import from_linear, linear
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor, is_static, row_major
 from compiler.schedule import names as naming
 from compiler.schedule.endings import numbered
 from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
@@ -53,7 +53,7 @@ def load(x: Load, step: Permute) -> Load:
 
 def steps(step: Permute, t: Tensor) -> list[Step]:
     """The steps for the loops of the copy that follow `step`; none where neighbours are too few either way."""
-    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+    if not is_static(t):
         return []
     if step.pad:
         made: list[Step] = []

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from compiler.ir.multiples import ceildiv
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul
@@ -83,27 +84,35 @@ def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[T
 def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[Tiling]:
     """Tilings by an instruction in steps of so many along k."""
     wide = row.threads > WARP
-    groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
-    for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
-        grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
-        if grid is None or (m >= 2 * matmul.up(p.m, row.m) and m > row.m) or (n >= 2 * matmul.up(p.n, 8) and n > 32):
-            continue
-        if wide and ((m > row.m * warps // 4 and n < SHARED_COLUMNS) or (n % COLUMNS and n > COLUMNS)):
-            continue
-        stage = matmul.stage_bytes(p, row, m, n, k)
-        longest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
+    longest = min(DEEPEST_APART if wide else DEEPEST, max(2, ceildiv(p.k, k)))
+    # A shallow pipeline may leave room for a second block.
+    least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
+    for m, n, warps, grid in _blocks(p, row):
         if matmul.registers(p, row, (m, n), grid) > matmul.available(warps * WARP, wide, p.terms > 1, target):
             continue
+        stage = matmul.stage_bytes(p, row, m, n, k)
         for parts in _parts(p, k):
             out = matmul.beside(p, row, (m, n), parts, target)
             held = matmul.ahead(p, row, (m, n), grid, parts, target)
             deepest = min(longest, (target.shared - RESERVED - out) // stage)
-            # A shallow pipeline may leave room for a second block.
-            least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
             for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
                 takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                 if math.isfinite(takes):
                     yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid, held)
+
+
+def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+    """Rows and columns of a block's tile, no more than about those of the result, its warps, and how they share it."""
+    wide = row.threads > WARP
+    groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
+    for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
+        grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
+        tall = m >= 2 * matmul.up(p.m, row.m) and m > row.m
+        broad = n >= 2 * matmul.up(p.n, 8) and n > 32
+        narrow = m > row.m * warps // 4 and n < SHARED_COLUMNS
+        odd = n % COLUMNS and n > COLUMNS
+        if grid is not None and not tall and not broad and not (wide and (narrow or odd)):
+            yield m, n, warps, grid
 
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:

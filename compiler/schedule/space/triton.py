@@ -10,14 +10,12 @@ import math
 from collections.abc import Iterator
 
 from compiler.analysis import access
-from compiler.analysis.nests import paths_of, rows_of
+from compiler.analysis.nests import loop_ranges, paths_of, rows_of
 from compiler.analysis.size_hints import with_size_hints
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Var, hint
-from compiler.ir.index import extent_range
+from compiler.ir.expr import Const, Load, Var, hint, names
 from compiler.ir.multiples import power
-from compiler.ir.ranges import Range
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.schedule import contraction_nest
 from compiler.schedule import names as naming
 from compiler.schedule.space.members import Member, fixed
@@ -71,7 +69,7 @@ def _matmul(c: contraction_nest.Contraction) -> list[Step]:
     if c.first.value.dtype.bits != 32 or not c.first.value.dtype.is_float:
         return []
     left, right = (
-        [f for f in c.rows if f.var in _of(x) and f.var not in _of(y)]
+        [f for f in c.rows if f.var in names(x) and f.var not in names(y)]
         for x, y in ((c.left, c.right), (c.right, c.left))
     )
     if max(map(size, left), default=1) < 2 or max(map(size, right), default=1) < 2:
@@ -80,23 +78,19 @@ def _matmul(c: contraction_nest.Contraction) -> list[Step]:
     outside = [f.var for f in c.rows if f not in left and f not in right]
     order = (*outside, *(f.var for f in (*first, *last)))
     steps: list[Step] = [Reorder(order)] if order != tuple(f.var for f in c.rows) else []
-    names = [naming.collapse([f.var for f in some], steps) for some in (first, last, c.depth)]
+    loops = [naming.collapse([f.var for f in some], steps) for some in (first, last, c.depth)]
     long = [math.prod(map(size, some)) for some in (first, last, c.depth)]
     most = 128 if long[0] * long[1] >= 1024 * 1024 else 64
     sides = [max(LEAST, min(most, power(n))) for n in long[:2]]
     bytes_ = min(x.dtype.bytes for n in (c.left, c.right) for x in n.walk() if isinstance(x, Load))
     deep = max(LEAST, min(2 * DEPTH // bytes_, power(long[2])))
     elements = 4 * ELEMENTS + 1 if math.prod(sides) > 64 * 64 else 0
-    for name, side in zip(names, sides, strict=False):
+    for name, side in zip(loops, sides, strict=False):
         steps += _tile(name, side, elements, "blocks")
-    pieces = [naming.pieces(name) for name in names]
+    pieces = [naming.pieces(name) for name in loops]
     steps += [Bind(v, "blocks") for v in outside]
     steps.append(Reorder((*outside, pieces[0][0], pieces[1][0], pieces[0][1], pieces[1][1])))
-    return [*steps, *_tile(names[2], deep, elements, "serial")]
-
-
-def _of(e: object) -> set[str]:
-    return {n.name for n in e.walk() if isinstance(n, Var)}  # type: ignore[attr-defined]
+    return [*steps, *_tile(loops[2], deep, elements, "serial")]
 
 
 # ---- everything else
@@ -161,15 +155,15 @@ def _kept(
     """Temporaries of a row that need not reach memory."""
     if not rows or any(len(path) > 1 for path in paths):
         return []
-    stored = {n.buffer for s in inside for n in s.walk() if isinstance(n, Store)}
+    stored = {n.buffer for n in within(inside, Store)}
     return [StoreAt(p.name, rows[-1].var, "registers") for p in kernel.params if p.name in private & stored]
 
 
 def _across(kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
     """Whether neighbours in memory are in different rows, rather than in one."""
     tensors = {p.name: p for p in kernel.params}
-    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
-    ranges |= {g.var: extent_range(g.extent) for path in paths for g in path}
+    ranges = loop_ranges(rows)
+    ranges |= loop_ranges(f for path in paths for f in path)
     inner = sum(n == 1 for p in paths for n in access.strides(p[-1].body, Var(p[-1].var), tensors, ranges))
     outer = sum(n == 1 for n in access.strides(inside, Var(rows[-1].var), tensors, ranges))
     return outer > inner

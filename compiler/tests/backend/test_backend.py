@@ -307,8 +307,7 @@ def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: 
 
     x = torch.randn(3, 5)
     with pytest.warns(
-        FallbackWarning,
-        match=r"3 of 3 calls .* in eager: KeyError: 'a table without an entry', in pass compose",
+        FallbackWarning, match=r"3 of 3 calls .* in eager: KeyError: 'a table without an entry', in pass compose"
     ):
         assert torch.equal(compiled(f)(x), f(x))
     torch._dynamo.reset()

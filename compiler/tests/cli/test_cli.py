@@ -23,17 +23,10 @@ from compiler.execution import expression, named
 from compiler.ir.stages import IRS
 from compiler.runtime import build, detect, store
 from compiler.tests import opaque as _opaque  # noqa: F401
+from compiler.tests.kernel_samples import SCALE
 
 ROOT = Path(compiler.__file__).parents[1]
 SOFTMAX = "F.softmax(torch.randn(4, 40), 1)"
-LOOP = """\
-def f(x: f32[4, 40], *, y: f32[4, 40]):
-    with kernel("scale", [x, y], writes=[y], origin=["aten.mul.Tensor"]):
-        for i in parallel(4):
-            for j in parallel(40):
-                y_ = x[i, j] * 2.0
-                y[i, j] = y_
-"""
 LIGHT = "import sys; from compiler import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules, file=sys.stderr)"
 
 
@@ -49,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def loops(tmp_path: Path) -> Path:
     path = tmp_path / "scale.loop"
-    path.write_text(LOOP)
+    path.write_text(SCALE)
     return path
 
 
@@ -325,13 +318,13 @@ def said(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
         ("x[i, j]", "x[i]", "kernel scale: x is f32 of rank 2, loaded as f32 of rank 1"),
         ("y[i, j]", "x[i, j]", "kernel scale: stores to x, which is not among its writes"),
         ("kernel", "\0", "not a text: it has a zero byte in line 2"),
-        (LOOP, "", "expected exactly one `def`"),
+        (SCALE, "", "expected exactly one `def`"),
     ],
 )
 def test_an_edited_text_that_is_wrong_names_its_place(
     old: str, new: str, message: str, loops: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loops.write_text(LOOP.replace(old, new, 1))
+    loops.write_text(SCALE.replace(old, new, 1))
     assert cli.main(["show", "--from", str(loops)]) == 1
     said(capsys, f"{loops}: ", message)
 
@@ -438,10 +431,7 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_damaged_entry_is_built_again(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert cli.main(["run", "-c", "torch.randn(5) * 3.25"]) == 0
     (entry,) = (path for path in cache.rglob("*.so") if _is_kernel(path))

@@ -111,10 +111,7 @@ MASKED = "F.scaled_dot_product_attention({q}, {k}, {k}, {how})"
 
 @pytest.mark.parametrize(
     ("target", "dtype", "how"),
-    [
-        ("cpu:avx2", "float32", "attn_mask=torch.randn(2, 1, 1, 17)"),
-        ("cpu:baseline", "float64", "is_causal=True"),
-    ],
+    [("cpu:avx2", "float32", "attn_mask=torch.randn(2, 1, 1, 17)"), ("cpu:baseline", "float64", "is_causal=True")],
 )
 def test_masked_attention_keeps_its_schedule(target: str, dtype: str, how: str) -> None:
     q, k = (f"torch.randn(2, 3, {n}, 8, dtype=torch.{dtype})" for n in (9, 17))

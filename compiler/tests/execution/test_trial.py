@@ -19,6 +19,7 @@ from compiler.execution import buffers, dumps, gpu_programs, trial
 from compiler.ir import kernel as k
 from compiler.ir.stages import IRS
 from compiler.render import header
+from compiler.tests.kernel_samples import SCALE
 
 PRODUCT = "F.softmax(torch.randn(33, 100), -1) @ torch.randn(100, 7)"
 LAYER = "nn.Linear(20, 6)(torch.randn(5, 20))"
@@ -69,24 +70,14 @@ def test_an_edit_that_computes_something_else_is_wrong(
     assert ": WRONG\nelement [" in capsys.readouterr().out
 
 
-TWICE = """\
-def f(x: f32[4, 40], *, y: f32[4, 40]):
-    with kernel("scale", [x, y], writes=[y], origin=["aten.mul.Tensor"]):
-        for i in parallel(4):
-            for j in parallel(40):
-                y_ = x[i, j] * 2.0
-                y[i, j] = y_
-"""
-
-
 def test_run_fails_when_the_result_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By less than ten roundings, where the bound is one."""
     path = tmp_path / "scale.loop"
-    path.write_text(TWICE.replace("2.0", "2.000001"), encoding="utf-8")
+    path.write_text(SCALE.replace("2.0", "2.000001"), encoding="utf-8")
     assert cli.main(["run", "--from", str(path), "-c", "torch.randn(4, 40) * 2"]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and re.search(r"element \[\d, \d+\] is \S+, expected \S+ within \S+; \d+ of 160", out)
-    path.write_text(TWICE, encoding="utf-8")
+    path.write_text(SCALE, encoding="utf-8")
     assert cli.main(["run", "--from", str(path), "-c", "torch.randn(4, 40) * 2"]) == 0
     assert "largest difference from eager 0, largest error 0 of its bound: ok" in capsys.readouterr().out
 

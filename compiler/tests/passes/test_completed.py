@@ -8,7 +8,7 @@ import torch
 
 import compiler
 from compiler.schedule import steps
-from compiler.schedule.steps import Bind, Checks, Schedule, ScheduleError
+from compiler.schedule.steps import Bind, Cache, Checks, Schedule, ScheduleError
 
 
 def softmax_sum(x: Any) -> Any:
@@ -43,6 +43,22 @@ def test_arguments_of_bindings(
 
     bare = Schedule(tuple(map(without, schedule.steps)))
     assert lowered(program, target, {name: bare})[0] != emitted
+
+
+def test_lines_that_copies_ask_for() -> None:
+    """Those of 128 bytes by default; of other sizes, or of none, if the schedule says so."""
+    inputs = [torch.zeros(256, 256, dtype=torch.bfloat16) for _ in range(2)]
+    program = compiler.capture(torch.mm, inputs).program
+    emitted, chosen = lowered(program, "sm_80")
+    ((name, schedule),) = chosen.items()
+    assert {s.prefetch for s in schedule.steps if isinstance(s, Cache) and s.how == "cp.async"} == {128}
+    assert lowered(program, "sm_80", {name: steps.parse(steps.show(schedule))})[0] == emitted
+
+    def asking(prefetch: int) -> Any:
+        changed = (s.replace(prefetch=prefetch) if isinstance(s, Cache) and s.prefetch else s for s in schedule.steps)
+        return lowered(program, "sm_80", {name: Schedule(tuple(changed))})[0]
+
+    assert emitted == asking(128) != asking(64) != asking(0) != emitted
 
 
 def test_checks_of_data() -> None:

@@ -239,14 +239,8 @@ for i in serial(4):
 """
 DISTRIBUTED = 'distribute("c", ("i", "j"), into=("i", "j"))'
 REFUSED = {
-    "distribute over a sum": (
-        DISTRIBUTED.replace("j", "l"),
-        "l is not the only statement of i",
-    ),
-    "distribute what begins elsewhere": (
-        DISTRIBUTED.replace('"c"', '"d"'),
-        "d does not begin inside j",
-    ),
+    "distribute over a sum": (DISTRIBUTED.replace("j", "l"), "l is not the only statement of i"),
+    "distribute what begins elsewhere": (DISTRIBUTED.replace('"c"', '"d"'), "d does not begin inside j"),
     "pack what is not there": (
         DISTRIBUTED + '\npack("x", "x_tile", ("l", "j"), into=("l_x_tile", "j_x_tile"))',
         "has a factor from x over these",

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from compiler.targets.layout import Layout, is_bijection, neighbours, owner, place, swizzle_mask
+from compiler.targets.layout import Layout, is_bijection, place, swizzle_mask
 
 # The accumulator of m16n8k16 as the PTX ISA draws it: groupID = lane / 4, threadID_in_group = lane % 4.
 ACC = Layout((16, 8), ((4, 2), (8, 8)), ((2, 1), (2, 64)))
@@ -14,8 +14,7 @@ def test_the_accumulator_is_where_the_manual_says() -> None:
     for lane, r in itertools.product(range(32), range(4)):
         group, inner = lane // 4, lane % 4
         assert place(ACC, lane, r) == (group + 8 * (r // 2), 2 * inner + r % 2)
-        assert owner(ACC, *place(ACC, lane, r)) == (lane, r)
-    assert is_bijection(ACC) and neighbours(ACC) == 2
+    assert is_bijection(ACC)
 
 
 def test_a_layout_that_misses_or_repeats_an_element_is_no_bijection() -> None:

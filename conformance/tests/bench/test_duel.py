@@ -88,15 +88,7 @@ def test_a_clock_that_stands_still_ends_the_calibration(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("round_ms", "looks"),
-    [
-        (1, (20, 60, 180)),
-        (4, (20, 60, 100)),
-        (6, (20, 60)),
-        (8, (20, 50)),
-        (16, (20,)),
-        (40, (10,)),
-        (900, (8,)),
-    ],
+    [(1, (20, 60, 180)), (4, (20, 60, 100)), (6, (20, 60)), (8, (20, 50)), (16, (20,)), (40, (10,)), (900, (8,))],
 )
 def test_looks_are_planned_from_the_budget(round_ms: int, looks: tuple[int, ...]) -> None:
     assert duel.plan(Protocol(), round_ms * 1_000_000) == looks

@@ -331,8 +331,7 @@ def test_an_interrupted_run_leaves_what_it_found(box: pytest.Pytester, monkeypat
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("--mlcomp-fuzz", "0"), ("--mlcomp-fuzz", "0s"), ("--mlcomp-fuzz", "many"), ("--mlcomp-fuzz-only", "-1")],
+    "words", [("--mlcomp-fuzz", "0"), ("--mlcomp-fuzz", "0s"), ("--mlcomp-fuzz", "many"), ("--mlcomp-fuzz-only", "-1")]
 )
 def test_numbers_that_make_no_sense_are_refused(box: pytest.Pytester, words: tuple[str, str]) -> None:
     result = mlcomp(box, *words)

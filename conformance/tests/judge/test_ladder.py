@@ -250,11 +250,7 @@ def test_a_program_that_is_right_at_one_size_only_is_found(monkeypatch: pytest.M
 
     broken(monkeypatch, "tensor-to-loop", fixed)
     row = check(dynamic("x + 1", (5, 9)))
-    assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == (
-        "fail",
-        "loop",
-        numbered("tensor-to-loop"),
-    )
+    assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == ("fail", "loop", numbered("tensor-to-loop"))
     assert row.detail.startswith("at N = 9: ")
 
 

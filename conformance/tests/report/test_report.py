@@ -16,20 +16,7 @@ from rich.console import Console
 from conformance import rows
 from conformance.isolation.executor import Reply, Status
 from conformance.report import environment, pages, replies, tables, writer
-from conformance.rows import (
-    Alarm,
-    Bench,
-    Budget,
-    Check,
-    Fitness,
-    Fuzz,
-    Gate,
-    Kernel,
-    Planted,
-    SelfTest,
-    Speedup,
-    Stage,
-)
+from conformance.rows import Alarm, Bench, Budget, Check, Fitness, Fuzz, Gate, Kernel, Planted, SelfTest, Speedup, Stage
 from conformance.run import progress
 from conformance.shapes.cases import Case, Xfail
 

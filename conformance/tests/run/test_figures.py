@@ -30,10 +30,7 @@ NAMED = {
         f"else {runner.CHECK_SECONDS:g}, for a benchmark {runner.BENCH_SECONDS:g}",
         "for {}, {} and {};".format(*gate.ARCHITECTURES),
     ),
-    SHAPES: (
-        f"at most {schema.VALUES_LIMIT:,} sizes",
-        f"(at most {expand.NIGHTLY_LIMIT:,} rows)",
-    ),
+    SHAPES: (f"at most {schema.VALUES_LIMIT:,} sizes", f"(at most {expand.NIGHTLY_LIMIT:,} rows)"),
 }
 
 

@@ -134,10 +134,7 @@ def test_ids_and_selection(box: pytest.Pytester) -> None:
     path = shape_file(box, case("fine", 'dtypes = ["f32", "bf16"]'), case("other"))
     result = mlcomp(box, path.name, "--collect-only", "-q", "--mlcomp-tier", "full", "-k", "bf16")
     names = [line for line in result.outlines if "::" in line]
-    assert names == [
-        "mine.toml::fine[N4.bf16.contig.normal-cpu]",
-        "mine.toml::fine[N5.bf16.contig.normal-cpu]",
-    ]
+    assert names == ["mine.toml::fine[N4.bf16.contig.normal-cpu]", "mine.toml::fine[N5.bf16.contig.normal-cpu]"]
     # A named item is found whatever its tier.
     named = mlcomp(box, names[1])
     named.assert_outcomes(passed=1)

@@ -29,11 +29,7 @@ HOSTILE: dict[str, tuple[tuple[str, str] | str, int, str]] = {
     "many around": (("[4, 5]", f"{{ around = [{NUMBERS}], delta = [{NUMBERS}] }}"), 6, "exceed the limit of 1000"),
     "long list": (("[4, 5]", f"[{NUMBERS}]"), 6, "exceed the limit of 1000"),
     "long param": (("x + 1", f'x + a"\nparams.a = [{NUMBERS}]\nop = "a'), 5, "exceed the limit of 1000"),
-    "many pairs": (
-        ("[4, 5]", '{ range = [1, 99] }\ndims.M = { range = [1, 900] }\nwhere = "M > N"'),
-        2,
-        "89100 rows",
-    ),
+    "many pairs": (("[4, 5]", '{ range = [1, 99] }\ndims.M = { range = [1, 900] }\nwhere = "M > N"'), 2, "89100 rows"),
     "digits": (("[4, 5]", "9" * 5000), 6, "cannot be parsed"),
     "brackets": (("[4, 5]", "[" * BRACKETS + "]" * BRACKETS), 6, "cannot be parsed"),
     "dots": ("a." * BRACKETS + "b = 1", 7, "more than 50 parts"),

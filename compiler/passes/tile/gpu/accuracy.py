@@ -10,7 +10,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr, Load, Op, Var, identity, op, substitute
 from compiler.ir.rewrite import bodies, replaced, statements
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, named
 from compiler.schedule.steps import Promote, ScheduleError, SplitTf32
@@ -131,7 +131,7 @@ def split_tf32(kernel: Kernel, step: SplitTf32) -> Kernel:
     Where a factor is infinite, or rounds to infinity, the sum is NaN.
     """
     _, nest = find_nest(kernel, step, step.loops)
-    tiles = {n.tensor.name: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    tiles = {n.tensor.name: n for n in within(kernel.body, tile.Alloc)}
     match nest[-1].body:
         case (Store(_, _, Op("mul", (Load(a, _, kind) as left, Load(b) as right)), "sum") as total,) if kind is f32:
             pass
@@ -175,10 +175,7 @@ def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
     index = named(step, called[2:], len(t.shape))
     whole = Load(t.name, index, t.dtype)
     big = whole.replace(buffer=called[0])
-    stores = (
-        Store(big.buffer, index, op("tf32", whole)),
-        Store(called[1], index, whole - big),
-    )
+    stores = (Store(big.buffer, index, op("tf32", whole)), Store(called[1], index, whole - big))
     allocs = (alloc.replace(tensor=t.replace(name=name)) for name in called[:2])
     return (*allocs, *wrap(_loops(index, t), stores))
 

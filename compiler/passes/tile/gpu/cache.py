@@ -7,35 +7,13 @@ from __future__ import annotations
 
 from compiler.analysis.guarded_factors import steady, unwidened
 from compiler.ir import tile
-from compiler.ir.expr import (
-    Expr,
-    Load,
-    Var,
-    both,
-    cast,
-    dim,
-    loads,
-    names,
-    product,
-    select,
-    static,
-    substitute,
-)
+from compiler.ir.expr import Expr, Load, Var, both, cast, dim, loads, names, product, select, static, substitute
 from compiler.ir.index import simplify
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import (
-    SERIAL,
-    Body,
-    Loops,
-    factors_from,
-    named,
-    ranges_of,
-    tile_along,
-    whole_lengths,
-)
+from compiler.passes.tile.nests import SERIAL, Body, Loops, factors_from, named, ranges_of, tile_along, whole_lengths
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Cache, ScheduleError
 
@@ -101,7 +79,7 @@ def _filled(
     order, source = axes
     source = _unless(source, found[1], tensors[found[0].buffer])
     held, whole = tile_along(step.tile, factor.dtype, order, long)
-    copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds)
+    copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds, step.prefetch)
     return held, tuple(map(Var, order)), (copy,)
 
 
@@ -131,12 +109,8 @@ def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, 
     for n in shape:
         around, rest = rest, rest // n
         places.append(at % around // rest)
-    ranges = {at.name: (0, _last(size))}
+    ranges = {at.name: (0, static(size) - 1)}
     index = tuple(simplify(p, ranges, index=True) for p in places)
     value = simplify(substitute(factor, dict(zip(map(Var, long), index, strict=True))), ranges)
     fill = tile.For(at.name, size, "parallel", SERIAL, (Store(held.name, index, value),))
     return held, tuple(map(Var, long)), (fill,)
-
-
-def _last(size: Expr) -> int:
-    return static(size) - 1

@@ -12,9 +12,9 @@ from compiler.ir.index import conjuncts, simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of
+from compiler.passes.tile.nests import Body, Loops, find_nest, longest, padded, ranges_of
 from compiler.schedule.steps import Pad, ScheduleError
 
 
@@ -45,34 +45,35 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     guards = {
         f.var: _below(Var(f.var), f.extent) for f, whole in zip(nest, full, strict=True) if f.extent is not whole.extent
     }
-    tiles = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
-    tensors = {p.name: p for p in kernel.params}
-    given = tensors.keys() - {n.buffer for s in nest[-1].body for n in s.walk() if isinstance(n, Store)}
-    summing = {f.var for f in nest if f.kind == "reduce"}
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
-    body: Body
-    match nest[-1].body:
-        case body if any(isinstance(n, Init) for s in body for n in s.walk()) and given >= {
-            x.buffer for s in body for x in loads(s)
-        }:
-            body = _rows(step, body, guards, tensors, ranges)
-        case (Store(buffer, index, Op("mul", factors), "sum") as s,):
-            value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
-            body = (s.replace(value=value),)
-            if buffer not in tiles:
-                body = _if(body, [g for v, g in guards.items() if v in {n for i in index for n in names(i)}])
-        case (Accum(_, "sum", Op("mul", factors)) as s,):
-            body = (s.replace(value=op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))),)
-        case (Store(buffer, _, value, "set"),) as body if buffer in tiles and not loads(value):
-            pass
-        case body:
-            body = _if(body, list(guards.values()))
-    made = replaced(kernel.body, nest[0], wrap(full, body))
+    tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
+    made = replaced(kernel.body, nest[0], wrap(full, _padded(kernel, step, nest, guards, ranges)))
     for stored in nest[-1].body:
         if isinstance(stored, Store) and stored.buffer in tiles:
             made = _grown(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
     return kernel.replace(body=made)
+
+
+def _padded(kernel: Kernel, step: Pad, nest: Loops, guards: Mapping[str, Expr], ranges: Mapping[str, Range]) -> Body:
+    """The body of a nest whose loops have more iterations, of which those where guards hold count."""
+    tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
+    tensors = {p.name: p for p in kernel.params}
+    summing = {f.var for f in nest if f.kind == "reduce"}
+    only_read = tensors.keys() - {n.buffer for n in within(nest[-1].body, Store)}
+    match nest[-1].body:
+        case body if any(within(body, Init)) and only_read >= {x.buffer for s in body for x in loads(s)}:
+            return _rows(step, body, guards, tensors, ranges)
+        case (Store(buffer, index, Op("mul", factors), "sum") as s,):
+            value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
+            moving = {n for i in index for n in names(i)}
+            asked = [g for v, g in guards.items() if v in moving] if buffer not in tiles else []
+            return _if((s.replace(value=value),), asked)
+        case (Accum(_, "sum", Op("mul", factors)) as s,):
+            return (s.replace(value=op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))),)
+        case (Store(buffer, _, value, "set"),) as body if buffer in tiles and not loads(value):
+            return body
+    return _if(nest[-1].body, list(guards.values()))
 
 
 def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:

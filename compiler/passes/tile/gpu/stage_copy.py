@@ -57,7 +57,7 @@ def staged(
 
     made = (
         tile.Alloc(held, step.space, step.swizzle),
-        tile.Copy(whole_tile, source, step.how, None, step.width, step.rounds),
+        tile.Copy(whole_tile, source, step.how, None, step.width, step.rounds, step.prefetch),
     )
     return made, {load: moved(load) for load in uses}
 

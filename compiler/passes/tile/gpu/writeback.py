@@ -10,7 +10,7 @@ from compiler.ir.expr import Expr, Var, both, cast, const, loads, names, select,
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
-from compiler.ir.statement import If, Kernel, Let, Stmt, Store
+from compiler.ir.statement import If, Kernel, Let, Stmt, Store, within
 from compiler.passes.tile.gpu.buffer_boxes import box
 from compiler.passes.tile.nests import Body, find_nest, ranges_of, tile_along, whole_lengths
 from compiler.schedule.steps import ScheduleError, Writeback
@@ -58,7 +58,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
         raise ScheduleError(step, f"what is stored to {step.buffer} lies apart")
     held, whole = tile_along(step.tile, target.dtype, order, long)
     index = tuple(map(Var, order))
-    own = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    own = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
     inner: Body = tuple(_unguarded(s, guards, own) for s in body)
     inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
     copy = tile.Copy(place, whole, step.how, None, step.width, step.rounds)

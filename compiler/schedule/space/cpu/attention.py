@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.analysis import access, online_softmax
+from compiler.analysis.nests import loop_ranges
 from compiler.analysis.vectors import NARROWEST, fitting_width
-from compiler.ir.expr import Const, Expr, Load, Var, loads, names, substitute
-from compiler.ir.index import extent_range
+from compiler.ir.expr import Expr, Load, Var, loads, names, static, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
@@ -27,7 +27,7 @@ from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Pack, Schedule, Step, Tensorize
-from compiler.targets.target import Instruction, Target
+from compiler.targets.target import Instruction, Target, costs
 
 MOST_VECTORS = 4  # of queries in a block: as many as stay in registers beside a softmax, and as instructions have
 KEYS = (32, 256)  # the fewest keys of a block that what is done once for each pays for, and the most that stay near
@@ -67,8 +67,8 @@ class _Plan:
         self.dtype = f.accumulator.dtype
         self.lanes = self.target.lanes(self.dtype.bytes)
         extents = (f.query.extent, f.keys, self.scores.depth.extent, f.feature.extent)
-        self.queries, self.keys, self.depth, self.features = map(_number, extents)
-        self.batch = math.prod(_number(r.extent) for r in f.batch)
+        self.queries, self.keys, self.depth, self.features = map(static, extents)
+        self.batch = math.prod(static(r.extent) for r in f.batch)
 
     def space(self) -> Iterator[Member] | None:
         """All ways; None where queries do not fill a vector, or the target has no instruction for the types."""
@@ -121,7 +121,7 @@ class _Plan:
         multiplies = self.depth * self.step(way.score, way.keys, way.rows) + way.keys * self.step(
             way.value, self.features, way.rows
         )
-        c = cost.costs(self.target)
+        c = costs(self.target)
         rest = vectors * (way.keys * (c["weight"] + c["sum"]) + 2 * self.features * c["sum"])
         return turns * (multiplies + rest) + blocks * vectors * c["turn"] * (self.depth + self.features)
 
@@ -156,7 +156,7 @@ class _Plan:
         if online_softmax.scaled(f.score)[1] is not self.scores.name:
             self.lanes_of(made.edge[0], self.lanes)
         self.lanes_of(made.row[0], self.lanes, way.rows // self.lanes)
-        ranges = {x.var: extent_range(x.extent) for x in (*f.rows, f.feature)}
+        ranges = loop_ranges((*f.rows, f.feature))
         # Sums are elements of a tile by then, which may not be loaded in some lanes only.
         sums = (f.accumulator, f.total, f.maximum)
         elements: dict[Expr, Expr] = {x: Load(x.name, (Var(f.feature.var),), x.dtype) for x in sums}
@@ -184,8 +184,3 @@ class _Plan:
         buffer = next(x.buffer for x in factor.walk() if isinstance(x, Load))
         tile = f"{buffer}_{word}"
         self.steps.append(Pack(buffer, tile, order, suffixed(order, tile), self.lanes))
-
-
-def _number(e: Expr) -> int:
-    assert isinstance(e, Const)
-    return int(e.value)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from compiler.ir.multiples import ceildiv
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.cost.cpu import over, step
-from compiler.targets.target import Instruction, Target
+from compiler.schedule.cost.cpu import step
+from compiler.targets.target import Instruction, Target, costs
 
 STREAM_DEPTH = (
     8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
@@ -126,7 +127,7 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, b.row.m)
         again = (
-            (over(p.m, m) - over(p.m, b.m)) * p.k * p.n * packing(p.b, "k" if b.flat else "n", target)
+            (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * p.k * p.n * packing(p.b, "k" if b.flat else "n", target)
             if b.pack_b
             else 0.0
         )
@@ -141,7 +142,7 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
 
 def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
-    if row.function == PANEL and plain and over(p.m, row.m) > OFTEN:
+    if row.function == PANEL and plain and ceildiv(p.m, row.m) > OFTEN:
         return _strips(p, target, row)
     return _paired(p, target, row) if row.function == PAIRS else _tiles(p, target, row)
 
@@ -155,12 +156,12 @@ def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
     m = cut(p.m, l2 // 2 // (k * p.size), row.m)
     n = cut(p.n, l2 // 4 // (m * p.bytes), wide)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
-    if p.batch * over(p.m, m) * over(p.n, n) < cores:
-        n = cut(p.n, over(p.n * p.batch * over(p.m, m), cores), wide)
+    if p.batch * ceildiv(p.m, m) * ceildiv(p.n, n) < cores:
+        n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)
     pack_a, pack_b = not p.a.direct or p.a.along != "k", not p.b.direct
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
-    cycles += p.k * p.n * over(p.m, m) * packing(p.b, "n", target) / (p.bytes // p.size)
-    cycles += p.k * p.n * over(p.m, m) * packing(p.b, "n", target) if pack_b else 0
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target) / (p.bytes // p.size)
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
@@ -177,15 +178,15 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     k = cut(p.k, max(l2 // 2 // (BLOCK_COLUMNS * size), target.lanes(size)), target.lanes(size))
     n = cut(p.n, min(l2 // 2 // (k * size), l1 // 2 // (row.m * size)), row.n)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
-    if p.batch * over(p.n, n) < cores:
-        n = cut(p.n, over(p.n * p.batch, cores), row.n)
+    if p.batch * ceildiv(p.n, n) < cores:
+        n = cut(p.n, ceildiv(p.n * p.batch, cores), row.n)
     m = min(row.m, p.m)
     if k < p.k:
         m = cut(p.m, l2 // 4 // (n * size), row.m)
-    if p.batch * over(p.n, n) < cores:
-        m = cut(p.m, min(l2 // 4 // (n * size), over(p.m, cores)), row.m)
+    if p.batch * ceildiv(p.n, n) < cores:
+        m = cut(p.m, min(l2 // 4 // (n * size), ceildiv(p.m, cores)), row.m)
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
-    times = over(p.m, m) if k < p.k or m > row.m else 1
+    times = ceildiv(p.m, m) if k < p.k or m > row.m else 1
     cycles = p.k * step(p.m, p.n, p.bytes, target, row) + (
         p.k * p.n * times * packing(p.b, "n", target) if pack_b else 0
     )
@@ -193,54 +194,68 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 
 def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
-    """Block sizes: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the result
-    (MC x NC), and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is packed.
-
-    A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
-    """
-    flat, size, l1, l2 = row.function == DOT, p.size, target.l1, target.l2
-    tiles = over(p.m, row.m)
-    often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * size < WIDE)
-    pack_b = not p.b.direct or (p.b.along != "k" if flat else often or p.b.along != "n")
-    if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
-        m, k = p.m, STREAM_DEPTH
-        n = cut(p.n, l2 // 4 // (p.m * p.bytes), row.n)
-    else:
-        share = 2 if pack_b else 4
-        deep = max(64, l1 * 2 // (share * row.n * size))
-        whole = p.b.k_unit if p.b.k_unit > 1 else target.lanes(size)
-        if flat and tiles == 1 and p.m * p.k * size <= l2 // 4:
-            deep = p.k  # B is read once: best from end to end
-        k = cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
-        m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
-        wide = max(m * p.bytes, k * size if pack_b else 1)
-        n = cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n)
-    # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
-    same = p.a.dense and k == p.k and p.k * size % PAGE != 0
-    pack_a = not p.a.direct or p.a.narrow
-    if flat and not pack_a:
-        pack_a = p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n and not same)
-    work = p.m * p.n * p.k * p.batch
-    cores = target.cores if work >= WORTH_CORES else 1
-    others = p.batch * over(p.m, m)
-    if others * over(p.n, n) < cores:
-        share = over(p.n * others, cores)
+    """The blocks of a matmul by an instruction, which are smaller where there would be too few for all cores."""
+    flat = row.function == DOT
+    pack_b = _packs_b(p, row)
+    m, n, k = _block(p, target, row, pack_b)
+    pack_a = _packs_a(p, row, k)
+    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    others = p.batch * ceildiv(p.m, m)
+    if others * ceildiv(p.n, n) < cores:
+        share = ceildiv(p.n * others, cores)
         # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best. Loops
         # that stay whole can be packed by vectors.
-        whole = target.lanes(size) if flat and share >= MANY * row.n else row.n
+        whole = target.lanes(p.size) if flat and share >= MANY * row.n else row.n
         n = cut(p.n, share, p.b.unit if 1 < p.b.unit <= share else whole)
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row) + (
-        p.m * p.n * over(p.k, k) * cost.costs(target)["lanes"] if flat else 0
+        p.m * p.n * ceildiv(p.k, k) * costs(target)["lanes"] if flat else 0
     )
-    cycles += p.k * p.n * over(p.m, m) * packing(p.b, "k" if flat else "n", target) if pack_b else 0
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "k" if flat else "n", target) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
+def _packs_b(p: Matmul, row: Instruction) -> bool:
+    """B cannot be read where it lies, or is read so often that a copy in better order pays."""
+    tiles = ceildiv(p.m, row.m)
+    often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * p.size < WIDE)
+    return not p.b.direct or (p.b.along != "k" if row.function == DOT else often or p.b.along != "n")
+
+
+def _packs_a(p: Matmul, row: Instruction, k: int) -> bool:
+    """A cannot be read where it lies, in blocks of so much of k, or is read so often that a copy pays."""
+    if not p.a.direct or p.a.narrow or row.function != DOT:
+        return not p.a.direct or p.a.narrow
+    # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
+    same = p.a.dense and k == p.k and p.k * p.size % PAGE != 0
+    return p.a.along != "k" or (p.m > row.m and p.n > OFTEN * row.n and not same)
+
+
+def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[int, int, int]:
+    """Block sizes m, n and k: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the
+    result (MC x NC), and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is
+    packed.
+
+    A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
+    """
+    flat, size, l1, l2 = row.function == DOT, p.size, target.l1, target.l2
+    one = p.m <= row.m
+    if one and not flat and not pack_b and p.k * p.n * size > l2:
+        return p.m, cut(p.n, l2 // 4 // (p.m * p.bytes), row.n), STREAM_DEPTH
+    share = 2 if pack_b else 4
+    deep = max(64, l1 * 2 // (share * row.n * size))
+    if one and flat and p.m * p.k * size <= l2 // 4:
+        deep = p.k  # B is read once: best from end to end
+    k = cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), p.b.k_unit if p.b.k_unit > 1 else target.lanes(size))
+    m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
+    wide = max(m * p.bytes, k * size if pack_b else 1)
+    return m, cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n), k
+
+
 def cut(size: int, block: int, multiple: int) -> int:
     """Blocks of about equal size: multiples of `multiple`, at most `block` where that is one, or all of `size`."""
-    even = over(size, over(size, max(block // multiple * multiple, multiple)))
-    return min(size, over(even, multiple) * multiple)
+    even = ceildiv(size, ceildiv(size, max(block // multiple * multiple, multiple)))
+    return min(size, ceildiv(even, multiple) * multiple)
 
 
 def packing(x: Operand, along: str, target: Target) -> float:

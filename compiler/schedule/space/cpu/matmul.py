@@ -14,16 +14,15 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import read_narrow, unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, dim, names, substitute
-from compiler.ir.index import extent_range
 from compiler.ir.linear import linear
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, by_groups, recognise, size
+from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
 from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
@@ -68,7 +67,7 @@ class _Plan:
         c = self.found
         self.bytes = c.first.value.dtype.bytes
         long = [f for f in c.rows if size(f) > 1]
-        self.ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+        self.ranges = loop_ranges(c.loops)
         own = [
             [f for f in long if f.var in names(a) and f.var not in names(b)]
             for a, b in ((c.left, c.right), (c.right, c.left))
@@ -198,7 +197,6 @@ class _Plan:
         own = tuple(x.name for x in axes)
         nests = Distribute(c.accumulator, own, own)
         self.steps.append(nests)
-        ends, columns = (nests.first[-1], nests.last[-1]), self.n.extent
         inner = [x.name for x in (*axes, self.k)]
         if chosen.strips:
             strips = self.cut(self.m, chosen.row.m, chosen.m), self.cut(self.n, chosen.row.n, chosen.n)
@@ -211,19 +209,23 @@ class _Plan:
                 self.steps.append(Reorder((self.k.outer, *inner)))
             self.pack(chosen)
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
-        width = self.target.lanes(self.bytes)
+        self.vectorize(nests)
+        return Schedule(tuple(self.steps))
+
+    def vectorize(self, nests: Distribute) -> None:
+        """The loops along rows of the result that begin its sums and that store them run in vectors."""
+        c, width = self.found, self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
         column, dtype = Var(self.n_loops[-1].var), c.first.value.dtype
         # The sum is an element of a tile by then, which may not be loaded in some lanes only.
         stored = substitute(c.after, {Var(c.accumulator, dtype): Load(c.accumulator, (column,), dtype)})
         if access.not_vectorizable(stored, column, self.tensors, self.ranges):
             after = 1
-        for name, most in zip(ends, (width, after), strict=True):
-            lanes = fitting_width(most, columns)
+        rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
+        for name, most in ((nests.first[-1], width), (nests.last[-1], after)):
+            lanes = fitting_width(most, self.n.extent)
             if lanes > 1:
-                rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
-        return Schedule(tuple(self.steps))
 
     def split(self, x: _Axis, block: int) -> None:
         if block < x.size:

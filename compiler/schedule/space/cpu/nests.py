@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import contiguous, even, paths_of, rows_of
+from compiler.analysis.nests import contiguous, even, iterations, loop_ranges, paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
-from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -92,7 +91,7 @@ class Nest:
 
     def known(self, path: Iterable[loop.For]) -> dict[str, Range]:
         """The ranges of the rows' variables and of those of some loops inside."""
-        return self.ranges | {f.var: extent_range(f.extent) for f in path}
+        return self.ranges | loop_ranges(path)
 
     @functools.cached_property
     def lanes(self) -> int:
@@ -135,7 +134,7 @@ class Nest:
 def nest(memory: Memory, f: loop.For) -> Nest:
     """The nest that begins with a loop of the kernel."""
     rows, inside = rows_of(f)
-    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    ranges = loop_ranges(rows)
     groups: list[Group] = []
     steps: list[Step] = []
     for r in rows:
@@ -152,9 +151,7 @@ def nest(memory: Memory, f: loop.For) -> Nest:
 
 def work(body: tuple[Stmt, ...]) -> int:
     """How often the innermost statements run, as far as that is known."""
-    loops = [s for s in body if isinstance(s, loop.For)]
-    often = [int(f.extent.value) if isinstance(f.extent, Const) else 1 for f in loops]
-    return max(1, sum(n * work(f.body) for n, f in zip(often, loops, strict=True)))
+    return max(1, sum(iterations(f) * work(f.body) for f in body if isinstance(f, loop.For)))
 
 
 def touched(body: tuple[Stmt, ...]) -> int:

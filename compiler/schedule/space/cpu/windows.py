@@ -14,15 +14,16 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import block, unwidened
+from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, cast, dim, names, static, substitute
-from compiler.ir.index import extent_range, value_range
+from compiler.ir.index import value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.endings import numbered
 from compiler.schedule.space.members import Member, ranked
@@ -55,7 +56,7 @@ class _Windows:
 
     @property
     def ranges(self) -> dict[str, Range]:
-        return {f.var: extent_range(f.extent) for f in (*self.sum.rows, *self.sum.depth)}
+        return loop_ranges(self.sum.loops)
 
     def stride(self, load: Load, row: loop.For) -> int | None:
         return access.stride(access.address(load.index, self.tensors[load.buffer], self.ranges), Var(row.var))
@@ -155,7 +156,7 @@ def _margin(w: _Windows, element: Expr, load: Load) -> tuple[Step, ...] | None:
     """Steps that make a tile of what is loaded of a channel and its margins; None where that is too large for the near
     caches. Its elements are those that are multiplied, no short floats."""
     inside = [*w.windowed, *w.sum.depth]
-    ranges = {f.var: extent_range(f.extent) for f in inside}
+    ranges = loop_ranges(inside)
     moving = [(i, d) for d, i in enumerate(load.index) if any(f.var in names(i) and size(f) > 1 for f in inside)]
     spans = [value_range(i, ranges) for i, _ in moving]
     if not moving:

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from compiler.analysis import online_softmax
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
 from compiler.ir.dtype import f32
-from compiler.ir.index import extent_range
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.block_steps import Online
-from compiler.schedule.contraction_nest import size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED
@@ -66,7 +64,7 @@ class _Plan:
         key = loop.For(online_softmax.KEY.name, f.keys, "parallel", ())
         rows, keys, depth, features = (matmul_axes.axis([as_loop(x)]) for x in (f.query, key, s.depth, f.feature))
         every = (*f.rows, f.feature, s.depth, key)
-        ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
+        ranges = loop_ranges(every)
         self.queries, self.keys, self.depth, self.features = rows.size, keys.size, depth.size, features.size
         self.q = matmul_axes.factor(s.left, rows, depth, self.tensors, ranges)
         self.k = matmul_axes.factor(s.right, keys, depth, self.tensors, ranges)

@@ -13,16 +13,14 @@ from functools import partial
 
 from compiler.analysis import chained_products
 from compiler.analysis.chained_products import Chained
+from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.online_softmax import KEY
 from compiler.ir import loop
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Var, substitute
-from compiler.ir.index import extent_range
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule.block_steps import Chain
-from compiler.schedule.contraction_nest import size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED
@@ -55,7 +53,7 @@ class _Plan:
         f = self.found
         column = loop.For(KEY.name, f.columns, "parallel", ())
         every = (*f.rows, f.feature, column, *(p.depth for p in f.products))
-        ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
+        ranges = loop_ranges(every)
         rows, columns, features = (matmul_axes.axis([as_loop(x)]) for x in (f.row, column, f.feature))
         depths = [matmul_axes.axis([as_loop(p.depth)]) for p in f.products]
         self.rows, self.columns, self.features = rows.size, columns.size, features.size

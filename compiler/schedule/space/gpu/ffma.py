@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.analysis import access
+from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
 from compiler.ir.expr import Var, names
-from compiler.ir.index import extent_range
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Split, Step
@@ -100,7 +99,7 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
 def _rows_and_columns(c: Contraction, kernel: Kernel) -> tuple[loop.For, loop.For] | None:
     """The innermost loop that only one factor has, and that only the other has, along which the result is stored."""
     tensors = {p.name: p for p in kernel.params}
-    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    ranges = loop_ranges(c.loops)
     left, right = names(c.left), names(c.right)
     one = [f for f in c.rows if f.var in left and f.var not in right and size(f) > 1]
     other = [f for f in c.rows if f.var in right and f.var not in left and size(f) > 1]

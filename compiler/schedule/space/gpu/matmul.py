@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from compiler.analysis.nests import size
 from compiler.ir.dtype import f32
 from compiler.ir.expr import loads
 from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import by_groups, recognise, size
+from compiler.schedule.contraction_nest import by_groups, recognise
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.endings import numbered
 from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles

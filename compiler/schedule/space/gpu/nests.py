@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from compiler.analysis.nests import paths_of, rows_of
+from compiler.analysis.nests import iterations, paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Stmt
 from compiler.schedule.space.gpu import pointwise, reductions, row_loops, scans, scatters, transposes
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked
 
 SHORT_ROW = 8  # a row that a thread goes through alone
@@ -37,7 +36,7 @@ def _alone(plan: Plan) -> Iterator[Member]:
     if not paths or any(g.kind == "scan" for path in paths for g in path):
         return fixed(1.0)
     split = _split_rows(plan, [], body, paths)
-    return split if split is not None else row_loops.alone(plan, paths, max(map(extent, paths)))
+    return split if split is not None else row_loops.alone(plan, paths, max(iterations(*path) for path in paths))
 
 
 def _split_rows(
@@ -74,8 +73,8 @@ def _rows(
 ) -> Iterator[Member]:
     """Rows with loops inside."""
     cores = plan.target.cores
-    count = math.prod(int(r.extent.value) for r in around if isinstance(r.extent, Const))
-    longest = max(map(extent, paths))
+    count = iterations(*around)
+    longest = max(iterations(*path) for path in paths)
     reduction = None if scanned else reductions.only(around, inside)
     if reduction is not None and around and longest > SHORT_ROW and plan.across(around, inside, paths):
         return ranked(reductions.columns(reduction, plan.neighbours(around[-1], inside), plan.target))

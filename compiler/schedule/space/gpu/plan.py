@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import paths_of, rows_of, sides
+from compiler.analysis.nests import iterations, loop_ranges, paths_of, rows_of, sides, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.multiples import divides
-from compiler.ir.ranges import Range
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.steps import Collapse, Step, StoreAt
@@ -47,8 +45,7 @@ class Plan:
 
     def own(self, row: str, inside: tuple[Stmt, ...]) -> list[Step]:
         """Small temporaries of a row become a thread's own."""
-        count = math.prod(int(n.extent.value) for f in self.kernel.body if isinstance(f, loop.For)
-                          for n in rows_of(f)[0] if isinstance(n.extent, Const))  # fmt: skip
+        count = iterations(*(n for f in self.kernel.body if isinstance(f, loop.For) for n in rows_of(f)[0]))
         steps: list[Step] = []
         for b in sorted(self.private):
             size = product(self.tensors[b].shape)
@@ -59,9 +56,8 @@ class Plan:
     def neighbours(self, last: loop.For, body: tuple[Stmt, ...], run: int = 0) -> int:
         """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers, out
         of a `run` of them that is longer than the last loop where that is but the end of one."""
-        assert isinstance(last.extent, Const)
         widest = self._widest(body)
-        while widest > 1 and (run or int(last.extent.value)) % widest:
+        while widest > 1 and (run or size(last)) % widest:
             widest //= 2
         return max(1, widest)
 
@@ -73,8 +69,8 @@ class Plan:
     def neighbours_from_aligned(self, leaf: loop.For) -> int:
         """The same of a loop of any length whose first element is at a multiple of that in every buffer it moves in."""
         var, body = Var(leaf.var), leaf.body
-        loops = (f for s in self.kernel.body for f in s.walk() if isinstance(f, loop.For))
-        ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in loops}
+        loops = within(self.kernel.body, loop.For)
+        ranges = loop_ranges(loops)
         places = [access.address(i, self.tensors[b], ranges) for b, i, _ in access.accesses(body) if b in self.tensors]
         moving = [place for place in places if access.stride(place, var) != 0]
         if not moving:
@@ -86,8 +82,8 @@ class Plan:
 
     def across(self, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
         """Memory is contiguous along the rows rather than along the loops inside."""
-        ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
-        ranges |= {f.var: extent_range(f.extent) for path in paths for f in path}
+        ranges = loop_ranges(rows)
+        ranges |= loop_ranges(f for path in paths for f in path)
         beside, along = sides(inside, Var(rows[-1].var), self.tensors, ranges)
         return beside > along
 
@@ -120,7 +116,7 @@ class Plan:
         places = [(e, i) for row in rows for e, i in zip(self.tensors[buffer].shape, row, strict=True)]
         if len(rows) != 1 or [e for e, i in places if i is None] != [dim(leaves[0].extent)]:
             return False
-        loops = {Var(f.var): f.extent for s in self.kernel.body for f in s.walk() if isinstance(f, loop.For)}
+        loops = {Var(f.var): f.extent for f in within(self.kernel.body, loop.For)}
         return all(_inside(i, e, loops) for e, i in places if i is not None)
 
 
@@ -163,24 +159,13 @@ def merged(path: list[loop.For]) -> tuple[Leaf, list[Step]]:
     """The innermost loop made one with those perfectly around it of its kind."""
     steps: list[Step] = []
     leaf = path[-1]
-    assert isinstance(leaf.extent, Const)
-    name, extent = leaf.var, int(leaf.extent.value)
+    name, extent = leaf.var, size(leaf)
     for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
         if outer.kind != inner.kind or outer.body != (inner,) or not isinstance(outer.extent, Const):
             break
         steps.append(Collapse(outer.var, name, outer.var + name))
-        name, extent = outer.var + name, int(outer.extent.value) * extent
+        name, extent = outer.var + name, size(outer) * extent
     return Leaf(name, extent, leaf), steps
-
-
-def extent(path: list[loop.For]) -> int:
-    """How often the innermost loop of a path runs."""
-    out = 1
-    for f in path:
-        if not isinstance(f.extent, Const):
-            return 1
-        out *= int(f.extent.value)
-    return out
 
 
 def lanes(threads: int, vector: int) -> tuple[tuple[str, int], ...]:

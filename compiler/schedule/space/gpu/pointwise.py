@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from compiler.analysis.nests import Row, even, paths_of
+from compiler.analysis.nests import Row, even, iterations, loop_ranges, paths_of, size
 from compiler.ir import loop
-from compiler.ir.expr import Const
-from compiler.ir.index import extent_range
 from compiler.ir.multiples import power
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent, lanes, merged_rows
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows
 from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Collapse, Split, Step
 from compiler.targets.target import Target
@@ -41,7 +38,7 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
         if vector
     ]
     steps = [*collapsed, *(Bind(g.name, "blocks") for g in outer), *plan.own(last.name, inside)]
-    often = max((extent(path) for path in loops), default=1)
+    often = max((iterations(*path) for path in loops), default=1)
     elements, other = last.extent, math.prod(g.extent for g in outer)
     bytes_of = {b: n for b, n in cost.accessed(inside, plan.tensors).items() if b not in plan.private}
     held = sum(min(known_bytes(plan.tensors[b]), elements * other * often * n) for b, n in bytes_of.items())
@@ -66,12 +63,11 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
 
 def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:
     """The rows as at most three axes of a grid, the last of them for threads."""
-    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    ranges = loop_ranges(rows)
     groups: list[Row] = []
     steps: list[Step] = []
     for r in rows:
-        assert isinstance(r.extent, Const)
-        extent = int(r.extent.value)
+        extent = size(r)
         # The axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
         if groups and (even(groups[-1].last, r, inside, plan.tensors, ranges) or _rest(rows, r) < THREADS):
             steps.append(Collapse(groups[-1].name, r.var, groups[-1].name + r.var))
@@ -80,7 +76,7 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
             groups.append(Row(r.var, extent, r))
     if len(groups) > 1 and groups[-1].extent < THREADS:
         name, steps = merged_rows(rows)
-        groups = [Row(name, math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const)), rows[-1])]
+        groups = [Row(name, iterations(*rows), rows[-1])]
     while len(groups) > 3:
         steps.append(Collapse(groups[0].name, groups[1].name, groups[0].name + groups[1].name))
         groups[:2] = [Row(groups[0].name + groups[1].name, groups[0].extent * groups[1].extent, groups[1].last)]
@@ -89,12 +85,12 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
 
 def _run(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
     """Iterations of the last loops that go through memory as one loop does."""
-    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
-    run = extent(rows[-1:])
+    ranges = loop_ranges(rows)
+    run = size(rows[-1])
     for outer, r in zip(rows[-2::-1], rows[:0:-1], strict=True):
         if not even(outer, r, inside, plan.tensors, ranges):
             break
-        run *= extent([outer])
+        run *= size(outer)
     return run
 
 
@@ -110,4 +106,4 @@ def _steps(before: list[Step], name: str, threads: int, chunk: int, vector: int)
 
 def _rest(rows: list[loop.For], r: loop.For) -> int:
     """Iterations of a loop over rows with all those inside it."""
-    return math.prod(int(x.extent.value) for x in rows[rows.index(r) :] if isinstance(x.extent, Const))
+    return iterations(*rows[rows.index(r) :])

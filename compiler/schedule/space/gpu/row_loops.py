@@ -8,21 +8,19 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.argmax import extreme, sought
+from compiler.analysis.nests import loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Var
-from compiler.ir.index import extent_range
 from compiler.ir.multiples import power
-from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.cost import gpu_threads
-from compiler.schedule.cost.gpu import numbers
 from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Leaf, Plan, lanes, merged, merged_rows
 from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Partition, Split, Stage, Step, StoreAt
-from compiler.targets.target import Target
+from compiler.targets.target import Target, costs
 
 ALONE = 16  # the same where there are no rows
 WARPS = (8, 1)  # of a block, each with a row
@@ -78,7 +76,7 @@ def few_columns(plan: Plan, count: int) -> bool:
 
 def windows(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
     """What neighbouring rows read overlaps or is close together, as the windows of a pool are."""
-    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    ranges = loop_ranges(rows)
     moves = access.strides(inside, Var(rows[-1].var), plan.tensors, ranges)
     return all(m is not None and 0 <= m <= CLOSE for m in moves)
 
@@ -215,7 +213,7 @@ def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], shared: in
     count, together = share
     turns = [(-(-extent // (threads * wide)), *rest) for extent, *rest in w.loops]
     # What is kept in registers is loaded by loops that are unrolled, all of it at once.
-    later = numbers(target)["next.kept" if w.kept else "next"]
+    later = costs(target)["next.kept" if w.kept else "next"]
     waits = [(1 + (n - 1) * later, fresh) for n, accesses, _, fresh in turns if accesses]
     issued = sum(n * (accesses + done * wide) for n, accesses, done, _ in turns)
     return gpu_threads.clocks(

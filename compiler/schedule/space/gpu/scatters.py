@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from compiler.analysis import access
-from compiler.analysis.nests import contiguous
+from compiler.analysis.nests import contiguous, iterations, loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, names, product
-from compiler.ir.index import extent_range
 from compiler.ir.multiples import power
 from compiler.ir.statement import If, Stmt, Store
 from compiler.schedule import names as naming
@@ -57,7 +55,7 @@ def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
 def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
     """By how many owners there are; where rows keep all threads busy, each may also make all updates of its own."""
     name, before = merged_rows(rows)
-    nest, count, columns = found.nest, math.prod(map(_extent, found.nest)), math.prod(map(_extent, rows))
+    nest, count, columns = found.nest, iterations(*found.nest), iterations(*rows)
     elements = product(tuple(plan.tensors[found.buffer].shape[n] for n in found.axes))
     most = min(count, int(elements.value)) if isinstance(elements, Const) else count
     parts = [n for n in OWNERS if n <= max(OWNERS[0], 2 * most)]
@@ -92,7 +90,7 @@ def _neighbours(plan: Plan, rows: list[loop.For], body: tuple[Stmt, ...]) -> int
     """How many rows a thread takes: those that lie side by side in memory."""
     if not rows:
         return 1
-    ranges = {r.var: extent_range(r.extent) for r in rows}
+    ranges = loop_ranges(rows)
     beside = contiguous(access.strides(body, Var(rows[-1].var), plan.tensors, ranges))
     return plan.neighbours(rows[-1], body) if beside >= 0.5 else 1
 
@@ -131,8 +129,3 @@ def _voted(
         votes,
         Bind(lane, "lanes", lanes(WARP, vector)),
     ]
-
-
-def _extent(f: loop.For) -> int:
-    assert isinstance(f.extent, Const)
-    return int(f.extent.value)

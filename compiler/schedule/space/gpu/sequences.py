@@ -6,10 +6,10 @@ and keep what is in between in shared memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Set
 from functools import partial
 
+from compiler.analysis.nests import iterations
 from compiler.analysis.sequences import sequence
 from compiler.ir import loop
 from compiler.ir.expr import Const, product
@@ -31,7 +31,7 @@ def space(kernel: Kernel, private: Set[str], target: Target) -> Iterator[Member]
     if found is None:
         return None
     rows, nests = found
-    threads = max(LEAST_THREADS, min(MOST_THREADS, 1 << (max(map(_count, nests)) - 1).bit_length()))
+    threads = max(LEAST_THREADS, min(MOST_THREADS, 1 << (max(iterations(*nest) for nest in nests) - 1).bit_length()))
     return _members(kernel, private, target, rows, nests, threads)
 
 
@@ -40,7 +40,7 @@ def _members(
 ) -> Iterator[Member]:
     """So many threads for a row, or half as many, and so on: they take so many more turns."""
     while threads >= LEAST_THREADS:
-        clocks = sum(cost.waits(target, _count(nest), 1, threads) for nest in nests)
+        clocks = sum(cost.waits(target, iterations(*nest), 1, threads) for nest in nests)
         yield Member(clocks, partial(_steps, kernel, private, target, rows, nests, threads))
         threads //= 2
 
@@ -54,14 +54,10 @@ def _steps(
     left = target.shared - EXCHANGED
     for p in kernel.params:
         size = product(p.shape)
-        held = int(size.value) // _count(rows) * p.dtype.bytes if isinstance(size, Const) else left
+        held = int(size.value) // iterations(*rows) * p.dtype.bytes if isinstance(size, Const) else left
         if p.name in private and held <= left:
             steps.append(StoreAt(p.name, name, "shared"))
             left -= held
     for nest in nests:
         steps.append(Bind(naming.collapse([f.var for f in nest], steps), "lanes", (("threads", threads),)))
     return steps
-
-
-def _count(nest: list[loop.For]) -> int:
-    return math.prod(int(f.extent.value) for f in nest if isinstance(f.extent, Const))

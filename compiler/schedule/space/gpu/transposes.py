@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from compiler.analysis import access
+from compiler.analysis.nests import iterations, loop_ranges, size
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Var
-from compiler.ir.index import extent_range
-from compiler.ir.statement import Stmt, Store
+from compiler.ir.expr import Load, Var
+from compiler.ir.statement import Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
@@ -36,7 +36,7 @@ def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, 
 
     Where the largest tiles do not fit, the kernel goes without.
     """
-    if len(rows) < 2 or any(isinstance(n, loop.For) for s in inside for n in s.walk()):
+    if len(rows) < 2 or any(within(inside, loop.For)):
         return
     across = _across(rows, inside, tensors)
     if across is None:
@@ -44,7 +44,7 @@ def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, 
     read, buffers = across
     sizes = [tensors[b].dtype.bytes for b in buffers]
     stored = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
-    widest, every = max(1, WIDEST // min(*sizes, stored)), float(math.prod(map(_extent, rows)))
+    widest, every = max(1, WIDEST // min(*sizes, stored)), float(iterations(*rows))
     sides = [_sides(f, widest) for f in (read, rows[-1])]
     if not all(sides) or sum((sides[0][0] + 1) * (sides[1][0] + 1) * size for size in sizes) > SHARED:
         return
@@ -57,7 +57,7 @@ def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, 
 
 def untiled(rows: list[loop.For]) -> float:
     """Clocks of the same kernel without tiles: a line of memory for each element that is read or written across."""
-    return 2 * math.prod(map(_extent, rows)) * cost.moved(1, 1)
+    return 2 * iterations(*rows) * cost.moved(1, 1)
 
 
 def _steps(
@@ -77,12 +77,12 @@ def _steps(
     steps: list[Step] = [Split(i, first, rows_of), Split(j, second, columns_of)]
     outer, last = [*others, rows_of[0], columns_of[0]], (rows_of[1], columns_of[1])
     steps.append(Reorder((*outer, *last)))
-    for b, size in zip(buffers, sizes, strict=True):
-        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", numbered(f"{b}_tile_at", 2), max(1, BANK // size)))
+    for b, bytes_ in zip(buffers, sizes, strict=True):
+        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", numbered(f"{b}_tile_at", 2), max(1, BANK // bytes_)))
     steps += [Bind(name, "blocks") for name in naming.grid(outer, steps)]
-    for b, size in zip(buffers, sizes, strict=True):
+    for b, bytes_ in zip(buffers, sizes, strict=True):
         row, column = numbered(f"{b}_tile_at", 2)
-        steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", _lanes(first, WIDEST // size))]
+        steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", _lanes(first, WIDEST // bytes_))]
     each = "".join(last)
     steps += [Collapse(*last, each), Bind(each, "lanes", _lanes(second, WIDEST // stored))]
     return steps
@@ -96,19 +96,15 @@ def _lanes(side: int, vector: int) -> tuple[tuple[str, int], ...]:
 
 def _sides(f: loop.For, vector: int) -> list[int]:
     """The sides of a tile that the loop can be cut into, the longest of whole vectors first."""
-    fitting = [n for n in range(LEAST, MOST + 1) if _extent(f) % n == 0]
+    fitting = [n for n in range(LEAST, MOST + 1) if size(f) % n == 0]
     return sorted(fitting, key=lambda n: (n % vector != 0, -n))
-
-
-def _extent(f: loop.For) -> int:
-    return int(f.extent.value) if isinstance(f.extent, Const) else 0
 
 
 def _across(
     rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[loop.For, list[str]] | None:
     """The loop along which some buffers are contiguous that are not so along the last, as the results are."""
-    ranges = {f.var: extent_range(f.extent) for f in rows}
+    ranges = loop_ranges(rows)
     last = Var(rows[-1].var)
     stores = [s for s in inside if isinstance(s, Store)]
     if not stores or any(s.op != "set" for s in stores):

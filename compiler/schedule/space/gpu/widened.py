@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from compiler.analysis.nests import size
 from compiler.ir import loop
 from compiler.ir.expr import const, loads, names
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, recognise, sides, size
-from compiler.schedule.cost import gpu as cost
+from compiler.schedule.contraction_nest import Contraction, recognise, sides
 from compiler.schedule.gpu.matmul import RESERVED, WARP, in_cluster
 from compiler.schedule.gpu.matmul_axes import MatmulAxes, axis, factor
 from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.space.gpu.matmul import WARPS, MatmulPlan
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Cache, Collapse, Distribute, Reorder, Split, Stage, Step, Wrap
-from compiler.targets.target import Target
+from compiler.targets.target import Target, costs
 
 MOST_ROWS = 64  # more are worth a matrix of 16-bit numbers in shared memory, which wgmma reads
 WIDEST = 16  # bytes that a thread loads at once
@@ -145,7 +145,7 @@ class _Shape:
 
 def _clocks(w: Widened, s: _Shape, target: Target) -> float:
     """Clocks of all of it: of waves of blocks whose warps issue in turns, or wait by themselves, or for memory."""
-    p, c = w.axes, cost.numbers(target)
+    p, c = w.axes, costs(target)
     batch = math.prod(map(size, p.batch))
     blocks = p.m.size // s.m * -(-p.n.size // s.n) * s.parts * batch
     steps = p.k.size // (s.k * s.parts)

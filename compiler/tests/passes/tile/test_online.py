@@ -39,11 +39,7 @@ def attention(
 ) -> str:  # fmt: skip
     q, k, v = (
         f"torch.randn(2, {h}, {n}, {d}, dtype=torch.{dtype})"
-        for h, n, d in (
-            (heads[0], queries, features),
-            (heads[1], keys, features),
-            (heads[1], keys, values or features),
-        )
+        for h, n, d in ((heads[0], queries, features), (heads[1], keys, features), (heads[1], keys, values or features))
     )
     return f"F.scaled_dot_product_attention({q}, {k}, {v}{more})"
 
