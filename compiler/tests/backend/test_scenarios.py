@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from compiler.execution import executable
-from compiler.tests.backend.test_backend_programs import Interpreted, places
+from compiler.tests.backend.test_backend_programs import BUGS, Interpreted, places
 from compiler.tests.meaning import fresh_seed
 
 Function = Callable[..., Any]
@@ -256,7 +256,7 @@ SCENARIOS = (
 )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore", BUGS)
 def test_scenarios_go_as_in_eager() -> None:
     seed = fresh_seed()
     for scenario in random.Random(seed).sample(SCENARIOS, DRAWN):
