@@ -60,7 +60,8 @@ def decompositions() -> Decompositions:
 
 # What torch decomposes when asked to, and not by itself.
 _BESIDES = (
-    "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default",
+    "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default", "tril_indices.default",
+    "triu_indices.default",
 )  # fmt: skip
 # Views that have a form which copies, and the overload of it.
 _COPIED = {

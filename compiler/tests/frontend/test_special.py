@@ -131,6 +131,32 @@ def test_selections_by_order() -> None:
         torch.testing.assert_close(table[aten.logcumsumexp.default](y, dim), y.logcumsumexp(dim))
 
 
+def test_simulated_quantization() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    x = torch.randn(4, 3, 5) * 40
+    x[0, 0] = torch.tensor([math.nan, math.inf, -math.inf, 1e30, 0.25])
+    zeros = torch.tensor([1, 0, -4], dtype=torch.int32)
+    for y, on in itertools.product((x, x.half()), (0, 1)):
+        scale, zero, switch = torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32), torch.tensor([on])
+        for op, given in (
+            (aten.fake_quantize_per_tensor_affine_cachemask.default, (y, 2 / 3, -7, -128, 127)),
+            (aten.fake_quantize_per_channel_affine_cachemask.default, (y, torch.rand(3) + 0.1, zeros, 1, -8, 7)),
+            (
+                aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+                (y, scale, zero, switch, 0, 15),
+            ),
+        ):
+            found, wanted = table[op](*given), op(*given)
+            torch.testing.assert_close(tuple(found), tuple(wanted), rtol=0, atol=0, equal_nan=True, msg=str(op))
+
+
+def test_places_of_triangles() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    for rows, columns, offset in ((4, 4, 0), (5, 3, -1), (3, 6, 2), (0, 3, 0), (4, 4, -9)):
+        for op in (aten.tril_indices.default, aten.triu_indices.default):
+            assert torch.equal(table[op](rows, columns, offset), op(rows, columns, offset))
+
+
 def test_distances_rows_and_samples() -> None:
     table, aten = decompositions(), torch.ops.aten
     x = torch.randn(5, 3)
