@@ -4,6 +4,7 @@ Scenarios as in `test_scenarios`: each is a function of what compiles, some are 
 """
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -314,3 +315,20 @@ SCENARIOS = (
 @pytest.mark.filterwarnings("ignore", BUGS)
 def test_scenarios_of_calls_go_as_in_eager() -> None:
     go_as_in_eager(SCENARIOS)
+
+
+def test_what_only_a_trace_allows_is_as_torch_traces_it() -> None:
+    x = torch.randn(4, 6, 8, 5)[:, :, 2:3, 1:4]
+    with pytest.raises(RuntimeError, match="view size"):
+        x.view(4, -1)
+    with contextlib.suppress(RuntimeError):  # of a torch that does not trace it either
+        torch.testing.assert_close(torch.compile(lambda x: x.view(4, -1) * 2, backend="mlcomp")(x), x.flatten(1) * 2)
+    picture = torch.randn(1, 1, 3, 4)
+    picture[0, 0, 0, 1] = torch.inf
+
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, (4, 6), mode="bilinear")
+
+    ours, traced = (torch.compile(resized, backend=backend)(picture) for backend in ("mlcomp", "aot_eager"))
+    torch.testing.assert_close(ours, traced, equal_nan=True)
+    assert ours.isnan().sum() > resized(picture).isnan().sum()
