@@ -127,8 +127,13 @@ def test_selections_by_order() -> None:
         wanted = torch.nonzero_static(holes, size=size, fill_value=-3)
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, check_stride=True)
     y[1, 2], y[2, 0] = -math.inf, 90.0
-    for dim in (0, 1):
-        torch.testing.assert_close(table[aten.logcumsumexp.default](y, dim), y.logcumsumexp(dim))
+    rows = torch.randn(3, 70) * 40
+    rows[:2] = rows[:2].masked_fill(torch.rand(2, 70) < 0.1, -math.inf)
+    rows[1, 50:] = rows[1, 50:].masked_fill(torch.rand(20) < 0.1, math.inf)
+    for sums_of, dim in itertools.product(
+        (y, rows, rows[:, :1], rows.bfloat16(), torch.full((2, 3), -math.inf)), (0, 1)
+    ):
+        torch.testing.assert_close(table[aten.logcumsumexp.default](sums_of, dim), sums_of.logcumsumexp(dim))
 
 
 def test_simulated_quantization() -> None:
