@@ -61,7 +61,8 @@ def decompositions() -> Decompositions:
 
 # What torch decomposes when asked to, and not by itself.
 _BESIDES = (
-    "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default",
+    "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default", "tril_indices.default",
+    "triu_indices.default",
 )  # fmt: skip
 # Views that have a form which copies, and the overload of it.
 _COPIED = {
@@ -79,7 +80,7 @@ def _laid_out(op: Any, how: Callable[..., Any]) -> Callable[..., Any]:
         if found is NotImplemented:
             return found
         results, spec = pytree.tree_flatten(found)
-        promised = _on_meta(op, args, kwargs)
+        promised = _promised(op, args, kwargs)
         if len(results) != len(promised):
             return found
         return pytree.tree_unflatten(list(map(_as_promised, results, promised)), spec)
@@ -99,15 +100,15 @@ def _plain(n: Any) -> Any:
     return n.node.hint if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) else n
 
 
-def _on_meta(op: Any, args: Any, kwargs: Any) -> list[_Lies | None]:
-    """Where the op puts its results; nothing if torch does not say."""
+def _promised(op: Any, args: Any, kwargs: Any) -> list[_Lies | None]:
+    """Where the op puts its results on its device, as torch traces it; nothing if torch does not say."""
 
     def empty(x: Any) -> Any:
         return (
-            torch.empty_strided(*_lies(x), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else _plain(x)
+            torch.empty_strided(*_lies(x), dtype=x.dtype, device=x.device) if isinstance(x, torch.Tensor) else _plain(x)
         )
 
-    with _disable_current_modes():
+    with _disable_current_modes(), FakeTensorMode():
         try:
             made = op(*pytree.tree_map(empty, args), **pytree.tree_map(empty, kwargs))
         except (RuntimeError, TypeError):  # no kernel for this, or a size that has no example

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch._decomp import get_decompositions
 from torch.utils import _pytree as pytree
 
+from compiler.ir.dtype import f32, rounded
+
 
 def copied(view: Any, *args: Any, **kwargs: Any) -> Any:
     made = view(*args, **kwargs)
@@ -45,6 +47,44 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     inside = (x >= low) & (x <= high)
     place = torch.where(inside, (x - low) / (high - low) * bins, -1.0).trunc().clamp(max=bins - 1)
     return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(kind)
+
+
+def _faked(x: torch.Tensor, scale: Any, inverse: Any, zero: Any, low: int, high: int, kind: torch.dtype) -> Any:
+    """Numbers rounded to those that integers from `low` to `high` stand for, and which of them are in that range.
+
+    The integers are of `kind` before they are clamped, which decides where infinities go; NaN goes to the lowest.
+    """
+    if x.dtype not in (torch.float32, torch.float16):
+        return NotImplemented
+    code = ((x.float() * inverse).round() + zero).to(kind)
+    inside = code.clamp(low, high)
+    inside = torch.where(inside.isnan(), low, inside) if kind.is_floating_point else inside
+    return ((inside - zero).float() * scale).to(x.dtype), (code >= low) & (code <= high)
+
+
+def _fake_quantized(x: torch.Tensor, scale: float, zero_point: int, low: int, high: int) -> Any:
+    scale = rounded(scale, f32)
+    inverse = rounded(1.0 / scale, f32) if scale else math.inf
+    return _faked(x, scale, inverse, zero_point, low, high, torch.float32)
+
+
+def _fake_quantized_if(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, enabled: torch.Tensor, low: int, high: int
+) -> Any:
+    scale, zero, on = scale.reshape(()), zero_point.reshape(()), enabled.reshape(()) != 0
+    found = _faked(x, scale, 1.0 / scale, zero, low, high, torch.float32)
+    return found if found is NotImplemented else (torch.where(on, found[0], x), torch.where(on, found[1], True))
+
+
+def _fake_quantized_channels(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, low: int, high: int
+) -> Any:
+    if zero_point.is_floating_point():
+        return NotImplemented
+    beside = [1] * x.dim()
+    beside[axis] = -1
+    scale, zero = scale.reshape(beside), zero_point.reshape(beside)
+    return _faked(x, scale, 1.0 / scale, zero, low, high, torch.int64)
 
 
 def _scaled_mm(
@@ -260,7 +300,9 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "grid_sampler_2d.default": _sampled(*get_decompositions([torch.ops.aten.grid_sampler_2d.default]).values()),
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
-    "_scaled_mm.default": _scaled_mm,
+    "_scaled_mm.default": _scaled_mm, "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized_if,
+    "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized_channels,
 }  # fmt: skip
 # Of ops that other packages add to torch, by their whole names.
 OTHERS: dict[str, Callable[..., Any]] = {"transformers.grouped_mm_fallback.default": _grouped_mm}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _MOST_SUMMED = 1024  # elements of a row, each of whose running sums is taken by itself
@@ -80,16 +81,17 @@ def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
-    """Of each element by itself, so that none is lost beside a larger one that comes later."""
+    """Each element joins the one a power of two before it, which holds the sum of as many: none is lost beside a larger
+    one that comes later."""
     if not x.dim() or not x.numel():
         return x.clone()
     n = x.shape[dim]
-    if type(n) is not int or n > _MOST_SUMMED:
+    if type(n) is not int or x.is_complex():
         return NotImplemented
-    rows = x.movedim(dim, -1).unsqueeze(-2).expand(*x.movedim(dim, -1).shape[:-1], n, n)
-    places = torch.arange(n, device=x.device)
-    seen = torch.where(places <= places.unsqueeze(-1), rows, -math.inf)
-    return seen.logsumexp(-1).movedim(-1, dim)
+    sums = x.movedim(dim, -1).to(torch.promote_types(x.dtype, torch.float32))
+    for step in (1 << k for k in range((n - 1).bit_length())):
+        sums = torch.logaddexp(sums, F.pad(sums[..., :-step], (step, 0), value=-math.inf))
+    return sums.to(x.dtype, copy=n == 1).movedim(-1, dim)
 
 
 # By the names of overloads.

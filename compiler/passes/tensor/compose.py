@@ -168,7 +168,7 @@ def _reindex_reductions(program: Program) -> Program:
     def reindex(e: Map) -> None:
         for load in _whole_loads(e.value):
             source = made.get(load.buffer)
-            if not _follows_reduction(source, made, uses) or uses[load.buffer] != 1 or load.index == _own(e):
+            if uses[load.buffer] != 1 or load.index == _own(e) or not _follows_reduction(source, made, uses):
                 continue
             if not injective(load.index, shape(source), e.axes):
                 continue

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -183,18 +184,10 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
         roots = [find((e.name, a.name)) for a in (*e.axes, *over)]
         if len(set(roots)) != len(roots):
             return None
-    return {x: f"{find(x)[1]}" if _sole(find(x), parent) else "_".join(reversed(find(x))) for x in list(parent)}
-
-
-def _sole(root: tuple[str, str], parent: dict[tuple[str, str], tuple[str, str]]) -> bool:
-    """No other class of axes is named after an axis of the same name."""
-
-    def top(x: tuple[str, str]) -> tuple[str, str]:
-        while parent[x] != x:
-            x = parent[x]
-        return x
-
-    return not any(x[1] == root[1] and top(x) == x and x != root for x in parent)
+    # A class of axes has the name of the axis that is its root, unless that of another class has the same name.
+    tops = Counter(x[1] for x in parent if parent[x] == x)
+    roots_of = {x: find(x) for x in list(parent)}
+    return {x: top[1] if tops[top[1]] == 1 else "_".join(reversed(top)) for x, top in roots_of.items()}
 
 
 def _holds_sweep(e: Equation, made: dict[str, Equation]) -> bool:
@@ -361,19 +354,31 @@ def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], group
 def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
     """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
     prices = _with_what_they_read(members)
-    return not any(isinstance(e, Map) and _dear_twice(e, prices[e.name], members, found, stored) for e in members)
+    readings: dict[str, list[Reading]] = {}
+    for r in members:
+        for n in (n for x in expressions(r) for n in loads(x)):
+            readings.setdefault(n.buffer, []).append((n, r))
+    return not any(
+        isinstance(e, Map) and _dear_twice(e, prices[e.name], readings.get(e.name, []), members, found, stored)
+        for e in members
+    )
 
 
-def _dear_twice(e: Map, price: int, members: list[Equation], found: Nest, stored: set[str]) -> bool:
+Reading = tuple[Load, Equation]  # and what loads it
+
+
+def _dear_twice(
+    e: Map, price: int, read: list[Reading], members: list[Equation], found: Nest, stored: set[str]
+) -> bool:
     """Elements of a map, of which each costs so much with what it reads, are computed more often than pays."""
     short = _shortens(e, price)
     if price < WORTH_KEEPING and not short:
         return False
-    read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
     if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
         return True
-    once = len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))
-    if e.name in stored or (not short and (once or cost(e.value) < WORTH_KEEPING)):
+    if e.name in stored or (not short and cost(e.value) < WORTH_KEEPING):
+        return False
+    if not short and len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1])):
         return False
     own = _long_loops(e, found)
     if own <= {a.name for a in found.rows}:

@@ -29,6 +29,7 @@ from compiler.tests.meaning import fresh_seed
 Function = Callable[..., Any]
 Compile = Callable[..., Function]
 EACH = 2  # modes a program is run in
+BUGS = "error:(?s).*this is a bug in mlcomp"  # a program that falls back to eager for one is compared with nothing
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Interpreted:
     """A program in the place of its executable: arguments are checked and results laid out as those of kernels are."""
 
     captured: frontend.Captured
+    names: tuple[str, ...] = ()
+    code: None = None
 
     def launch(self, *arguments: Tensor) -> Any:
         program, given = self.captured.program, iter(arguments)
@@ -392,7 +395,7 @@ def compiled(f: Function, **options: Any) -> Function:
     return made
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore", BUGS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_what_it_does_in_eager(name: str) -> None:
     seed = fresh_seed()

@@ -124,10 +124,42 @@ def test_selections_by_order() -> None:
     for size in (0, 3, 20):
         holes = torch.randint(0, 2, (2, 5))
         found = table[aten.nonzero_static.default](holes, size=size, fill_value=-3)
-        assert torch.equal(found, torch.nonzero_static(holes, size=size, fill_value=-3))
+        wanted = torch.nonzero_static(holes, size=size, fill_value=-3)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, check_stride=True)
     y[1, 2], y[2, 0] = -math.inf, 90.0
-    for dim in (0, 1):
-        torch.testing.assert_close(table[aten.logcumsumexp.default](y, dim), y.logcumsumexp(dim))
+    rows = torch.randn(3, 70) * 40
+    rows[:2] = rows[:2].masked_fill(torch.rand(2, 70) < 0.1, -math.inf)
+    rows[1, 50:] = rows[1, 50:].masked_fill(torch.rand(20) < 0.1, math.inf)
+    for sums_of, dim in itertools.product(
+        (y, rows, rows[:, :1], rows.bfloat16(), torch.full((2, 3), -math.inf)), (0, 1)
+    ):
+        torch.testing.assert_close(table[aten.logcumsumexp.default](sums_of, dim), sums_of.logcumsumexp(dim))
+
+
+def test_simulated_quantization() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    x = torch.randn(4, 3, 5) * 40
+    x[0, 0] = torch.tensor([math.nan, math.inf, -math.inf, 1e30, 0.25])
+    zeros = torch.tensor([1, 0, -4], dtype=torch.int32)
+    for y, on in itertools.product((x, x.half()), (0, 1)):
+        scale, zero, switch = torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32), torch.tensor([on])
+        for op, given in (
+            (aten.fake_quantize_per_tensor_affine_cachemask.default, (y, 2 / 3, -7, -128, 127)),
+            (aten.fake_quantize_per_channel_affine_cachemask.default, (y, torch.rand(3) + 0.1, zeros, 1, -8, 7)),
+            (
+                aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+                (y, scale, zero, switch, 0, 15),
+            ),
+        ):
+            found, wanted = table[op](*given), op(*given)
+            torch.testing.assert_close(tuple(found), tuple(wanted), rtol=0, atol=0, equal_nan=True, msg=str(op))
+
+
+def test_places_of_triangles() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    for rows, columns, offset in ((4, 4, 0), (5, 3, -1), (3, 6, 2), (0, 3, 0), (4, 4, -9)):
+        for op in (aten.tril_indices.default, aten.triu_indices.default):
+            assert torch.equal(table[op](rows, columns, offset), op(rows, columns, offset))
 
 
 def test_distances_rows_and_samples() -> None:
