@@ -33,6 +33,10 @@ class NotFitting(Exception):
     """No value of the program can stand where one is wanted: another call is drawn."""
 
 
+# What a call raises that cannot be drawn: of sizes that do not fit, and of eager, which refuses it.
+REFUSED = (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError)
+
+
 @dataclass
 class Value:
     """A name's tensor in eager and in f64; `exact`: nothing was rounded on the way; `whole`: of whole numbers."""

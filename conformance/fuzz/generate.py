@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conformance.fuzz import asked, operations, runs
-from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, SIZES, Drawing, NotFitting, Value, overlaps
+from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, REFUSED, SIZES, Drawing, NotFitting, Value, overlaps
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
 from conformance.shapes import inputs
@@ -73,7 +73,7 @@ def tried(d: Drawing, lines: Sequence[str]) -> list[str]:
     try:
         text = row.text(d)
         return [_changed(d, row, text, lines) if row.changes else _added(d, row, text, len(lines))]
-    except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):  # what eager refuses
+    except REFUSED:
         return []
     finally:
         d.drop()
@@ -231,6 +231,6 @@ def runs_at(program: Program, point: Point) -> bool:
         for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):
             if x is not None and y is not None:
                 _check(x, y, False, specials=special(program))
-    except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+    except REFUSED:
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import random
 import runpy
@@ -17,6 +18,8 @@ from torch import Tensor
 
 import compiler
 from conformance.fuzz import blame, check, generate, runs
+from conformance.fuzz.drawing import REFUSED, Drawing, Value
+from conformance.fuzz.operations import OPERATIONS
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
 from conformance.shapes import inputs
@@ -73,6 +76,18 @@ def test_programs_have_everything_that_is_promised() -> None:
     }  # fmt: skip
     for word in ("matmul", ".sum(", "softmax", "gather", "F.pad", ".reshape(", "torch.where", "torch.cat"):
         assert word in text, word
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 0, 4), (0, 2, 3, 3)])
+def test_what_does_not_fit_an_operand_is_drawn_again(shape: tuple[int, ...]) -> None:
+    given = [(f"x{k}", shape, dtype) for k, dtype in enumerate(("f32", "i64", "bool"))]
+    for row in OPERATIONS:
+        d = Drawing(SEED, 0, random.Random(f"{SEED} {row.name}"), "f32")
+        d.values = {
+            n: Value(n, x, x, True, True) for n, x in ((n, torch.zeros(s, dtype=inputs.DTYPES[t])) for n, s, t in given)
+        }
+        with contextlib.suppress(*REFUSED):
+            assert row.text(d), (SEED, row.name)
 
 
 def test_a_sound_compiler_passes() -> None:
