@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import compiler
-from conformance.fuzz import blame, check, generate, runs
+from conformance.fuzz import asked, blame, check, exported, generate, reduce, runs
 from conformance.fuzz.drawing import REFUSED, Drawing, Value
 from conformance.fuzz.operations import OPERATIONS
 from conformance.fuzz.program import Program, arguments, function, line
@@ -163,6 +163,28 @@ def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "schedule", "cpp"), (SEED, row)
     (kernel,) = compiler.read_schedules(row.detail.partition("with\n")[2], None, target)
     assert kernel.startswith("mul_relu"), row.detail
+
+
+def test_a_rule_that_no_graph_of_torch_compile_reaches_is_found_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    modes = importlib.import_module("compiler.passes.torch_to_tensor.join")._MODES  # not of the public surface
+    options = OPTIONS | {"what": asked.DEFAULT}
+
+    def padded(*before: str, index: int = exported.EVERY, by: int = 1) -> Program:
+        lines = (*before, f"t0 = F.pad(x0, ({by}, 2), mode='circular')", "t1 = t0 + 1")
+        return replace(PLAIN, index=index, lines=lines, results=("t1",))
+
+    assert check.checked(padded(), options, told).verdict == "pass", SEED
+    monkeypatch.setitem(modes, "circular", modes["replicate"])
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the rule is right
+    row = check.checked(padded(by=3), options | {"dump": str(tmp_path)}, told)
+    assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", exported.KIND, "tensor"), (SEED, row)
+    assert (row.first_bad_pass or "").startswith("decompose#") and (tmp_path / "graph0" / "kernel.cpp").exists(), row
+    assert reduce.goes_wrong(padded(by=3, index=1), options | {"kind": row.kind})
+    assert check.checked(padded(by=3, index=1), options, told).verdict == "pass", "one of some is exported"
+    # What is exported must leave its arguments as they are.
+    assert check.checked(padded("x0.add_(1)", by=3), options, told).verdict == "pass", SEED
 
 
 @pytest.mark.parametrize(
@@ -354,7 +376,7 @@ def test_numbers_that_make_no_sense_are_refused(box: pytest.Pytester, words: tup
     result.stderr.fnmatch_lines([f"*{words[0]}: {words[1]} is no number*"])
 
 
-@pytest.mark.parametrize(("what", "said"), [("shape", "*add graph, relation, schedule"), ("pass", "no 'pass'")])
+@pytest.mark.parametrize(("what", "said"), [("shape", "*add graph, relation, export, schedule"), ("pass", "no 'pass'")])
 def test_words_that_check_nothing_are_refused(box: pytest.Pytester, what: str, said: str) -> None:
     result = mlcomp(box, "--mlcomp-fuzz", "3", "--mlcomp-fuzz-what", what)
     result.stderr.fnmatch_lines([f"*--mlcomp-fuzz-what: *{said}*"])
