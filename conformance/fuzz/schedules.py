@@ -54,6 +54,8 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
         return Found(verdict="fail", kind="schedule", first_bad_stage=problem.stage, detail=str(problem))
     except compiler.Unsupported as refusal:
         return Found(verdict="unsupported", detail=str(refusal))
+    except torch._dynamo.exc.Unsupported as refusal:  # whoever the backend is
+        return Found(verdict="torch", kind="exception", detail=str(refusal))
     return Found()
 
 

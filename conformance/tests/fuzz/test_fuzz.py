@@ -187,6 +187,12 @@ def test_a_rule_that_no_graph_of_torch_compile_reaches_is_found_wrong(
     assert check.checked(padded("x0.add_(1)", by=3), options, told).verdict == "pass", SEED
 
 
+def test_what_torch_has_no_graph_of_has_no_schedules() -> None:
+    turned = replace(PLAIN, lines=("x0.unsqueeze_(0)", "t1 = x0 + 1"), results=("t1",))
+    row = check.checked(turned, {**OPTIONS, "what": ("schedule",)}, told)
+    assert (row.verdict, row.kind) == ("torch", "exception"), row
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
