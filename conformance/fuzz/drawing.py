@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,16 @@ class Value:
     used: int = 0
 
 
+@dataclass(frozen=True)
+class Made:
+    """A call that is in the program: its row, its text, the names of its operands and that of its one result."""
+
+    row: Any
+    text: str
+    operands: tuple[str, ...]
+    result: str
+
+
 @dataclass
 class Drawing:
     """`points` are the values of the sizes that vary, those it is drawn at first; `differentiable`: arguments may
@@ -71,6 +82,7 @@ class Drawing:
     gradients: list[str] = field(default_factory=list)
     operands: list[Value] = field(default_factory=list)
     new: list[tuple[Arg, Value]] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
 
     # ---- choice
 
@@ -184,6 +196,19 @@ class Drawing:
         """A size of the first operand as text that holds when sizes vary."""
         n = self.shape[axis]
         return f"{self.first.name}.size({axis})" if n in self.points[0].values() else str(n)
+
+    def again(self) -> tuple[Any, str]:
+        """The row and text of a call that was made before, now of its own result, as layers follow each other."""
+        if not self.made:
+            raise NotFitting
+        once = self.rng.choice(self.made)
+        first, *others = once.operands
+        before, now = self.values[first].eager, self.values[once.result].eager
+        if (before.shape, before.dtype) != (now.shape, now.dtype):
+            raise NotFitting
+        for name in (once.result, *others):
+            self._take(self.values[name])
+        return once.row, re.sub(rf"\b{first}\b", once.result, once.text)
 
     def start(self) -> str:
         """The first argument."""

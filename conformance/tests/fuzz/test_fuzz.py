@@ -6,6 +6,7 @@ import ast
 import contextlib
 import importlib
 import random
+import re
 import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -70,6 +71,8 @@ def test_programs_have_everything_that_is_promised() -> None:
     assert sum(program.dynamic for program in many) >= 8
     assert sum(len(program.results) > 1 for program in many) >= 40
     assert sum("_(" in line(program) for program in many) >= 10
+    calls = [[re.sub(r"\bt\d+\b", "t", text) for text in program.lines] for program in many]
+    assert sum(len(set(texts)) < len(texts) for texts in calls) >= 10, "layers that follow each other"
     assert {arg.dtype for program in many for arg in program.args} >= {"f32", "bf16", "f16", "f64", "i64", "bool"}
     assert {arg.layout.partition("(")[0] for program in many for arg in program.args} >= {
         "contig", "transposed", "strided", "expanded", "offset",
