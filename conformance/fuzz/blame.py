@@ -210,7 +210,8 @@ def fitting(one: Met) -> Met:
         return one
     with _disable_current_modes():
         try:
-            compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
+            captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
+            compiler.lower(captured.program, compiler.target("cpu"), until="tensor")
         except Exception:  # whatever it is, the backend goes on so
             return replace(one, graph=compiler.specialised(one.graph, one.inputs))
     return one

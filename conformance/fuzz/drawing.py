@@ -22,6 +22,7 @@ T = TypeVar("T")
 NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65)
 SMALL = (1, 2, 3, 4, 5, 8)  # of tensors with many axes
+SIDES = (1, 3, 4, 5, 7, 8, 9, 12)  # of images
 MOST = 4096  # elements of a value
 # Where schedules are drawn, which have tiles of up to 128.
 LARGER = (*SIZES, 96, 100, 127, 128, 129)
@@ -119,6 +120,16 @@ class Drawing:
     def real(self, rank: int = 0, most: int = 9) -> str:
         """A floating one."""
         return self._pick(lambda x: rank <= x.dim() <= most and x.is_floating_point())
+
+    def image(self, rank: int) -> str:
+        """A floating one of this rank, with a batch and channels in front; where there is none, often an argument."""
+        found = self._some(lambda x: x.dim() == rank and x.is_floating_point())
+        if found is not None:
+            return self._take(found)
+        if self.chance(0.5):
+            raise NotFitting
+        sizes = [self.among(1, 2, 3), self.among(1, 2, 3, 4, 8), *(self.among(*SIDES) for _ in range(rank - 2))]
+        return self._argument(sizes, self.dtype if self.dtype in FLOATS else "f32", None)
 
     def number(self, rank: int = 0) -> str:
         """One of numbers: no bool."""

@@ -98,8 +98,6 @@ def drawn(d: Drawing) -> tuple[Row, str]:
 
 def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     """The line of a call that gives a value."""
-    if row.forward and any(v.eager.requires_grad for v in d.operands):
-        raise NotFitting
     eager, shadow = d.scopes()
     result = eval(text, eager)
     made = _tensors(result)

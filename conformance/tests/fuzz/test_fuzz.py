@@ -20,9 +20,10 @@ from torch import Tensor
 import compiler
 from conformance.fuzz import asked, blame, check, exported, generate, reduce, runs
 from conformance.fuzz.drawing import REFUSED, Drawing, Value
-from conformance.fuzz.operations import OPERATIONS
+from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
+from conformance.judge import ladder
 from conformance.shapes import inputs
 from conformance.shapes.cases import Arg
 from conformance.tests.pretence import mlcomp
@@ -77,7 +78,7 @@ def test_programs_have_everything_that_is_promised() -> None:
     assert {arg.layout.partition("(")[0] for program in many for arg in program.args} >= {
         "contig", "transposed", "strided", "expanded", "offset",
     }  # fmt: skip
-    for word in ("matmul", ".sum(", "softmax", "gather", "F.pad", ".reshape(", "torch.where", "torch.cat"):
+    for word in ("matmul", ".sum(", "softmax", "F.conv", "F.pad", ".reshape(", "torch.where", "torch.cat"):
         assert word in text, word
 
 
@@ -91,6 +92,22 @@ def test_what_does_not_fit_an_operand_is_drawn_again(shape: tuple[int, ...]) -> 
         }
         with contextlib.suppress(*REFUSED):
             assert row.text(d), (SEED, row.name)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, of what is drawn again
+def test_every_call_can_be_drawn() -> None:
+    for row in [row for row in OPERATIONS if not row.changes]:
+        assert any(_is_drawn(row, attempt) for attempt in range(200)), (SEED, row.name)
+
+
+def _is_drawn(row: Row, attempt: int) -> bool:
+    rng = random.Random(f"{SEED} {row.name} {attempt}")
+    d = Drawing(SEED, attempt, rng, ("f32", "i64", "bool", "f16")[attempt % 4], integers=attempt % 3 > 0)
+    with contextlib.suppress(*REFUSED):
+        d.start()
+        d.keep()
+        return bool(generate._added(d, row, row.text(d), 0))
+    return False
 
 
 def test_a_sound_compiler_passes() -> None:
@@ -265,6 +282,15 @@ def test_a_graph_of_sizes_that_it_is_not_given_is_judged_at_those_of_its_call() 
     for one, point in zip(met, points, strict=True):
         program = blame.subject(blame.fitting(one)).program
         assert program.sizes == () and [n.value for n in program.inputs[-1].type.shape] == [point["m"], 3]
+
+
+def test_a_graph_that_is_not_lowered_for_all_sizes_is_judged_at_those_of_its_call() -> None:
+    args = (Arg("x0", (1, 11, 19, 3), "f32"),)
+    points, varying = ({"n": 11, "m": 19}, {"n": 24, "m": 2}), {"x0": {1: "n", 2: "m"}}
+    lines = ("t0 = F.group_norm(torch.diag_embed(x0), 1)",)
+    for one in blame.recorded(Program(SEED, 32, args, lines, ("t0",), (), points, varying)):
+        climbed = ladder.climb(blame.subject(blame.fitting(one)).program, compiler.target("cpu"))
+        assert climbed.error is None and climbed.equations is not None
 
 
 @pytest.mark.parametrize(("off", "alike"), [(1e-12, True), (1e-3, False)])
