@@ -170,6 +170,11 @@ def test_reductions_scans_and_scatters_of_rounded_values() -> None:
         assert (bounded.tolerance(b) <= 1e-3 * np.abs(b.v) + 1e-5).all(), f"output {k}, seed {SEED}"
 
 
+def test_literals_that_round_to_few_bits_are_rounded() -> None:
+    for value, exact in ((3.25, True), (-0.0625, True), (65535.0, True), (3.25115966796875, False), (0.1, False)):
+        assert (bounded.constant(value, dt.f32).e1 is None) == exact, value
+
+
 def test_products_scattered_are_as_far_off_as_products_of_the_same() -> None:
     text = """
 def f(x: f64[3, 9]):
