@@ -236,7 +236,7 @@ JUMPS = (
         "cummax.indices": texts.along("{}.cummax({}).indices", "number"),
         "remainder": lambda d: f"{d.number()} {d.among('%', '//')} ({d.same()}.abs() + 1)",
         "fmod": lambda d: f"torch.fmod({d.number()}, {d.same()}.abs() + 1)",
-        "gcd": lambda d: f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})",
+        "gcd": texts.common,
         "logical": lambda d: f"torch.logical_{d.among('and', 'or', 'xor')}({d.number()}, {d.like()})",
         "bitwise": lambda d: f"{d.integer()} {d.among('&', '|', '^')} {d.same()}",
         "invert": lambda d: f"~{d.integer()}",

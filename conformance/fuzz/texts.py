@@ -401,6 +401,13 @@ def loss(d: Drawing) -> str:
     return f"F.{way}({x}, {d.same()}, reduction='{how}')"
 
 
+def common(d: Drawing) -> str:
+    """A divisor or multiple of two; of the least whole number, `torch.lcm` takes the process down."""
+    if d.specials:
+        raise NotFitting
+    return f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})"
+
+
 def bilinear(d: Drawing) -> str:
     """Of two rows each."""
     x = d.real(2)

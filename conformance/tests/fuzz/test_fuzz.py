@@ -19,7 +19,7 @@ from torch import Tensor
 
 import compiler
 from conformance.fuzz import asked, blame, check, exported, generate, reduce, runs
-from conformance.fuzz.drawing import REFUSED, Drawing, Value
+from conformance.fuzz.drawing import REFUSED, Drawing, NotFitting, Value
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
@@ -98,6 +98,14 @@ def test_what_does_not_fit_an_operand_is_drawn_again(shape: tuple[int, ...]) -> 
 def test_every_call_can_be_drawn() -> None:
     for row in [row for row in OPERATIONS if not row.changes]:
         assert any(_is_drawn(row, attempt) for attempt in range(200)), (SEED, row.name)
+
+
+def test_what_takes_pytorch_down_is_not_drawn() -> None:
+    x = torch.tensor([torch.iinfo(torch.int64).min, -1])
+    d = Drawing(SEED, 0, random.Random(SEED), "i64", specials=True)
+    d.values = {"x0": Value("x0", x, x, True, True)}
+    with pytest.raises(NotFitting):
+        next(row for row in OPERATIONS if row.name == "gcd").text(d)
 
 
 def _is_drawn(row: Row, attempt: int) -> bool:
