@@ -123,8 +123,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "fuzz-what": {
         "metavar": "LIST",
         "help": "what to fuzz, comma-separated. Checks: graph (torch.compile against eager and f64), relation "
-        "(results on transformed inputs against those on the original inputs), schedule (random legal schedules of "
-        "the kernels). Variations: shape, layout, gradient (default: all but schedule)",
+        "(results on transformed inputs against those on the original inputs), export (torch.export against eager, of "
+        "every third program), schedule (random legal schedules of the kernels). Variations: shape, layout, gradient "
+        "(default: all but schedule)",
     },
     "fuzz-only": {
         "metavar": "INDEX|FILE",

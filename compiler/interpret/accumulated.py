@@ -367,16 +367,20 @@ def scatter(
                 return made(v, *brought)
             absolute = at("sum", _finite(size), _finite(sizes))
             return _rounded_sum(v, brought, absolute, absolute**2 / ORDER, rounds, whole, accuracy.computes(dtype))
-        product = at("prod", size, sizes)
-        e1, common = (at("prod", size + before[k], sizes + update[k]) - product for k in (0, 2))
-        e2 = at("prod", size**2 + before[1], sizes**2 + update[1]) - product**2
-        own, others = (_reached(x, lambda f, e: e) for x in (size, sizes))
-        reach = _Reach(
-            at("prod", own.largest, others.largest),
-            at("prod", own.least, others.least),
-            at("min", own.finite, others.finite),
-        )
-        return _product(v, (e1, e2, common), reach, rounds, whole, dtype, accuracy)
+        joined = [
+            np.concatenate([b.reshape(-1), u.reshape(-1)])
+            for b, u in ((size, sizes), *zip(before, update, strict=True))
+        ]
+        places = np.ravel_multi_index(index, v.shape) if index else np.zeros(sizes.size, np.intp)
+
+        def along(f: np.ufunc, x: Array) -> Array:
+            """What is there, brought together by `f` with every update of its place."""
+            out = x[: size.size].copy()
+            f.at(out, places, x[size.size :])
+            return out.reshape(v.shape)
+
+        grown = _grown(joined[0], (joined[1], joined[2], joined[3]), along)
+        return _product(v, grown, _reached(joined[0], along), rounds, whole, dtype, accuracy)
 
 
 def perhaps(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:

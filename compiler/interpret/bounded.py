@@ -44,6 +44,8 @@ OVERFLOW = {
     "f8e5m2": (2 - 2.0**-3) * 2.0**15,
 }
 
+SHORT = 12  # bits of a literal that is taken for exact
+
 FORMULAS = 8  # times the roundings of this program that another formula for the same may have
 
 # Operations that never round, and operations that round correctly: what fits their type is not changed by them.
@@ -380,12 +382,15 @@ def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> B
 
 
 def constant(value: bool | int | float, dtype: DType) -> Bounded:
-    """A literal; one of f32 that needs more than 16 bits is taken for a rounded number, but for the greatest."""
+    """A literal; one of f32 is taken for a rounded number, but for the greatest, whole ones of 16 bits and short ones.
+
+    Of all numbers, one in 4096 rounds to one that is short enough to be taken for exact.
+    """
     v = scalar.constant(value, dtype, exact=True)
     if dtype.name != "f32" or not abs(value) < np.finfo(np.float32).max or scalar.round_bf16(v.astype(np.float32)) == v:
         return Bounded(v)
-    mantissa = abs(np.frexp(v)[0]) * 2.0**16
-    if mantissa == np.rint(mantissa):
+    mantissa = abs(np.frexp(v)[0]) * 2.0**SHORT
+    if mantissa == np.rint(mantissa) or (v == np.rint(v) and abs(v) <= 2.0**16):
         return Bounded(v)
     own = np.asarray(UNIT["f32"] * np.abs(v))
     return Bounded(v, own, np.zeros(()), own / np.sqrt(3.0))

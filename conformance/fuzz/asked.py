@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Through `torch.compile` beside eager, and beside itself on other data; random schedules of each kernel.
-CHECKS = ("graph", "relation", "schedule")
+# Through `torch.compile` beside eager, and beside itself on other data; through `torch.export` beside eager; random
+# schedules of each kernel.
+CHECKS = ("graph", "relation", "export", "schedule")
 VARIED = ("shape", "layout", "gradient")  # sizes that vary from call to call, strides of arguments, gradients
 WHAT = (*CHECKS, *VARIED)
-DEFAULT = ("graph", "relation", *VARIED)
+DEFAULT = ("graph", "relation", "export", *VARIED)
 KNOWN = "reached.txt"  # of a corpus: every place of the compiler that its programs reach
 PROGRAM = "program.json"  # of a finding: the program as `corpus.py` writes it
 FRESH = 0.4  # the share of programs that are drawn anew where there is a corpus

@@ -31,7 +31,10 @@ from conformance.shapes.inputs import clone_storage
 
 BACKEND = "torch.compile"  # the stage before and after all others
 UNKNOWN = Found(verdict="fail", first_bad_stage=BACKEND)  # no graph is to blame
-
+GRAPH = Case(
+    id="graph", file="", line=0, suite="fuzz", op="graph", expr="", args=(), dims={}, params={}, consts={},
+    dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
+)  # fmt: skip
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a tensor: address, shape, strides
@@ -207,7 +210,8 @@ def fitting(one: Met) -> Met:
         return one
     with _disable_current_modes():
         try:
-            compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
+            captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
+            compiler.lower(captured.program, compiler.target("cpu"), until="tensor")
         except Exception:  # whatever it is, the backend goes on so
             return replace(one, graph=compiler.specialised(one.graph, one.inputs))
     return one
@@ -227,11 +231,7 @@ def subject(one: Met) -> Subject:
         return made
 
     given = dict(zip(captured.arguments, tensors, strict=True)) | captured.constants
-    case = Case(
-        id="graph", file="", line=0, suite="fuzz", op="graph", expr="", args=(), dims={}, params={}, consts={},
-        dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
-    )  # fmt: skip
-    return Subject(case, run, tensors, captured, tuple(given[i.name] for i in captured.program.inputs))
+    return Subject(GRAPH, run, tensors, captured, tuple(given[i.name] for i in captured.program.inputs))
 
 
 def _laid_out(x: Tensor, declared: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import compiler
 from conformance import rows
-from conformance.fuzz import asked, blame, corpus, mutate, relations, runs, schedules
+from conformance.fuzz import asked, blame, corpus, exported, mutate, relations, runs, schedules
 from conformance.fuzz.program import Program, arguments, described, function, line
 from conformance.fuzz.relations import relations as relations_of
 from conformance.fuzz.runs import Run
@@ -79,8 +79,14 @@ def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fou
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = _compiled(program, options, tell) if {*COMPILED} & {*what} else rows.Found()
-        open_question = found.verdict == "pass" or (options.get("lost") and found.first_bad_stage == blame.BACKEND)
-        return schedules.found(program, options, tell) if "schedule" in what and open_question else found
+        if "export" in what and _is_open(found, options):
+            found = exported.found(program, options, tell, far)
+        return schedules.found(program, options, tell) if "schedule" in what and _is_open(found, options) else found
+
+
+def _is_open(found: rows.Found, options: Mapping[str, Any]) -> bool:
+    """Whether nothing is wrong so far, or it is not known what."""
+    return found.verdict == "pass" or bool(options.get("lost") and found.first_bad_stage == blame.BACKEND)
 
 
 def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:

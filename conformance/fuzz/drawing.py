@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ T = TypeVar("T")
 NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65)
 SMALL = (1, 2, 3, 4, 5, 8)  # of tensors with many axes
+SIDES = (1, 3, 4, 5, 7, 8, 9, 12)  # of images
 MOST = 4096  # elements of a value
 # Where schedules are drawn, which have tiles of up to 128.
 LARGER = (*SIZES, 96, 100, 127, 128, 129)
@@ -33,6 +35,10 @@ class NotFitting(Exception):
     """No value of the program can stand where one is wanted: another call is drawn."""
 
 
+# What a call raises that cannot be drawn: of sizes that do not fit, and of eager, which refuses it.
+REFUSED = (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError)
+
+
 @dataclass
 class Value:
     """A name's tensor in eager and in f64; `exact`: nothing was rounded on the way; `whole`: of whole numbers."""
@@ -43,6 +49,16 @@ class Value:
     exact: bool
     whole: bool
     used: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A call that is in the program: its row, its text, the names of its operands and that of its one result."""
+
+    row: Any
+    text: str
+    operands: tuple[str, ...]
+    result: str
 
 
 @dataclass
@@ -67,6 +83,7 @@ class Drawing:
     gradients: list[str] = field(default_factory=list)
     operands: list[Value] = field(default_factory=list)
     new: list[tuple[Arg, Value]] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
 
     # ---- choice
 
@@ -103,6 +120,16 @@ class Drawing:
     def real(self, rank: int = 0, most: int = 9) -> str:
         """A floating one."""
         return self._pick(lambda x: rank <= x.dim() <= most and x.is_floating_point())
+
+    def image(self, rank: int) -> str:
+        """A floating one of this rank, with a batch and channels in front; where there is none, often an argument."""
+        found = self._some(lambda x: x.dim() == rank and x.is_floating_point())
+        if found is not None:
+            return self._take(found)
+        if self.chance(0.5):
+            raise NotFitting
+        sizes = [self.among(1, 2, 3), self.among(1, 2, 3, 4, 8), *(self.among(*SIDES) for _ in range(rank - 2))]
+        return self._argument(sizes, self.dtype if self.dtype in FLOATS else "f32", None)
 
     def number(self, rank: int = 0) -> str:
         """One of numbers: no bool."""
@@ -180,6 +207,19 @@ class Drawing:
         """A size of the first operand as text that holds when sizes vary."""
         n = self.shape[axis]
         return f"{self.first.name}.size({axis})" if n in self.points[0].values() else str(n)
+
+    def again(self) -> tuple[Any, str]:
+        """The row and text of a call that was made before, now of its own result, as layers follow each other."""
+        if not self.made:
+            raise NotFitting
+        once = self.rng.choice(self.made)
+        first, *others = once.operands
+        before, now = self.values[first].eager, self.values[once.result].eager
+        if (before.shape, before.dtype) != (now.shape, now.dtype):
+            raise NotFitting
+        for name in (once.result, *others):
+            self._take(self.values[name])
+        return once.row, re.sub(rf"\b{first}\b", once.result, once.text)
 
     def start(self) -> str:
         """The first argument."""

@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from conformance.fuzz import asked, operations, runs
-from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, SIZES, Drawing, NotFitting, Value, overlaps
+from conformance.fuzz.drawing import (
+    LARGER,
+    MOST,
+    MOST_SCHEDULED,
+    REFUSED,
+    SIZES,
+    Drawing,
+    Made,
+    NotFitting,
+    Value,
+    overlaps,
+)
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
 from conformance.shapes import inputs
@@ -27,6 +38,7 @@ TRIES = 12  # draws for each call wanted
 DTYPES = {"f32": 45, "bf16": 11, "f16": 8, "f64": 10, "i64": 9, "i32": 6, "i16": 3, "i8": 3, "u8": 3, "bool": 2}
 LARGEST = {torch.float16: 500.0, torch.bfloat16: 1e4, torch.float32: 1e5, torch.float64: 1e5}
 EXACT = {torch.float16: 2**10, torch.bfloat16: 2**7, torch.float32: 2**20, torch.float64: 2**20}
+AGAIN = 0.15  # the share of draws that are of a call made before, on its own result
 LOST = 0.05  # the share of a value that eager's rounding may take
 # Sizes that vary, and those that they vary between: no other size of a program is like the first.
 POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
@@ -69,20 +81,23 @@ def whole(d: Drawing, lines: Sequence[str]) -> Program:
 
 def tried(d: Drawing, lines: Sequence[str]) -> list[str]:
     """One more line, or none if what was drawn will not do."""
-    row = d.rng.choices(OPERATIONS, [row.weight for row in OPERATIONS])[0]
     try:
-        text = row.text(d)
+        row, text = d.again() if d.chance(AGAIN) else drawn(d)
         return [_changed(d, row, text, lines) if row.changes else _added(d, row, text, len(lines))]
-    except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):  # what eager refuses
+    except REFUSED:
         return []
     finally:
         d.drop()
 
 
+def drawn(d: Drawing) -> tuple[Row, str]:
+    """A row, and the text of a call of it."""
+    row = d.rng.choices(OPERATIONS, [row.weight for row in OPERATIONS])[0]
+    return row, row.text(d)
+
+
 def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     """The line of a call that gives a value."""
-    if row.forward and any(v.eager.requires_grad for v in d.operands):
-        raise NotFitting
     eager, shadow = d.scopes()
     result = eval(text, eager)
     made = _tensors(result)
@@ -92,6 +107,9 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     if len(names) != len(made):
         raise NotFitting
     values = [_value(name, x, y, row, d) for name, x, y in zip(names, made, right, strict=True)]
+    if len(names) == 1 and d.operands:
+        d.made = [m for m in d.made if m.row is not row or m.result != d.first.name]  # what is next follows the last
+        d.made.append(Made(row, text, tuple(v.name for v in d.operands), names[0]))
     d.keep()
     d.values |= {value.name: value for value in values}
     return f"{', '.join(names)}{'' if isinstance(result, Tensor) or len(made) > 1 else ','} = {text}"
@@ -231,6 +249,6 @@ def runs_at(program: Program, point: Point) -> bool:
         for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):
             if x is not None and y is not None:
                 _check(x, y, False, specials=special(program))
-    except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+    except REFUSED:
         return False
     return True

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from conformance.fuzz import asked, corpus, generate
-from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, Drawing, NotFitting, Value
+from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, REFUSED, Drawing, NotFitting, Value
 from conformance.fuzz.program import Program, arguments
 from conformance.shapes.cases import FLOATS, Arg
 from conformance.shapes.distributions import fits
 
 TRIES = 12
 MOST_CALLS = 2 * generate.MOST_CALLS
-REFUSED = (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)  # of eager, as in drawing
 LARGEST = (*LARGER, 192, 255, 256, 257, 512)
 
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from conformance.fuzz import placing, texts, windows
 from conformance.fuzz.drawing import Drawing
 
-FORWARD = frozenset({
-    "conv1d", "conv2d", "conv_transpose2d", "max_pool", "avg_pool", "adaptive_avg_pool", "interpolate", "attention",
-})  # fmt: skip
 SELECT, WHOLE, ROUND, JUMP = "select", "whole", "round", "jump"
+LAYER = 3.0  # the weight of what networks are made of
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,6 @@ class Row:
     text: Callable[[Drawing], str]
     weight: float = 1.0
     changes: bool = False
-
-    @property
-    def forward(self) -> bool:
-        """Whether the compiler has no backward pass of it, and refuses that by name."""
-        return self.name in FORWARD
 
 
 def _rows(exactness: str, calls: dict[str, Callable[[Drawing], str]], weight: float = 1.0) -> tuple[Row, ...]:
@@ -70,6 +63,8 @@ VIEWS = _rows(SELECT, {
     "as_strided": texts.strided,
     "bitcast": texts.bitcast,
     "indexed": lambda d: f"{d.tensor(1)}[{d.among('None', '..., None', '-1', '..., 0', '..., -1:', '0, ..., None')}]",
+    "split.sizes": texts.split_by_sizes, "swapaxes": lambda d: f"{d.tensor(2)}.swapaxes({d.axis()}, {d.axis()})",
+    "ravel": lambda d: f"{d.tensor()}.ravel()", "view_as": lambda d: f"{d.tensor()}.contiguous().view_as({d.same()})",
     "tensor_split": lambda d: f"{d.tensor(1)}.tensor_split(2, {d.axis()})",
     "expand_as": lambda d: f"{d.tensor()}.expand_as({d.same()})",
 }, 1.2)  # fmt: skip
@@ -91,7 +86,6 @@ MOVES = _rows(SELECT, {
     "masked_fill": lambda d: f"{d.number()}.masked_fill({d.mask()}, {d.among(0, 1, -2)})",
     "zeros_like": lambda d: f"torch.{d.among('zeros_like', 'ones_like')}({d.tensor()})",
     "arange": lambda d: f"torch.arange({(x := d.tensor(1)) and d.spelled(0)}, device={x}.device)",
-    "max_pool": lambda d: texts.pool(d, "max"),
     "tile": lambda d: f"{d.tensor()}.tile({d.among('2', '2, 1', '1, 3')})",
     "flip.two": lambda d: f"{d.tensor(2)}.flip(0, -1)", "roll.flat": lambda d: f"{d.tensor(1)}.roll({d.among(1, -3)})",
     "diag": lambda d: f"torch.diag({d.tensor(1)}, {d.among(0, 1, -1)})",
@@ -110,6 +104,7 @@ MOVES = _rows(SELECT, {
     "eye": lambda d: f"torch.eye({(x := d.tensor(2)) and d.size(0)}, {d.size(1)}, dtype={x}.dtype, device={x}.device)",
 })  # fmt: skip
 CHOICES = (
+    Row("max_pool", SELECT, lambda d: texts.pool(d, "max"), LAYER),
     Row("pad", SELECT, lambda d: texts.padded(d, d.number(1)), 2.5),
     *_of_number(SELECT, "torch.relu({})", "torch.abs({})", "-{}", "{}.clamp(-1, 2)", "{}.clamp(min=0)"),
     *_rows(SELECT, {
@@ -118,6 +113,9 @@ CHOICES = (
         "max": texts.along("{}.max({}).values", "number"),
         "sort": texts.along("{}.sort(stable=True, dim={}).values", "number"),
         "cummax": texts.along("{}.cummax({}).values", "number"),
+        "min": texts.along("{}.min({}).values", "number"), "cummin": texts.along("{}.cummin({}).values", "number"),
+        "max.other": texts.binary("torch.max({}, {})"), "min.other": texts.binary("torch.min({}, {})"),
+        "max.all": lambda d: f"{d.number()}.{d.among('max', 'min')}()",
         "topk": texts.topk,
         "amax.axes": texts.reduced("amax", "number"), "kthvalue": texts.kth, "median": texts.median,
         "aminmax": texts.along("torch.aminmax({}, dim={})[0]", "number"),
@@ -140,11 +138,12 @@ WHOLES = (
     *_rows(WHOLE, {
         "sum": texts.reduction("sum", "number"), "matmul": texts.matmul, "bmm": texts.bmm, "linear": texts.linear,
         "einsum": lambda d: texts.matmul(d, "torch.einsum('...ij,jk->...ki', {}, {})"),
-        "conv2d": lambda d: texts.conv(d, 2),
-    }, 2.5),
+        "conv2d": lambda d: texts.conv(d, 2), "conv2d.forms": lambda d: windows.conv(d, 2),
+        "conv1d": lambda d: texts.conv(d, 1),
+    }, LAYER),
     *_rows(WHOLE, {
-        "cumsum": texts.along("{}.cumsum({})", "number"), "conv1d": lambda d: texts.conv(d, 1),
-        "conv_transpose2d": texts.conv_transpose, "scatter_add": lambda d: texts.scatter(d, "scatter_add", False),
+        "cumsum": texts.along("{}.cumsum({})", "number"), "conv_transpose2d": texts.conv_transpose,
+        "scatter_add": lambda d: texts.scatter(d, "scatter_add", False),
         "index_add": texts.index_add, "square": lambda d: f"{d.number()}.square()",
         "count": lambda d: f"{d.boolean()}.sum()",
         "outer": lambda d: f"{(x := d.number(1))}.unsqueeze(-1) * {x}.unsqueeze(-2)",
@@ -157,7 +156,7 @@ WHOLES = (
         "trace": lambda d: f"torch.trace({d.number(2)})", "size": texts.by_size,
         "scaled.bool": lambda d: f"{d.boolean()} * {d.like()}", "dot": texts.dot, "cross": texts.cross,
         "einsum.forms": windows.einsum, "product": windows.product,
-        "conv1d.forms": lambda d: windows.conv(d, 1), "conv2d.forms": lambda d: windows.conv(d, 2),
+        "conv1d.forms": lambda d: windows.conv(d, 1),
         "conv3d": lambda d: windows.conv(d, 3), "conv.same": windows.conv_same,
         "conv_transpose1d": lambda d: windows.conv_transpose(d, 1),
         "conv_transpose2d.forms": lambda d: windows.conv_transpose(d, 2),
@@ -166,7 +165,15 @@ WHOLES = (
     }),
 )  # fmt: skip
 ROUNDS = (
-    Row("attention", ROUND, texts.attention, 2.5),
+    *_rows(ROUND, {
+        "attention": texts.attention, "attention.forms": windows.attention,
+        "softmax": texts.along("torch.softmax({}, {})"),
+        "layer_norm": lambda d: texts.layer_norm(d, "layer_norm"),
+        "rms_norm": lambda d: texts.layer_norm(d, "rms_norm"),
+        "batch_norm": texts.batch_norm, "batch_norm.running": windows.batch_norm, "group_norm": windows.group_norm,
+        "avg_pool": lambda d: texts.pool(d, "avg"), "interpolate": texts.resized,
+        "interpolate.forms": windows.resized,
+    }, LAYER),
     *_of_real(
         ROUND, "torch.exp({})", "torch.log({}.abs() + 1)", "torch.sqrt({}.abs() + 0.5)", "torch.rsqrt({}.abs() + 1)",
         "torch.sin({})", "torch.cos({})", "torch.tanh({})", "torch.sigmoid({})", "F.gelu({})", "F.silu({})",
@@ -175,7 +182,8 @@ ROUNDS = (
         "F.logsigmoid({})", "{} ** 3", "F.gelu({}, approximate='tanh')",
         "torch.exp2({})", "torch.log1p({}.abs())", "torch.log2({}.abs() + 1)", "torch.log10({}.abs() + 1)",
         "torch.sinh({})", "torch.cosh({})", "torch.asinh({})", "torch.acosh({}.abs() + 1.5)", "torch.erfc({})",
-        "torch.asin({}.clamp(-0.9, 0.9))", "torch.atanh({}.clamp(-0.9, 0.9))", "torch.lgamma({}.abs() + 0.5)",
+        "torch.asin({}.clamp(-0.9, 0.9))", "torch.acos({}.clamp(-0.9, 0.9))",
+        "torch.atanh({}.clamp(-0.9, 0.9))", "torch.lgamma({}.abs() + 0.5)",
         "torch.sinc({})", "torch.logit({}, eps=0.1)", "F.hardsigmoid({})", "F.softshrink({})", "F.celu({})",
         "F.selu({})", "F.relu6({})", "F.tanhshrink({})", "F.softsign({})", "torch.deg2rad({})", "2 ** {}",
         "({}.abs() + 0.5) ** 0.5", "({}.abs() + 0.5) ** -1.5", "F.glu(torch.cat([{0}, {0}], -1), -1)",
@@ -190,24 +198,20 @@ ROUNDS = (
         "logaddexp": lambda d: f"torch.logaddexp({d.real()}, {d.same()})",
         "mean": texts.reduction("mean"), "var": texts.reduction("var"),
         "std": texts.reduction("std"), "norm": texts.reduction("norm"),
-        "logsumexp": texts.along("torch.logsumexp({}, {})"), "softmax": texts.along("torch.softmax({}, {})"),
+        "logsumexp": texts.along("torch.logsumexp({}, {})"),
         "log_softmax": texts.along("F.log_softmax({}, {})"), "normalize": texts.along("F.normalize({}, dim={})"),
-        "cumprod": texts.along("{}.cumprod({})"),
-        "layer_norm": lambda d: texts.layer_norm(d, "layer_norm"),
-        "rms_norm": lambda d: texts.layer_norm(d, "rms_norm"),
-        "batch_norm": texts.batch_norm, "avg_pool": lambda d: texts.pool(d, "avg"),
-        "interpolate": texts.resized, "mse_loss": lambda d: f"F.mse_loss({d.real()}, {d.same()})",
-        "adaptive_avg_pool": lambda d: f"F.adaptive_avg_pool2d({d.real(4, 4)}, {d.among(1, 2, 3)})",
+        "cumprod": texts.along("{}.cumprod({})"), "mse_loss": lambda d: f"F.mse_loss({d.real()}, {d.same()})",
+        "adaptive_avg_pool": lambda d: f"F.adaptive_avg_pool2d({d.image(4)}, {d.among(1, 2, 3)})",
         "hypot": lambda d: f"torch.hypot({d.real()}, {d.like()})",
         "xlogy": lambda d: f"torch.xlogy({d.real()}, {d.same()}.abs() + 0.5)",
         "pow": lambda d: f"({d.real()}.abs() + 0.5) ** {d.same()}.clamp(-2, 2)",
         "mean.axes": texts.reduced("mean"), "var.axes": texts.reduced("var"), "var_mean": texts.var_mean,
         "norm.p": texts.norm, "logcumsumexp": texts.along("torch.logcumsumexp({}, {})"),
         "softmax.wide": texts.along("torch.softmax({}, {}, dtype=torch.float32)", "number"),
-        "softmin": texts.along("F.softmin({}, {})"), "cosine": texts.cosine, "cdist": texts.cdist,
-        "group_norm": windows.group_norm, "batch_norm.running": windows.batch_norm,
-        "attention.forms": windows.attention,
-        "interpolate.forms": windows.resized, "adaptive_pool": lambda d: windows.adaptive(d, "avg"),
+        "softmin": texts.along("F.softmin({}, {})"), "cosine": texts.cosine,
+        "std_mean": texts.along("torch.std_mean({}, {})[1]"),
+        "instance_norm": windows.instance_norm, "cdist": texts.cdist,
+        "adaptive_pool": lambda d: windows.adaptive(d, "avg"),
         "scatter_mean": placing.scatter_mean, "embedding_bag": placing.embedding_bag,
         "loss": texts.loss, "lerp.tensor": lambda d: f"torch.lerp({d.real()}, {d.same()}, {d.same()})",
         "prelu": lambda d: f"F.prelu({d.real(2)}, {d.fresh(d.size(1))})", "bilinear": texts.bilinear,
@@ -222,6 +226,7 @@ JUMPS = (
                 "torch.heaviside({0}, {0})", "torch.sgn({})"),
     *_of_real(JUMP, "torch.floor({})", "torch.round({})", "torch.trunc({})", "torch.ceil({})", "{}.to(torch.int64)",
               "torch.frac({})", "torch.round({}, decimals=1)", "torch.isnan({})", "torch.isinf({})",
+              "torch.isposinf({})",
               "torch.signbit({})", "F.hardshrink({})"),
     *_rows(JUMP, {
         "lt": texts.binary("{} < {}"), "eq": texts.binary("{} == {}"), "ne": texts.binary("{} != {}"),
@@ -231,7 +236,7 @@ JUMPS = (
         "cummax.indices": texts.along("{}.cummax({}).indices", "number"),
         "remainder": lambda d: f"{d.number()} {d.among('%', '//')} ({d.same()}.abs() + 1)",
         "fmod": lambda d: f"torch.fmod({d.number()}, {d.same()}.abs() + 1)",
-        "gcd": lambda d: f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})",
+        "gcd": texts.common,
         "logical": lambda d: f"torch.logical_{d.among('and', 'or', 'xor')}({d.number()}, {d.like()})",
         "bitwise": lambda d: f"{d.integer()} {d.among('&', '|', '^')} {d.same()}",
         "invert": lambda d: f"~{d.integer()}",

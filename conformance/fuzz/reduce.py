@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, check, generate, mutate, regression, relations, schedules
+from conformance.fuzz import asked, check, exported, generate, mutate, regression, relations, schedules
 from conformance.fuzz.asked import TRIED
 from conformance.fuzz.mutate import resized
 from conformance.fuzz.program import SCOPE, Program, arguments, described, line
@@ -56,6 +56,8 @@ def goes_wrong(program: Program, options: Mapping[str, Any]) -> bool:
     quiet = {name: value for name, value in options.items() if name not in ("dump", "lost")}
     if options["kind"] == "schedule":
         return schedules.found(program, quiet, lambda at: None).verdict == "fail"
+    if options["kind"] == exported.KIND:
+        return exported.found(program, {**quiet, "what": ()}, lambda at: None, check.far).verdict == "fail"
     try:
         wrong = check.difference(program, options["target"], options.get("what", asked.DEFAULT))
     except check.Refused:

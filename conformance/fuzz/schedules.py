@@ -27,8 +27,12 @@ DEEPEST = 300  # members of a space that are drawn from, those at its beginning 
 STAGES = ("tile", "kernel", "cpp", "cuda")  # those that a schedule changes
 
 
-class IllegalMember(Exception):
-    """A schedule of a space that cannot be made."""
+class Wrong(Exception):
+    """A stage that cannot be made: of a graph, or by a schedule of a space."""
+
+    def __init__(self, stage: str, said: str) -> None:
+        super().__init__(said)
+        self.stage = stage
 
 
 def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
@@ -39,18 +43,30 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
         met = blame.recorded(replace(program, points=program.points[:1], varying={}))
         for at, one in enumerate(met):
             made = blame.subject(blame.fitting(one))
-            loops = compiler.lower(made.program, target, until="loop").stages["loop"]
+            loops = _lowered(made, target)
             rng = random.Random(f"{program.seed}.{program.index}.{at}")
             for chosen in _choices(loops, target, rng):
                 _keep(chosen, options)
                 bad = _wrong(made, target, chosen, lambda stage, at=at: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
                 if bad is not None:
                     return _finding(program, options, one, made, chosen, *bad, tell)
-    except IllegalMember as problem:
-        return Found(verdict="fail", kind="schedule", first_bad_stage="tile", detail=str(problem))
+    except Wrong as problem:
+        return Found(verdict="fail", kind="schedule", first_bad_stage=problem.stage, detail=str(problem))
     except compiler.Unsupported as refusal:
         return Found(verdict="unsupported", detail=str(refusal))
+    except torch._dynamo.exc.Unsupported as refusal:  # whoever the backend is
+        return Found(verdict="torch", kind="exception", detail=str(refusal))
     return Found()
+
+
+def _lowered(made: Subject, target: compiler.Target) -> Any:
+    """The Loop IR of a graph."""
+    try:
+        return compiler.lower(made.program, target, until="loop").stages["loop"]
+    except compiler.Unsupported:
+        raise
+    except Exception as problem:  # of any pass
+        raise Wrong("loop", f"{type(problem).__name__}: {problem}") from problem
 
 
 def _choices(loops: Any, target: compiler.Target, rng: random.Random) -> list[dict[str, compiler.Schedule]]:
@@ -61,12 +77,12 @@ def _choices(loops: Any, target: compiler.Target, rng: random.Random) -> list[di
 
 def _drawn(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random) -> compiler.Schedule:
     number = int(math.exp(rng.uniform(0.0, math.log(DEEPEST))))
-    *_, last = itertools.islice(compiler.space(loops, kernel, target), number)
     try:
+        *_, last = itertools.islice(compiler.space(loops, kernel, target), number)
         return last.schedule
     except Exception as problem:  # of its steps, some of which are made by what others have made
         said = f"member {number} at most of the space of {kernel.name}: {type(problem).__name__}: {problem}"
-        raise IllegalMember(said) from problem
+        raise Wrong("tile", said) from problem
 
 
 def _wrong(

@@ -53,6 +53,14 @@ def reshaped(d: Drawing, x: str) -> str:
     return f"{x}.reshape({', '.join([*words[:joined], '-1', *words[joined + 2 :]])})"
 
 
+def split_by_sizes(d: Drawing) -> str:
+    """Two parts of any sizes."""
+    x = d.tensor(1)
+    axis = d.axis()
+    first = d.up_to(1, d.size(axis) - 1)
+    return f"{x}.split([{first}, {d.size(axis) - first}], {axis})"
+
+
 def expanded(d: Drawing, x: str) -> str:
     """Axes of one element repeated, and perhaps axes in front."""
     words = [str(d.among(2, 3, 8)) if n == 1 else "-1" for n in d.shape]
@@ -63,10 +71,7 @@ def expanded(d: Drawing, x: str) -> str:
 def padded(d: Drawing, x: str) -> str:
     """In every mode that has room."""
     rank = len(d.shape)
-    modes = (
-        ("constant", "circular") if d.first.eager.requires_grad else ("constant", "reflect", "replicate", "circular")
-    )
-    mode = d.among("constant", *modes)
+    mode = d.among("constant", "constant", "reflect", "replicate", "circular")
     axes = d.up_to(1, min(rank, 2)) if mode == "constant" else 1
     room = min(d.shape[rank - axes :]) if mode != "constant" else 4
     most = max(0, min(3, room - 1))
@@ -116,16 +121,16 @@ def attention(d: Drawing) -> str:
     """Of keys of any number."""
     q = d.real(2)
     shape = d.shape
-    length = d.among(1, 4, 8, 17)
+    length = d.among(1, 4, 8, 17, shape[-2])
     k = d.fresh(*shape[:-2], length, shape[-1])
     v = k if d.chance(0.3) else d.fresh(*shape[:-2], length, shape[-1])
-    causal = ", is_causal=True" if length == shape[-2] and d.chance(0.5) else ""
+    causal = ", is_causal=True" if d.chance(0.4) else ""
     return f"F.scaled_dot_product_attention({q}, {k}, {v}{causal})"
 
 
 def conv(d: Drawing, rank: int) -> str:
     """Of windows that fit."""
-    x = d.real(rank + 2, most=rank + 2)
+    x = d.image(rank + 2)
     channels, room = d.size(1), min(d.shape[2:])
     kernel = d.up_to(1, min(3, room))
     groups = d.among(1, 1, channels)
@@ -139,7 +144,7 @@ def conv(d: Drawing, rank: int) -> str:
 
 def conv_transpose(d: Drawing) -> str:
     """Of small windows."""
-    x = d.real(4, most=4)
+    x = d.image(4)
     kernel = d.up_to(1, 3)
     w = d.fresh(d.size(1), d.among(1, 2, 3), kernel, kernel)
     return f"F.conv_transpose2d({x}, {w}, stride={d.among(1, 2)})"
@@ -147,7 +152,7 @@ def conv_transpose(d: Drawing) -> str:
 
 def pool(d: Drawing, kind: str) -> str:
     """Of windows that fit."""
-    x = d.real(3, most=4)
+    x = d.image(d.among(3, 4))
     rank = len(d.shape) - 2
     kernel = d.up_to(1, min(3, *d.shape[2:]))
     options = f"{kernel}, stride={d.among(1, 2)}, padding={d.up_to(0, kernel // 2)}, ceil_mode={d.among(True, False)}"
@@ -156,7 +161,7 @@ def pool(d: Drawing, kind: str) -> str:
 
 def resized(d: Drawing) -> str:
     """To twice or three times the size."""
-    x = d.real(4, most=4)
+    x = d.image(4)
     mode = d.among("nearest", "bilinear")
     return f"F.interpolate({x}, scale_factor={d.among(2, 3)}, mode='{mode}')"
 
@@ -394,6 +399,13 @@ def loss(d: Drawing) -> str:
         case "nll" | "smoothed":
             raise NotFitting
     return f"F.{way}({x}, {d.same()}, reduction='{how}')"
+
+
+def common(d: Drawing) -> str:
+    """A divisor or multiple of two; of the least whole number, `torch.lcm` takes the process down."""
+    if d.specials:
+        raise NotFitting
+    return f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})"
 
 
 def bilinear(d: Drawing) -> str:

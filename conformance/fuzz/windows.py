@@ -7,7 +7,7 @@ from conformance.fuzz.drawing import Drawing, NotFitting
 
 def conv(d: Drawing, rank: int) -> str:
     """Of windows that fit, each side with a size, a step and gaps of its own."""
-    x = d.real(rank + 2, most=rank + 2)
+    x = d.image(rank + 2)
     channels = d.size(1)
     sizes, steps, gaps, margins = [], [], [], []
     for n in d.shape[2:]:
@@ -26,7 +26,7 @@ def conv(d: Drawing, rank: int) -> str:
 
 def conv_transpose(d: Drawing, rank: int) -> str:
     """With groups, margins and what is added to the size of the result."""
-    x = d.real(rank + 2, most=rank + 2)
+    x = d.image(rank + 2)
     channels, kernel, step = d.size(1), d.up_to(1, 3), d.among(1, 2, 3)
     groups = d.among(*(g for g in (1, 1, 2, channels) if channels % g == 0))
     w = d.fresh(channels, d.among(1, 2), *[kernel] * rank)
@@ -36,14 +36,14 @@ def conv_transpose(d: Drawing, rank: int) -> str:
 
 def conv_same(d: Drawing) -> str:
     """With as much around as keeps the size."""
-    x = d.real(3, most=3)
+    x = d.image(3)
     kernel = d.up_to(1, min(4, d.size(2)))
     return f"F.conv1d({x}, {d.fresh(d.among(1, 2), d.size(1), kernel)}, padding='{d.among('same', 'valid')}')"
 
 
 def windows(d: Drawing) -> str:
     """Windows as columns, or columns back into an image."""
-    x = d.real(4, most=4)
+    x = d.image(4)
     kernel, gap = d.up_to(1, min(3, *d.shape[2:])), d.among(1, 1, 2)
     columns = f"F.unfold({x}, {kernel}, dilation={gap}, padding=1, stride={d.among(1, 2)})"
     if d.chance(0.5):
@@ -55,14 +55,14 @@ def windows(d: Drawing) -> str:
 
 def adaptive(d: Drawing, way: str) -> str:
     """To a size that may not divide what there is."""
-    x = d.real(3, most=4)
+    x = d.image(d.among(3, 4))
     rank = len(d.shape) - 2
     return f"F.adaptive_{way}_pool{rank}d({x}, {d.among(1, 2, 3, 5)})"
 
 
 def resized(d: Drawing) -> str:
     """To any size, by corners or centres."""
-    x = d.real(4, most=4)
+    x = d.image(4)
     size = (d.among(1, 2, 3, 5, 8), d.among(1, 3, 4, 7))
     mode = d.among("nearest", "nearest-exact", "bilinear", "bicubic", "area")
     corners = f", align_corners={d.among(True, False)}" if mode in ("bilinear", "bicubic") else ""
@@ -88,6 +88,14 @@ def group_norm(d: Drawing) -> str:
     return f"F.group_norm({x}, {groups}{weights})"
 
 
+def instance_norm(d: Drawing) -> str:
+    """Of images of several pixels."""
+    x = d.image(d.among(3, 4))
+    if d.first.eager[:1, :1].numel() < 4:
+        raise NotFitting
+    return f"F.instance_norm({x})"
+
+
 def batch_norm(d: Drawing) -> str:
     """By running statistics, which training also writes."""
     x = d.real(2)
@@ -101,7 +109,7 @@ def batch_norm(d: Drawing) -> str:
 
 def attention(d: Drawing) -> str:
     """With a mask, a scale, or fewer heads of keys."""
-    q = d.real(4, most=4)
+    q = d.image(4)
     *batch, heads, rows, width = d.shape
     length = d.among(1, 4, 8, 17)
     fewer = d.among(heads, *(h for h in (1, 2) if heads % h == 0))
@@ -110,7 +118,9 @@ def attention(d: Drawing) -> str:
     options += d.among("", ", scale=0.25")
     shape = d.among((rows, length), (heads, rows, length), (*batch, 1, 1, length))
     mask = d.among("", "float", "bool")
-    if mask:
+    if not mask and d.chance(0.4):
+        options += ", is_causal=True"
+    elif mask:
         options += f", attn_mask={d.fresh(*shape) if mask == 'float' else d.truths(*shape)}"
     return f"F.scaled_dot_product_attention({q}, {k}, {v}{options})"
 

@@ -141,7 +141,9 @@ def _key(case_json: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Judged:
     """The report on a case of which nothing can be said, blamed on its shape file if PyTorch does not run it either."""
-    fault = problem if isinstance(problem, CaseError) else inputs.fault(case, seed)
+    fault: Exception | None = problem if isinstance(problem, CaseError) else None
+    if fault is None and case.expr:  # a graph has none
+        fault = inputs.fault(case, seed)
     if fault is not None:
         return Judged(detail=str(fault))
     plain = isinstance(problem, compiler.CompilerError)  # says by itself what is wrong
@@ -220,20 +222,29 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     try:
         truth = _truth(made, ladder, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
     except Exception as problem:  # the case's own function, a lowering or the reference: nothing can be said without
-        return replace(unjudged(made.case, options["seed"], problem), fallbacks=_fallbacks(ladder))
+        return replace(unjudged(made.case, options.get("seed", 0), problem), fallbacks=_fallbacks(ladder))
     stages = _each(ladder, options, tell, watch, lambda stage: assess(truth, ladder.lowering, stage, watch))
-    remarks = []
-    eager = truth.within(made.eager, truth.eagers).err_over_tol
-    if eager > 1:
-        remarks.append(f"eager itself is {eager:.3g} times its own bound from the reference")
-    undecided = truth.share(1.0)
-    if undecided > 0:
-        remarks.append(f"rounding may change {undecided:.1%} of the elements to anything of their size")
-    row = _judged(ladder, stages, remarks)
+    row = _judged(ladder, stages, _remarks(made, truth, stages))
     if row.first_bad_stage is None:
         return row
     row = row if watch else replace(row, first_bad_pass=guilty(truth, ladder, row.first_bad_stage))
     return _dumped(made, ladder, options, row) if options.get("dump") else row
+
+
+def _remarks(made: Subject, truth: Truth, stages: Sequence[Stage]) -> list[str]:
+    """What there is to say of eager and of the bounds; wrong equations may have none."""
+    remarks = []
+    try:
+        eager, undecided = truth.within(made.eager, truth.eagers).err_over_tol, truth.share(1.0)
+    except Exception as problem:
+        if all(row.verdict == "pass" for row in stages):
+            raise
+        return [f"there are no bounds: {type(problem).__name__}: {problem}"]
+    if eager > 1:
+        remarks.append(f"eager itself is {eager:.3g} times its own bound from the reference")
+    if undecided > 0:
+        remarks.append(f"rounding may change {undecided:.1%} of the elements to anything of their size")
+    return remarks
 
 
 def _fallbacks(ladder: Ladder) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ extern "C" int omp_get_num_threads();
 
 // f(start, stop) for stretches that together are 0 .. count, one for each thread; with one thread, a plain call:
 // entering a parallel region costs 0.4 us even then. A loop that OpenMP spreads would take g++ longer to compile.
+// Of two kernels that do the same, GCC 12 would take one region for both, and then not inline what enters it.
 template <typename F>
-MLC_INLINE void mlc_parallel(int threads, long count, F f) {
+MLC_INLINE __attribute__((no_icf)) void mlc_parallel(int threads, long count, F f) {
   if (threads > count) threads = count;
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)

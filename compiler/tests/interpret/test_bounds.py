@@ -170,6 +170,34 @@ def test_reductions_scans_and_scatters_of_rounded_values() -> None:
         assert (bounded.tolerance(b) <= 1e-3 * np.abs(b.v) + 1e-5).all(), f"output {k}, seed {SEED}"
 
 
+def test_literals_that_round_to_few_bits_are_rounded() -> None:
+    for value, exact in ((3.25, True), (-0.0625, True), (65535.0, True), (3.25115966796875, False), (0.1, False)):
+        assert (bounded.constant(value, dt.f32).e1 is None) == exact, value
+
+
+def test_products_scattered_are_as_far_off_as_products_of_the_same() -> None:
+    text = """
+def f(x: f64[3, 9]):
+    with kernel("f"):
+        e[a: 3, k: 9]: f64 = exp(x[a, k])
+        p[a: 3]: f64 = prod(e[a, k] for k in range(9))
+        y[a: 3]: f64 = scatter(prod, 1.0, [([z], e[z, k]) for z in range(3) for k in range(9)])
+        w[()]: f64 = scatter(prod, 1.0, [([], e[0, k]) for k in range(9)])
+        u[a: 3, k: 9]: f64 = scatter(prod, e[a, k], [([0, 0], e[0, k + 1]) for k in range(8)])
+    result(e, f64[3, 9])
+    result(p, f64[3])
+    result(y, f64[3])
+    result(w, f64[()])
+    result(u, f64[3, 9])
+"""
+    x = RNG.standard_normal((3, 9))
+    for given, written in ((x, text), (x.astype(np.float32), text.replace("f64", "f32"))):
+        made = bounds(tensor_text.parse(written), [given])
+        e, p, y, w, u = (bounded.tolerance(b) / np.abs(b.v) for b in made)
+        assert np.allclose(y, p, rtol=0.2) and np.allclose([w, u[0, 0]], p[0], rtol=0.2), f"seed {SEED}"
+        assert np.allclose(u[1:], e[1:]), f"what nothing comes to, seed {SEED}"
+
+
 def test_of_two_that_are_nearly_the_same_either_may_be_the_greatest() -> None:
     text = """
 def f(x: f32[2]):

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import conformance
 from conformance import rows
+from conformance.fuzz import generate
 from conformance.run.fuzzing import FINDINGS
 
 ROOT = Path(conformance.__file__).resolve().parent.parent
@@ -76,11 +77,18 @@ def hunt(plant: Plant, programs: int, seed: int) -> rows.Fuzz | None:
         found = [line for path in folder.glob(f"report/*/{FINDINGS}") for line in path.read_text().splitlines()]
         row = rows.loads(found[0]) if found else None
         assert row is None or isinstance(row, rows.Fuzz)
+        if row is not None and row.kind == "internal":  # of what hunts, or of the copy
+            raise RuntimeError(f"{plant.name}, program {row.seed}.{row.index}: {row.detail}")
         return row
 
 
 def ops(row: rows.Fuzz) -> int:
-    """The calls of the program that a finding was reduced to; those that it began with if it was not."""
+    """The calls of the program that a finding was reduced to; those that it began with if it was not.
+
+    Of one that took down what looks for findings, nothing is known: as many as there may be.
+    """
+    if not row.line:
+        return generate.MOST_CALLS
     line = row.line if row.reduced.startswith("not reduced") else row.reduced.partition("\n")[0]
     return (line or row.line).count("; ")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import random
+import re
 import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,9 +18,12 @@ import torch
 from torch import Tensor
 
 import compiler
-from conformance.fuzz import blame, check, generate, runs
+from conformance.fuzz import asked, blame, check, exported, generate, reduce, runs
+from conformance.fuzz.drawing import REFUSED, Drawing, NotFitting, Value
+from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
+from conformance.judge import ladder
 from conformance.shapes import inputs
 from conformance.shapes.cases import Arg
 from conformance.tests.pretence import mlcomp
@@ -67,12 +72,50 @@ def test_programs_have_everything_that_is_promised() -> None:
     assert sum(program.dynamic for program in many) >= 8
     assert sum(len(program.results) > 1 for program in many) >= 40
     assert sum("_(" in line(program) for program in many) >= 10
+    calls = [[re.sub(r"\bt\d+\b", "t", text) for text in program.lines] for program in many]
+    assert sum(len(set(texts)) < len(texts) for texts in calls) >= 10, "layers that follow each other"
     assert {arg.dtype for program in many for arg in program.args} >= {"f32", "bf16", "f16", "f64", "i64", "bool"}
     assert {arg.layout.partition("(")[0] for program in many for arg in program.args} >= {
         "contig", "transposed", "strided", "expanded", "offset",
     }  # fmt: skip
-    for word in ("matmul", ".sum(", "softmax", "gather", "F.pad", ".reshape(", "torch.where", "torch.cat"):
+    for word in ("matmul", ".sum(", "softmax", "F.conv", "F.pad", ".reshape(", "torch.where", "torch.cat"):
         assert word in text, word
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 0, 4), (0, 2, 3, 3)])
+def test_what_does_not_fit_an_operand_is_drawn_again(shape: tuple[int, ...]) -> None:
+    given = [(f"x{k}", shape, dtype) for k, dtype in enumerate(("f32", "i64", "bool"))]
+    for row in OPERATIONS:
+        d = Drawing(SEED, 0, random.Random(f"{SEED} {row.name}"), "f32")
+        d.values = {
+            n: Value(n, x, x, True, True) for n, x in ((n, torch.zeros(s, dtype=inputs.DTYPES[t])) for n, s, t in given)
+        }
+        with contextlib.suppress(*REFUSED):
+            assert row.text(d), (SEED, row.name)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, of what is drawn again
+def test_every_call_can_be_drawn() -> None:
+    for row in [row for row in OPERATIONS if not row.changes]:
+        assert any(_is_drawn(row, attempt) for attempt in range(200)), (SEED, row.name)
+
+
+def test_what_takes_pytorch_down_is_not_drawn() -> None:
+    x = torch.tensor([torch.iinfo(torch.int64).min, -1])
+    d = Drawing(SEED, 0, random.Random(SEED), "i64", specials=True)
+    d.values = {"x0": Value("x0", x, x, True, True)}
+    with pytest.raises(NotFitting):
+        next(row for row in OPERATIONS if row.name == "gcd").text(d)
+
+
+def _is_drawn(row: Row, attempt: int) -> bool:
+    rng = random.Random(f"{SEED} {row.name} {attempt}")
+    d = Drawing(SEED, attempt, rng, ("f32", "i64", "bool", "f16")[attempt % 4], integers=attempt % 3 > 0)
+    with contextlib.suppress(*REFUSED):
+        d.start()
+        d.keep()
+        return bool(generate._added(d, row, row.text(d), 0))
+    return False
 
 
 def test_a_sound_compiler_passes() -> None:
@@ -150,6 +193,36 @@ def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest
     assert kernel.startswith("mul_relu"), row.detail
 
 
+def test_a_rule_that_no_graph_of_torch_compile_reaches_is_found_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    modes = importlib.import_module("compiler.passes.torch_to_tensor.join")._MODES  # not of the public surface
+    options = OPTIONS | {"what": asked.DEFAULT}
+
+    def padded(*before: str, index: int = exported.EVERY, by: int = 1) -> Program:
+        lines = (*before, f"t0 = F.pad(x0, ({by}, 2), mode='circular')", "t1 = t0 + 1")
+        return replace(PLAIN, index=index, lines=lines, results=("t1",))
+
+    assert check.checked(padded(), options, told).verdict == "pass", SEED
+    monkeypatch.setitem(modes, "circular", modes["replicate"])
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the rule is right
+    row = check.checked(padded(by=3), options | {"dump": str(tmp_path)}, told)
+    assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", exported.KIND, "tensor"), (SEED, row)
+    assert (row.first_bad_pass or "").startswith("decompose#") and (tmp_path / "graph0" / "kernel.cpp").exists(), row
+    assert reduce.goes_wrong(padded(by=3, index=1), options | {"kind": row.kind})
+    assert check.checked(padded(by=3, index=1), options, told).verdict == "pass", "one of some is exported"
+    special = replace(X, inputs={"kind": "choice", "values": (1.0, float("inf"))})
+    assert check.checked(replace(padded(by=3), args=(special,)), options, told).verdict == "pass", "it may be left open"
+    # What is exported must leave its arguments as they are.
+    assert check.checked(padded("x0.add_(1)", by=3), options, told).verdict == "pass", SEED
+
+
+def test_what_torch_has_no_graph_of_has_no_schedules() -> None:
+    turned = replace(PLAIN, lines=("x0.unsqueeze_(0)", "t1 = x0 + 1"), results=("t1",))
+    row = check.checked(turned, {**OPTIONS, "what": ("schedule",)}, told)
+    assert (row.verdict, row.kind) == ("torch", "exception"), row
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -219,6 +292,15 @@ def test_a_graph_of_sizes_that_it_is_not_given_is_judged_at_those_of_its_call() 
     for one, point in zip(met, points, strict=True):
         program = blame.subject(blame.fitting(one)).program
         assert program.sizes == () and [n.value for n in program.inputs[-1].type.shape] == [point["m"], 3]
+
+
+def test_a_graph_that_is_not_lowered_for_all_sizes_is_judged_at_those_of_its_call() -> None:
+    args = (Arg("x0", (1, 11, 19, 3), "f32"),)
+    points, varying = ({"n": 11, "m": 19}, {"n": 24, "m": 2}), {"x0": {1: "n", 2: "m"}}
+    lines = ("t0 = F.group_norm(torch.diag_embed(x0), 1)",)
+    for one in blame.recorded(Program(SEED, 32, args, lines, ("t0",), (), points, varying)):
+        climbed = ladder.climb(blame.subject(blame.fitting(one)).program, compiler.target("cpu"))
+        assert climbed.error is None and climbed.equations is not None
 
 
 @pytest.mark.parametrize(("off", "alike"), [(1e-12, True), (1e-3, False)])
@@ -338,7 +420,7 @@ def test_numbers_that_make_no_sense_are_refused(box: pytest.Pytester, words: tup
     result.stderr.fnmatch_lines([f"*{words[0]}: {words[1]} is no number*"])
 
 
-@pytest.mark.parametrize(("what", "said"), [("shape", "*add graph, relation, schedule"), ("pass", "no 'pass'")])
+@pytest.mark.parametrize(("what", "said"), [("shape", "*add graph, relation, export, schedule"), ("pass", "no 'pass'")])
 def test_words_that_check_nothing_are_refused(box: pytest.Pytester, what: str, said: str) -> None:
     result = mlcomp(box, "--mlcomp-fuzz", "3", "--mlcomp-fuzz-what", what)
     result.stderr.fnmatch_lines([f"*--mlcomp-fuzz-what: *{said}*"])

@@ -227,6 +227,20 @@ def test_a_miscompile_is_named_by_stage_and_pass(
     assert all(verdicts(row)[earlier] == "pass" for earlier in before)
 
 
+def test_equations_that_read_outside_of_a_tensor_are_a_failure_of_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    ir = compiler.IRS["tensor"]
+
+    def spoil(program: Any) -> Any:
+        text = ir.show(program)
+        assert "x[i, j]" in text, text
+        return ir.parse(text.replace("x[i, j]", "x[i, where(j < 1, j - 1, j)]", 1))
+
+    broken(monkeypatch, "decompose", spoil)
+    row = check(case("(x + 1).sum(-1)"))
+    assert (row.verdict, row.first_bad_stage, guilty_pass(row)) == ("fail", "tensor", "decompose"), (SEED, row)
+    assert "out of bounds" in row.detail, row
+
+
 def dynamic(expr: str, sizes: Sequence[int]) -> Case:
     """A case whose first axis varies."""
     arg = Arg("x", (sizes[0], 6), "f32", axes=("N", ""))

@@ -1,0 +1,93 @@
+"""A random program in; out: what comes of it as `torch.export` has it, beside eager.
+
+Calls that AOTAutograd takes apart are whole there, so rules of the compiler are reached that no graph of
+`torch.compile` reaches. Programs that write to their arguments are not taken, nor are gradients, nor data with
+infinities and NaN, of which compiler/README.md, "Numerics", leaves open what whole calls such as attention make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import compiler
+from conformance.fuzz import blame, generate, runs
+from conformance.fuzz.program import Program, arguments, function
+from conformance.judge import ladder
+from conformance.judge.subject import Subject, Truth
+from conformance.rows import Found
+
+Tell = Callable[[str], None]
+Far = Callable[[Tensor, Tensor, Tensor], str]
+
+KIND = "export"
+STAGE = "torch.export"  # the stage before and after all others
+EVERY = 3  # of so many programs one is exported as well: most of its kernels are those that it has already
+
+
+def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> Found:
+    """What came of a program, at the first of its sizes; `far` says how a tensor differs from eager's and f64's."""
+    if ("graph" in options.get("what", ()) and program.index % EVERY) or generate.special(program):
+        return Found()
+    program = replace(program, points=program.points[:1], varying={}, gradients=())
+    target, call = compiler.target(options["target"]), function(program)
+    given = tuple(arguments(program, program.points[0]).values())
+    tell(STAGE)
+    with torch.no_grad():
+        try:
+            captured = compiler.capture(call, tuple(runs.copied(given)))
+        except compiler.Unsupported:
+            return Found()
+        except Exception as error:
+            if isinstance(error, compiler.CompilerError) and error.__cause__ is not None:  # torch itself does not go
+                return Found()
+            bad = Found(verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}")
+            return replace(bad, repro=blame.kept(program, options, found=bad))
+        try:
+            compiled = compiler.compile(captured, target=target)
+            device = "cuda" if compiler.on_gpu(target) else "cpu"
+            made = tuple(x.cpu() for x in pytree.tree_leaves(compiled(*runs.copied(given, device))))
+        except compiler.Unsupported:
+            return Found()
+        except Exception as error:  # of whatever part of the compiler
+            return _blamed(program, options, tell, captured, given, (), f"{type(error).__name__}: {error}")
+        wrong = _wrong(call, given, made, far)
+        return _blamed(program, options, tell, captured, given, made, wrong) if wrong else Found()
+
+
+def _wrong(call: Callable[..., Any], given: Sequence[Tensor], made: Sequence[Tensor], far: Far) -> str:
+    """How results differ from eager's; empty if they do not. Where they lie is not promised."""
+    needs = [False] * len(given)
+    want = runs.call(call, runs.copied(given), needs)
+    with runs.in_f64():
+        right = runs.call(call, [runs.nearby(x) for x in runs.copied(given)], needs)
+    if len(made) != len(want.outputs):
+        return f"{len(made)} results, in eager {len(want.outputs)}"
+    for k, (a, b, c) in enumerate(zip(made, want.outputs, right.outputs, strict=True)):
+        if said := far(a, b, c):
+            return f"result {k}: {said}"
+    return ""
+
+
+def _blamed(
+    program: Program, options: Mapping[str, Any], tell: Tell, captured: compiler.Captured, given: tuple[Tensor, ...],
+    made: Sequence[Tensor], wrong: str,
+) -> Found:  # fmt: skip
+    """The finding with the first bad stage and pass; none where the bounds allow for it."""
+    known = dict(zip(captured.arguments, given, strict=True)) | captured.constants
+    tensors = tuple(known[i.name] for i in captured.program.inputs)
+    one = Subject(blame.GRAPH, function(program), given, captured, tensors)
+    climbed = ladder.climb(captured.program, compiler.target(options["target"]))
+    row = ladder.judge(one, climbed, {}, lambda stage: tell(f"stage {stage} of what is exported"))
+    bad = Found(verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=wrong, why=row.detail)
+    if row.verdict == "pass":
+        said = Truth(one, climbed.equations, compiler.accuracy(climbed.lowering)).judge(one.leaves(made))
+        if made and said.ok:
+            return Found(detail=f"within the bounds of what is exported: {wrong}")
+    bad = replace(bad, first_bad_pass=row.first_bad_pass)
+    return replace(bad, repro=blame.kept(program, options, [given], [climbed.lowering], bad))
