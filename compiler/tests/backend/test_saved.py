@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ WORDS = 131
 
 
 @pytest.fixture
-def rows_apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[backend.Compiled]]:
-    """The programs of graphs whose saved tensors are laid out as for a GPU."""
+def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[backend.Compiled]]:
+    """The programs of graphs whose saved tensors are laid out as for a GPU, at every stage: none comes from a cache."""
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     torch.compiler.reset()
     made: list[backend.Compiled] = []
     program = backend._program
