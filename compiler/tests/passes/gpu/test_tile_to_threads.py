@@ -45,7 +45,9 @@ def test_program(path: Path) -> None:
     program, made = lowered(path)
     assert kernel_text.parse(kernel_text.show(made)) is made
     seed = fresh_seed()
-    arrays = random_arrays(program.inputs, seed)
+    # 16-bit elements that blocks add to in any order hold sums of few eighths exactly.
+    added = any(t.dtype.bits == 16 for t in program.outputs)
+    arrays = random_arrays(program.inputs, seed, 0.125 if added else 0.0)
     wanted = interpret.run(program, arrays)
     got = run_threads.run(made, list(arrays), seed=2)
     for x, y, t in zip(got, wanted, program.outputs, strict=True):
