@@ -104,8 +104,7 @@ class _Wanted:
 
 def _of_expression(code: str, seed: int, path: Path, lowering: Lowering) -> _Wanted:
     _, tensors, captured = expression.capture(code, seed)
-    named = dict(zip(captured.arguments, tensors, strict=True)) | dict(captured.constants)
-    given = [named[i.name] for i in captured.program.inputs]
+    given = list(captured.inputs(tensors))
     theirs = [f"{launcher.NAMES[x.dtype]}{list(x.shape)}" for x in given]
     declared = buffers.inputs_of(lowering)
     at = buffers.sizes_of(lowering, given) if len(given) == len(declared) else hints(lowering)

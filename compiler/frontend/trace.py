@@ -56,6 +56,11 @@ class Captured:
                 shown = ", ".join(f"{s.name} = {n}" for s, n in sizes.items())
                 raise SizeError(f"{shown}: the program was compiled for sizes with {text} only")
 
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What the program's inputs hold, weights included, if the function is called with these tensors."""
+        held = dict(zip(self.arguments, tensors, strict=True)) | self.constants
+        return tuple(held[i.name] for i in self.program.inputs)
+
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Rebuild the function's result from the values of the program's outputs."""
         values = iter(tensors)

@@ -230,8 +230,7 @@ def subject(one: Met) -> Subject:
         made: Sequence[Any] = computes.forward(*one.inputs)
         return made
 
-    given = dict(zip(captured.arguments, tensors, strict=True)) | captured.constants
-    return Subject(GRAPH, run, tensors, captured, tuple(given[i.name] for i in captured.program.inputs))
+    return Subject(GRAPH, run, tensors, captured, captured.inputs(tensors))
 
 
 def _laid_out(x: Tensor, declared: Any) -> Tensor:

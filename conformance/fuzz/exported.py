@@ -79,9 +79,7 @@ def _blamed(
     made: Sequence[Tensor], wrong: str,
 ) -> Found:  # fmt: skip
     """The finding with the first bad stage and pass; none where the bounds allow for it."""
-    known = dict(zip(captured.arguments, given, strict=True)) | captured.constants
-    tensors = tuple(known[i.name] for i in captured.program.inputs)
-    one = Subject(blame.GRAPH, function(program), given, captured, tensors)
+    one = Subject(blame.GRAPH, function(program), given, captured, captured.inputs(given))
     climbed = ladder.climb(captured.program, compiler.target(options["target"]))
     row = ladder.judge(one, climbed, {}, lambda stage: tell(f"stage {stage} of what is exported"))
     bad = Found(verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=wrong, why=row.detail)

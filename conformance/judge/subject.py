@@ -105,8 +105,7 @@ def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
 
 
 def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured: compiler.Captured) -> Subject:
-    given = dict(zip(captured.arguments, pytree.tree_leaves(arguments), strict=True)) | captured.constants
-    return Subject(case, function, arguments, captured, tuple(given[i.name] for i in captured.program.inputs))
+    return Subject(case, function, arguments, captured, captured.inputs(pytree.tree_leaves(arguments)))
 
 
 def redrawn(made: Subject, seed: int) -> Subject:

@@ -53,9 +53,7 @@ def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
         yield path, node
         for name in type(node).fields:
             value = getattr(node, name)
-            children = (
-                [(-1, value)] if isinstance(value, Node) else list(enumerate(value)) if isinstance(value, tuple) else []
-            )
+            children = list(enumerate(value)) if isinstance(value, tuple) else [(-1, value)]
             for k, child in children:
                 if isinstance(child, Node) and not isinstance(child, Tensor | Axis):
                     stack.append(((*path, (name, k)), child))

@@ -56,9 +56,7 @@ def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
     machine = named.target(target)
     with torch.no_grad():
         _, inputs, captured = expression.capture(code, wish.seed)
-    held = dict(zip(captured.arguments, inputs, strict=True)) | dict(captured.constants)
-    given = [held[i.name] for i in captured.program.inputs]
-    return list(tune([(captured.program, given)], machine, wish))
+    return list(tune([(captured.program, list(captured.inputs(inputs)))], machine, wish))
 
 
 def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> list[Found]:

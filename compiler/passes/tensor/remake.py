@@ -7,14 +7,12 @@ where fewer bytes move so: the map need not be written, and what it is made of m
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from compiler.ir.expr import Const, Expr, Load, Var, loads
+from compiler.ir.expr import Const, Load, Var, loads
 from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, bound, equations, expressions, reads, shape
 from compiler.passes.tensor.compose import inline, remove_dead
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, is_contraction, nest
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, count, is_contraction, nest
 
 LEAST = 1 << 20  # bytes: what is shorter stays in a cache
 SHARE = 0.8  # of the bytes, at most, that move otherwise
@@ -28,7 +26,7 @@ class _Known:
     group: dict[str, Group]
     readers: dict[str, list[Equation]]
     results: frozenset[str]
-    bytes: dict[str, int]
+    bytes: dict[str, float]
 
     def stored(self, name: str) -> bool:
         """It is an input, a result, or read in another group."""
@@ -60,8 +58,8 @@ def _known(program: Program) -> _Known:
     for e in every:
         for name in reads(e):
             readers[name].append(e)
-    sizes = {t.name: _count(t.shape) * t.dtype.bytes for t in program.inputs}
-    sizes |= {e.name: _count(shape(e)) * e.dtype.bytes for e in every}
+    sizes = {t.name: count(t.shape) * t.dtype.bytes for t in program.inputs}
+    sizes |= {e.name: count(shape(e)) * e.dtype.bytes for e in every}
     group = {e.name: g for g in program.groups for e in g.equations}
     return _Known(made, group, readers, frozenset(t.name for t in program.outputs), sizes)
 
@@ -91,7 +89,7 @@ def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
     plain = all(isinstance(i, Var) for n in found for i in n.index) and all(
         len({*n.index}) == len(n.index) for n in found
     )
-    return plain and _count(a.extent for a in bound(r)) == _count(shape(p))
+    return plain and count(a.extent for a in bound(r)) == count(shape(p))
 
 
 def _whole(p: Map, known: _Known) -> Map | None:
@@ -109,7 +107,7 @@ def _whole(p: Map, known: _Known) -> Map | None:
 
 def _pays(p: Map, whole: Map, groups: set[Group], known: _Known) -> bool:
     stored = known.bytes[p.name] * (1 + len(groups))
-    read = 0
+    read = 0.0
     for g in groups:
         there = {n for e in g.equations for n in reads(e)}
         read += sum(known.bytes[n] for n in reads(whole) if n not in there)
@@ -121,7 +119,3 @@ def _is_one_nest(g: Group, program: Program) -> bool:
     outside = {n for x in program.groups if x is not g for e in x.equations for n in reads(e)}
     outside |= {t.name for t in program.outputs}
     return nest(g.equations, inside & outside) is not None
-
-
-def _count(extents: Iterable[Expr]) -> int:
-    return math.prod(int(n.value) for n in extents if isinstance(n, Const))

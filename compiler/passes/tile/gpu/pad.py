@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from compiler.analysis.guarded_factors import block, guarded, unwidened, zero
 from compiler.analysis.nests import wrap
@@ -48,16 +48,17 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
     tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
-    made = replaced(kernel.body, nest[0], wrap(full, _padded(kernel, step, nest, guards, ranges)))
+    made = replaced(kernel.body, nest[0], wrap(full, _padded(kernel, step, nest, guards, ranges, tiles)))
     for stored in nest[-1].body:
         if isinstance(stored, Store) and stored.buffer in tiles:
             made = _grown(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
     return kernel.replace(body=made)
 
 
-def _padded(kernel: Kernel, step: Pad, nest: Loops, guards: Mapping[str, Expr], ranges: Mapping[str, Range]) -> Body:
+def _padded(
+    kernel: Kernel, step: Pad, nest: Loops, guards: Mapping[str, Expr], ranges: Mapping[str, Range], tiles: Set[str]
+) -> Body:
     """The body of a nest whose loops have more iterations, of which those where guards hold count."""
-    tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
     tensors = {p.name: p for p in kernel.params}
     summing = {f.var for f in nest if f.kind == "reduce"}
     only_read = tensors.keys() - {n.buffer for n in within(nest[-1].body, Store)}
