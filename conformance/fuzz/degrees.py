@@ -92,9 +92,9 @@ class _Units:
             return self._product(words, words.get(PRODUCTS[name]) if PRODUCTS[name] else None)
         if name == "div" and words.get("rounding_mode") is None:
             return self._quotient(words)
-        as_numbers = all(x.is_floating_point() for x in values_of(node)) or name != "_to_copy"
-        as_numbers = as_numbers or values_of(node)[0].dtype is torch.bool
-        as_numbers = as_numbers and not (name == "view" and "dtype" in words)  # the bits of a number have no unit
+        dtype = words.get("dtype")
+        # What is rounded to a whole number is of none, and so are the bits of a number.
+        as_numbers = dtype is None or dtype is torch.bool or (dtype.is_floating_point and name != "view")
         if name in ALIKE and as_numbers and (name != "linalg_vector_norm" or words["ord"] == 2):
             numbers = [words[w] for w in NUMBERS if isinstance(words.get(w), int | float)]
             terms = [self.known[x][0] for word in words if word not in PLACES for x in nodes_in(words[word])]

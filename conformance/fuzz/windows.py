@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.fuzz.drawing import Drawing, NotFitting
+from conformance.fuzz.drawing import Drawing, NotFitting, overlaps
 
 
 def conv(d: Drawing, rank: int) -> str:
@@ -103,6 +103,8 @@ def batch_norm(d: Drawing) -> str:
         raise NotFitting
     channels = d.size(1)
     mean, var = d.fresh(channels), d.drawn_as("positive", channels)
+    if any(overlaps(v.eager) for v in d.operands[-2:]):  # training would write to an element more than once
+        raise NotFitting
     weights = f", {d.fresh(channels)}, {d.fresh(channels)}" if d.chance(0.5) else ""
     return f"F.batch_norm({x}, {mean}, {var}{weights}{d.among('', ', training=True, momentum=0.25')})"
 
