@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from operator import is_not
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,8 +54,11 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
             if named is None:
                 made = n.map(go)
             else:
-                values = ((f, getattr(n, f)) for f in kind.fields)
-                made = kind(*(_changed(v, table) if f in named else mapped(v, go) for f, v in values))
+                old = [getattr(n, f) for f in kind.fields]
+                new = [
+                    _changed(v, table) if f in named else mapped(v, go) for f, v in zip(kind.fields, old, strict=True)
+                ]
+                made = kind(*new) if any(map(is_not, old, new)) else n
             done[n] = made
         return made
 
@@ -92,7 +96,9 @@ def _of(n: Node) -> Iterator[str]:
 
 
 def _changed(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tuple[str, ...]:
-    return table.get(value, value) if isinstance(value, str) else tuple(table.get(v, v) for v in value)
+    if isinstance(value, str):
+        return table.get(value, value)
+    return tuple(table.get(v, v) for v in value) if any(v in table for v in value) else value
 
 
 def alone(program: Program, kernel: Kernel) -> Program:

@@ -14,6 +14,8 @@ def rows(x: f32[6400], y: f32[6400]):
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import Expr, Load, Op, Select, Size, Var, type_error
@@ -274,22 +276,32 @@ def verify(program: Program) -> None:
         )
     there = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
     for f in program.functions:
-        buffers = {p.name: p.dtype for p in f.params}
         verify_params(f"function {f.name}", f.params, there)
-        unknown = (set(f.writes) | set(f.exchanged)) - set(buffers)
-        if unknown:
-            raise ValueError(f"function {f.name}: writes {sorted(unknown)}, which are not parameters")
-        unknown = {m.buffer for m in f.maps} - set(buffers)
-        unknown |= {n.name for s in f.body for n in s.walk() if isinstance(n, Map)} - {m.name for m in f.maps}
-        if unknown:
-            raise ValueError(f"function {f.name}: tensor maps of {sorted(unknown)}, which are not there")
-        readonly = set(buffers) - set(f.writes)
-        names = {s.name for s in program.sizes}
-        own = {n.name if isinstance(n, Declare | Array) else n.var for s in f.body for n in s.walk()
-               if isinstance(n, Declare | Array | For)}  # fmt: skip
-        if names & {*own, *buffers}:
-            raise ValueError(f"function {f.name}: {sorted(names & {*own, *buffers})} are sizes, and bound otherwise")
-        _verify_body(f.name, f.body, set(program.sizes), buffers, readonly)
+        if _verified.get(f) != program.sizes:
+            _verify_function(f, program.sizes)
+            _verified[f] = program.sizes
+
+
+# Most passes over a program change few of its functions; for which sizes each one was found to be right.
+_verified: WeakKeyDictionary[Function, tuple[Size, ...]] = WeakKeyDictionary()
+
+
+def _verify_function(f: Function, sizes: tuple[Size, ...]) -> None:
+    buffers = {p.name: p.dtype for p in f.params}
+    unknown = (set(f.writes) | set(f.exchanged)) - set(buffers)
+    if unknown:
+        raise ValueError(f"function {f.name}: writes {sorted(unknown)}, which are not parameters")
+    unknown = {m.buffer for m in f.maps} - set(buffers)
+    unknown |= {n.name for s in f.body for n in s.walk() if isinstance(n, Map)} - {m.name for m in f.maps}
+    if unknown:
+        raise ValueError(f"function {f.name}: tensor maps of {sorted(unknown)}, which are not there")
+    readonly = set(buffers) - set(f.writes)
+    names = {s.name for s in sizes}
+    own = {n.name if isinstance(n, Declare | Array) else n.var for s in f.body for n in s.walk()
+           if isinstance(n, Declare | Array | For)}  # fmt: skip
+    if names & {*own, *buffers}:
+        raise ValueError(f"function {f.name}: {sorted(names & {*own, *buffers})} are sizes, and bound otherwise")
+    _verify_body(f.name, f.body, set(sizes), buffers, readonly)
 
 
 def _verify_body(

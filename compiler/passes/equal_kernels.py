@@ -181,13 +181,14 @@ def _called_after(
 
     No two are called the same, and none as what is `taken`.
     """
+    new = [name for name in dict.fromkeys(names) if name not in table]
+    if not new:
+        return {}
     changed = sorted((a for a, b in table.items() if a != b and not as_they_are), key=len, reverse=True)
     inside = re.compile(f"(?<![A-Za-z])(?:{'|'.join(map(re.escape, changed))})") if changed else None
     used = set(taken)
     out: dict[str, str] = {}
-    for name in names:
-        if name in out or name in table:
-            continue
+    for name in new:
         made = inside.sub(lambda found: table[found[0]], name) if inside is not None else name
         while made in used:
             made += "_"
