@@ -62,6 +62,7 @@ from compiler.interpret.verdicts import worst as worst
 from compiler.ir.stages import IRS as IRS
 from compiler.onnx import from_onnx as from_onnx
 from compiler.passes.applications import Application as Application
+from compiler.passes.equal_kernels import forget_kernels as forget_kernels
 from compiler.pipeline import PIPELINE as PIPELINE
 from compiler.pipeline import STAGES as STAGES
 from compiler.pipeline import Lowering as Lowering

@@ -44,6 +44,13 @@ _known: OrderedDict[Hashable, Lowered] = OrderedDict()
 _lock = threading.Lock()
 
 
+def forget_kernels() -> None:
+    """Forget the kernels of earlier programs, whose names a kernel like them has within: the next one is lowered as by
+    a process that has lowered nothing yet."""
+    with _lock:
+        _known.clear()
+
+
 class Kinds:
     """The kinds of kernels of a program. `by` is all that what becomes of one depends on, besides itself; those that
     are `scheduled` by others are of no kind but their own. `firsts` are the kernels of kinds that are not known yet.

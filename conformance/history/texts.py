@@ -48,6 +48,8 @@ def texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not runs_on(case, name):
             continue
         target = compiler.target(name)
+        if hasattr(compiler, "forget_kernels"):  # revisions that tell nothing of them do not know any, or keep them
+            compiler.forget_kernels()
         try:
             yield name, normal(compiler.lower(program, target).stages[compiler.stages(target)[-1]])
         except Exception as error:  # a refusal, or whatever a pass raises: it must stay the same
@@ -79,7 +81,7 @@ def record(
         found: Iterable[dict[str, str]] = map(_texts, asked)
         if min(jobs, len(asked) // FEW) > 1:  # a process takes as long to begin as some cases do
             pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs))
-            found = pool.imap_unordered(_texts, asked, chunksize=8)
+            found = pool.imap(_texts, asked, chunksize=8)
         for number, some in enumerate(found, 1):
             made |= some
             if sys.stderr.isatty():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import compiler
 from conformance.bench import emitted
 from conformance.history import texts
 
@@ -45,6 +46,22 @@ def test_equal_programs_differ_in_nothing_others_are_shown(tmp_path: Path, capsy
     assert texts.main(["compare", str(one), str(other)]) == 1
     said = capsys.readouterr().out
     assert "-" in said and "1.5" in said and "2.5" in said
+
+
+def test_a_text_is_the_same_whatever_was_lowered_before(tmp_path: Path) -> None:
+    def case(name: str, expr: str) -> str:
+        sizes = 'dims = { N = [5] }\nargs = { x = { shape = ["N", 33] } }'
+        return f'[[case]]\nname = "{name}"\nexpr = "{expr}"\n{sizes}\n'
+
+    mine, other = case("mine", "x.sum(0)"), case("other", "torch.einsum('ij->j', x)")
+    found = []
+    for cases in (mine, other + mine):
+        path = tmp_path / "file.toml"
+        path.write_text(f"format = 1\n{cases}")
+        compiler.forget_kernels()
+        found.append(texts.record([path], "smoke", ("cpu:avx2",), 1, 1))
+    alone, after = found
+    assert len(after) > len(alone) and {key: after[key] for key in alone} == alone
 
 
 def test_what_cannot_be_lowered_is_recorded_as_its_error(tmp_path: Path) -> None:
