@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import compiler
 from conformance.fuzz import regression, runs
-from conformance.fuzz.program import Program, arguments, function
+from conformance.fuzz.program import Program, function, given, needs
 from conformance.judge import ladder, oracle
 from conformance.judge.subject import Subject
 from conformance.rows import Found
@@ -136,9 +136,8 @@ def _through(program: Program, execute: Execute) -> list[runs.Run]:
 def _called(program: Program, device: str = "cpu", **options: Any) -> list[runs.Run]:
     torch._dynamo.reset()
     compiled = torch.compile(function(program), fullgraph=True, dynamic=program.dynamic, **options)
-    needs = [arg.name in program.gradients for arg in program.args]
-    given = [list(arguments(program, point).values()) for point in program.points]
-    return [runs.call(compiled, runs.copied(tensors, device), needs) for tensors in given]
+    every = [given(program, point) for point in program.points]
+    return [runs.call(compiled, runs.copied(taken, device), needs(program)) for taken in every]
 
 
 def _alike(program: Program, target: compiler.Target) -> bool:
@@ -206,7 +205,8 @@ class _With(Interpreter):
 
 def fitting(one: Met) -> Met:
     """With a graph that can be captured, as the backend has it: where that cannot be for all sizes, for those met."""
-    if not any(isinstance(n.meta.get("val"), torch.SymInt) for n in one.graph.graph.nodes if n.op == "placeholder"):
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    if not any(isinstance(n.meta.get("val"), symbols) for n in one.graph.graph.nodes if n.op == "placeholder"):
         return one
     with _disable_current_modes():
         try:

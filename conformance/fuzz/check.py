@@ -18,7 +18,7 @@ from torch import Tensor
 import compiler
 from conformance import rows
 from conformance.fuzz import asked, blame, corpus, exported, mutate, relations, runs, schedules
-from conformance.fuzz.program import Program, arguments, described, function, line
+from conformance.fuzz.program import Program, bound, described, function, given, line, needs
 from conformance.fuzz.relations import relations as relations_of
 from conformance.fuzz.runs import Run
 from conformance.judge import oracle
@@ -154,11 +154,10 @@ def first_broken(program: Program, compiled: Function, device: str) -> Differenc
 
 def _is_far(one: relations.Relation, program: Program, after: Run) -> bool:
     """Whether results on altered data are further off than eager's on those drawn lets one expect."""
-    given, eager = list(arguments(program, program.points[0]).values()), function(program)
-    needs = [arg.name in program.gradients for arg in program.args]
-    want = runs.call(eager, runs.copied(given), needs)
+    taken, eager, needed = given(program, program.points[0]), function(program), needs(program)
+    want = runs.call(eager, runs.copied(taken), needed)
     with runs.in_f64():
-        right = runs.call(eager, [runs.nearby(x) for x in given], needs)
+        right = runs.call(eager, [runs.nearby(x) for x in taken], needed)
     every = zip(*((*run.outputs, *run.inputs) for run in (after, want, right)), strict=True)
     return any(far(one.within(k, a), one.follows(k, b), one.follows(k, c)) for k, (a, b, c) in enumerate(every))
 
@@ -172,25 +171,25 @@ def fresh_compiled(program: Program, **options: Any) -> Function:
 
 def first_difference(program: Program, compiled: Function, device: str) -> Difference | None:
     """How a compiled program differs from eager: at every size, and in a second call on the same data."""
-    needs = [arg.name in program.gradients for arg in program.args]
-    eager = function(program)
+    eager, needed = function(program), needs(program)
     kept: list[tuple[Run, Run]] = []
     for point in program.points:
-        given = list(arguments(program, point).values())
+        taken = given(program, point)
         try:
-            want = runs.call(eager, runs.copied(given, device), needs)
+            want = runs.call(eager, runs.copied(taken, device), needed)
         except (RuntimeError, NotImplementedError) as error:  # programs are drawn by what eager has on the CPU
             raise Refused(f"eager on {device}: {_first_line(error)}") from error
         with runs.in_f64():  # on the CPU, whose functions of f64 are good to the last place
-            right = runs.call(eager, [runs.nearby(x) for x in runs.copied(given)], needs)
+            right = runs.call(eager, [runs.nearby(x) for x in runs.copied(taken)], needed)
         where = "".join(f"{name} = {n}, " for name, n in point.items()) if program.dynamic else ""
         for _ in range(1 if program.dynamic else 2):
             try:
-                made = runs.call(compiled, runs.copied(given, device), needs)
+                made = runs.call(compiled, runs.copied(taken, device), needed)
             except Exception as error:  # of whatever part of torch or of the compiler
                 refuse(error)
                 return Difference("exception", f"{where}{type(error).__name__}: {_first_line(error)}")
-            promised = partial(inputs.promised, eager, runs.copied(given, device), dynamic=program.dynamic)
+            tensors = runs.copied(taken[: len(program.args)], device)
+            promised = partial(inputs.promised, bound(program, point), tensors, dynamic=program.dynamic)
             if wrong := compared(made, want, right, promised):
                 return Difference(wrong.kind, where + wrong.message)
             kept.append((made, Run(tuple(x.clone() for x in made.outputs), ())))

@@ -57,7 +57,8 @@ def loaded(text: str) -> Program:
     )
     varying = {name: {int(k): v for k, v in axes.items()} for name, axes in found["varying"].items()}
     lines, results, gradients, points = (tuple(found[name]) for name in ("lines", "results", "gradients", "points"))
-    return Program(found["seed"], found["index"], args, lines, results, gradients, points, varying)
+    numbers = tuple(found.get("numbers", ()))
+    return Program(found["seed"], found["index"], args, lines, results, gradients, points, varying, numbers=numbers)
 
 
 def _drawn(arg: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from conformance.fuzz import runs
-from conformance.fuzz.program import SCOPE, Point, number
+from conformance.fuzz import literals, runs
+from conformance.fuzz.program import SCOPE, Number, Point, number
 from conformance.shapes import inputs
 from conformance.shapes.cases import FLOATS, Arg
 from conformance.shapes.distributions import fits
@@ -23,10 +23,12 @@ NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65)
 SMALL = (1, 2, 3, 4, 5, 8)  # of tensors with many axes
 SIDES = (1, 3, 4, 5, 7, 8, 9, 12)  # of images
+EDGES = (1, 2, 3, 4, 5, 7)  # of images with a depth
 MOST = 4096  # elements of a value
 # Where schedules are drawn, which have tiles of up to 128.
 LARGER = (*SIZES, 96, 100, 127, 128, 129)
 MOST_SCHEDULED = 16384
+LARGE = (20_000, 200_000)  # of the first argument of a large program, and at most of its values
 LAYOUTS = ("transposed(0,1)", "transposed(-1,-2)", "permuted", "strided(-1,2)", "strided(0,3)", "expanded(0)",
            "expanded(-1)", "offset(1)", "offset(4)", "channels_last")  # fmt: skip
 
@@ -65,7 +67,8 @@ class Made:
 class Drawing:
     """`points` are the values of the sizes that vary, those it is drawn at first; `differentiable`: arguments may
     require gradients; `integers`: floating data are whole numbers; `layouts`: arguments may have any strides; `most`
-    elements of a value; `specials`: arguments may hold NaN, infinities and the ends of the whole numbers."""
+    elements of a value; `specials`: arguments may hold NaN, infinities and the ends of the whole numbers; `numbers`:
+    arguments that are Python's numbers, and `added` those of the call that is being drawn."""
 
     seed: int
     index: int
@@ -84,6 +87,8 @@ class Drawing:
     operands: list[Value] = field(default_factory=list)
     new: list[tuple[Arg, Value]] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
+    numbers: dict[str, Number] = field(default_factory=dict)
+    added: dict[str, Number] = field(default_factory=dict)
 
     # ---- choice
 
@@ -128,7 +133,8 @@ class Drawing:
             return self._take(found)
         if self.chance(0.5):
             raise NotFitting
-        sizes = [self.among(1, 2, 3), self.among(1, 2, 3, 4, 8), *(self.among(*SIDES) for _ in range(rank - 2))]
+        sides = SIDES if rank < 5 else EDGES
+        sizes = [self.among(1, 2, 3), self.among(1, 2, 3, 4, 8), *(self.among(*sides) for _ in range(rank - 2))]
         return self._argument(sizes, self.dtype if self.dtype in FLOATS else "f32", None)
 
     def number(self, rank: int = 0) -> str:
@@ -221,8 +227,24 @@ class Drawing:
             self._take(self.values[name])
         return once.row, re.sub(rf"\b{first}\b", once.result, once.text)
 
+    def numbered(self, text: str) -> str:
+        """A text with one of its numbers as an argument of the program."""
+        name = f"k{1 + max((int(name[1:]) for name in self.numbers), default=-1)}"
+        found = literals.named(text, name, self.rng)
+        if found is None:
+            return text
+        self.added = {name: found[1]}
+        return found[0]
+
+    @property
+    def large(self) -> bool:
+        """Whether values may have more elements than a matrix of two sizes."""
+        return self.most > MOST_SCHEDULED
+
     def start(self) -> str:
         """The first argument."""
+        if self.large:
+            return self._argument(self._many(), self.dtype, None)
         rank = self.rng.choices((0, 1, 2, 3, 4), (1, 4, 10, 4, 3))[0]
         pool = self.sizes if rank < 3 else SMALL
         shape = [self.rng.choice(pool) for _ in range(rank)]
@@ -236,6 +258,14 @@ class Drawing:
         return self._argument(tuple(shape), self.dtype, None)
 
     # ---- inside
+
+    def _many(self) -> list[int]:
+        """Sizes of many elements, nearly all of them along one axis."""
+        low, high = map(math.log, LARGE)
+        others = [self.among(*self.sizes) for _ in range(self.up_to(0, 2))]
+        shape = [*others, max(1, int(math.exp(self.rng.uniform(low, high))) // math.prod(others))]
+        self.rng.shuffle(shape)
+        return shape
 
     def _least(self, size: int) -> int:
         """The least value of a size that varies."""
@@ -299,11 +329,12 @@ class Drawing:
                 self.gradients.append(arg.name)
         for value in self.operands:
             value.used += 1
+        self.numbers |= self.added
         self.drop()
 
     def drop(self) -> None:
         """Forget the call that was drawn."""
-        self.new, self.operands = [], []
+        self.new, self.operands, self.added = [], [], {}
 
     def every(self) -> list[Value]:
         """The values of the program, and those of the call that is being drawn."""
@@ -319,8 +350,12 @@ class Drawing:
 
     def scopes(self) -> tuple[dict[str, object], dict[str, object]]:
         """The names that a line may use: in eager and in f64."""
-        every = self.every()
-        return {**SCOPE, **{v.name: v.eager for v in every}}, {**SCOPE, **{v.name: v.wide for v in every}}
+        every, known = self.every(), self.constants()
+        return {**known, **{v.name: v.eager for v in every}}, {**known, **{v.name: v.wide for v in every}}
+
+    def constants(self) -> dict[str, object]:
+        """The names that stand for the same in both."""
+        return {**SCOPE, **self.numbers, **self.added}
 
 
 def _broadcasts(a: Sequence[int], b: Sequence[int], most: int, to: bool = False) -> bool:

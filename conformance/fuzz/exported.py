@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import compiler
 from conformance.fuzz import blame, generate, runs
-from conformance.fuzz.program import Program, arguments, function
+from conformance.fuzz.program import Program, arguments, bound
 from conformance.judge import ladder
 from conformance.judge.subject import Subject, Truth
 from conformance.rows import Found
@@ -35,7 +35,7 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) ->
     if ("graph" in options.get("what", ()) and program.index % EVERY) or generate.special(program):
         return Found()
     program = replace(program, points=program.points[:1], varying={}, gradients=())
-    target, call = compiler.target(options["target"]), function(program)
+    target, call = compiler.target(options["target"]), bound(program, program.points[0])
     given = tuple(arguments(program, program.points[0]).values())
     tell(STAGE)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def _blamed(
     made: Sequence[Tensor], wrong: str,
 ) -> Found:  # fmt: skip
     """The finding with the first bad stage and pass; none where the bounds allow for it."""
-    one = Subject(blame.GRAPH, function(program), given, captured, captured.inputs(given))
+    one = Subject(blame.GRAPH, bound(program, program.points[0]), given, captured, captured.inputs(given))
     climbed = ladder.climb(captured.program, compiler.target(options["target"]))
     row = ladder.judge(one, climbed, {}, lambda stage: tell(f"stage {stage} of what is exported"))
     bad = Found(verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=wrong, why=row.detail)

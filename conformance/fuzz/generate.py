@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, operations, runs
+from conformance.fuzz import asked, literals, operations, runs
 from conformance.fuzz.drawing import (
+    LARGE,
     LARGER,
     MOST,
     MOST_SCHEDULED,
@@ -29,7 +30,7 @@ from conformance.fuzz.drawing import (
     overlaps,
 )
 from conformance.fuzz.operations import OPERATIONS, Row
-from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
+from conformance.fuzz.program import Point, Program, function, given, needs, number
 from conformance.shapes import inputs
 
 LEAST, MOST_CALLS = 2, 12
@@ -39,6 +40,9 @@ DTYPES = {"f32": 45, "bf16": 11, "f16": 8, "f64": 10, "i64": 9, "i32": 6, "i16":
 LARGEST = {torch.float16: 500.0, torch.bfloat16: 1e4, torch.float32: 1e5, torch.float64: 1e5}
 EXACT = {torch.float16: 2**10, torch.bfloat16: 2**7, torch.float32: 2**20, torch.float64: 2**20}
 AGAIN = 0.15  # the share of draws that are of a call made before, on its own result
+NUMBERED = (0.02, 0.15)  # the share of calls one of whose numbers is an argument, by whether sizes vary
+VARIED = 0.4  # the share of programs with such numbers, and sizes that do not vary, where these vary
+LARGES = 0.015  # the share of programs with many elements
 LOST = 0.05  # the share of a value that eager's rounding may take
 # Sizes that vary, and those that they vary between: no other size of a program is like the first.
 POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
@@ -63,6 +67,8 @@ def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Pr
     d = Drawing(seed, index, rng, dtype, points if "shape" in what else ({},), differentiable, rng.random() < 0.4)
     d.layouts, d.specials = "layout" in what, rng.random() < 0.12
     d.sizes, d.most = (LARGER, MOST_SCHEDULED) if "schedule" in what else (SIZES, MOST)
+    if len(d.points) == 1 and rng.random() < LARGES:
+        d.most = LARGE[1]
     lines: list[str] = []
     wanted = rng.randint(LEAST, MOST_CALLS)
     d.start()
@@ -75,7 +81,8 @@ def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Pr
 
 def whole(d: Drawing, lines: Sequence[str]) -> Program:
     """The program of these lines, which was drawn; raises NotFitting where eager does not run it as a whole."""
-    made = Program(d.seed, d.index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients))
+    numbers = tuple(name for name in d.numbers if literals.used(lines, name))
+    made = Program(d.seed, d.index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients), numbers=numbers)
     return _varied(made, d.points, d)
 
 
@@ -83,6 +90,7 @@ def tried(d: Drawing, lines: Sequence[str]) -> list[str]:
     """One more line, or none if what was drawn will not do."""
     try:
         row, text = d.again() if d.chance(AGAIN) else drawn(d)
+        text = d.numbered(text) if d.chance(NUMBERED[len(d.points) > 1]) else text
         return [_changed(d, row, text, lines) if row.changes else _added(d, row, text, len(lines))]
     except REFUSED:
         return []
@@ -99,6 +107,8 @@ def drawn(d: Drawing) -> tuple[Row, str]:
 def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     """The line of a call that gives a value."""
     eager, shadow = d.scopes()
+    if d.large:
+        _refuse_larger(d, text)
     result = eval(text, eager)
     made = _tensors(result)
     with runs.in_f64():
@@ -113,6 +123,17 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     d.keep()
     d.values |= {value.name: value for value in values}
     return f"{', '.join(names)}{'' if isinstance(result, Tensor) or len(made) > 1 else ','} = {text}"
+
+
+def _refuse_larger(d: Drawing, text: str) -> None:
+    """Refuse a call that gives more elements than a value may have, before there are any."""
+    every = d.every()
+
+    def call(*xs: Tensor) -> Any:
+        return eval(text, d.constants() | dict(zip([v.name for v in every], xs, strict=True)))
+
+    if any(x.numel() > d.most for x in _tensors(inputs.traced(call, [v.eager.detach() for v in every]))):
+        raise NotFitting
 
 
 def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
@@ -144,9 +165,9 @@ def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str,
     for scope, made in ((eager, fresh), (shadow, {name: runs.widened(x) for name, x in fresh.items()})):
         for name, x in made.items():
             scope[name] = x.requires_grad_() if d.needs(name) else x
-    exec(text, dict(SCOPE), eager)
+    exec(text, d.constants(), eager)
     with runs.in_f64():
-        exec(text, dict(SCOPE), shadow)
+        exec(text, d.constants(), shadow)
     return eager, shadow
 
 
@@ -220,16 +241,20 @@ def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
     """With sizes that vary where it runs at all of them, and with gradients where eager gives them."""
     names = {n: name for name, n in points[0].items()}
     varying = {a.name: {k: names[n] for k, n in enumerate(a.shape) if n in names} for a in made.args}
-    if len(points) > 1 and any(varying.values()):
-        wider = replace(made, points=tuple(points), varying=varying)
-        if all(runs_at(wider, point) for point in points):
-            return wider
-    if runs_at(made, {}):
-        return made
-    without = replace(made, gradients=())
-    if not runs_at(without, {}):
-        raise NotFitting
-    return without
+    first = {name: d.numbers[name] for name in made.numbers}
+    if first and len(points) == 1 and d.chance(VARIED):
+        points = (*points, *points)
+    if len(points) > 1 and (any(varying.values()) or first):
+        others = [{name: literals.other(n, call) for name, n in first.items()} for call in range(len(points))]
+        for numbers in (others, [first] * len(points)) if first else (others,):
+            every = tuple({**point, **known} for point, known in zip(points, numbers, strict=True))
+            wider = replace(made, points=every, varying=varying)
+            if all(runs_at(wider, point) for point in every):
+                return wider
+    for fixed in (replace(made, points=(first,)), replace(made, points=(first,), gradients=())):
+        if runs_at(fixed, first):
+            return fixed
+    raise NotFitting
 
 
 def special(program: Program) -> bool:
@@ -239,16 +264,17 @@ def special(program: Program) -> bool:
 
 def runs_at(program: Program, point: Point) -> bool:
     """Whether eager gives moderate values, and f64 about the same."""
-    needs = [arg.name in program.gradients for arg in program.args]
-    call = function(program)
+    call, needed = function(program), needs(program)
+    large = any(torch.Size(arg.shape).numel() > MOST_SCHEDULED for arg in program.args)
+    most = LARGE[1] if large else MOST_SCHEDULED
     try:
-        given = list(arguments(program, point).values())
-        eager = runs.call(call, runs.copied(given), needs)
+        taken = given(program, point)
+        eager = runs.call(call, runs.copied(taken), needed)
         with runs.in_f64():
-            right = runs.call(call, [runs.widened(x) for x in given], needs)
+            right = runs.call(call, [runs.widened(x) if isinstance(x, Tensor) else x for x in taken], needed)
         for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):
             if x is not None and y is not None:
-                _check(x, y, False, specials=special(program))
+                _check(x, y, False, most, special(program))
     except REFUSED:
         return False
     return True

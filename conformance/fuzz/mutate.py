@@ -94,7 +94,9 @@ def _sound(before: Program, after: Program, rng: random.Random) -> Program:
 def _drawing(program: Program, lines: Any, rng: random.Random) -> Drawing:
     """A program as it is while it is drawn, after some of its lines."""
     dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
-    d = Drawing(program.seed, program.index, rng, dtype, program.points, bool(program.gradients), most=MOST_SCHEDULED)
+    sizes = [{name: n for name, n in point.items() if name not in program.numbers} for point in program.points]
+    d = Drawing(program.seed, program.index, rng, dtype, sizes, bool(program.gradients), most=MOST_SCHEDULED)
+    d.numbers = {name: program.points[0][name] for name in program.numbers}
     d.specials = generate.special(program)
     d.sizes = LARGER
     d.args, d.gradients = list(program.args), list(program.gradients)

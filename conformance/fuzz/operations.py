@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conformance.fuzz import placing, texts, windows
+from conformance.fuzz import placing, recurrent, texts, windows
 from conformance.fuzz.drawing import Drawing
 
 SELECT, WHOLE, ROUND, JUMP = "select", "whole", "round", "jump"
@@ -96,6 +96,7 @@ MOVES = _rows(SELECT, {
     "slice_scatter": lambda d: placing.replaced(d, "slice"),
     "select_scatter": lambda d: placing.replaced(d, "select"),
     "diagonal_scatter": lambda d: placing.replaced(d, "diagonal"),
+    "masked_scatter": lambda d: placing.masked_scattered(d, "masked_scatter"),
     "one_hot": placing.one_hot, "pixel_shuffle": windows.shuffled, "unfold.image": windows.windows,
     "where.number": lambda d: f"torch.where({(x := d.number()) and d.mask()}, {x}, {d.among(0, 1.5, -2)})",
     "full_like": lambda d: f"torch.full_like({d.number()}, {d.among(2, -1)})",
@@ -104,7 +105,7 @@ MOVES = _rows(SELECT, {
     "eye": lambda d: f"torch.eye({(x := d.tensor(2)) and d.size(0)}, {d.size(1)}, dtype={x}.dtype, device={x}.device)",
 })  # fmt: skip
 CHOICES = (
-    Row("max_pool", SELECT, lambda d: texts.pool(d, "max"), LAYER),
+    Row("max_pool", SELECT, lambda d: texts.pool(d, "max", 3, 4), LAYER),
     Row("pad", SELECT, lambda d: texts.padded(d, d.number(1)), 2.5),
     *_of_number(SELECT, "torch.relu({})", "torch.abs({})", "-{}", "{}.clamp(-1, 2)", "{}.clamp(min=0)"),
     *_rows(SELECT, {
@@ -125,7 +126,8 @@ CHOICES = (
         "relu6": lambda d: f"F.{d.among('relu6', 'hardtanh')}({d.number()})",
         "threshold": lambda d: f"F.threshold({d.number()}, {d.among(0, 1)}, {d.among(0, 1)})",
         "copysign": lambda d: f"torch.copysign({d.real()}, {d.like()})",
-        "max_unpooled": lambda d: windows.adaptive(d, "max"),
+        "max_unpooled": lambda d: windows.adaptive(d, "max", 3, 4), "max_pool3d": lambda d: texts.pool(d, "max", 5),
+        "max_pool3d.adaptive": lambda d: windows.adaptive(d, "max", 5),
     }),
 )  # fmt: skip
 WHOLES = (
@@ -160,18 +162,19 @@ WHOLES = (
         "conv3d": lambda d: windows.conv(d, 3), "conv.same": windows.conv_same,
         "conv_transpose1d": lambda d: windows.conv_transpose(d, 1),
         "conv_transpose2d.forms": lambda d: windows.conv_transpose(d, 2),
+        "conv_transpose3d": lambda d: windows.conv_transpose(d, 3),
         "scatter_reduce": placing.scatter_reduced, "index_put": placing.index_put,
         "power.whole": lambda d: f"{d.number()} ** {d.among(2, 3)}",
     }),
 )  # fmt: skip
 ROUNDS = (
     *_rows(ROUND, {
-        "attention": texts.attention, "attention.forms": windows.attention,
+        "recurrent": recurrent.network, "attention": texts.attention, "attention.forms": windows.attention,
         "softmax": texts.along("torch.softmax({}, {})"),
         "layer_norm": lambda d: texts.layer_norm(d, "layer_norm"),
         "rms_norm": lambda d: texts.layer_norm(d, "rms_norm"),
         "batch_norm": texts.batch_norm, "batch_norm.running": windows.batch_norm, "group_norm": windows.group_norm,
-        "avg_pool": lambda d: texts.pool(d, "avg"), "interpolate": texts.resized,
+        "avg_pool": lambda d: texts.pool(d, "avg", 3, 4), "interpolate": texts.resized,
         "interpolate.forms": windows.resized,
     }, LAYER),
     *_of_real(
@@ -211,7 +214,9 @@ ROUNDS = (
         "softmin": texts.along("F.softmin({}, {})"), "cosine": texts.cosine,
         "std_mean": texts.along("torch.std_mean({}, {})[1]"),
         "instance_norm": windows.instance_norm, "cdist": texts.cdist,
-        "adaptive_pool": lambda d: windows.adaptive(d, "avg"),
+        "adaptive_pool": lambda d: windows.adaptive(d, "avg", 3, 4),
+        "avg_pool3d": lambda d: texts.pool(d, "avg", 5), "avg_pool3d.adaptive": lambda d: windows.adaptive(d, "avg", 5),
+        "interpolate3d": windows.resized_depth, "recurrent.cell": recurrent.cell,
         "scatter_mean": placing.scatter_mean, "embedding_bag": placing.embedding_bag,
         "loss": texts.loss, "lerp.tensor": lambda d: f"torch.lerp({d.real()}, {d.same()}, {d.same()})",
         "prelu": lambda d: f"F.prelu({d.real(2)}, {d.fresh(d.size(1))})", "bilinear": texts.bilinear,
@@ -285,6 +290,7 @@ WRITES = (
         "assign.row": lambda d: f"{d.number(2)}[{d.among(0, -1)}] = {d.fresh(*d.shape[1:])}",
         "masked_fill": lambda d: f"{d.number()}.masked_fill_({d.mask()}, {d.among(0, 1)})",
         "neg": lambda d: f"{d.number()}.neg_()",
+        "masked_scatter": lambda d: placing.masked_scattered(d, "masked_scatter_"),
         "index_put": placing.assigned_rows, "where": placing.assigned_where, "abs": lambda d: f"{d.number()}.abs_()",
         "tril": lambda d: f"{d.tensor(2)}.{d.among('tril_', 'triu_')}()",
         "fill_diagonal": lambda d: f"{d.number(2)}.fill_diagonal_({d.among(0, 1)})",

@@ -79,6 +79,12 @@ def searched(d: Drawing) -> str:
     return d.among(f"torch.bucketize({x}, {limits}{right})", f"torch.searchsorted({limits}, {x}{right})")
 
 
+def masked_scattered(d: Drawing, call: str) -> str:
+    """The next of some numbers at each place where a condition holds."""
+    x = d.number()
+    return f"{x}.{call}({d.mask()}, {d.same()})"
+
+
 def one_hot(d: Drawing) -> str:
     """Of new indices."""
     x = d.tensor(1)

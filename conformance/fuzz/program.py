@@ -9,6 +9,7 @@ import hashlib
 import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,8 @@ from conformance.shapes.cases import Arg
 from conformance.shapes.inputs import Function
 
 SCOPE = {"torch": torch, "F": F}
-Point = Mapping[str, int]
+Number = int | float
+Point = Mapping[str, Any]  # of sizes, which are whole, and of numbers
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class Altered:
 class Program:
     """`lines` are statements over the arguments, `results` the names that it returns.
 
-    `gradients` are the arguments that require them. `points` are values for the sizes that vary, the first being those
-    of `args`, and `varying` says for each argument which of its axes is which of them; one point: sizes are fixed.
+    `gradients` are the arguments that require them, `numbers` those behind `args` that are Python's numbers. `points`
+    are values for these and for the sizes that vary, the first being those of `args`, and `varying` says for each
+    argument which of its axes is which of them; one point: sizes are fixed.
     """
 
     seed: int
@@ -51,6 +54,7 @@ class Program:
     points: tuple[Point, ...] = field(default=({},), hash=False)
     varying: Mapping[str, Mapping[int, str]] = field(default_factory=dict, hash=False)
     altered: Altered | None = field(default=None, hash=False)
+    numbers: tuple[str, ...] = ()
 
     @property
     def dynamic(self) -> bool:
@@ -66,6 +70,21 @@ def number(*words: object) -> int:
     """
     text = "\0".join(map(str, words))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def given(program: Program, point: Point) -> list[Any]:
+    """What a call takes at a point, in order: fresh tensors, then numbers."""
+    return [*arguments(program, point).values(), *(point[name] for name in program.numbers)]
+
+
+def needs(program: Program) -> list[bool]:
+    """Which of them require gradients."""
+    return [name in program.gradients for name in names(program)]
+
+
+def names(program: Program) -> list[str]:
+    """The names of all arguments, in order."""
+    return [*(arg.name for arg in program.args), *program.numbers]
 
 
 def arguments(program: Program, point: Point) -> dict[str, Tensor]:
@@ -109,7 +128,7 @@ def sized(arg: Arg, axes: Mapping[int, str], point: Point) -> Arg:
 def line(program: Program) -> str:
     """The program on one line."""
     parts = [*program.lines, f"return {', '.join(program.results)}"]
-    return f"def f({', '.join(arg.name for arg in program.args)}): {'; '.join(parts)}"
+    return f"def f({', '.join(names(program))}): {'; '.join(parts)}"
 
 
 def described(program: Program) -> str:
@@ -121,13 +140,13 @@ def described(program: Program) -> str:
         layout = "" if arg.layout == "contig" else f" {arg.layout}"
         needs = " with gradient" if arg.name in program.gradients else ""
         words.append(f"{arg.name}: {arg.dtype}[{sizes}]{layout} {arg.inputs['kind']}{needs}")
-    if program.dynamic:
+    if program.dynamic or program.numbers:
         words += [", ".join(f"{k} = {n}" for k, n in point.items()) for point in program.points]
     return "; ".join(words)
 
 
 def function(program: Program) -> Function:
-    """The program as a function of its tensors, in order."""
+    """The program as a function of its arguments, in order."""
     text = line(program) + "\n"
     file = f"<random program {program.seed}.{program.index}>"
     linecache.cache[file] = (len(text), None, [text], file)  # tracebacks and Dynamo show it
@@ -135,3 +154,9 @@ def function(program: Program) -> Function:
     made: dict[str, Function] = {}
     exec(compile(text, file, "exec"), scope, made)
     return made["f"]
+
+
+def bound(program: Program, point: Point) -> Function:
+    """The program as a function of its tensors alone, with the numbers of a point."""
+    whole, numbers = function(program), [point[name] for name in program.numbers]
+    return (lambda *tensors: whole(*tensors, *numbers)) if numbers else whole

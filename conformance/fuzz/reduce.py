@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, check, exported, generate, mutate, regression, relations, schedules
+from conformance.fuzz import asked, check, exported, generate, literals, mutate, regression, relations, schedules
 from conformance.fuzz.asked import TRIED
 from conformance.fuzz.mutate import resized
-from conformance.fuzz.program import SCOPE, Program, arguments, described, line
+from conformance.fuzz.program import SCOPE, Program, described, given, line, names
 from conformance.judge.ladder import threads
 from conformance.shapes import inputs
 from conformance.shapes.cases import FLOATS, Arg
@@ -113,7 +113,7 @@ def _while_any(program: Program, smaller: Candidates, fails: Callable[[Program],
 
 def _runs(program: Program) -> bool:
     """Whether eager runs it; a call that went may have made what another uses."""
-    defined = {arg.name for arg in program.args}
+    defined = set(names(program))
     for text in program.lines:
         made, used = _names(text)
         if not defined >= set(used):
@@ -135,6 +135,9 @@ def _graph(program: Program) -> Iterator[Program]:
         yield replace(program, points=program.points[:1], varying={})
     if program.gradients:
         yield replace(program, gradients=())
+    for name in program.numbers:
+        texts = tuple(literals.filled(text, name, program.points[0][name]) for text in program.lines)
+        yield without_unused(replace(program, lines=texts))
     values = _values(program)
     for k in reversed(range(len(program.lines))):
         made, used = _names(program.lines[k])
@@ -142,7 +145,7 @@ def _graph(program: Program) -> Iterator[Program]:
         if made and all(name in values for name in made):
             new = tuple(_argument(name, values[name]) for name in made)
             yield without_unused(replace(program, lines=kept, args=(*program.args, *new)))
-        for name in used if len(made) == 1 else ():
+        for name in sorted(set(used) - set(program.numbers)) if len(made) == 1 else ():
             yield without_unused(_renamed(replace(program, lines=kept), made[0], name))
         yield without_unused(replace(program, lines=kept))
 
@@ -181,13 +184,15 @@ def without_unused(program: Program) -> Program:
         lines=tuple(lines),
         args=args,
         gradients=tuple(name for name in program.gradients if name in needed),
+        numbers=tuple(name for name in program.numbers if name in needed),
         varying={arg.name: program.varying.get(arg.name, {}) for arg in args} if program.dynamic else {},
     )
 
 
 def _values(program: Program) -> dict[str, Tensor]:
     """The tensors that the names of a program stand for at its end."""
-    scope: dict[str, Any] = {**SCOPE, **arguments(program, program.points[0])}
+    point = program.points[0]
+    scope: dict[str, Any] = {**SCOPE, **dict(zip(names(program), given(program, point), strict=True))}
     with torch.no_grad():
         exec("\n".join(program.lines), scope)
     return {name: x for name, x in scope.items() if isinstance(x, Tensor)}

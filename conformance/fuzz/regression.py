@@ -17,7 +17,7 @@ from torch import Tensor
 import compiler
 from conformance.fuzz.asked import PROGRAM
 from conformance.fuzz.corpus import dumped
-from conformance.fuzz.program import Program, arguments, described, line
+from conformance.fuzz.program import Program, described, given, line, needs
 from conformance.judge import ladder
 from conformance.judge.repro import write_texts
 from conformance.rows import Found, Judged
@@ -78,7 +78,8 @@ def shown(program: Program, title: str) -> str:
     lines += [f'layouts = ["{others[0]}"]'] if others else []  # a row has one
     lines += [f"grad = {json.dumps(list(program.gradients))}"] if program.gradients else []
     scales = program.altered.scales if program.altered else {}
-    first = [f"{name} = {name} * 2.0**{e}" for name, e in scales.items()]
+    first = [f"{name} = {program.points[0][name]!r}" for name in program.numbers]
+    first += [f"{name} = {name} * 2.0**{e}" for name, e in scales.items()]
     return TEXT.format(
         title=f"{title}\n# {described(program)}", seed=program.seed, index=program.index,
         expr="\n".join([*first, *program.lines, f"({results})"]), args="\n".join(lines), dtype=dtype,
@@ -114,17 +115,19 @@ import torch.nn.functional as F
 
 
 needs = {needs}
-for tensors in torch.load(Path(__file__).parent / "inputs.pt"):
+for arguments in torch.load(Path(__file__).parent / "inputs.pt"):
     options = {{"fallback": False, "target": "{target}"}}
     compiled = torch.compile(f, backend="mlcomp", dynamic={dynamic}, options=options)
     for name, call in (("eager", f), ("mlcomp", compiled)):
-        given = [x.clone().requires_grad_(need) for x, need in zip(tensors, needs)]
+        given = [
+            x.clone().requires_grad_(need) if isinstance(x, torch.Tensor) else x for x, need in zip(arguments, needs)
+        ]
         made = call(*given)
         print(name, *(made if isinstance(made, tuple | list) else [made]), sep="\\n")
         if any(needs):
             ends = [x for x in (made if isinstance(made, tuple | list) else [made]) if x.requires_grad]
             weights = [((torch.arange(x.numel()) * 7 % 5) - 2).to(x.dtype).reshape(x.shape) for x in ends]
-            leaves = [x for x in given if x.requires_grad]
+            leaves = [x for x, need in zip(given, needs) if need]
             print("gradients", *torch.autograd.grad(ends, leaves, weights, allow_unused=True), sep="\\n")
 '''
 
@@ -143,11 +146,11 @@ def dump(
         (folder / "run.py").write_text(_script(program, target, found))
         (folder / "failure.txt").write_text(f"{found.first_bad_stage}, {found.first_bad_pass}\n{found.why}\n")
         (folder / PROGRAM).write_text(dumped(program), encoding="utf-8")
-        torch.save([list(arguments(program, point).values()) for point in program.points], folder / "inputs.pt")
-        for number, (given, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
+        torch.save([given(program, point) for point in program.points], folder / "inputs.pt")
+        for number, (taken, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
             graph = folder / f"graph{number}"
             write_texts(graph, lowering)
-            torch.save([x for x in given if isinstance(x, Tensor)], graph / "inputs.pt")
+            torch.save([x for x in taken if isinstance(x, Tensor)], graph / "inputs.pt")
     except OSError as error:
         return f"(not written to {folder}: {error.strerror})"
     return str(folder)
@@ -158,7 +161,7 @@ def _script(program: Program, target: str, found: Found) -> str:
         title=f"Random program {program.seed}.{program.index}: {found.first_bad_stage}, {found.first_bad_pass}.",
         described=described(program),
         line=line(program),
-        needs=[arg.name in program.gradients for arg in program.args],
+        needs=needs(program),
         dynamic=program.dynamic,
         target=target,
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from conformance.fuzz import axes, degrees, runs
-from conformance.fuzz.program import Altered, Program, arguments, function, taken
+from conformance.fuzz.program import Altered, Program, function, given, needs, taken
 from conformance.fuzz.runs import Run
 from conformance.fuzz.tracing import traced, values_of
 from conformance.judge import oracle
@@ -122,9 +122,7 @@ def _differ(made: Tensor, want: Tensor, relation: Relation) -> str:
 
 def run(function: Callable[..., Any], program: Program, device: str) -> Run:
     """A call of a function on the data of a program, at the first of its sizes."""
-    needs = [arg.name in program.gradients for arg in program.args]
-    given = list(arguments(program, program.points[0]).values())
-    return runs.call(function, runs.copied(given, device), needs)
+    return runs.call(function, runs.copied(given(program, program.points[0]), device), needs(program))
 
 
 def holds_in_eager(relation: Relation, program: Program, device: str) -> bool:

@@ -1,4 +1,4 @@
-"""A function and its tensors in; what a call of it leaves behind out: results, its inputs afterwards, gradients.
+"""A function and its arguments in; what a call of it leaves behind out: results, its inputs afterwards, gradients.
 
 The same in f64 as well, for what is right.
 """
@@ -27,9 +27,9 @@ class Run:
     gradients: tuple[Tensor | None, ...] = ()
 
 
-def call(function: Callable[..., Any], tensors: Sequence[Tensor], needs: Sequence[bool]) -> Run:
-    """Call the function on these very tensors, of which some need gradients, and go backward if any does."""
-    given = [x.requires_grad_() if need else x for x, need in zip(tensors, needs, strict=True)]
+def call(function: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool]) -> Run:
+    """Call the function on these very arguments, of which some need gradients, and go backward if any does."""
+    given = [x.requires_grad_() if need else x for x, need in zip(arguments, needs, strict=True)]
     leaves = [x for x, need in zip(given, needs, strict=True) if need]
     with torch.set_grad_enabled(bool(leaves)):
         outputs = tuple(pytree.tree_leaves(function(*given)))
@@ -37,7 +37,8 @@ def call(function: Callable[..., Any], tensors: Sequence[Tensor], needs: Sequenc
     ends = [x for x in outputs if x.requires_grad]
     if ends and leaves:
         gradients = torch.autograd.grad(ends, leaves, [weights(x) for x in ends], allow_unused=True)
-    return Run(tuple(x.detach() for x in outputs), tuple(x.detach() for x in given), gradients)
+    inputs = tuple(x.detach() for x in given if isinstance(x, Tensor))
+    return Run(tuple(x.detach() for x in outputs), inputs, gradients)
 
 
 def weights(x: Tensor) -> Tensor:
@@ -45,9 +46,9 @@ def weights(x: Tensor) -> Tensor:
     return ((torch.arange(x.numel(), device=x.device) * 7 % 5) - 2).to(x.dtype).reshape(x.shape)
 
 
-def copied(tensors: Sequence[Tensor], device: str = "cpu") -> list[Tensor]:
-    """Tensors with storages of their own, of the same strides, gaps and offsets."""
-    return [clone_storage(x.detach(), device=device) for x in tensors]
+def copied(arguments: Sequence[Any], device: str = "cpu") -> list[Any]:
+    """Tensors with storages of their own, of the same strides, gaps and offsets; numbers as they are."""
+    return [clone_storage(x.detach(), device=device) if isinstance(x, Tensor) else x for x in arguments]
 
 
 FLOATING = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
@@ -84,12 +85,14 @@ def widened(x: Tensor) -> Tensor:
     return clone_storage(x.detach(), dtype=torch.float64) if x.is_floating_point() else clone_storage(x)
 
 
-def nearby(x: Tensor) -> Tensor:
-    """What `widened` gives; what is in f64 already is off by up to four roundings.
+def nearby(x: Any) -> Any:
+    """What `widened` gives of a tensor; what is in f64 already is off by up to four roundings.
 
     There is nothing wider to compute a reference of f64 in: how far such numbers take a result is how far it may be
     off. Whole numbers stay, so that what jumps at them does not.
     """
+    if not isinstance(x, Tensor):
+        return x
     wide = widened(x)
     if x.dtype is torch.float64:
         memory = torch.empty(0, dtype=torch.float64).set_(wide.untyped_storage())  # elements may lie there twice

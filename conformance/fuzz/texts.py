@@ -150,9 +150,9 @@ def conv_transpose(d: Drawing) -> str:
     return f"F.conv_transpose2d({x}, {w}, stride={d.among(1, 2)})"
 
 
-def pool(d: Drawing, kind: str) -> str:
-    """Of windows that fit."""
-    x = d.image(d.among(3, 4))
+def pool(d: Drawing, kind: str, *ranks: int) -> str:
+    """Of windows that fit, in images of one of these ranks."""
+    x = d.image(d.among(*ranks))
     rank = len(d.shape) - 2
     kernel = d.up_to(1, min(3, *d.shape[2:]))
     options = f"{kernel}, stride={d.among(1, 2)}, padding={d.up_to(0, kernel // 2)}, ceil_mode={d.among(True, False)}"

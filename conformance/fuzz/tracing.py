@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from conformance.fuzz.program import Program, arguments, function
+from conformance.fuzz.program import Program, arguments, bound
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Traced:
 def traced(program: Program) -> Traced | None:
     """The program at the first of its sizes; None if torch cannot trace it."""
     tensors = arguments(program, program.points[0])
-    call = torch.func.functionalize(function(program))
+    call = torch.func.functionalize(bound(program, program.points[0]))
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

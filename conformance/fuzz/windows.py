@@ -53,9 +53,9 @@ def windows(d: Drawing) -> str:
     return f"F.fold({columns}, {tuple(d.shape[2:])}, {kernel}, padding=1, stride={step})"
 
 
-def adaptive(d: Drawing, way: str) -> str:
-    """To a size that may not divide what there is."""
-    x = d.image(d.among(3, 4))
+def adaptive(d: Drawing, way: str, *ranks: int) -> str:
+    """To a size that may not divide what there is, in images of one of these ranks."""
+    x = d.image(d.among(*ranks))
     rank = len(d.shape) - 2
     return f"F.adaptive_{way}_pool{rank}d({x}, {d.among(1, 2, 3, 5)})"
 
@@ -66,6 +66,15 @@ def resized(d: Drawing) -> str:
     size = (d.among(1, 2, 3, 5, 8), d.among(1, 3, 4, 7))
     mode = d.among("nearest", "nearest-exact", "bilinear", "bicubic", "area")
     corners = f", align_corners={d.among(True, False)}" if mode in ("bilinear", "bicubic") else ""
+    return f"F.interpolate({x}, size={size}, mode='{mode}'{corners})"
+
+
+def resized_depth(d: Drawing) -> str:
+    """With a depth of any size too."""
+    x = d.image(5)
+    size = tuple(d.among(1, 2, 3, 5) for _ in range(3))
+    mode = d.among("nearest", "nearest-exact", "trilinear", "area")
+    corners = f", align_corners={d.among(True, False)}" if mode == "trilinear" else ""
     return f"F.interpolate({x}, size={size}, mode='{mode}'{corners})"
 
 

@@ -1,0 +1,44 @@
+"""The text of a call in; the text with one of its numbers by a name out, which a program then takes as an argument."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Iterable
+
+from conformance.fuzz.program import Number
+
+
+def named(text: str, name: str, rng: random.Random) -> tuple[str, Number] | None:
+    """The text with one of its numbers named, and that number; None if it has none.
+
+    >>> named("torch.clamp(x0, -1.5, max='2')", "k0", random.Random(0))
+    ("torch.clamp(x0, -k0, max='2')", 1.5)
+    """
+    found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
+    if not found:
+        return None
+    chosen = rng.choice(found)
+    value = chosen.value
+    assert isinstance(value, int | float)
+    return f"{text[: chosen.col_offset]}{name}{text[chosen.end_col_offset :]}", value
+
+
+def filled(text: str, name: str, value: Number) -> str:
+    """The text with the number in place of its name."""
+    return re.sub(rf"\b{name}\b", repr(value), text)
+
+
+def used(lines: Iterable[str], name: str) -> bool:
+    """Whether the name stands in any line."""
+    return any(re.search(rf"\b{name}\b", text) for text in lines)
+
+
+def other(value: Number, call: int) -> Number:
+    """The number of a later call: a whole one remains whole, and what has few bits keeps few.
+
+    >>> other(2, 1), other(0.25, 2), other(2, 0)
+    (3, 1.25, 2)
+    """
+    return value + (call if isinstance(value, int) else call / 2)

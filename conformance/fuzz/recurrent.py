@@ -1,0 +1,48 @@
+"""The texts of recurrent networks: some steps of layers, or one step of a cell."""
+
+from __future__ import annotations
+
+from conformance.fuzz.drawing import Drawing, NotFitting
+
+STEPS = 6  # of which each is compiled by itself
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def network(d: Drawing) -> str:
+    """One layer, or two, in one direction or both, of which the second may have the weights of the first."""
+    x = d.image(3)
+    kind, batch_first = d.among(*GATES), d.chance(0.5)
+    batch, steps = d.shape[:2] if batch_first else d.shape[1::-1]
+    if steps > STEPS or not d.first.eager.numel():
+        raise NotFitting
+    width, biased = d.among(1, 2, 3, 5, 8), d.chance(0.5)
+    layers, directions = d.among((1, 1), (1, 1), (1, 2), (2, 1))
+    state = _state(d, kind, layers * directions, batch, width)
+    weights = _weights(d, kind, d.size(2), width, biased)
+    if directions == 2 and d.chance(0.5):
+        weights += weights
+    elif directions == 2:
+        weights += _weights(d, kind, d.size(2), width, biased)
+    elif layers == 2:
+        weights += _weights(d, kind, width, width, biased)
+    options = f"{biased}, {layers}, 0.0, {d.among(True, False)}, {directions == 2}, {batch_first}"
+    return f"torch.{kind}({x}, {state}, [{', '.join(weights)}], {options})"
+
+
+def cell(d: Drawing) -> str:
+    """The next state."""
+    x = d.real(2, most=2)
+    kind, width = d.among(*GATES), d.among(1, 3, 8, 17)
+    weights = _weights(d, kind, d.size(1), width, d.chance(0.5))
+    return f"torch.{kind}_cell({x}, {_state(d, kind, d.size(0), width)}, {', '.join(weights)})"
+
+
+def _state(d: Drawing, kind: str, *shape: int) -> str:
+    state = d.fresh(*shape)
+    return f"({state}, {d.fresh(*shape)})" if kind == "lstm" else state
+
+
+def _weights(d: Drawing, kind: str, size: int, width: int, biased: bool) -> list[str]:
+    rows = GATES[kind] * width
+    made = [d.fresh(rows, size), d.fresh(rows, width)]
+    return [*made, d.fresh(rows), d.fresh(rows)] if biased else made
