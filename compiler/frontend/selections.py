@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,15 @@ def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return torch.stack(columns, -1)
 
 
+def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Gradients of the source, whose elements came to the places that the mask holds for, in order; the rest has 0."""
+    given, holds = (x.flatten() for x in torch.broadcast_tensors(grad, mask))  # type: ignore[no-untyped-call]
+    if not given.numel():
+        return grad.new_zeros(sizes)
+    places = _nonzero_static(holds, size=math.prod(sizes)).squeeze(1)
+    return torch.where(places < 0, 0, given[places.clamp(min=0)]).reshape(sizes)
+
+
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     """Each element joins the one a power of two before it, which holds the sum of as many: none is lost beside a larger
     one that comes later."""
@@ -98,4 +107,5 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "kthvalue.default": _kthvalue, "nanmedian.default": _nanmedian, "nanmedian.dim": _nanmedian_dim,
     "mode.default": _mode, "nonzero_static.default": _nonzero_static, "logcumsumexp.default": _logcumsumexp,
+    "masked_scatter_backward.default": _masked_scatter_backward,
 }  # fmt: skip

@@ -71,10 +71,13 @@ def nodes_in(argument: Any) -> list[Node]:
     return found
 
 
+ABSENT = torch.empty(0, dtype=torch.bool)  # in the place of a result that a call does not give
+
+
 def values_of(node: Node) -> list[Tensor]:
     """What a node gives."""
     made = node.meta["val"]
-    return list(made) if isinstance(made, tuple | list) else [made]
+    return [ABSENT if x is None else x for x in made] if isinstance(made, tuple | list) else [made]
 
 
 def shapes_of(node: Node) -> list[tuple[int, ...]]:

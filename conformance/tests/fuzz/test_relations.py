@@ -66,6 +66,16 @@ def test_scales_are_those_of_the_dimensions(lines: tuple[str, ...], exponents: s
     assert {one.exponents[0] / e for one, e in zip(found, scales, strict=True)} == exponents
 
 
+def test_a_call_may_leave_out_results() -> None:
+    shapes = ((2, 3, 4), (1, 2, 5), (1, 2, 5), (20, 4), (20, 5), (20,), (20,))  # of an LSTM, as it is on CPUs
+    args = tuple(Arg(f"x{k}", shape, "f32") for k, shape in enumerate(shapes))
+    options = "True, 1, 0.0, False, False, True"
+    made = program(f"t0 = torch.lstm(x0, (x1, x2), [x3, x4, x5, x6], {options})[0]", args=args)
+    known = traced(made)
+    assert known is not None and any(None in n.meta["val"] for n in known.graph.graph.nodes if "rnn_layer" in n.name)
+    assert not [*relations.relations(made)]
+
+
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
