@@ -1,7 +1,8 @@
 """Errors of sums, products, extremes, scans and scatters: bounded terms go in, bounded results come out.
 
 A sum of n terms rounds n partial sums. The worst case is n u sum |x|, in any order; the variance is n times that of
-one rounding of a partial sum of root mean square size, which is measured on the data.
+one rounding of a partial sum of root mean square size, which is measured on the data. What is lost of a term between
+two powers of two depends on the term alone, so equal terms lose the same: k of them count as k squared.
 """
 
 from __future__ import annotations
@@ -113,8 +114,26 @@ def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
         return made(v, *brought)
     terms = _finite(x.v)
     mean_square = (terms**2).sum(-1) / min(BLOCKS, n) + np.maximum(_partial(terms, 1), _partial(terms, LANES))
-    own = accuracy.computes(dtype)
-    return _rounded_sum(v, brought, np.abs(terms).sum(-1), mean_square, accuracy.rounds(n), _whole(accuracy, x.v), own)
+    alike, own = _alike(terms, _rows(terms)).mean(-1), accuracy.computes(dtype)
+    absolute, whole = np.abs(terms).sum(-1), _whole(accuracy, x.v)
+    return _rounded_sum(v, brought, absolute, alike * mean_square, accuracy.rounds(n), whole, own)
+
+
+def _rows(x: Array) -> Array:
+    """The number of its row for each element."""
+    return np.broadcast_to(np.arange(math.prod(x.shape[:-1])).reshape((*x.shape[:-1], 1)), x.shape)
+
+
+def _alike(x: Array, places: Array) -> Array:
+    """What each element adds to the squares of how often a place has each value: 2 k - 1 for the k-th there."""
+    order = np.lexsort((x.reshape(-1), places.reshape(-1)))
+    here, value = places.reshape(-1)[order], x.reshape(-1)[order]
+    number = np.arange(x.size)
+    begins = np.ones(x.size, np.bool_)
+    begins[1:] = (here[1:] != here[:-1]) | (value[1:] != value[:-1])
+    out = np.empty(x.size)
+    out[order] = 2.0 * (number - np.maximum.accumulate(np.where(begins, number, 0))) + 1
+    return out.reshape(x.shape)
 
 
 def _partial(x: Array, lanes: int) -> Array:
@@ -310,6 +329,9 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
                 brought = e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis)
                 terms = _finite(x.v)
                 squares = (terms.cumsum(axis) ** 2 + terms**2).cumsum(axis) / np.maximum(rounds, 1)
+                along = np.moveaxis(terms, axis, -1)
+                alike = np.moveaxis(_alike(along, _rows(along)), -1, axis).cumsum(axis)
+                squares = squares * alike / np.ones(terms.shape).cumsum(axis)
                 return _rounded_sum(v, brought, np.abs(terms).cumsum(axis), squares, rounds, _whole(accuracy, x.v), own)
             case "prod":
                 size = np.abs(x.v.astype(np.float64))
@@ -359,24 +381,26 @@ def scatter(
         return made(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
     rounds = at("sum", np.zeros(v.shape), np.ones(value.v.shape))
     whole = _whole(accuracy, base.v, value.v)
+    places = np.ravel_multi_index(index, v.shape) if index else np.zeros(value.v.shape, np.intp)
     with np.errstate(all="ignore"):
         size, sizes = np.abs(base.v.astype(np.float64)), np.abs(value.v.astype(np.float64))
         if op == "sum":
             brought = at("sum", before[0], update[0]), at("sum", before[1], update[1]), at("sum", before[2], update[2])
             if not dtype.is_float:
                 return made(v, *brought)
-            absolute = at("sum", _finite(size), _finite(sizes))
-            return _rounded_sum(v, brought, absolute, absolute**2 / ORDER, rounds, whole, accuracy.computes(dtype))
+            absolute, own = at("sum", _finite(size), _finite(sizes)), accuracy.computes(dtype)
+            alike = at("sum", np.zeros(v.shape), _alike(sizes, np.broadcast_to(places, sizes.shape)))
+            squares = absolute**2 / ORDER * alike / np.maximum(rounds, 1)
+            return _rounded_sum(v, brought, absolute, squares, rounds, whole, own)
         joined = [
             np.concatenate([b.reshape(-1), u.reshape(-1)])
             for b, u in ((size, sizes), *zip(before, update, strict=True))
         ]
-        places = np.ravel_multi_index(index, v.shape) if index else np.zeros(sizes.size, np.intp)
 
         def along(f: np.ufunc, x: Array) -> Array:
             """What is there, brought together by `f` with every update of its place."""
             out = x[: size.size].copy()
-            f.at(out, places, x[size.size :])
+            f.at(out, places.reshape(-1), x[size.size :])
             return out.reshape(v.shape)
 
         grown = _grown(joined[0], (joined[1], joined[2], joined[3]), along)

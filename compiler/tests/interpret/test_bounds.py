@@ -315,6 +315,27 @@ def f(x: f32[4096]):
     assert margin(np.add.accumulate(lanes, dtype=np.float32)[-1], b) <= 1, f"seed {SEED}"
 
 
+@pytest.mark.parametrize("values", [[0.1], [0.1, 0.7], [-0.3, 0.1, 0.7]])
+def test_equal_terms_of_a_sum_lose_the_same(values: list[float]) -> None:
+    text = """
+def f(x: f32[65536]):
+    with kernel("f"):
+        s[()]: f32 = sum(x[k] for k in range(65536))
+        c[i: 65536]: f32 = scan(sum, i, x[i])
+        p[j: 2]: f32 = scatter(sum, 0.0, [([k % 2], x[k]) for k in range(65536)])
+    result(s, f32[()])
+    result(c, f32[65536])
+    result(p, f32[2])
+"""
+    x = RNG.choice(np.asarray(values, np.float32), 65536)
+    _, (whole, running, halves) = run(text, x)
+    made = np.add.accumulate(x, dtype=np.float32)
+    assert margin(made[-1], whole) <= 1 and margin(made, running) <= 1, f"seed {SEED}"
+    assert margin(np.add.accumulate(x.reshape(-1, 2), 0, np.float32)[-1], halves) <= 1, f"seed {SEED}"
+    _, (others, *_) = run(text, x + RNG.random(65536, np.float32) / 8)
+    assert bounded.tolerance(others) < bounded.tolerance(whole) / 8, f"seed {SEED}"
+
+
 def test_algebra_in_f64_differs_by_literals_only() -> None:
     text = """
 def f(x: f32[100]):
