@@ -16,6 +16,7 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
 from compiler.ir.expr import op as make
 from compiler.render import c
 from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
+from compiler.render.lane_values import lane_values
 
 TYPES = {
     "f64": "double", "f32": "float", "bf16": "mlc_bf16", "f16": "mlc_f16", "i64": "long", "i32": "int", "i16": "short",
@@ -191,6 +192,9 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
         base = w.pointer(e.buffer, common) + (".bits" if half else "")
     else:
         base = f"(const {raw_type(dtype)}*){w.names[e.buffer]}" if half else w.names[e.buffer]
+    distances = lane_values(rest)
+    if distances is not None:
+        return w.call("mlc_load_at", base, template=(lane, *distances))
     return w.call("mlc_gather", base, w.of(rest), template=(lane,))
 
 

@@ -11,11 +11,13 @@ from compiler.ir.tensor import Tensor
 
 @dataclass(frozen=True)
 class Lanes:
-    """The vector loop being emitted: its variable, whose value is `base` in lane 0, and how many lanes there are."""
+    """The vector loop being emitted: its variable, whose value is `base` in lane 0, how many lanes there are, and what
+    divides `base`."""
 
     var: str
     base: Expr
     width: int
+    multiple: int = 1
 
 
 @dataclass

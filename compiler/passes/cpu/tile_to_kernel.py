@@ -43,6 +43,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.cpu.in_order import in_order
+from compiler.passes.cpu.lane_places import load_at, place, quotient
 from compiler.passes.cpu.remainders import first_time
 from compiler.passes.cpu.scope import Lanes, Scope
 from compiler.targets.target import Target, instruction
@@ -187,7 +188,7 @@ class _Lowering:
         scopes: list[Scope] = []
         for c, copy in enumerate(sums):
             suffix = scope.suffix + (f"_{c}" if len(sums) > 1 else "")
-            inner = scope.inner(lanes=Lanes(f.var, Var(var) + c * width, width), suffix=suffix)
+            inner = scope.inner(lanes=Lanes(f.var, Var(var) + c * width, width, width), suffix=suffix)
             inner.ranges[var] = (0, None if high is None else high - step)
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             inner.values |= copy
@@ -197,7 +198,8 @@ class _Lowering:
     def last(self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]) -> Body:
         """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
         base = simplify(extent - width, scope.ranges, index=True)
-        inner = scope.inner(lanes=Lanes(f.var, base, width), again=again)
+        multiple = int(base.value) if isinstance(base, Const) else 1
+        inner = scope.inner(lanes=Lanes(f.var, base, width, multiple), again=again)
         inner.ranges[f.var] = range_below(extent, scope.ranges)
         inner.values |= sums
         inner.sums = frozenset(sums)
@@ -281,6 +283,8 @@ class _Lowering:
                 return cast(inner, dt.vector(dtype, inner.dtype.lanes))
             case Select(cond, then, other):
                 return self.select(self.value(cond, scope), then, other, scope)
+            case Op("floordiv" | "mod") if (found := self.quotient(e, scope)) is not None:
+                return found
             case Op(name, args):
                 made = op(name, *self.same(*(self.value(a, scope) for a in args)))
                 return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
@@ -313,7 +317,20 @@ class _Lowering:
             return Load(buffer, (simplify(self.scalar(flat, scope), scope.ranges, index=True),), dtype)
         if step == 1 and not any(self.varies(a, scope) for a in linear(flat)[0] if a is not Var(lanes.var)):
             return Load(buffer, (self.place(buffer, index, scope),), dt.vector(dtype, lanes.width))
-        return k.Gather(buffer, self.spread(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))
+        found = place(flat, lanes, lambda e: self.varies(e, scope)) if step is None else None
+        if found is None:
+            return k.Gather(buffer, self.spread(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))
+        return load_at(buffer, simplify(self.scalar(found[0], scope), scope.ranges, index=True), found[1], dtype)
+
+    def quotient(self, e: Op, scope: Scope) -> Expr | None:
+        """A quotient or remainder of the lanes, where what they share is one number."""
+        found = quotient(e, scope.lanes, lambda x: self.varies(x, scope)) if scope.lanes is not None else None
+        if found is None:
+            return None
+        first, more = simplify(self.scalar(found[0], scope), scope.ranges, index=True), found[1]
+        if more is None or first is const(0):
+            return first if more is None else more
+        return self.spread(first, scope) + more
 
     def varies(self, e: Expr, scope: Scope) -> bool:
         assert scope.lanes is not None

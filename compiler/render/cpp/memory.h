@@ -183,6 +183,43 @@ MLC_INLINE mlc_vec<T, N> mlc_load_strided(const S* p, long stride) {
       return mlc_from_raw<T, S>(mlc_pick_alternate<mlc_vec<R, N>>((const R*)p, mlc_count<N>()));
   return mlc_from_raw<T, S>(mlc_pick_strided<mlc_vec<R, N>>((const R*)p, stride, mlc_count<N>()));
 }
+
+template <long X, long... MORE>
+constexpr long mlc_nearest() {
+  long least = X;
+  ((least = MORE < least ? MORE : least), ...);
+  return least;
+}
+// Whether runs of so many elements, one from the first on and one up to the last, hold all that are asked for.
+template <long... AT>
+constexpr bool mlc_in_two_runs(long first, long last, long run) {
+  return run <= last - first + 1 && ((AT < first + run || AT > last - run) && ...);
+}
+template <typename V, int RUN, long FIRST, long LAST, long... AT, typename R>
+MLC_INLINE V mlc_pick_from_runs(const R* p) {
+  auto low = mlc_load<R, RUN>(p + FIRST), high = mlc_load<R, RUN>(p + LAST - RUN + 1);
+  if constexpr (RUN == mlc_lanes<V>)
+    return __builtin_shufflevector(low, high, (AT < FIRST + RUN ? AT - FIRST : AT - LAST + 2 * RUN - 1)...);
+  else {
+    auto both = mlc_join(low, high);
+    return __builtin_shufflevector(both, both, (AT < FIRST + RUN ? AT - FIRST : AT - LAST + 2 * RUN - 1)...);
+  }
+}
+// The elements so far from p, distances that are known when compiling: where two loads hold them, these and a shuffle.
+template <typename T, long... AT, typename S>
+MLC_INLINE mlc_vec<T, sizeof...(AT)> mlc_load_at(const S* p) {
+  typedef mlc_raw<S> R;
+  typedef mlc_vec<R, sizeof...(AT)> V;
+  constexpr long N = sizeof...(AT);
+  constexpr long FIRST = mlc_nearest<AT...>(), LAST = -mlc_nearest<-AT...>();
+  constexpr bool FITS = N > 2 && N * sizeof(R) <= MLC_VECTOR_BYTES;
+  if constexpr (FITS && N * sizeof(R) >= 16 && mlc_in_two_runs<AT...>(FIRST, LAST, N / 2))
+    return mlc_from_raw<T, S>(mlc_pick_from_runs<V, N / 2, FIRST, LAST, AT...>((const R*)p));
+  else if constexpr (FITS && mlc_in_two_runs<AT...>(FIRST, LAST, N))
+    return mlc_from_raw<T, S>(mlc_pick_from_runs<V, N, FIRST, LAST, AT...>((const R*)p));
+  else
+    return mlc_from_raw<T, S>(V{((const R*)p)[AT]...});
+}
 template <typename S, typename V>
 MLC_INLINE void mlc_store_strided(S* p, long stride, V v) {
   auto raw = mlc_to_raw<S>(v);

@@ -267,6 +267,48 @@ extern "C" void partial_DTYPE_WIDTH(LANE* p, long n) {
 """
 
 
+# Elements at distances that are known when compiling, at the ends of a page.
+AT = """
+extern "C" void at_DTYPE_NAME(const LANE* p, LANE* y) { mlc_store(y, mlc_load_at<LANE, PLACES>(p)); }
+"""
+
+
+def distances(rng: np.random.Generator) -> list[list[int]]:
+    """Pairs, duplicates, two runs that are far apart in turn, one run that is short, thirds, and any."""
+    out = []
+    for width in (4, 8, 16):
+        lanes = np.arange(width)
+        out += [lanes // 2 * 2, lanes // 2, (lanes + 1) % 2 * 50 + (lanes + 1) // 2, lanes * 0, lanes // (width // 2)]
+        out += [lanes // 3 + lanes % 3 * 7, width - 1 - lanes, rng.integers(0, 60, width)]
+        out += [rng.integers(0, width + width // 2, width) for _ in range(3)]
+    return [[int(x) - min(map(int, places)) for x in places] for places in out]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_elements_at_known_distances_are_loaded_from_between_them(machine: str, tmp_path: Path) -> None:
+    seed, rng = seeded()
+    found, dtypes = distances(rng), ("f32", "f64", "i64", "i16", "u8")
+    body = "".join(
+        text(AT, DTYPE=d, NAME=str(n), LANE=CPP[d], PLACES=", ".join(map(str, places)))
+        for d in dtypes
+        for n, places in enumerate(found)
+    )
+    library = build(tmp_path, ["memory.h"], body, machine)
+    libc, page = ctypes.CDLL(None), mmap.PAGESIZE
+    pages = mmap.mmap(-1, 3 * page)
+    memory = np.frombuffer(pages, np.uint8)
+    for neighbour in (0, 2 * page):  # any access to these pages ends the process
+        assert libc.mprotect(ctypes.c_void_p(memory.ctypes.data + neighbour), page, 0) == 0
+    for dtype in dtypes:
+        middle = memory[page : 2 * page].view(NUMPY[dtype])
+        middle[:] = rng.integers(0, 100, middle.size).astype(NUMPY[dtype])
+        for n, places in enumerate(found):
+            out = np.zeros(len(places), NUMPY[dtype])
+            for start in (0, middle.size - 1 - max(places)):
+                call(library[f"at_{dtype}_{n}"], middle[start:], out)
+                assert np.array_equal(out, middle[start:][places]), f"{dtype}, {places}, {machine}, seed {seed}"
+
+
 # Every other element: what lies before the first and behind the last of them is not read.
 ALTERNATE = """
 extern "C" void alternate_DTYPE_WIDTH(const LANE* p, LANE* y) {

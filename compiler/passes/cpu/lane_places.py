@@ -1,0 +1,79 @@
+"""Quotients and remainders of a vector's lanes, and addresses made of them: where the first lane is a multiple of the
+divisor, what they are in lane 0 and, known when compiling, how far each lane is from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd
+
+from compiler.ir import dtype as dt
+from compiler.ir import kernel as k
+from compiler.ir.expr import Const, Expr, Load, Op, Var, const, op
+from compiler.ir.linear import Linear, from_linear, linear, plus, times
+from compiler.passes.cpu.scope import Lanes
+
+
+def quotient(e: Op, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr, Expr | None] | None:
+    """A `floordiv` or `mod` by a number as an expression for lane 0 and what is added to it in each lane, None for
+    nothing; None altogether where lanes are not known to repeat, or to have one quotient."""
+    arg, divisor = e.args
+    var = Var(lanes.var)
+    terms, rest = linear(arg)
+    own = terms.get(var, 0)
+    if not isinstance(divisor, Const) or divisor.value < 1 or not own:
+        return None
+    if any(varies(atom) for atom in terms if atom is not var):
+        return None
+    by = int(divisor.value)
+    period = gcd(own * lanes.multiple, by, *(c for atom, c in terms.items() if atom is not var))
+    kept = rest % period
+    last = kept + own * (lanes.width - 1)
+    together = 0 <= last < period
+    if not together and period != by:
+        return None
+    first, at = op(e.name, from_linear((terms, rest - kept)), divisor), k.Ramp(const(kept), own, lanes.width)
+    if e.name == "floordiv":
+        return first, None if together else op("floordiv", at, k.Broadcast(divisor, lanes.width))
+    return (first if period != by else const(0)), at if together else op("mod", at, k.Broadcast(divisor, lanes.width))
+
+
+def place(flat: Expr, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr, Expr] | None:
+    """An address as that of lane 0's multiple and the distance of each lane from there; None where lanes are anywhere.
+
+    Quotients of the loop's variable are the atoms of an address that are not the same in every lane.
+    """
+    var = Var(lanes.var)
+    terms, rest = linear(flat)
+    first: Linear = {}, rest
+    own = 0
+    others: list[Expr] = []
+    for atom, times_it in terms.items():
+        part: Expr = atom
+        if atom is var:
+            own += times_it
+        elif varies(atom):
+            found = quotient(atom, lanes, varies) if isinstance(atom, Op) and atom.name in ("floordiv", "mod") else None
+            if found is None:
+                return None
+            part, more = found
+            if isinstance(more, k.Ramp) and more.start is const(0):
+                own += times_it * more.step
+            elif more is not None:
+                others.append(more if times_it == 1 else op("mul", more, k.Broadcast(const(times_it), lanes.width)))
+        first = plus(first, times(linear(part), times_it), 1)
+    distance: Expr | None = k.Ramp(const(0), own, lanes.width) if own or not others else None
+    for more in others:
+        distance = more if distance is None else op("add", distance, more)
+    assert distance is not None
+    return from_linear(first), distance
+
+
+def load_at(buffer: str, first: Expr, distance: Expr, dtype: dt.DType) -> Expr:
+    """A load of elements so far from the first: of neighbours, at a stride or as it comes."""
+    lanes = distance.dtype.lanes
+    match distance:
+        case k.Ramp(_, 1, _):
+            return Load(buffer, (first,), dt.vector(dtype, lanes))
+        case k.Ramp():
+            return k.Gather(buffer, distance.replace(start=first), dt.vector(dtype, lanes))
+    return k.Gather(buffer, k.Broadcast(first, lanes) + distance, dt.vector(dtype, lanes))
