@@ -23,7 +23,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler.errors import Unsupported
-from compiler.frontend import definitions, floats, foreach, graphs, linalg, selections, special, windows
+from compiler.frontend import (
+    definitions,
+    distances,
+    embeddings,
+    floats,
+    foreach,
+    graphs,
+    linalg,
+    samples,
+    selections,
+    special,
+    windows,
+)
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 # Calls that only check or record something about the trace.
@@ -47,7 +59,7 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
-    families = (definitions, linalg, selections, floats, windows)
+    families = (definitions, distances, embeddings, linalg, samples, selections, floats, windows)
     own = {name: how for family in families for name, how in family.DEFINITIONS.items()}
     table |= {_overload(name): _laid_out(_overload(name), how) for name, how in own.items()}
     table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]

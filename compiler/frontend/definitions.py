@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch._decomp import get_decompositions
 from torch.utils import _pytree as pytree
 
 from compiler.ir.dtype import f32, rounded
@@ -159,145 +155,12 @@ def _index_reduce(
     return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
 
 
-def _median(x: torch.Tensor) -> Any:
-    """The lower one of the middle; NaN, which sorting puts last, if there is any."""
-    if not x.numel() or isinstance(x.numel(), torch.SymInt):
-        return NotImplemented
-    found = x.flatten().sort().values[(x.numel() - 1) // 2]
-    return torch.where(x.isnan().any(), math.nan, found) if x.is_floating_point() else found
-
-
-def _pair_distances(x: torch.Tensor, p: float = 2.0) -> Any:
-    """Between each row and each later one."""
-    n = x.shape[0]
-    if type(n) is not int or n > 64:
-        return NotImplemented
-    if n < 2:
-        return x.new_zeros(0)
-    every = _distances(x, x, p)
-    return torch.cat([every[k, k + 1 :] for k in range(n - 1)])
-
-
-def _embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
-    """Rows that are asked for and too long, made shorter."""
-    norms = torch.linalg.vector_norm(weight, norm_type, dim=1)
-    asked = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.flatten(), True)
-    shorter = torch.where(asked & (norms > max_norm), max_norm / (norms + 1e-7), 1)
-    return weight * shorter.unsqueeze(1).to(weight.dtype)
-
-
-def _embedding_bag(
-    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
-    sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Sums, means or largest of the rows of each bag, which are those from its offset to the next one.
-
-    What is given besides, each index's bag among it, is for backward, and nobody asks the forward alone for it.
-    """
-    bags, (count,) = offsets.shape[0] - include_last_offset, indices.shape
-    counted = indices != padding_idx
-    inside = ((indices >= 0) & (indices < weight.shape[0])).all()
-    for good, said in (
-        (inside, f"embedding_bag: an index is out of range of the {weight.shape[0]} rows"),
-        ((offsets[:1] == 0).all(), "embedding_bag: offsets[0] has to be 0"),
-        ((offsets[-1:] <= count).all(), "embedding_bag: offsets[-1] can not be greater than input's length"),
-    ):
-        torch.ops.aten._assert_async.msg(good, said)
-    bag = _searchsorted(offsets[:bags], torch.arange(count, device=offsets.device), right=True) - 1
-    rows = weight.index_select(0, indices.clamp(0, max(weight.shape[0] - 1, 0))).to(
-        torch.promote_types(weight.dtype, torch.float32)
-    )
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(1)
-    size = torch.zeros_like(offsets[:bags]).index_add(0, bag, counted.to(offsets.dtype))
-    blank = rows.new_zeros(bags, weight.shape[1])
-    if mode == 2:
-        bag_of = torch.where(counted, bag, bags).unsqueeze(1).expand(rows.shape)
-        lowest = F.pad(blank, (0, 0, 0, 1)).scatter_reduce(0, bag_of, rows, "amax", include_self=False)
-        made = lowest[:bags]
-    else:
-        made = blank.index_add(0, bag, torch.where(counted.unsqueeze(1), rows, 0))
-    if mode == 1:
-        made = made / size.clamp(min=1).unsqueeze(1)
-    return made.to(weight.dtype), bag, size, size
-
-
-def _grid_sampler_3d(
-    x: torch.Tensor, grid: torch.Tensor, interpolation: int, padding: int, align_corners: bool
-) -> torch.Tensor:  # fmt: skip
-    """Trilinear or nearest samples at places from -1 to 1, outside of which are zeros, the border or a reflection."""
-    count, _, *sizes = x.shape
-
-    def place(g: torch.Tensor, n: int) -> torch.Tensor:
-        at = (g + 1) / 2 * (n - 1) if align_corners else ((g + 1) * n - 1) / 2
-        if padding == 2:
-            low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
-            off = torch.remainder((at - low).abs(), 2 * span) if span else torch.zeros_like(at)
-            at = torch.where(off > span, 2 * span - off, off) + low
-        return at.clamp(0, n - 1) if padding else at
-
-    places = [place(grid[..., 2 - k], n) for k, n in enumerate(sizes)]
-    batch = torch.arange(count, device=x.device).view(-1, 1, 1, 1)
-
-    def at(spots: Sequence[torch.Tensor], weight: Any) -> torch.Tensor:
-        inside = functools.reduce(torch.logical_and, ((i >= 0) & (i < n) for i, n in zip(spots, sizes, strict=True)))
-        index = [torch.where(inside, i, 0).to(torch.int64) for i in spots]
-        taken: torch.Tensor = x[batch, :, index[0], index[1], index[2]] * (inside * weight).unsqueeze(-1)
-        return taken
-
-    if interpolation == 1:
-        made = at([p.round() for p in places], 1)
-    else:
-        lows = [p.floor() for p in places]
-        made = torch.zeros((), dtype=x.dtype, device=x.device)
-        for corner in itertools.product((0, 1), repeat=3):
-            spots = [low + c for low, c in zip(lows, corner, strict=True)]
-            weights = [p - low if c else 1 - (p - low) for p, low, c in zip(places, lows, corner, strict=True)]
-            made = made + at(spots, math.prod(weights[1:], start=weights[0]))
-    return made.permute(0, 4, 1, 2, 3).to(x.dtype)
-
-
-def _sampled(sample: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Samples of `sample`, also at places that are infinite or no number: where these are is for torch to say.
-
-    A clamp makes 0 of NaN, but the last place in volumes on CPUs, and what cannot be reflected is NaN. Beyond zeros'
-    edges all is zero; only in images on CPUs its weight is NaN.
-    """
-
-    def sampled(x: torch.Tensor, grid: torch.Tensor, interpolation: int, padding: int, align_corners: bool) -> Any:
-        sizes, on_cpu = x.shape[2:], x.device.type == "cpu"
-        if interpolation == 2:
-            return sample(x, grid, interpolation, padding, align_corners)
-        wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
-        places = [(g + 1) * (n / 2) for g, n in zip(wide.unbind(-1), reversed(sizes), strict=True)]
-        lost = torch.stack(places, -1).isfinite().logical_not()
-        if padding:
-            edge = 1 if on_cpu and len(sizes) == 3 else -1
-            lost = lost if padding == 2 else grid.isnan()
-            return sample(x, torch.where(lost, edge, grid), interpolation, padding, align_corners)
-        made = sample(x, grid, interpolation, padding, align_corners)
-        beyond = math.nan if on_cpu and len(sizes) == 2 and interpolation == 0 else 0
-        return torch.where(lost.any(-1).unsqueeze(1), beyond, made)
-
-    return sampled
-
-
-def _distances(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
-    """Between each row of one and each of the other, from their differences: none is lost between large numbers."""
-    made: torch.Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
-    return made
-
-
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
-    "histc.default": _histogram, "_embedding_bag_forward_only.default": _embedding_bag,
+    "histc.default": _histogram,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
-    "index_reduce.default": _index_reduce, "median.default": _median,
-    "_cdist_forward.default": _distances, "_pdist_forward.default": _pair_distances,
-    "embedding_renorm.default": _embedding_renorm, "grid_sampler_3d.default": _sampled(_grid_sampler_3d),
-    "grid_sampler_2d.default": _sampled(*get_decompositions([torch.ops.aten.grid_sampler_2d.default]).values()),
+    "index_reduce.default": _index_reduce,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
     "_scaled_mm.default": _scaled_mm, "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,

@@ -31,6 +31,23 @@ def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
     return _kept(found, dim, keepdim)
 
 
+def _median_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    """The lower one of the middle; the first NaN, if there is any: sorting puts those last."""
+    if not x.dim():
+        return _of_scalar(x)
+    n = x.shape[dim]
+    if type(n) is int and not n:
+        return NotImplemented
+    count = x.isnan().logical_not().sum(dim, keepdim=True)
+    place = torch.where(count < n, count, (n - 1) // 2)
+    found = [part.gather(dim, place) for part in x.sort(dim)]
+    return _kept(found, dim, keepdim)
+
+
+def _median(x: Tensor) -> Any:
+    return _median_dim(x.flatten(), 0)[0] if isinstance(x.numel(), torch.SymInt) or x.numel() else NotImplemented
+
+
 def _nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     """The lower one of the middle of what is not NaN, which sorting puts last; NaN, if there is nothing else."""
     if not x.dim():
@@ -105,7 +122,8 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
 
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
-    "kthvalue.default": _kthvalue, "nanmedian.default": _nanmedian, "nanmedian.dim": _nanmedian_dim,
-    "mode.default": _mode, "nonzero_static.default": _nonzero_static, "logcumsumexp.default": _logcumsumexp,
+    "kthvalue.default": _kthvalue, "median.default": _median, "median.dim": _median_dim,
+    "nanmedian.default": _nanmedian, "nanmedian.dim": _nanmedian_dim, "mode.default": _mode,
+    "nonzero_static.default": _nonzero_static, "logcumsumexp.default": _logcumsumexp,
     "masked_scatter_backward.default": _masked_scatter_backward,
 }  # fmt: skip

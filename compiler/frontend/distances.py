@@ -1,0 +1,73 @@
+"""Distances between rows, of which none is lost between large numbers, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MOST = 64  # rows whose pairs are few enough to stand in a matrix
+
+
+def _distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    """Between each row of one and each of the other, from their differences."""
+    made: Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
+    return made
+
+
+def _pair_distances(x: Tensor, p: float = 2.0) -> Any:
+    """Between each row and each later one."""
+    n = x.shape[0]
+    if type(n) is not int or n > _MOST:
+        return NotImplemented
+    if n < 2:
+        return x.new_zeros(0)
+    every = _distances(x, x, p)
+    return torch.cat([every[k, k + 1 :] for k in range(n - 1)])
+
+
+def _slopes(off: Tensor, distance: Tensor, p: float) -> Tensor:
+    """How fast a distance grows with a difference that is part of it; not at all between what is equal.
+
+    Of the largest difference, with all that are as large.
+    """
+    if p == 0:
+        return torch.zeros_like(off)
+    if p == 1:
+        return off.sign()
+    if p == math.inf:
+        return torch.where(off.abs() == distance, off.sign(), 0)
+    size = off.abs() / distance
+    grown = off.sign() * (size if p == 2 else size.pow(p - 1))
+    return torch.where((distance == 0) | (off == 0), 0, grown)
+
+
+def _backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distances: Tensor) -> Tensor:
+    """Of the rows of `a`, which need not be in as many batches as the distances are."""
+    slopes = _slopes(a.unsqueeze(-2) - b.unsqueeze(-3), distances.unsqueeze(-1), p)
+    return (grad.unsqueeze(-1) * slopes).sum(-2)
+
+
+def _pairs_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any:
+    """Each pair's distance and its gradient stand at both of the pair's places in a matrix, and zeros between."""
+    n = x.shape[0]
+    if type(n) is not int or n > _MOST:
+        return NotImplemented
+    if n < 2:
+        return torch.zeros_like(x)
+    row = torch.arange(n, device=x.device)
+    low, high = torch.minimum(row, row.unsqueeze(1)), torch.maximum(row, row.unsqueeze(1))
+    place = (low * (2 * n - 1 - low) // 2 + high - low - 1).clamp(min=0)
+    apart = low != high
+    every, coming = (torch.where(apart, part.take(place), 0) for part in (distances, grad))
+    return _backward(coming, x, x, p, every)
+
+
+# By the names of overloads.
+DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "_cdist_forward.default": _distances, "_cdist_backward.default": _backward,
+    "_pdist_forward.default": _pair_distances, "_pdist_backward.default": _pairs_backward,
+}  # fmt: skip

@@ -1,0 +1,114 @@
+"""Bags of embeddings, sums, means or largest of the rows that are asked for together, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_SUM, _MEAN, _MAX = range(3)
+
+
+def _renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """Rows that are asked for and too long, made shorter."""
+    norms = torch.linalg.vector_norm(weight, norm_type, dim=1)
+    asked = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.flatten(), True)
+    shorter = torch.where(asked & (norms > max_norm), max_norm / (norms + 1e-7), 1)
+    return weight * shorter.unsqueeze(1).to(weight.dtype)
+
+
+def _bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = _SUM,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The bags, which are from their offsets to the next ones; each index's bag, the bags' sizes, the largest rows.
+
+    All but the bags is for the backward pass, and in the forms that this one reads: eager's differ between devices.
+    """
+    bags, (count,) = offsets.shape[0] - include_last_offset, indices.shape
+    counted = indices != padding_idx
+    inside = ((indices >= 0) & (indices < weight.shape[0])).all()
+    for good, said in (
+        (inside, f"embedding_bag: an index is out of range of the {weight.shape[0]} rows"),
+        ((offsets[:1] == 0).all(), "embedding_bag: offsets[0] has to be 0"),
+        ((offsets[-1:] <= count).all(), "embedding_bag: offsets[-1] can not be greater than input's length"),
+    ):
+        torch.ops.aten._assert_async.msg(good, said)
+    places = torch.arange(count, device=offsets.device)
+    bag = (offsets[:bags] <= places.unsqueeze(-1)).sum(-1) - 1
+    rows = weight.index_select(0, indices.clamp(0, max(weight.shape[0] - 1, 0))).to(_wide(weight))
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    size = torch.zeros_like(offsets[:bags]).index_add(0, bag, counted.to(offsets.dtype))
+    blank = rows.new_zeros(bags, weight.shape[1])
+    if mode == _MAX:
+        # What is not counted is in a bag of its own, which is cut off.
+        bag_of = torch.where(counted, bag, bags).unsqueeze(1).expand(rows.shape)
+        wide = F.pad(blank, (0, 0, 0, 1))
+        largest = wide.scatter_reduce(0, bag_of, rows, "amax", include_self=False)
+        is_largest = (rows == largest.gather(0, bag_of)) | rows.isnan()
+        place = torch.where(is_largest, places.unsqueeze(1), count)
+        first = torch.full_like(wide, count, dtype=torch.int64).scatter_reduce(0, bag_of, place, "amin")[:bags]
+        taken = F.pad(indices, (0, 1)).take(first)
+        return largest[:bags].to(weight.dtype), bag, size, taken
+    made = blank.index_add(0, bag, torch.where(counted.unsqueeze(1), rows, 0))
+    if mode == _MEAN:
+        made = made / size.clamp(min=1).unsqueeze(1)
+    return made.to(weight.dtype), bag, size, size
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _dense_backward(
+    grad: Tensor, indices: Tensor, bag: Tensor, size: Tensor, largest: Tensor, num_weights: int,
+    scale_grad_by_freq: bool, mode: int, per_sample_weights: Tensor | None, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """Each row gets the gradients of the bags that it is in, or, of the largest, those of its elements.
+
+    By what frequencies torch divides depends on the device, and on CPUs on the order of the indices.
+    """
+    if scale_grad_by_freq:
+        return NotImplemented
+    coming = grad.to(_wide(grad))
+    blank = coming.new_zeros(num_weights, grad.shape[1])
+    if mode == _MAX:
+        return blank.scatter_add(0, largest.long(), torch.where((size > 0).unsqueeze(1), coming, 0)).to(grad.dtype)
+    if mode == _MEAN:
+        coming = coming / size.clamp(min=1).unsqueeze(1)
+    shares = torch.where((indices != padding_idx).unsqueeze(1), coming.index_select(0, bag), 0)
+    if per_sample_weights is not None:
+        shares = shares * per_sample_weights.unsqueeze(1)
+    return blank.index_add(0, indices, shares).to(grad.dtype)
+
+
+def _backward(
+    grad: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, size: Tensor, largest: Tensor, num_weights: int,
+    scale_grad_by_freq: bool, mode: int, sparse: bool, per_sample_weights: Tensor | None, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    if sparse:
+        return NotImplemented
+    often = scale_grad_by_freq
+    return _dense_backward(grad, indices, bag, size, largest, num_weights, often, mode, per_sample_weights, padding_idx)
+
+
+def _weights_backward(
+    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding_idx: int = -1
+) -> Tensor:  # fmt: skip
+    """Of the factor of each row: what the row is in the direction of its bag's gradient."""
+    kind = _wide(grad)
+    along = (grad.index_select(0, bag).to(kind) * weight.index_select(0, indices).to(kind)).sum(1)
+    return torch.where(indices != padding_idx, along, 0).to(grad.dtype)
+
+
+# By the names of overloads.
+DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "embedding_renorm.default": _renorm, "_embedding_bag_forward_only.default": _bag, "_embedding_bag.default": _bag,
+    "_embedding_bag_backward.default": _backward, "_embedding_bag_dense_backward.default": _dense_backward,
+    "_embedding_bag_per_sample_weights_backward.default": _weights_backward,
+}  # fmt: skip
