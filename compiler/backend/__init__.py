@@ -364,12 +364,18 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
     launch = gpu_memory.within(made.launch, options.own) if options.own is not None and apart else made.launch
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
-    every = len(tensors) == len(placeholders)
+    told = [k for k in tensors if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
+    unit = torch.zeros(1, dtype=torch.uint8, device=_device_of([n.meta.get("val") for n in (*outer, *computed)]))
+    every = len(tensors) == len(placeholders) and not told
     give = None if listed == computed else _giving(listed, computed, placeholders)
+
+    def given(inputs: list[Any]) -> list[Any]:
+        # A number of which there can be no tensor is refused like 0, which no program is compiled for.
+        return [unit.expand(max(inputs[k], 0)) if k in told else inputs[k] for k in tensors]
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
-            made = launch(*inputs) if every else launch(*[inputs[k] for k in tensors])
+            made = launch(*inputs) if every else launch(*given(inputs))
         except (TypeError, ValueError) as problem:
             return unfit(inputs, problem)
         return made if give is None else give(inputs, made)
@@ -399,6 +405,10 @@ def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool
             _unusable.add(folder)
             warnings.warn(f"mlcomp builds in a temporary folder: {problem}", CacheWarning, stacklevel=2)
     return executable.build_captured(captured, target, cache=store.process_folder(), check_indices=checks)
+
+
+def _device_of(values: Sequence[Any]) -> torch.device:
+    return next(x.device for x in values if isinstance(x, torch.Tensor))
 
 
 def _target_of(values: Sequence[Any]) -> Target:

@@ -54,7 +54,8 @@ def quantized(
     captured: frontend.Captured, graph: GraphModule, mode: str | None
 ) -> tuple[frontend.Captured, frozenset[str]]:
     """The program of a graph with its parameters quantized, and the names of the placeholders that it still takes."""
-    tensors = [n for n in placeholders(graph) if isinstance(n.meta.get("val"), torch.Tensor)]
+    every = placeholders(graph)
+    tensors = [every[k] for k in captured.positions]
     if mode is not None:
         pairs = list(zip(captured.arguments, tensors, strict=True))
         weights = {name: n.meta[_VALUE] for name, n in pairs if _VALUE in n.meta}

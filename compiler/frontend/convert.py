@@ -21,8 +21,8 @@ from compiler.frontend.symbols import Guard, Symbols
 from compiler.frontend.types import OURS, tensor_type
 from compiler.ir import aten
 from compiler.ir.aten import Call, Input, Program, Ref, Type
-from compiler.ir.dtype import DTYPES
-from compiler.ir.expr import Const, Expr, fresh
+from compiler.ir.dtype import DTYPES, u8
+from compiler.ir.expr import Const, Expr, Size, const, fresh
 from compiler.ir.sizes import unbound
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
@@ -34,12 +34,14 @@ _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
 class Converted:
     """A program, the values of its constant inputs, and the program's name for each placeholder of the graph.
 
-    `guards` is what torch has assumed of its sizes beyond their ranges, `symbols` what torch's symbols are here.
+    `taken` are the positions of the placeholders that are inputs, `guards` is what torch has assumed of its sizes
+    beyond their ranges, `symbols` what torch's symbols are here.
     """
 
     program: Program
     constants: dict[str, torch.Tensor]
     inputs: tuple[str, ...]
+    taken: tuple[int, ...]
     guards: tuple[Guard, ...]
     symbols: Symbols
 
@@ -55,18 +57,20 @@ def convert(
     """A functional ATen graph, whose nodes carry example values, as Torch IR.
 
     `wanted` are names for its placeholders, `constants` the known values of some, by position. Placeholders that are
-    not tensors are left out: torch has specialised the graph to their values, or they are sizes of tensors. `ranges`
+    not tensors are left out: torch has specialised the graph to their values, or they are sizes of tensors. A size that
+    no tensor has is that of an input which nobody reads, of one element's memory, in the place of the number. `ranges`
     are those of symbolic sizes, by torch's symbol. `into` has for each result the one of these names that it may
     overwrite, or "".
     """
     reader = _Reader(graph, Symbols(ranges))
     placeholders = graphs.placeholders(graph)
     names = [reader.bind(n, wanted[k] if k < len(wanted) else n.name) for k, n in enumerate(placeholders)]
-    inputs = [
-        Input(own, tensor_type(example, reader.symbols.size), position in constants)
+    taken = {
+        position: Input(own, tensor_type(example, reader.symbols.size), position in constants)
         for position, (own, node) in enumerate(zip(names, placeholders, strict=True))
         if (example := _tensor(node)) is not None
-    ]
+    }
+    held: list[Input] = []
     values = {names[position]: value for position, value in constants.items()}
     calls: list[Call] = []
     outputs: tuple[str, ...] = ()
@@ -78,7 +82,7 @@ def convert(
                 value = operator.attrgetter(node.target)(graph)
                 own = reader.bind(node, node.name)
                 if isinstance(value, torch.Tensor):
-                    inputs.append(Input(own, tensor_type(value), True))
+                    held.append(Input(own, tensor_type(value), True))
                     values[own] = value.detach()
             case "output":
                 results = pytree.tree_leaves(node.args)
@@ -88,12 +92,16 @@ def convert(
             case _:
                 raise Unsupported(f"{node.op} {node.target}", (), "not a call of an ATen op")
     sizes = tuple(reader.symbols.sizes.values())
+    for s in unbound(sizes, [(i.name, i.type.shape) for i in taken.values()]):
+        position = next((k for k, n in enumerate(placeholders) if reader.is_size(n, s)), None)
+        if position is None:
+            raise Unsupported("symbolic size", (s.name,), "is not by itself a size of an input")
+        taken[position] = Input(names[position], Type(u8, (s,), (const(0),)))
+    inputs = [*(i for _, i in sorted(taken.items())), *held]
     program = Program(name, tuple(inputs), _used(calls, outputs), outputs, sizes)
     program = program.replace(into=_places(program, dict(zip(wanted, names, strict=False)), into))
     aten.verify(program)
-    for s in unbound(sizes, [(i.name, i.type.shape) for i in inputs]):
-        raise Unsupported("symbolic size", (s.name,), "is not by itself a size of an input")
-    return Converted(program, values, tuple(names), reader.symbols.guards(), reader.symbols)
+    return Converted(program, values, tuple(names), tuple(sorted(taken)), reader.symbols.guards(), reader.symbols)
 
 
 def _tensor(placeholder: Node) -> torch.Tensor | None:
@@ -132,6 +140,11 @@ class _Reader:
         if isinstance(node.meta.get("val"), _SYMBOLIC):
             raise Unsupported("symbolic size", (node.name,), "is a result, but only tensors can be")
         return self.names[node]
+
+    def is_size(self, node: Node, size: Size) -> bool:
+        """Whether a node is a number that is just this size; a negative one is none."""
+        n = node.meta.get("val")
+        return isinstance(n, torch.SymInt) and self.symbols.sizes.get(n.node.expr) is size and size.hint > 0
 
     def bind(self, node: Node, wanted: str) -> str:
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
@@ -222,8 +235,10 @@ class _Reader:
         match value:
             case Node() if isinstance(value.meta.get("val"), torch.SymInt):
                 return self.whole(value.meta["val"])
-            case Node() if isinstance(value.meta.get("val"), _SYMBOLIC):
-                raise Unsupported(str(node.target), self.shown(node), f"{value} is a number that depends on a size")
+            case Node() if isinstance(value.meta.get("val"), torch.SymFloat):
+                return self.number(value, node)
+            case Node() if isinstance(value.meta.get("val"), torch.SymBool):
+                raise Unsupported(str(node.target), self.shown(node), f"{value} is a condition that depends on a size")
             case Node():
                 return Ref(self.names[value])
             case torch.SymInt():
@@ -237,6 +252,14 @@ class _Reader:
             case None | bool() | int() | float() | str():
                 return value
         raise Unsupported(str(node.target), self.shown(node), f"argument {value} of type {type(value).__name__}")
+
+    def number(self, value: Node, node: Node) -> Expr:
+        """A floating number that sizes give."""
+        try:
+            return self.symbols.number(value.meta["val"])
+        except Unsupported as problem:
+            why = f"{value} is a number that depends on a size: {problem.why}"
+            raise Unsupported(str(node.target), self.shown(node), why) from problem
 
     def whole(self, n: Any) -> Expr | int:
         e = self.symbols.size(n)

@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compiler.errors import CompilerError
 from compiler.frontend.checks import SINGULAR
 from compiler.frontend.types import torch_dtype
+from compiler.interpret import scalar
 from compiler.ir import aten
 from compiler.ir.aten import Call, Program, Ref, Type
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, static
+from compiler.ir.expr import Cast, Const, Expr, Op, static
 from compiler.ir.sizes import bind, fixed
 
 _COMPARISONS = {f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -123,10 +125,20 @@ def _actual(argument: object, env: Mapping[str, Any], dtype: torch.dtype | None,
         case DType():
             return dtype if dtype is not None and argument.is_float else torch_dtype(argument)
         case Expr():
-            return static(argument)
+            return _number(argument)
         case str() if key == "memory_format":
             return getattr(torch, argument)
     return argument
+
+
+def _number(e: Expr) -> int | float:
+    """The value of an expression of known sizes."""
+    match e:
+        case Cast(arg, kind) if kind.is_float:
+            return float(_number(arg))
+        case Op(name, args) if e.dtype.is_float:
+            return float(scalar.apply(name, tuple(np.asarray(float(_number(a))) for a in args)))
+    return e.value if isinstance(e, Const) and e.dtype.is_float else static(e)
 
 
 def _faithful(call: Call, args: list[Any], known: Mapping[str, Type]) -> list[Any]:

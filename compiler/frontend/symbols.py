@@ -11,16 +11,37 @@ from functools import partial
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    CleanDiv,
+    FloatPow,
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
 
 from compiler.errors import Unsupported
-from compiler.ir.dtype import i64
-from compiler.ir.expr import Expr, Size, const, op
+from compiler.ir.dtype import f64, i64
+from compiler.ir.expr import Expr, Size, cast, const, op
 from compiler.ir.index import simplify
 
 _BINARY: dict[Any, str] = {
     FloorDiv: "floordiv", CleanDiv: "floordiv", Mod: "mod", PythonMod: "mod", Max: "max", Min: "min",
 }  # fmt: skip
+# By their exponents.
+_POWERS: dict[float, Callable[[Expr], Expr]] = {
+    -1.0: lambda x: const(1.0, f64) / x,
+    -0.5: lambda x: const(1.0, f64) / op("sqrt", x),
+    0.5: lambda x: op("sqrt", x),
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+}
 LEAST = 1  # torch takes a size that varies for more than 0 when it traces
 
 
@@ -51,6 +72,33 @@ class Symbols:
             return const(1)  # so torch has guarded, and broadcasts it
         return simplify(self._expression(node.expr), {}, index=True)
 
+    def number(self, n: Any) -> Expr:
+        """A floating number as an expression in f64, as Python computes it; raises Unsupported."""
+        self.environment = n.node.shape_env
+        return self._floating(n.node.expr)
+
+    def _floating(self, e: Any) -> Expr:
+        match e:
+            case sympy.Number():
+                return const(float(e), f64)
+            case ToFloat(args=(whole,)):
+                return cast(self._expression(whole), f64)
+            case IntTrueDiv(args=(a, b)) | FloatTrueDiv(args=(a, b)):
+                return self._floating(a) / self._floating(b)
+            case sympy.Add():
+                return _folded(lambda a, b: a + b, [self._floating(x) for x in e.args])
+            case sympy.Mul():
+                return _folded(lambda a, b: a * b, [self._floating(x) for x in e.args])
+            case sympy.Pow(args=(x, sympy.Number() as n)) | FloatPow(args=(x, sympy.Number() as n)) if (
+                float(n) in _POWERS
+            ):
+                return _POWERS[float(n)](self._floating(x))
+            case _ if type(e).__name__ == "OpaqueUnaryFn_sqrt":
+                return op("sqrt", self._floating(e.args[0]))
+            case _ if e.is_integer:
+                return cast(self._expression(e), f64)
+        raise Unsupported("symbolic number", (str(e),), "sums, products, quotients and roots only")
+
     def _expression(self, e: Any) -> Expr:
         match e:
             case sympy.Integer():
@@ -63,6 +111,13 @@ class Symbols:
                 return _folded(lambda a, b: a * b, [self._expression(x) for x in e.args])
             case CeilToInt(args=(IntTrueDiv(args=(whole, by)),)):
                 return op("floordiv", self._expression(whole) + (self._expression(by) - 1), self._expression(by))
+            case TruncToInt(args=(IntTrueDiv(args=(whole, by)),)) if by.is_positive and whole.is_nonnegative:
+                return op("floordiv", self._expression(whole), self._expression(by))
+            case TruncToInt(args=(sympy.Mul(args=(sympy.Float() as c, ToFloat(args=(whole,)))),)) if _is_exact(
+                c, whole
+            ):
+                above, below = float(c).as_integer_ratio()
+                return op("floordiv", self._expression(whole) * above, below)
             case sympy.Pow(args=(base, sympy.Integer() as times)) if int(times) > 0:
                 return _folded(lambda a, b: a * b, [self._expression(base)] * int(times))
         if type(e) in _BINARY:
@@ -110,6 +165,12 @@ class Symbols:
             return bool(condition.subs({s: sizes[size] for s, size in by_symbol.items()}) == sympy.true)
 
         return holds
+
+
+def _is_exact(factor: Any, whole: Any) -> bool:
+    """Whether a product is what floating numbers make of it: both are of few bits."""
+    above, below = float(factor).as_integer_ratio()
+    return bool(whole.is_nonnegative) and 0 < above < 1 << 10 and below < 1 << 10
 
 
 def _number(x: Any) -> int | None:

@@ -38,7 +38,8 @@ class Captured:
     `arguments` names the program's input for each tensor among the flattened arguments of the function. `constants` has
     the values of the constant inputs. `structure` and `literals` (by position) rebuild the function's result. `guards`
     are conditions on sizes under which the trace is valid. `views`, if given, describes the results as views of the
-    program's outputs.
+    program's outputs. `positions` are those of `arguments` among the placeholders of a graph, of which some may be
+    sizes.
     """
 
     program: Program
@@ -48,6 +49,7 @@ class Captured:
     literals: dict[int, object] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     views: tuple[View | Expr, ...] | None = None
+    positions: tuple[int, ...] = ()
 
     def check(self, sizes: Mapping[Size, int]) -> None:
         """Raise SizeError for sizes for which the trace is not valid."""
@@ -210,7 +212,6 @@ def from_graph(
     position, the placeholder that they may overwrite: what shares memory with no other result then does, if it can.
     """
     placeholders = graphs.placeholders(graph)
-    tensors = [position for position, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
     output = graphs.output(graph)
     leaves, structure = pytree.tree_flatten(output.args[0])
     literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
@@ -223,6 +224,6 @@ def from_graph(
     places = [alone.get(k, "") for k in range(len(wanted.computed))] if alone else []
     computed = expand(with_results(graph, wanted.computed))
     made = convert(computed, [n.name for n in placeholders], constants, into=places)
-    arguments = tuple(made.inputs[n] for n in tensors)
+    arguments = tuple(made.inputs[n] for n in made.taken)
     views = wanted.views(made.symbols)
-    return Captured(made.program, made.constants, arguments, structure, literals, made.guards, views)
+    return Captured(made.program, made.constants, arguments, structure, literals, made.guards, views, made.taken)

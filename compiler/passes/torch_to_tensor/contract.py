@@ -61,20 +61,24 @@ def _batched(x: Value, full: Index) -> Index:
     return tuple(dim(0) if d < len(batch) and is_one(batch[d]) else i for d, i in enumerate(own))
 
 
-def _plus(b: Builder, self: Value, made: Value, beta: float, alpha: float) -> Value:
+def _plus(b: Builder, self: Value, made: Value, beta: float | Expr, alpha: float | Expr) -> Value:
     """beta * self + alpha * made; with beta 0 not even NaN of `self` counts. Of integers the factors are whole."""
     if not b.out.dtype.is_float:
-        beta, alpha = int(beta), int(alpha)
+        beta, alpha = (x if isinstance(x, Expr) else int(x) for x in (beta, alpha))
 
     def value(at: Index) -> Expr:
         out = made.at(at)
-        out = out if alpha == 1 else out * const(alpha, out.dtype)
+        out = out if alpha == 1 else out * _factor(alpha, out.dtype)
         if not beta:
             return out
         start = cast(self.at(broadcast(self, at)), out.dtype)
-        return (start if beta == 1 else start * const(beta, out.dtype)) + out
+        return (start if beta == 1 else start * _factor(beta, out.dtype)) + out
 
     return made if not beta and alpha == 1 else b.map(b.out.shape, value)
+
+
+def _factor(x: float | Expr, dtype: dt.DType) -> Expr:
+    return cast(x, dtype) if isinstance(x, Expr) else const(x, dtype)
 
 
 def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1) -> Value:

@@ -14,7 +14,7 @@ from compiler.passes.torch_to_tensor.positions import checked
 Number = bool | int | float
 
 
-def constant(b: Builder, value: Number) -> Value:
+def constant(b: Builder, value: Number | Expr) -> Value:
     """The declared result filled with a number."""
     kind = b.out
     fill = scalar(b, value, kind.dtype)
@@ -53,22 +53,27 @@ def scalar_tensor(b: Builder, s: Number, *, dtype: DType | None = None) -> Value
     return constant(b, s)
 
 
-def arange(b: Builder, start: Number, end: Number, step: Number = 1, *, dtype: DType | None = None) -> Value:
+def arange(
+    b: Builder, start: Number | Expr, end: Number | Expr, step: Number | Expr = 1, *, dtype: DType | None = None
+) -> Value:
     """Computed in i64 if all is whole, else in f64, and rounded once."""
     del end, dtype  # the declared result tells
     kind = b.out.dtype
-    if not kind.is_float:
-        start, step = int(start), int(step)
-    exactly = all(isinstance(x, int) for x in (start, step))
+    exactly = not kind.is_float or all(
+        isinstance(x, int) or (isinstance(x, Expr) and x.dtype is i64) for x in (start, step)
+    )
+    own = i64 if exactly else f64
+    first, by = (
+        cast(x, own) if isinstance(x, Expr) else const((int if exactly else float)(x), own) for x in (start, step)
+    )
 
     def element(at: Index) -> Expr:
-        place = at[0] * int(step) + int(start) if exactly else cast(at[0], f64) * float(step) + float(start)
-        return rounded(place, kind)
+        return rounded(cast(at[0], own) * by + first, kind)
 
     return b.map(b.out.shape, element)
 
 
-def arange_to(b: Builder, end: Number, *, dtype: DType | None = None) -> Value:
+def arange_to(b: Builder, end: Number | Expr, *, dtype: DType | None = None) -> Value:
     return arange(b, 0, end, dtype=dtype)
 
 

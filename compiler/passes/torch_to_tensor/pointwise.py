@@ -82,8 +82,10 @@ def exact(value: float, dtype: DType) -> float:
     return value
 
 
-def scalar(b: Builder, value: bool | int | float, dtype: DType) -> Const:
+def scalar(b: Builder, value: bool | int | float | E, dtype: DType) -> E:
     """A number as a tensor of `dtype` holds it; to an unsigned type, a negative one wraps."""
+    if isinstance(value, Expr):
+        return rounded(value, dtype)
     if dtype is boolean or dtype.is_float:
         return const(exact(float(value), dtype), dt.compute(dtype))
     low, high = dt.integer_range(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.ir.dtype import boolean
-from compiler.ir.expr import Expr, op
+from compiler.ir.expr import Expr, op, static
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
 from compiler.passes.torch_to_tensor.pointwise import pointwise, promote, scalar
@@ -41,7 +41,7 @@ def power_by(b: Builder, self: Value, exponent: float) -> Value:
     dtype = b.out.dtype
     if dtype.is_float:
         return pointwise(lambda x: f.power_by(x, exponent))(b, self)
-    count = scalar(b, exponent, dtype).value
+    count = static(scalar(b, exponent, dtype))
     if count != exponent or exponent < 0:
         raise b.refuse("the exponent of integers is a whole number, not negative")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compiler.ir.expr import Expr, both, cast, const, op, select, static
+from compiler.ir.expr import Expr, both, cast, const, op, product, select, static
 from compiler.ir.expr import dim as as_dim
 from compiler.ir.index import simplify, value_range
 from compiler.ir.text import show
@@ -265,28 +265,25 @@ def _numbered(at: Index, x: Value) -> enumerate[tuple[Expr, Expr]]:
     return enumerate(zip(at, x.shape, strict=True))
 
 
-def roll(b: Builder, self: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
+def roll(b: Builder, self: Value, shifts: int | Expr | Sequence[int | Expr], dims: int | Sequence[int] = ()) -> Value:
     """Elements moved along, those that fall off the end to the beginning; without `dims` in row-major order."""
-    by = [shifts] if isinstance(shifts, int) else list(shifts)
+    by = [as_dim(s) for s in (shifts if isinstance(shifts, Sequence) else [shifts])]
     along = [dims] if isinstance(dims, int) else list(dims)
     if is_empty(self.shape) or not self.rank:
         return self
     if not along:
-        count = static(flat([n - 1 for n in self.shape], self.shape), "a tensor that is rolled") + 1
-        return moved(
-            b, self, self.shape, lambda at: unflat(_rolled(flat(at, self.shape), by[0] % count, count), self.shape)
-        )
-    shift = [0] * self.rank
+        count = product(self.shape)
+        return moved(b, self, self.shape, lambda at: unflat(_rolled(flat(at, self.shape), by[0], count), self.shape))
+    shift = [as_dim(0)] * self.rank
     for d, s in zip(along, by, strict=True):
-        shift[one_dim(b, d, self.rank)] += s
-    sizes = [static(n, "a dimension that is rolled") if s else 1 for s, n in zip(shift, self.shape, strict=True)]
-    return moved(
-        b, self, self.shape, lambda at: [_rolled(i, s % n, n) for i, s, n in zip(at, shift, sizes, strict=True)]
-    )
+        place = one_dim(b, d, self.rank)
+        shift[place] = shift[place] + s
+    return moved(b, self, self.shape, lambda at: [_rolled(*each) for each in zip(at, shift, self.shape, strict=True)])
 
 
-def _rolled(i: Expr, shift: int, extent: int) -> Expr:
-    return op("where", op("lt", i, shift), i + (extent - shift), i - shift) if shift else i
+def _rolled(i: Expr, shift: Expr, extent: Expr) -> Expr:
+    by = op("mod", shift, extent)
+    return op("where", op("lt", i, by), i + (extent - by), i - by) if by is not as_dim(0) else i
 
 
 # A part replaced ------------------------------------------------------------------------------------------------------

@@ -168,7 +168,19 @@ def test_numbers_that_are_no_sizes_are_refused() -> None:
     with pytest.raises(Unsupported, match="is a result, but only tensors can be"):
         frontend.capture(lambda x: (x + 1, x.shape[0]), [torch.randn(3, 4)], dynamic_shapes=dynamic)
     with pytest.raises(Unsupported, match="is a number that depends on a size"):
-        frontend.capture(lambda x: x / x.shape[0] ** 0.5, [torch.randn(3, 4)], dynamic_shapes=dynamic)
+        frontend.capture(lambda x: x / x.shape[0] ** 0.3, [torch.randn(3, 4)], dynamic_shapes=dynamic)
+
+
+def test_numbers_that_sizes_give_are_expressions() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x / (x.shape[0] / 3 + 1) * x.shape[0] ** -0.5
+
+    captured = frontend.capture(f, [torch.randn(3, 4)], dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
+    text = aten_text.show(captured.program)
+    assert "f64(s0) / f64(3.0) + f64(1.0)" in text and "sqrt(f64(s0))" in text
+    assert aten_text.parse(text) is captured.program
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(frontend.execute(captured.program, [x])[0], f(x))
 
 
 def test_a_reference_runs_in_double_precision() -> None:
