@@ -1,67 +1,66 @@
-"""Orthogonal polynomials, whose degrees are elements of a tensor: Chebyshev's by angles, the others by recurrence."""
+"""Orthogonal polynomials, whose degrees are elements of a tensor: Chebyshev's by doubling, the others by recurrence.
+
+A degree that is known when compiling is a literal, and costs only the steps that it takes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from compiler.ir.expr import Expr, both, op
-from compiler.passes.torch_to_tensor.formula import is_whole, lit, where
+from compiler.ir.dtype import f64, i64
+from compiler.ir.expr import Const, Expr, cast, const, op
+from compiler.passes.torch_to_tensor.formula import lit, where
 
 E = Expr
 Let = Callable[[E], E]
 Formula = Callable[[Let, E, E], E]
+BITS = 24  # degrees of more bits, for which f32 has not all whole numbers, count as the first of those
 MOST = 32  # the highest degree that is found by recurrence; a program refuses higher ones as it runs
 
 
-def _odd(n: E) -> E:
-    return op("not", is_whole(n * 0.5))
+def _either(cond: E, a: E, b: E) -> E:
+    """One of two that are both computed, but where the condition is a literal."""
+    return (a if cond.value else b) if isinstance(cond, Const) else where(cond, a, b)
 
 
-def _angled(let: Let, a: E, at_one: E, how: Callable[..., E]) -> E:
-    """A formula in the angle of a number that is not negative, which beyond 1 is imaginary."""
-    inner = let(op("acos", where(op("lt", a, 1.0), a, lit(0, a))))
-    outer = let(op("acosh", where(op("gt", a, 1.0), a, lit(2, a))))
+def _by_doubling(at_one: Callable[[E], E], odd: Callable[[E], E]) -> Formula:
+    """A polynomial P of Chebyshev's by the bits of its degree, from the highest on.
 
-    def of(angle: E, cosine: str, sine: str) -> E:
-        return how(angle, lambda t: op(cosine, t), lambda t: op(sine, t))
+    With T those of the first kind, P(2k) = 2 T(k) P(k) - 1 and P(2k + 1) = 2 T(k + 1) P(k) - `odd`: kept are T(k),
+    T(k + 1) and P(k), of the degree k that the bits so far are. An error grows by no more than the degree's square.
+    """
 
-    found = where(op("lt", a, 1.0), of(inner, "cos", "sin"), of(outer, "cosh", "sinh"))
-    return where(op("eq", a, 1.0), at_one, where(op("isnan", a), a, found))
+    def formula(let: Let, x: E, n: E) -> E:
+        inner, one = let(op("max", op("min", x, 1e300), -1e300)), lit(1, x)  # beyond, a difference would be NaN
+        low, high, found = one, inner, one
+        rest = let(op("min", n, lit(1 << BITS, n)))
+        for bit in reversed(range(int(rest.value).bit_length() if isinstance(rest, Const) else BITS + 1)):
+            whole = lit(1 << bit, n)
+            is_set, begun, beyond = op("ge", rest, whole), op("ge", n, whole), op("ge", n, lit(2 << bit, n))
+            twice = let(_either(is_set, high, low) * 2.0)
+            found = let(_either(begun, twice * found - _either(is_set, odd(inner), one), one))
+            even, uneven = _either(is_set, inner, one), _either(is_set, one, inner)
+            low, high = (
+                let(_either(beyond, twice * low - even, even)),
+                let(_either(begun, twice * high - uneven, uneven)),
+            )
+            rest = let(_either(is_set, rest - whole, rest))
+        return where(op("isnan", x), x, where(op("eq", x, 1.0), at_one(cast(n, f64)), found))
 
-
-def _first(let: Let, x: E, n: E) -> E:
-    found = let(_angled(let, let(op("abs", x)), lit(1, x), lambda t, cos, sin: cos(n * t)))
-    return where(both(op("lt", x, 0.0), _odd(n)), -found, found)
-
-
-def _second(let: Let, x: E, n: E) -> E:
-    found = let(_angled(let, let(op("abs", x)), n + 1.0, lambda t, cos, sin: sin((n + 1.0) * t) / sin(t)))
-    return where(both(op("lt", x, 0.0), _odd(n)), -found, found)
-
-
-def _third(let: Let, x: E, n: E) -> E:
-    """That of -x is the fourth of x, or its negative."""
-    a = let(op("abs", x))
-    third = _angled(let, a, lit(1, x), lambda t, cos, sin: cos((n + 0.5) * t) / cos(t * 0.5))
-    fourth = let(_angled(let, a, n * 2.0 + 1.0, lambda t, cos, sin: sin((n + 0.5) * t) / sin(t * 0.5)))
-    return where(op("lt", x, 0.0), where(_odd(n), -fourth, fourth), third)
-
-
-def _fourth(let: Let, x: E, n: E) -> E:
-    found = let(_third(let, let(-x), n))
-    return where(_odd(n), -found, found)
+    return formula
 
 
 def _by_recurrence(first: Callable[[E], E], step: Callable[[E, E, E, float], E]) -> Formula:
     """From 1 and `first`, each next one by `step(x, last, before, k)`, which is that of degree k + 1."""
 
     def formula(let: Let, x: E, n: E) -> E:
-        n = op("require", op("le", n, float(MOST)), n)
+        n = op("require", op("le", n, lit(MOST, n)), n)
         before, last = lit(1, x), let(first(x))
         found = last
-        for k in range(1, MOST):
+        for k in range(1, min(MOST, int(n.value)) if isinstance(n, Const) else MOST):
             before, last = last, let(step(x, last, before, float(k)))
-            found = where(op("gt", n, float(k)), last, found)
+            found = _either(op("gt", n, lit(k, n)), last, found)
         return found
 
     return formula
@@ -75,27 +74,35 @@ def _of_degree(how: Formula) -> Formula:
     """Degrees are cut to whole numbers; a polynomial of a negative one is 0."""
 
     def formula(let: Let, x: E, n: E) -> E:
-        degree = let(op("max", op("trunc", n), 0.0))
-        found = where(op("eq", degree, 0.0), lit(1, x), how(let, x, degree))
-        return where(op("le", n, -1.0), lit(0, x), found)
+        if isinstance(n, Const) and math.isfinite(n.value):
+            degree: E = const(max(int(n.value), 0), i64)
+        else:
+            degree = let(op("max", op("trunc", n), 0.0))
+        found = _either(op("eq", degree, lit(0, degree)), lit(1, x), how(let, x, degree))
+        return _either(op("le", n, -1.0), lit(0, x), found)
 
     return formula
 
 
-_CHEBYSHEV: dict[str, Formula] = {"t": _first, "u": _second, "v": _third, "w": _fourth}
+_CHEBYSHEV: dict[str, Formula] = {
+    "t": _by_doubling(lambda n: lit(1, n), lambda x: x),
+    "u": _by_doubling(lambda n: n + 1.0, lambda x: lit(0, x)),
+    "v": _by_doubling(lambda n: lit(1, n), lambda x: lit(1, x)),
+    "w": _by_doubling(lambda n: n * 2.0 + 1.0, lambda x: lit(-1, x)),
+}
 # By the names that torch has for them.
 FORMULAS: dict[str, Formula] = {
     f"special_{name}": _of_degree(how)
     for name, how in {
         **{f"chebyshev_polynomial_{kind}": how for kind, how in _CHEBYSHEV.items()},
         **{f"shifted_chebyshev_polynomial_{kind}": _shifted(how) for kind, how in _CHEBYSHEV.items()},
-        "hermite_polynomial_h": _by_recurrence(lambda x: x * 2.0, lambda x, q, p, k: (x * q - p * k) * 2.0),
+        "hermite_polynomial_h": _by_recurrence(lambda x: x * 2.0, lambda x, q, p, k: x * 2.0 * q - p * (2 * k)),
         "hermite_polynomial_he": _by_recurrence(lambda x: x, lambda x, q, p, k: x * q - p * k),
         "laguerre_polynomial_l": _by_recurrence(
-            lambda x: 1.0 - x, lambda x, q, p, k: ((2 * k + 1 - x) * q - p * k) / (k + 1)
+            lambda x: 1.0 - x, lambda x, q, p, k: (x * (-1 / (k + 1)) + (2 * k + 1) / (k + 1)) * q - p * (k / (k + 1))
         ),
         "legendre_polynomial_p": _by_recurrence(
-            lambda x: x, lambda x, q, p, k: (x * q * (2 * k + 1) - p * k) / (k + 1)
+            lambda x: x, lambda x, q, p, k: x * q * ((2 * k + 1) / (k + 1)) - p * (k / (k + 1))
         ),
     }.items()
 }

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Expr, both, cast, op
+from compiler.ir.expr import Const, Expr, both, cast, op
 from compiler.passes.torch_to_tensor import bessel, orthogonal
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
 from compiler.passes.torch_to_tensor.formula import inverse, is_whole, lit, polynomial, where
@@ -28,12 +28,12 @@ def _erfcx(let: Let, x: E) -> E:
 
 
 def _ndtri(let: Let, y: E) -> E:
-    """Abramowitz and Stegun's 26.2.23 for the nearer end, and three steps by Newton."""
+    """Abramowitz and Stegun's 26.2.23 for the nearer end, and two steps by Newton."""
     least = let(op("min", y, 1.0 - y))
     p = let(where(op("gt", least, 0.0), least, lit(0.5, y)))
     t = let(op("sqrt", -2.0 * op("log", p)))
     x = t - polynomial(t, (2.515517, 0.802853, 0.010328)) / polynomial(t, (1.0, 1.432788, 0.189269, 0.001308))
-    for _ in range(3):
+    for _ in range(2):
         x = let(x)
         density = op("exp", x * x * -0.5) / math.sqrt(2 * math.pi)
         x = x + (op("erfc", x / math.sqrt(2)) * 0.5 - p) / density
@@ -84,6 +84,9 @@ def in_f64(formula: Callable[..., E]) -> Rule:
         index: list[Index] = []
 
         def given(x: Operand) -> E:
+            if not isinstance(x, Value):
+                return cast(element(x, (), dt.f32), dt.f64)
+
             def at(i: Index) -> E:
                 index.append(i)
                 return cast(element(x, i, dt.f32), dt.f64)
@@ -91,7 +94,7 @@ def in_f64(formula: Callable[..., E]) -> Rule:
             return b.map(shape, at, "given").at(index[-1])
 
         def let(value: E) -> E:
-            return b.map(shape, lambda _: value, "step").at(index[0])
+            return value if isinstance(value, Const) else b.map(shape, lambda _: value, "step").at(index[0])
 
         numbers = [given(x) for x in operands]
         found = formula(let, *numbers)
