@@ -1,11 +1,24 @@
 """What the tests of the backend share."""
 
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from compiler import backend
+from compiler.backend import FallbackWarning
 from compiler.execution.executable import Executable
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing compiled before counts, and eager never steps in unseen."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        yield
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,45 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.convert_frame import compile_lock
 
-from compiler import backend, frontend, pass_order, pipeline
-from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning, mlcomp
+from compiler import backend, pass_order, pipeline
+from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning
 from compiler.errors import CompilerError, ToolchainError
-from compiler.execution import executable, named
+from compiler.execution import named
 from compiler.ir import aten, aten_text
 from compiler.runtime import build
 from compiler.tests import opaque as _opaque  # noqa: F401
+from compiler.tests.backend.agreement import agree, compiled, seeded
 from compiler.tests.backend.models import MODELS, gpt2, tokens
-from compiler.tests.meaning import fresh_seed
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Nothing compiled before counts, and eager never steps in unseen."""
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
-        yield
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(function, backend=mlcomp, **options)
-    return made
-
-
-def agree(function: Callable[..., Any], *calls: tuple[Any, ...], seed: int = 0, **options: Any) -> None:
-    """Compiled once, the function gives what eager gives for the arguments of each call."""
-    own = compiled(function, **options)
-    with torch.no_grad():
-        for inputs in calls:
-            torch.testing.assert_close(
-                own(*inputs), function(*inputs), rtol=1e-4, atol=1e-5, msg=lambda text: f"{text}\nseed {seed}"
-            )
-
-
-def seeded() -> int:
-    seed = fresh_seed()
-    torch.manual_seed(seed)
-    return seed
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -82,118 +54,6 @@ def test_transformer_layers_of_torch() -> None:
     agree(layer, (torch.randn(2, 5, 16),), seed=seed)
     absent = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 1, 1]]).bool()
     agree(lambda x: layer(x, src_key_padding_mask=absent), (torch.randn(2, 5, 16),), seed=seed)
-
-
-# Sizes, strides, arguments --------------------------------------------------------------------------------------------
-
-
-def test_sizes_of_each_call() -> None:
-    seed = seeded()
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    agree(model, *((torch.randn(n, 6),) for n in (2, 3, 5, 1, 3)), seed=seed)
-
-
-def test_sizes_that_are_never_fixed() -> None:
-    seed = seeded()
-
-    def f(x: Tensor) -> tuple[Tensor, int]:
-        return x.reshape(-1).cumsum(0) + torch.arange(x.numel()) * x.shape[0], x.shape[1]
-
-    agree(f, *((torch.randn(n, m),) for n, m in ((2, 3), (4, 5), (7, 2))), seed=seed, dynamic=True)
-
-
-def test_one_program_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = seeded()
-    made: list[frontend.Captured] = []
-    build = executable.build_captured
-
-    def counted(captured: frontend.Captured, *rest: Any, **options: Any) -> executable.Executable:
-        made.append(captured)
-        return build(captured, *rest, **options)
-
-    monkeypatch.setattr(executable, "build_captured", counted)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8)).eval()
-    x = torch.randn(7, 6)
-    torch._dynamo.mark_dynamic(x, 0)
-    agree(model, (x,), *((torch.randn(n, 6),) for n in (2, 3, 50)), seed=seed)
-    assert len(made) == 1 and len(made[0].program.sizes) == 1
-
-
-def test_views_and_numbers_that_depend_on_sizes_are_passed_on() -> None:
-    seed = seeded()
-
-    def f(x: Tensor) -> tuple[Tensor, Tensor, int]:
-        return x.view(x.shape[0], -1, 2).transpose(0, 1)[1:], x + 1, x.shape[0] * 2
-
-    agree(f, *((torch.randn(n, 6),) for n in (4, 5, 7)), seed=seed, dynamic=True)
-
-
-def test_what_needs_a_number_is_compiled_for_each_size_with_a_warning() -> None:
-    seed = seeded()
-    with pytest.warns(SpecialisationWarning, match=r"aten._adaptive_avg_pool2d.*must be known"):
-        agree(
-            lambda x: nn.functional.adaptive_avg_pool2d(x[None], 3),
-            *((torch.randn(n, 6),) for n in (4, 5, 7)),
-            seed=seed,
-            dynamic=True,
-        )
-
-
-def _rotary(x: Tensor) -> Tensor:
-    places = torch.arange(x.shape[0] * 2 + 1, dtype=torch.float32)
-    return torch.outer(places, 1 / 10000 ** (torch.arange(0, 8, 2) / 8)).cos()
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        _rotary,
-        lambda x: torch.ones(x.shape[0], x.shape[0]).triu(1) * 2,
-        lambda x: torch.full((3,), x.shape[0] + 1) * 2,
-        lambda x: x + torch.tensor(x.shape[0]),
-        lambda x: x.roll(x.shape[0] // 2, 0) + x.flatten().roll(x.shape[0] + 5).view_as(x),
-        lambda x: x / (x.shape[0] / 3 + 1) + x * x.shape[0] ** -0.5 - x.shape[0] ** 0.5,
-        lambda x: x[: int(x.shape[0] * 0.5)] * x.shape[0] ** 0.5,
-        lambda x: torch.baddbmm(x[None] @ x.t(), x[None], x.t()[None], alpha=x.shape[1] ** -0.5, beta=x.shape[0] / 7),
-        lambda x: x.quantile(0.5, 0) * 2,
-        lambda x: x.median(0).values + x.flatten().median(),
-        lambda x: nn.functional.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
-    ],
-)
-@pytest.mark.filterwarnings("error::compiler.backend.SpecialisationWarning")
-def test_what_is_computed_from_sizes(function: Callable[[Tensor], Tensor]) -> None:
-    seed = seeded()
-    agree(function, *((torch.randn(n, 6),) for n in (9, 4, 7, 16)), seed=seed, dynamic=True)
-
-
-def test_strides_of_each_call() -> None:
-    x = torch.randn(4, 6)
-    agree(
-        lambda x: x * 2 + x.sum(0),
-        (x,), (x.t().contiguous().t(),), (torch.randn(8, 6)[::2],), (torch.randn(1, 6).expand(4, 6),),
-    )  # fmt: skip
-
-
-def test_numbers_among_the_arguments() -> None:
-    x = torch.randn(3)
-    agree(lambda x, k: x * k, (x, 2), (x, 3), (x, 0.5), (x, 0.25))
-
-
-@pytest.mark.filterwarnings("error::compiler.backend.FallbackWarning")
-def test_whole_numbers_that_change_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    build = executable.build_captured
-
-    def built(*given: Any, **options: Any) -> Any:
-        made.append(given)
-        return build(*given, **options)
-
-    monkeypatch.setattr(executable, "build_captured", built)
-    x = torch.randn(3, 4)
-    agree(lambda x, k: x * (k + 1) + torch.full((2, 1, 1), k), *((x, k) for k in (2, 5, 9, 300)))
-    assert len(made) == 2  # for the first one, and for all
-    agree(lambda x, k: x * (k + 1), *((x, k) for k in (2, 5, -3, 0, 7, -1, 1)))
-    agree(lambda x, k: x * (k + 1), *((x, k) for k in (-2, -5, 3, 0, 7, -1, 1)))
 
 
 def test_tensors_that_a_function_makes() -> None:
