@@ -22,13 +22,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import compiler
 from conformance.fuzz import regression, runs
+from conformance.fuzz.drawing import is_large
 from conformance.fuzz.program import Program, function, given, needs
 from conformance.judge import ladder, oracle
 from conformance.judge.subject import Subject
 from conformance.rows import Found
-from conformance.shapes.cases import Case
+from conformance.shapes.cases import STAGES, Case
 from conformance.shapes.inputs import clone_storage
 
+QUICK = tuple(stage for stage in STAGES if stage not in ("tile", "kernel"))  # those that run no loop in Python
 BACKEND = "torch.compile"  # the stage before and after all others
 UNKNOWN = Found(verdict="fail", first_bad_stage=BACKEND)  # no graph is to blame
 GRAPH = Case(
@@ -36,6 +38,7 @@ GRAPH = Case(
     dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
 )  # fmt: skip
 
+Stages = Mapping[str, tuple[str, ...]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a tensor: address, shape, strides
 Execute = Callable[[GraphModule, Sequence[Any]], Sequence[Any]]
@@ -59,7 +62,10 @@ def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], N
         tell("the graphs, in eager")
         met = recorded(program)
         for number, one in enumerate(met):
-            bad = _first_bad(one, target, lowerings, lambda stage, at=number: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
+            bad = _first_bad(
+                one, target, lowerings, stages(program),
+                lambda stage, at=number: tell(f"stage {stage} of graph {at}"),  # type: ignore[misc]
+            )  # fmt: skip
             if bad is not None:
                 found = bad
                 break
@@ -71,6 +77,11 @@ def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], N
     if not cleared:
         found = replace(found, repro=kept(program, options, [one.inputs for one in met], lowerings, found))
     return found, cleared
+
+
+def stages(program: Program) -> Stages:
+    """The option of the ladder that says which stages are judged: all, where there is time for that."""
+    return {"stages": QUICK} if is_large(program) else {}
 
 
 def kept(
@@ -87,14 +98,14 @@ def kept(
 
 
 def _first_bad(
-    one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], tell: Callable[[str], None]
+    one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], asked: Stages, tell: Callable[[str], None]
 ) -> Found | None:
     """What the ladder says of a graph: None if all is well; its stages are added to `lowerings`."""
     made = subject(fitting(one))
     climbed = ladder.climb(made.program, target)
     lowerings.append(climbed.lowering)
     with torch.no_grad():
-        row = ladder.judge(made, climbed, {}, tell)
+        row = ladder.judge(made, climbed, asked, tell)
     if row.verdict == "pass":
         return None
     return replace(UNKNOWN, first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass, why=row.detail)

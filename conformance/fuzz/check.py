@@ -18,6 +18,7 @@ from torch import Tensor
 import compiler
 from conformance import rows
 from conformance.fuzz import asked, blame, corpus, exported, mutate, relations, runs, schedules
+from conformance.fuzz.drawing import is_large
 from conformance.fuzz.program import Program, bound, described, function, given, line, needs
 from conformance.fuzz.relations import relations as relations_of
 from conformance.fuzz.runs import Run
@@ -76,12 +77,18 @@ def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fu
 def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
     """What came of a program."""
     what = options.get("what", asked.DEFAULT)
+    if is_large(program) and _is_emulated(compiler.target(options["target"])):
+        return rows.Found(verdict="unsupported", detail="more elements than an emulator is for")
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = _compiled(program, options, tell) if {*COMPILED} & {*what} else rows.Found()
         if "export" in what and _is_open(found, options):
             found = exported.found(program, options, tell, far)
         return schedules.found(program, options, tell) if "schedule" in what and _is_open(found, options) else found
+
+
+def _is_emulated(target: compiler.Target) -> bool:
+    return target.kind == "cuda" and not compiler.on_gpu(target)
 
 
 def _is_open(found: rows.Found, options: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.fuzz import literals, runs
-from conformance.fuzz.program import SCOPE, Number, Point, number
+from conformance.fuzz.program import SCOPE, Number, Point, Program, number
 from conformance.shapes import inputs
 from conformance.shapes.cases import FLOATS, Arg
 from conformance.shapes.distributions import fits
@@ -31,6 +31,11 @@ MOST_SCHEDULED = 16384
 LARGE = (20_000, 200_000)  # of the first argument of a large program, and at most of its values
 LAYOUTS = ("transposed(0,1)", "transposed(-1,-2)", "permuted", "strided(-1,2)", "strided(0,3)", "expanded(0)",
            "expanded(-1)", "offset(1)", "offset(4)", "channels_last")  # fmt: skip
+
+
+def is_large(program: Program) -> bool:
+    """Whether interpreters and emulators would take long over a program."""
+    return any(torch.Size(arg.shape).numel() > MOST_SCHEDULED for arg in program.args)
 
 
 class NotFitting(Exception):

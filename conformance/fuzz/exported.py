@@ -81,7 +81,7 @@ def _blamed(
     """The finding with the first bad stage and pass; none where the bounds allow for it."""
     one = Subject(blame.GRAPH, bound(program, program.points[0]), given, captured, captured.inputs(given))
     climbed = ladder.climb(captured.program, compiler.target(options["target"]))
-    row = ladder.judge(one, climbed, {}, lambda stage: tell(f"stage {stage} of what is exported"))
+    row = ladder.judge(one, climbed, blame.stages(program), lambda stage: tell(f"stage {stage} of what is exported"))
     bad = Found(verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=wrong, why=row.detail)
     if row.verdict == "pass":
         said = Truth(one, climbed.equations, compiler.accuracy(climbed.lowering)).judge(one.leaves(made))

@@ -6,6 +6,7 @@ Calls are tried one after the other: what eager refuses, or what f64 shows to be
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import warnings
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from conformance.fuzz.drawing import (
     Made,
     NotFitting,
     Value,
+    is_large,
     overlaps,
 )
 from conformance.fuzz.operations import OPERATIONS, Row
@@ -67,7 +69,7 @@ def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Pr
     d = Drawing(seed, index, rng, dtype, points if "shape" in what else ({},), differentiable, rng.random() < 0.4)
     d.layouts, d.specials = "layout" in what, rng.random() < 0.12
     d.sizes, d.most = (LARGER, MOST_SCHEDULED) if "schedule" in what else (SIZES, MOST)
-    if len(d.points) == 1 and rng.random() < LARGES:
+    if len(d.points) == 1 and "schedule" not in what and rng.random() < LARGES:
         d.most = LARGE[1]
     lines: list[str] = []
     wanted = rng.randint(LEAST, MOST_CALLS)
@@ -132,7 +134,12 @@ def _refuse_larger(d: Drawing, text: str) -> None:
     def call(*xs: Tensor) -> Any:
         return eval(text, d.constants() | dict(zip([v.name for v in every], xs, strict=True)))
 
-    if any(x.numel() > d.most for x in _tensors(inputs.traced(call, [v.eager.detach() for v in every]))):
+    logging.disable(logging.ERROR)  # torch's, of what eager refuses as well
+    try:
+        made = _tensors(inputs.traced(call, [v.eager.detach() for v in every]))
+    finally:
+        logging.disable(logging.NOTSET)
+    if any(x.numel() > d.most for x in made):
         raise NotFitting
 
 
@@ -265,8 +272,7 @@ def special(program: Program) -> bool:
 def runs_at(program: Program, point: Point) -> bool:
     """Whether eager gives moderate values, and f64 about the same."""
     call, needed = function(program), needs(program)
-    large = any(torch.Size(arg.shape).numel() > MOST_SCHEDULED for arg in program.args)
-    most = LARGE[1] if large else MOST_SCHEDULED
+    most = LARGE[1] if is_large(program) else MOST_SCHEDULED
     try:
         taken = given(program, point)
         eager = runs.call(call, runs.copied(taken), needed)

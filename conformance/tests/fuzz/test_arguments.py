@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import compiler
 from conformance.fuzz import (
     asked,
     blame,
@@ -117,7 +118,13 @@ def test_what_would_have_far_too_many_elements_is_not_run() -> None:
     generate._refuse_larger(d, "torch.relu(x0)")
 
 
-def test_the_compiler_refuses_nothing_of_many_elements() -> None:
+def test_programs_of_many_elements_are_run_but_not_step_by_step() -> None:
     x = Arg("x0", (3, 20_001), "f32", "transposed(0,1)")
-    row = check.checked(Program(SEED, 7, (x,), ("t0 = x0.softmax(1)", "t1 = t0.sum(0)"), ("t1", "t0")), OPTIONS, told)
+    large = Program(SEED, 7, (x,), ("t0 = x0.softmax(1)", "t1 = t0.sum(0)"), ("t1", "t0"))
+    row = check.checked(large, OPTIONS, told)
     assert row.verdict == "pass", (SEED, row)
+    heard: list[str] = []
+    _, cleared = blame.blamed(large, OPTIONS, heard.append)
+    assert cleared and any("cpp" in at for at in heard) and not any("tile" in at for at in heard), (SEED, heard)
+    row = check.checked(large, {"target": "sm_90a"}, told)
+    assert row.verdict == ("pass" if compiler.on_gpu(compiler.target("sm_90a")) else "unsupported"), row
