@@ -225,6 +225,8 @@ def fitting(one: Met) -> Met:
             compiler.lower(captured.program, compiler.target("cpu"), until="tensor")
         except Exception:  # whatever it is, the backend goes on so
             return replace(one, graph=compiler.specialised(one.graph, one.inputs))
+        if any(isinstance(x, int) and x < 1 for x in one.inputs):  # a number that no size can be
+            return replace(one, graph=compiler.specialised(one.graph, one.inputs))
     return one
 
 
@@ -234,7 +236,7 @@ def subject(one: Met) -> Subject:
         captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
     nodes = {n.name: n for n in one.graph.graph.nodes}
     declared = [n.meta.get("val") for n in one.graph.graph.nodes if n.op == "placeholder"]
-    tensors = tuple(_laid_out(x, as_) for x, as_ in zip(one.inputs, declared, strict=True) if isinstance(x, Tensor))
+    tensors = tuple(_laid_out(one.inputs[k], declared[k]) for k in captured.positions)
     computes = compiler.with_results(one.graph, [nodes[name] for name in captured.program.outputs])
 
     def run(*_: Tensor) -> Sequence[Any]:
@@ -244,12 +246,15 @@ def subject(one: Met) -> Subject:
     return Subject(GRAPH, run, tensors, captured, captured.inputs(tensors))
 
 
-def _laid_out(x: Tensor, declared: Any) -> Tensor:
+def _laid_out(x: Any, declared: Any) -> Tensor:
     """The tensor with the strides that the graph declares, as the backend hands it on: what a graph saves for the
-    backward pass may have others."""
-    if not isinstance(declared, Tensor) or x.stride() == declared.stride():
+    backward pass may have others. A size that no tensor has is told by one that has it, and only one element."""
+    if not isinstance(x, Tensor):
+        return torch.zeros(1, dtype=torch.uint8).expand(x)
+    if not isinstance(declared, Tensor):
         return x
-    if not all(isinstance(n, int) for n in (*declared.shape, *declared.stride())):
+    # A comparison with a symbol would make it that number in every graph of its kind.
+    if not all(isinstance(n, int) for n in (*declared.shape, *declared.stride())) or x.stride() == declared.stride():
         return x
     return torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device).copy_(x)
 

@@ -73,6 +73,15 @@ def test_numbers_pass_every_check() -> None:
     assert [one.kind for one in relations.relations(replace(NUMBERED, lines=(*LINES[:1], "t1 = t0 * k1")))], SEED
 
 
+@pytest.mark.parametrize("others", [(5, 9), (5, 0), (5, -2)])
+def test_numbers_that_a_program_is_told_are_judged_with_it(others: tuple[int, int]) -> None:
+    points = tuple({"k0": n} for n in others)
+    made = Program(SEED, 3, (X,), ("t0 = x0 * k0 + k0",), ("t0",), (), points, numbers=("k0",))
+    assert check.difference(made, "cpu", ("graph",)) is None, SEED
+    named, cleared = blame.blamed(made, OPTIONS, told)
+    assert cleared, (SEED, named)
+
+
 def test_a_wrong_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(program: Program, **options: object) -> object:
         first = bound(program, program.points[0])
