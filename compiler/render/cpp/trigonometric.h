@@ -1,4 +1,4 @@
-// sin, cos, tan, asin, acos, atan, atan2; in double the C library's.
+// sin, cos, tan, asin, acos, atan, atan2; in double all but sin and cos are the C library's.
 //
 // Arguments up to 2^17 are reduced by pi / 2 in three parts with exact multiply-adds; lanes with a larger one take the
 // C library's double functions.
@@ -38,15 +38,17 @@ MLC_INLINE V mlc_cos_reduced(V r) {
 // `near` where the argument is within the limit, else the library's function. Only the far lanes are replaced, so that
 // the result for one lane does not depend on its neighbours.
 #define MLC_FAR_ARGUMENTS(NAME, LIBRARY)                                                \
-  MLC_SLOW void NAME##_each_far(const float* x, float* result, int count) {             \
+  template <typename T>                                                                 \
+  MLC_SLOW void NAME##_each_far(const T* x, T* result, int count) {                     \
     for (int i = 0; i < count; i++)                                                     \
       if (!(x[i] >= -0x1p17f && x[i] <= 0x1p17f)) result[i] = LIBRARY((double)x[i]);    \
   }                                                                                     \
   template <typename V>                                                                 \
   MLC_INLINE V NAME##_far(V x, V near) {                                                \
-    if (__builtin_expect(mlc_any_beyond(x, 0x1p17f), 0)) {                              \
+    typedef mlc_lane<V> T;                                                              \
+    if (__builtin_expect(mlc_any_beyond(x, T(0x1p17)), 0)) {                            \
       V far = x, result = near; /* copies, so that the usual way needs no memory */     \
-      NAME##_each_far((const float*)&far, (float*)&result, mlc_lanes<V>);               \
+      NAME##_each_far((const T*)&far, (T*)&result, mlc_lanes<V>);                       \
       near = result;                                                                    \
     }                                                                                   \
     return near;                                                                        \
@@ -54,6 +56,33 @@ MLC_INLINE V mlc_cos_reduced(V r) {
 MLC_FAR_ARGUMENTS(mlc_sin, __builtin_sin)
 MLC_FAR_ARGUMENTS(mlc_cos, __builtin_cos)
 MLC_FAR_ARGUMENTS(mlc_tan, __builtin_tan)
+
+// Sine, or from a quarter turn on cosine, in double: x = n pi / 2 + r + tail, |r| <= pi / 4 and a little, where the first
+// two parts of pi / 2 have so few bits that n times them is exact. Both polynomials are fdlibm's.
+template <typename V>
+MLC_INLINE V mlc_sin_double(V x, long quarters) {
+  const V magic = V{} + 6755399441055744.0;
+  V t = x * 0x1.45f306dc9c883p-1 + magic, n = t - magic;
+  V first = x - n * 0x1.921fb544p+0, second = first - n * 0x1.0b4611a6p-34;
+  V lost = (first - second) - n * 0x1.0b4611a6p-34 - n * 0x1.3198a2e037073p-69;
+  V r = second + lost, tail = lost - (r - second), z = r * r, s, c;
+  s = z * 0x1.5d93a5acfd57cp-33 - 0x1.ae5e68a2b9cebp-26;
+  s = s * z + 0x1.71de357b1fe7dp-19;
+  s = s * z - 0x1.a01a019c161d5p-13;
+  s = s * z + 0x1.111111110f8a6p-7;
+  s = s * z - 0x1.5555555555549p-3;
+  s = (s * (z * r) + (tail - z * 0.5 * tail)) + r;
+  c = z * -0x1.8fae9be8838d4p-37 + 0x1.1ee9ebdb4b1c4p-29;
+  c = c * z - 0x1.27e4f809c52adp-22;
+  c = c * z + 0x1.a01a019cb1590p-16;
+  c = c * z - 0x1.6c16c16c15177p-10;
+  c = c * z + 0x1.555555555554cp-5;
+  V half = z * 0.5, rest = 1 - half;
+  c = rest + ((1 - rest - half) + (c * (z * z) - r * tail));
+  mlc_bits<V> turn = mlc_bitcast<mlc_bits<V>>(t) + quarters;
+  V result = (turn & 1) != 0 ? c : s;
+  return mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(result) ^ (turn >> 1) << 63);
+}
 
 // sin(r) for |r| <= pi / 2 and a little; never beyond 1.
 template <typename V>
@@ -65,24 +94,38 @@ MLC_INLINE V mlc_sin_half_turn(V r) {
 }
 // Sine and cosine are read off one polynomial: x is a multiple of pi, or an odd one of pi / 2, and the rest.
 template <typename V>
-MLC_INLINE V mlc_sin_lanes(V x) {
+MLC_INLINE V mlc_sin_float(V x) {
   const V magic = V{} + 12582912.f;
   V t = x * 0x1.45f306p-2f + magic, n = t - magic;
   V r = mlc_minus_quarter_turns(x, n + n);
   V result = mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(mlc_sin_half_turn(r)) ^ mlc_bitcast<mlc_bits<V>>(t) << 31);
   return mlc_sin_far(x, x == 0 ? x : result);
 }
-MLC_UNARY_LIBRARY(mlc_sin, __builtin_sin)
+template <typename V>
+MLC_INLINE V mlc_sin_lanes(V x) {
+  if constexpr (sizeof(mlc_lane<V>) == 4)
+    return mlc_sin_float(x);
+  else
+    return mlc_sin_far(x, x == 0 ? x : mlc_sin_double(x, 0));
+}
+MLC_UNARY(mlc_sin)
 
 template <typename V>
-MLC_INLINE V mlc_cos_lanes(V x) {
+MLC_INLINE V mlc_cos_float(V x) {
   const V magic = V{} + 12582912.f;
   V t = (x * 0x1.45f306p-2f - 0.5f) + magic, n = t - magic;
   V r = mlc_minus_quarter_turns(x, n + n + 1);
   return mlc_cos_far(
       x, mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(mlc_sin_half_turn(r)) ^ (mlc_bitcast<mlc_bits<V>>(t) + 1) << 31));
 }
-MLC_UNARY_LIBRARY(mlc_cos, __builtin_cos)
+template <typename V>
+MLC_INLINE V mlc_cos_lanes(V x) {
+  if constexpr (sizeof(mlc_lane<V>) == 4)
+    return mlc_cos_float(x);
+  else
+    return mlc_cos_far(x, mlc_sin_double(x, 1));
+}
+MLC_UNARY(mlc_cos)
 
 template <typename V>
 MLC_INLINE V mlc_tan_lanes(V x) {
