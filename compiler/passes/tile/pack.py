@@ -161,23 +161,42 @@ def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Ten
     if isinstance(inner, tile.For):
         inner = _unravelled(inner, ranges, tensors)
         f = f.replace(body=(inner,))
-    var = Var(f.var)
     digits = _digits(f, ranges, tensors)
     if not digits:
         return f
+    fewer = [digits[:n] for n in range(1, len(digits))] if not isinstance(inner, tile.For) else []
+    split = (_split_by(f, some, ranges) for some in fewer)
+    return next((g for g in split if _even(g, ranges, tensors)), None) or _split_by(f, digits, ranges)
+
+
+def _split_by(f: tile.For, digits: Sequence[int], ranges: dict[str, Range]) -> tile.For:
+    """The loop as one for each digit."""
     parts = [Var(f"{f.var}{n}") for n in range(len(digits) + 1)]
     extents = [divided(f.extent, digits[0]), *(dim(a // b) for a, b in pairwise(digits)), dim(digits[-1])]
     value: Expr = parts[-1]
     for part, digit in zip(parts, digits, strict=False):
         value = value + part * digit
     known = ranges | {p.name: (0, longest_of(e, ranges)) for p, e in zip(parts, extents, strict=True) if e is not None}
-    body = simplify(substitute(f.body, {var: value}), known)
+    body = simplify(substitute(f.body, {Var(f.var): value}), known)
     for part, extent in reversed(list(zip(parts, extents, strict=True))):
         assert extent is not None
         body = (f.replace(var=part.name, extent=extent, body=body),)
     (outer,) = body
     assert isinstance(outer, tile.For)
     return outer
+
+
+def _even(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> bool:
+    """Every address moves evenly with the innermost of these loops, and what guards there bounds it."""
+    while isinstance(f.body[0], tile.For):
+        ranges = ranges | {f.var: (0, longest_of(f.extent, ranges))}
+        f = f.body[0]
+    ranges = ranges | {f.var: (0, longest_of(f.extent, ranges))}
+    loads = [n for n in f.walk() if isinstance(n, Load)]
+    known = all(n.buffer in tensors for n in loads)
+    conds = any(isinstance(n, Select) and f.var in names(n.cond) for n in f.walk())
+    even = known and all(stride(address(n.index, tensors[n.buffer], ranges), Var(f.var)) is not None for n in loads)
+    return even and (guarded(f) or not conds)
 
 
 def _digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from compiler.analysis.guarded_factors import at_least_zero
 from compiler.ir import tile
 from compiler.ir.dtype import boolean
-from compiler.ir.expr import Const, Expr, Select, Var, dim, names, op, substitute
+from compiler.ir.expr import Const, Expr, Op, Select, Var, dim, names, op, substitute
 from compiler.ir.index import conjuncts, simplify
-from compiler.ir.linear import Linear, from_linear
+from compiler.ir.linear import Linear, from_linear, linear, plus, times
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
 from compiler.schedule.steps import Peel, ScheduleError
@@ -78,7 +78,22 @@ def _at_least_zero(step: Peel, guard: Expr, var: Var) -> Linear:
     """What is at least 0 where the guard holds: a multiple of `var`, plus what does not depend on it."""
     form = at_least_zero(guard)
     if form is not None:
+        form = _multiplied_out(form, var)
         terms, _ = form
         if terms.get(var, 0) and not any(var.name in names(a) for a in terms if a is not var):
             return form
     raise ScheduleError(step, f"a guard in {var.name} is no bound of it")
+
+
+def _multiplied_out(form: Linear, var: Var) -> Linear:
+    """What is at least 0 where a form is, without its one quotient that depends on `var`.
+
+    `x // d + c >= 0` where `x + c * d >= 0`, and `c - x // d >= 0` where `c * d + d - 1 - x >= 0`.
+    """
+    terms, rest = form
+    match [a for a in terms if var.name in names(a)]:
+        case [Op("floordiv", (x, Const(int() as d))) as quotient] if d > 0 and abs(terms[quotient]) == 1:
+            sign = terms[quotient]
+            others = times(({a: c for a, c in terms.items() if a is not quotient}, rest), d)
+            return _multiplied_out(plus(plus(others, ({}, d - 1 if sign < 0 else 0), 1), linear(x), sign), var)
+    return form

@@ -294,3 +294,12 @@ def test_blocks_for_cores_keep_inner_loops_whole(target: Target) -> None:
         made = space(sizes, target.replace(cores=cores))[0]
         assert made.n % 28 == 0, made
         assert made.m < sizes.m or sizes.n > made.n or cores == 1, made
+
+
+def test_blocks_of_long_inner_loops_are_parts_of_the_innermost() -> None:
+    """Channels of a pixel lie in one place of the window, so that those of all filters are a block of the weights."""
+    filters = Operand(False, "k", 4, False, k_unit=3 * 256, dense=True, k_last=256, within=True)
+    pixels = Operand(False, "k", 4, False, unit=14, k_unit=3 * 256, k_last=256)
+    for m, n in ((14 * 14, 256), (7 * 7, 512)):
+        made = space(Sizes(m, n, 9 * 256, 1, pixels, filters, "f32", 4, "f32", 4), cpu.AVX2)[0]
+        assert made.k == 256 and not made.flat, made

@@ -18,6 +18,7 @@ STREAM_DEPTH = (
 )
 DEEPEST = 32  # rows of a block of B that is read where it lies: each is a page and a stream to be prefetched
 BLOCK_COLUMNS = 128  # columns that a block of B which many rows come by has at least: A is read once for each block
+SHALLOWEST = 128  # products of a part of a loop: what it adds to is loaded and stored once for each
 NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
@@ -33,8 +34,9 @@ PANEL, DOT, PAIRS = cost.PANEL, cost.DOT, cost.PAIRS
 class Operand:
     """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous,
     how many bytes one step of k moves it, whether its elements are narrower than the sum's, the multiples of which
-    blocks should be along its own part and along k (the inner loops of several that play the part stay whole), and
-    whether the end of each row of k is where the next one begins."""
+    blocks should be along its own part and along k (the inner loops of several that play the part stay whole), whether
+    the end of each row of k is where the next one begins, how long the innermost of several loops of k is, and whether
+    what lies within that is a block of its buffer."""
 
     direct: bool
     along: str
@@ -43,6 +45,8 @@ class Operand:
     unit: int = 1
     k_unit: int = 1
     dense: bool = False
+    k_last: int = 1
+    within: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, b.row.m)
         again = (
-            (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * p.k * p.n * packing(p.b, "k" if b.flat else "n", target)
+            (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k)
             if b.pack_b
             else 0.0
         )
@@ -135,9 +139,9 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     if b.n > 2 * b.row.n:
         yield replace(b, n=cut(p.n, b.n // 2, b.row.n))
     if not b.pack_b:
-        yield replace(b, pack_b=True, cycles=b.cycles + p.k * p.n * packing(p.b, "k" if b.flat else "n", target))
+        yield replace(b, pack_b=True, cycles=b.cycles + p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k))
     if not b.pack_a and not b.strips:
-        yield replace(b, pack_a=True, cycles=b.cycles + p.m * p.k * packing(p.a, "k", target))
+        yield replace(b, pack_a=True, cycles=b.cycles + p.m * p.k * packing(p.a, "k", target, b.k))
 
 
 def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
@@ -152,7 +156,7 @@ def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
     takes half the second level, what it adds up to a quarter."""
     l2 = target.l2
     lanes, wide = target.lanes(p.size), p.b.unit if p.b.unit > 1 else row.n
-    k = cut(p.k, max(l2 // 2 // (PANEL_ROWS * p.size), lanes), p.b.k_unit if p.b.k_unit > 1 else lanes)
+    k = _depth(p, max(l2 // 2 // (PANEL_ROWS * p.size), lanes), lanes)
     m = cut(p.m, l2 // 2 // (k * p.size), row.m)
     n = cut(p.n, l2 // 4 // (m * p.bytes), wide)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
@@ -160,9 +164,9 @@ def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
         n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)
     pack_a, pack_b = not p.a.direct or p.a.along != "k", not p.b.direct
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
-    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target) / (p.bytes // p.size)
-    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target) if pack_b else 0
-    cycles += p.m * p.k * packing(p.a, "k", target) if pack_a else 0
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) / (p.bytes // p.size)
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
+    cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
@@ -188,7 +192,7 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
     times = ceildiv(p.m, m) if k < p.k or m > row.m else 1
     cycles = p.k * step(p.m, p.n, p.bytes, target, row) + (
-        p.k * p.n * times * packing(p.b, "n", target) if pack_b else 0
+        p.k * p.n * times * packing(p.b, "n", target, k) if pack_b else 0
     )
     return Blocking(row, m, n, k, False, pack_b, cores, cycles, strips=True)
 
@@ -210,8 +214,8 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row) + (
         p.m * p.n * ceildiv(p.k, k) * costs(target)["lanes"] if flat else 0
     )
-    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "k" if flat else "n", target) if pack_b else 0
-    cycles += p.m * p.k * packing(p.a, "k", target) if pack_a else 0
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "k" if flat else "n", target, k) if pack_b else 0
+    cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
@@ -246,10 +250,22 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
     deep = max(64, l1 * 2 // (share * row.n * size))
     if one and flat and p.m * p.k * size <= l2 // 4:
         deep = p.k  # B is read once: best from end to end
-    k = cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), p.b.k_unit if p.b.k_unit > 1 else target.lanes(size))
+    k = _depth(p, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
     m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
     wide = max(m * p.bytes, k * size if pack_b else 1)
     return m, cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n), k
+
+
+def _depth(p: Matmul, most: int, lanes: int) -> int:
+    """A block of k of at most so much: whole inner loops or, where they are longer together, a part of the innermost.
+
+    A part that divides it has one place in the others, and may be a block of its buffer.
+    """
+    unit = p.b.k_unit
+    parts = [n for n in range(SHALLOWEST, min(most, p.b.k_last) + 1) if n % lanes == 0 == p.b.k_last % n]
+    if unit > most and parts:
+        return max(parts)
+    return cut(p.k, most, unit if unit > 1 else lanes)
 
 
 def cut(size: int, block: int, multiple: int) -> int:
@@ -258,6 +274,7 @@ def cut(size: int, block: int, multiple: int) -> int:
     return min(size, ceildiv(even, multiple) * multiple)
 
 
-def packing(x: Operand, along: str, target: Target) -> float:
-    """Cycles to bring one element into a tile that is contiguous along this part."""
-    return cost.packing(target, x.along == along, x.direct and not x.narrow)
+def packing(x: Operand, along: str, target: Target, k: int) -> float:
+    """Cycles to bring one element into a tile that is contiguous along this part, in blocks of so much of k."""
+    direct = x.direct or (x.within and k <= x.k_last)
+    return cost.packing(target, x.along == along, direct and not x.narrow)

@@ -79,7 +79,7 @@ class _Plan:
         self.a, self.b = (c.right, c.left) if swap else (c.left, c.right)
         rows, columns = reversed(own) if swap else own
         self.m_loops, self.n_loops = self.together(rows, self.a), self.together(columns, self.b)
-        self.k_loops = list(c.depth)
+        self.k_loops = self.in_order(list(c.depth))
         tiled = {f.var for f in (*self.m_loops, *self.n_loops)}
         self.around = [f for f in c.rows if f.var not in tiled]
         self.m, self.n, self.k = (self.axis(fs) for fs in (self.m_loops, self.n_loops, self.k_loops))
@@ -102,6 +102,19 @@ class _Plan:
                 break
             out.insert(0, f)
         return out
+
+    def in_order(self, loops: list[loop.For]) -> list[loop.For]:
+        """The loops that are summed over in an order in which elements of A are neighbours and, where it can be, of B,
+        which may be turned for vectors along its own part anyway."""
+
+        def along(order: list[loop.For]) -> tuple[bool, bool]:
+            return self.contiguous(self.a, order), self.contiguous(self.b, order)
+
+        def lying(load: Load) -> list[loop.For]:
+            return sorted(loops, key=lambda f: -abs(self.stride(load.buffer, load.index, f.var) or 0))
+
+        loads = [n for factor in (self.a, self.b) for n in factor.walk() if isinstance(n, Load)]
+        return max([loops, *map(lying, loads)], key=along)
 
     def packed(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
         """No instruction can read the factor where it lies, even along these loops alone."""
@@ -147,7 +160,10 @@ class _Plan:
         unit, k_unit = (1 if direct else self.axis(fs[1:]).size for fs in (loops, self.k_loops))
         rows = [self.stride(x.buffer, x.index, loops[-1].var) for x in loads] if loops else []
         dense = along == "k" and rows == [self.k.size]
-        return Operand(direct, along, step, narrow, unit, k_unit, dense)
+        last, within = (
+            (size(self.k_loops[-1]), self.direct(factor, loops, self.k_loops[-1:])) if k_unit > 1 else (1, False)
+        )
+        return Operand(direct, along, step, narrow, unit, k_unit, dense, last, within)
 
     # ---- steps
 
@@ -185,6 +201,8 @@ class _Plan:
         order = [f.var for f in (*self.around, *self.m_loops, *self.n_loops)]
         if order != [f.var for f in c.rows]:
             self.steps.append(Reorder(tuple(order)))
+        if self.k_loops != list(c.depth):
+            self.steps.append(Reorder(tuple(f.var for f in self.k_loops)))
         for loops in (self.m_loops, self.n_loops, self.k_loops):
             naming.collapse([f.var for f in loops], self.steps)
         for x, block in ((self.m, chosen.m), (self.n, chosen.n), (self.k, chosen.k)):
