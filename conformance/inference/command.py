@@ -1,9 +1,9 @@
 """`python -m conformance.inference [MODEL ...]`: whole models through the backend, their results and their time.
 
 Each model has random weights and is called without gradients. A result may be four times as far from that in f32, or in
-f64 for models in f32, as eager's is. With `--race` calls are timed beside PyTorch's ways in paired rounds, and the table
-says what the first call of each took, which compiles. Models are compiled in processes of their own at the same time
-(or `--jobs` of them), and timed one after another.
+f64 for models in f32, as eager's is. With `--race` calls are timed beside PyTorch's ways in paired rounds, and the
+table says what the first call of each took, which compiles. Models are compiled in processes of their own at the same
+time (or `--jobs` of them), and timed one after another.
 """
 
 from __future__ import annotations
