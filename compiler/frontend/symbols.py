@@ -5,7 +5,7 @@ Torch assumes of a symbol what it has guarded; a guard that its range does not i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -86,9 +86,9 @@ class Symbols:
             case IntTrueDiv(args=(a, b)) | FloatTrueDiv(args=(a, b)):
                 return self._floating(a) / self._floating(b)
             case sympy.Add():
-                return _folded(lambda a, b: a + b, [self._floating(x) for x in e.args])
+                return _folded(lambda a, b: a + b, [self._floating(x) for x in _sorted(e.args)])
             case sympy.Mul():
-                return _folded(lambda a, b: a * b, [self._floating(x) for x in e.args])
+                return _folded(lambda a, b: a * b, [self._floating(x) for x in _sorted(e.args)])
             case sympy.Pow(args=(x, sympy.Number() as n)) | FloatPow(args=(x, sympy.Number() as n)) if (
                 float(n) in _POWERS
             ):
@@ -165,6 +165,11 @@ class Symbols:
             return bool(condition.subs({s: sizes[size] for s, size in by_symbol.items()}) == sympy.true)
 
         return holds
+
+
+def _sorted(args: Sequence[Any]) -> list[Any]:
+    """Terms in an order that is the same in every process, as their sum is rounded by it; numbers last."""
+    return sorted(args, key=lambda x: (x.is_number, sympy.default_sort_key(x)))
 
 
 def _is_exact(factor: Any, whole: Any) -> bool:
