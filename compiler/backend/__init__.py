@@ -354,7 +354,8 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
         return lambda inputs: graph.forward(*inputs)
     wanted = frontend.with_results(graph, computed, drop=True)
     outer = graphs.placeholders(wanted)
-    target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
+    values = [n.meta.get("val") for n in (*outer, *computed)]
+    target = options.target or _target_of(values)
     target = executable.limited(target, options.memory)
     into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
     captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
@@ -365,7 +366,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     launch = gpu_memory.within(made.launch, options.own) if options.own is not None and apart else made.launch
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     told = [k for k in tensors if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
-    unit = torch.zeros(1, dtype=torch.uint8, device=_device_of([n.meta.get("val") for n in (*outer, *computed)]))
+    unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if told else None)
     every = len(tensors) == len(placeholders) and not told
     give = None if listed == computed else _giving(listed, computed, placeholders)
 
