@@ -23,10 +23,14 @@ from typing import Any
 from compiler.ir.node import Node
 from compiler.ir.text import syntax
 from compiler.schedule.block_steps import Chain, Online
-from compiler.schedule.endings import numbered, strings, suffixed
+from compiler.schedule.endings import strings, suffixed
 from compiler.schedule.hint_steps import CacheHints as CacheHints
 from compiler.schedule.hint_steps import Checks as Checks
 from compiler.schedule.step import Step as Step
+from compiler.schedule.sum_steps import PartialSums as PartialSums
+from compiler.schedule.sum_steps import Promote as Promote
+from compiler.schedule.sum_steps import SplitReduction as SplitReduction
+from compiler.schedule.sum_steps import SplitScan as SplitScan
 
 
 class Split(Step):
@@ -239,29 +243,6 @@ class Cache(Step):
     prefetch: int = 0
 
 
-class Promote(Step):
-    """Sum what one iteration of `loop` adds to the tile `accumulator` in `tile` first, starting from zero.
-
-    Loops along its `axes` clear the tile and others add it to the accumulator. Their names are the tile's with the
-    endings `_first0`, `_first1` and `_last0`, `_last1`, or `_first` and `_last` if the tile has one axis.
-    """
-
-    makes = ("tile", "first", "last")
-    stems = ("tile",)
-    accumulator: str
-    loop: str
-    tile: str
-    axes: int = 2
-
-    @property
-    def first(self) -> tuple[str, ...]:
-        return numbered(f"{self.tile}_first", self.axes)
-
-    @property
-    def last(self) -> tuple[str, ...]:
-        return numbered(f"{self.tile}_last", self.axes)
-
-
 class SplitTf32(Step):
     """Replace the f32 operands `tiles` of the contraction in `loops` by sums of two tf32 numbers each.
 
@@ -319,48 +300,6 @@ class LoadAhead(Step):
     tile: str
     loops: tuple[str, ...]
     into: tuple[str, ...]
-
-
-class SplitScan(Step):
-    """Compute the prefix sum `accumulator` over `loop` in parts of `length` iterations, in two loop nests.
-
-    The first nest computes the total of each part, in the scalar `total`, and stores it to the temporary `tile`. Its
-    loops are, from outside in: `into[0]` over the parts, `rows` over the rows, and `into[1]` within a part. The second
-    nest computes the parts: its loop over the parts, `into[2]`, is around the original loops over rows, and each part
-    starts from the sum, over `into[3]`, of the totals before it.
-    """
-
-    makes = ("tile", "total", "into", "rows")
-    temporaries = ("tile",)
-    accumulator: str
-    loop: str
-    length: int
-    tile: str
-    total: str
-    into: tuple[str, str, str, str]
-    rows: tuple[str, ...]
-
-
-class SplitReduction(Step):
-    """Split the reduction over `loop` into the scalar `accumulator` into `parts` partial sums (split-k).
-
-    `rows` are the perfectly nested loops around it whose partial sums are exchanged through `tile`: in "shared" memory
-    between threads of a block, or in "cluster" or "device" memory between blocks. `into` names the loop over the parts
-    and the loop of a second nest that combines them into the scalar `total`, inside loops `combining` over the rows. A
-    row of partial sums is padded by `pad` elements.
-    """
-
-    makes = ("tile", "total", "into", "combining")
-    accumulator: str
-    loop: str
-    parts: int
-    rows: tuple[str, ...]
-    space: str
-    tile: str
-    total: str
-    into: tuple[str, str]
-    combining: tuple[str, ...]
-    pad: int = 0
 
 
 class Raster(Step):
@@ -449,8 +388,8 @@ class NameTaken(ScheduleError):
 
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
-    Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Chain, Writeback,
-    LoadAhead, Partition, CacheHints, Checks, Owners,
+    Peel, Pad, Cache, Promote, SplitTf32, SplitScan, PartialSums, SplitReduction, Raster, Persist, Online, Chain,
+    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners,
 )  # fmt: skip
 
 

@@ -256,7 +256,10 @@ def _laid_out(x: Any, declared: Any) -> Tensor:
     # A comparison with a symbol would make it that number in every graph of its kind.
     if not all(isinstance(n, int) for n in (*declared.shape, *declared.stride())) or x.stride() == declared.stride():
         return x
-    return torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    made = torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device)
+    once = tuple(slice(0, 1) if by == 0 else slice(None) for by in declared.stride())  # each place of memory
+    made[once].copy_(x[once])
+    return made
 
 
 def _computed(graph: GraphModule) -> list[Node]:

@@ -1,22 +1,25 @@
 """A kernel and its schedule for a CPU in; the schedule with what follows from it out: how tiles are filled and lie,
-what columns and vectors leave over is computed again, and data are checked ahead of their uses."""
+what columns and vectors leave over is computed again, long sums are made in parts, and data are checked ahead of their
+uses."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from compiler.analysis import vectors
 from compiler.analysis.left_over import again_problem, remainder
-from compiler.ir.expr import Op, const, static
+from compiler.analysis.long_sums import long_sums
+from compiler.ir.expr import Op, const, fresh, static
 from compiler.ir.index import value_range
-from compiler.ir.statement import Kernel, Program
+from compiler.ir.statement import Accum, Kernel, Program, within
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.instruction_options import Operands, columns_in, operands, with_options
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated, filled_by, vectors_into
 from compiler.passes.tile.schedule import neighbours
-from compiler.passes.tile.steps import apply
-from compiler.schedule.steps import Bind, Checks, Pack, Schedule, Step, Tensorize
+from compiler.passes.tile.steps import apply, bound
+from compiler.schedule.steps import Bind, Checks, Pack, PartialSums, Schedule, Step, Tensorize
 from compiler.targets.target import Target, instruction
 
 SELDOM = 32  # one column in so many may be computed twice to save an instance of the code
@@ -28,14 +31,16 @@ PAGE, LINE = 4096, 64  # bytes: rows that are whole pages would compete for the 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
     """The schedule of a kernel of a Loop IR program with what follows from it: how tiles are filled and lie, and what
-    is left over by blocks of columns and by vectors is computed again where that is right and cheap.
+    is left over by blocks of columns and by vectors is computed again where that is right and cheap, and long sums are
+    sums of partial sums.
 
     Raises ScheduleError for a step that does not apply.
     """
     checked = any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
     said = any(isinstance(s, Checks) for s in schedule.steps)
     checks = Schedule((CHECKS,) if checked and not said else ())
-    if not any(isinstance(s, Pack | Tensorize | Bind) for s in schedule.steps):
+    summed = any(isinstance(s, Accum) for s in within(kernel.body))
+    if not summed and not any(isinstance(s, Pack | Tensorize | Bind) for s in schedule.steps):
         return schedule + checks
     alone = loop_to_tile(neighbours(program, kernel))
     scheduled = apply(alone, alone.kernels[0], schedule).kernels[0]
@@ -50,7 +55,18 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
         return step
 
     made = Schedule(tuple(map(told, schedule.steps)))
-    return with_options(alone, alone.kernels[0], made, _again(scheduled, target)) + checks
+    made = with_options(alone, alone.kernels[0], made, _again(scheduled, target))
+    return made + Schedule(tuple(_in_parts(scheduled))) + checks
+
+
+def _in_parts(scheduled: Kernel) -> Iterator[PartialSums]:
+    """Steps that make partial sums of the long ones."""
+    taken = set(bound(scheduled))
+    for long in long_sums(scheduled.body):
+        piece = fresh(f"{long.loop.var}_piece", taken)
+        yield PartialSums(
+            long.loop.var, long.length, piece, tuple(fresh(f"{s.name}_partial", taken) for s in long.scalars)
+        )
 
 
 def _vectors_again(scheduled: Kernel) -> set[str]:

@@ -33,6 +33,7 @@ from compiler.passes.tile.nests import named, ranges_around
 from compiler.passes.tile.online import online
 from compiler.passes.tile.owners import check_votes, owners
 from compiler.passes.tile.pack import pack
+from compiler.passes.tile.partial_sums import partial_sums
 from compiler.passes.tile.partition import partition
 from compiler.passes.tile.peel import peel
 from compiler.passes.tile.stage import stage, stored_at
@@ -50,6 +51,7 @@ from compiler.schedule.steps import (
     Owners,
     Pack,
     Pad,
+    PartialSums,
     Partition,
     Peel,
     Permute,
@@ -162,6 +164,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = at_loop(kernel, step, step.loop, lambda f: margin(kernel, step, f))
         case Partition():
             new = at_loop(kernel, step, step.loop, lambda f: partition(step, f, ranges_around(kernel, f)))
+        case PartialSums():
+            new = at_loop(kernel, step, step.loop, lambda f: partial_sums(step, f, kernel))
         case Peel():
             new = at_loop(kernel, step, step.loop, lambda f: peel(step, f, ranges_around(kernel, f)))
         case Online():

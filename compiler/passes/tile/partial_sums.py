@@ -1,0 +1,62 @@
+"""The schedule step `partial_sums` on Tile IR: a long sum as a sum of sums, each over some of its iterations."""
+
+from __future__ import annotations
+
+from compiler.analysis.long_sums import added_to
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Var, identity, op, substitute
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Accum, Init, Kernel, Stmt
+from compiler.passes.tile.nests import SERIAL, named
+from compiler.schedule.steps import PartialSums, ScheduleError
+
+
+def partial_sums(step: PartialSums, f: tile.For, kernel: Kernel) -> tuple[Stmt, ...]:
+    """`partial_sums("r", 8, piece="r_piece", partial=("s_partial",))`
+
+    before:
+        s: f32 = 0.0
+        for r in serial(20, reduce):
+            s += x[r]
+        y[0] = s
+    after:
+        s: f32 = 0.0
+        for r_piece in serial(3, reduce):
+            s_partial: f32 = 0.0
+            for r in serial(min(8, 20 - r_piece * 8), reduce):
+                s_partial += x[r_piece * 8 + r]
+            s += s_partial
+        y[0] = s
+
+    What a scan reads of such a scalar is the sum of the pieces before and of the one that it is in. Pieces of one
+    iteration need no loop inside.
+    """
+    if step.length < 1:
+        raise ScheduleError(step, "the length must be at least 1")
+    sums = added_to(f, kernel.body)
+    if f.kind not in ("reduce", "scan") or not sums:
+        raise ScheduleError(step, f"{f.var} adds to no scalar of a floating type")
+    if len(step.partial) != len(sums):
+        raise ScheduleError(step, f"it makes {len(sums)} sums here, and names {', '.join(step.partial) or 'none'}")
+    (piece,) = named(step, (step.piece,), 1)
+    length = Const(step.length, piece.dtype)
+    count = (f.extent + (step.length - 1)) // length
+    exact = isinstance(f.extent, Const) and int(f.extent.value) % step.length == 0
+    left: Expr = length if exact else op("min", length, f.extent - piece * length)
+    ranges = {piece.name: extent_range(count), f.var: (0, step.length - 1)}
+    parts = {s: s.replace(name=name) for s, name in zip(sums, step.partial, strict=True)}
+    table: dict[Expr, Expr] = {s: s + part for s, part in parts.items()}
+    called = {s.name: part.name for s, part in parts.items()}
+
+    def renamed(s: Stmt) -> Stmt | None:
+        return s.replace(name=called[s.name]) if isinstance(s, Accum) and s.name in called else None
+
+    at = piece * length + Var(f.var) if step.length > 1 else piece
+    moved = statements(simplify(substitute(f.body, {Var(f.var): at, **table}), ranges), renamed)
+    body = (
+        *(Init(part.name, identity("sum", s.dtype)) for s, part in parts.items()),
+        *((f.replace(extent=left, body=moved),) if step.length > 1 else moved),
+        *(Accum(s.name, "sum", part) for s, part in parts.items()),
+    )
+    return (tile.For(piece.name, count, f.kind, SERIAL, body),)
