@@ -104,11 +104,14 @@ _ASSUMED = {
 _COSTS = {
     90: {
         "reached": 1.0, "reached.split": 0.779,  # of the multiply-adds; the latter of numbers split into two
-        "beside": 83.5, "beside.split": 46.4,  # a group of warps between the products of two steps
+        "beside": 53.0, "beside.split": 46.4,  # a group of warps between the products of two steps
         "prepare": 619.0, "prepare.column": 1.8,  # the warps that split the columns of a tile
         # Bytes of tiles, and of those of blocks that make parts of a sum; of memory; until a tile is there.
-        "l2": 67.7, "l2.parts": 63.9, "dram": 15.4, "latency": 1230.0,
-        "start": 969.0, "fill": 1800.0,  # a kernel; each wave of blocks before its pipelines are full
+        "l2": 62.0, "l2.split": 67.7, "l2.parts": 63.9, "dram": 15.4, "latency": 1230.0,
+        "start": 969.0, "fill": 1200.0, "fill.split": 1800.0,  # a kernel; a wave of blocks before pipelines are full
+        # What a step takes longer where blocks share a multiprocessor; an element more of a tile stored in boxes
+        # of 64 or 32 bytes, and for each that its thread stores: from times of 90 products in bf16 on an H100.
+        "together": 1.35, "store.64": 6.0, "store.32": 32.0, "store.more": 0.2,
         "cluster": 844.0, "cluster.byte": 0.0761,  # the exchange of parts, and each byte of a block's tile
         # Boxes of pixels whose sums are made in parts: what L2 gives all multiprocessors, and their exchange.
         "l2.boxes": 34.8, "ticket.boxes": 13000.0,

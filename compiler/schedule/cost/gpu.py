@@ -51,7 +51,7 @@ class Work:
 
     At least `read` bytes come from memory, `boxed` bytes are copied as boxes of several axes. `parts` blocks share a
     tile of `tile` bytes (split-k), in a `cluster` or through memory. Persistent blocks `stay` for tile after tile.
-    Starting a wave of blocks takes `change` clocks more than usual, storing a tile takes `ending` clocks.
+    Starting a wave of blocks takes `begin` clocks, storing a tile `ending` clocks.
     """
 
     blocks: int
@@ -62,22 +62,27 @@ class Work:
     parts: int = 1
     cluster: bool = False
     stay: bool = False
-    change: float = 0.0
+    begin: float = 0.0
     ending: float = 0.0
     boxed: int = 0
 
 
-def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
-    """Clocks of a step of `resident` blocks of one multiprocessor, with producer warps and wgmma."""
+def step(s: Step, resident: int, costs: Mapping[str, float], ending: float = 0.0) -> float:
+    """Clocks of a step of `resident` blocks of one multiprocessor, with producer warps and wgmma, of which each block
+    has the share `ending` of storing its tile beside: copies go on meanwhile, and what other blocks multiply."""
     split = s.terms > 1
     columns = max(s.n, FEWEST_COLUMNS) if split else s.n
     multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
-    alone = multiplies / s.groups + costs["beside.split" if split else "beside"]
+    alone = multiplies / s.groups + costs["beside.split" if split else "beside"] + ending
     prepared = costs["prepare"] + costs["prepare.column"] * s.prepared if s.prepared else 0.0
-    brought = resident * s.brought / costs["l2.parts" if s.parted else "l2"]
+    brought = resident * s.brought / costs["l2.parts" if s.parted else "l2.split" if split else "l2"]
     waited = costs["latency"] / max(s.depth - 1, 1)
     exponent = costs["close.split" if split else "close"]
-    return close((resident * multiplies, alone, prepared, brought, waited), exponent)
+    busy = resident * multiplies + (ending if resident == 1 else 0.0)
+    clocks = close((busy, alone, prepared, brought, waited), exponent)
+    if resident == 1 or split:
+        return clocks
+    return min(costs["together"] * clocks, resident * step(s, 1, costs, ending))  # they never do worse than take turns
 
 
 @functools.cache
@@ -87,14 +92,17 @@ def _cores(target: Target, parts: int, cluster: bool) -> int:
     return max(together, parts) if cluster else target.cores
 
 
-def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
-    """Clocks of a kernel whose multiprocessors take `step_of(n)` for a step of n blocks each."""
+def total(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
+    """Clocks of a kernel whose multiprocessors take `step_of(n, e)` for a step of n blocks each, and e beside it."""
     c = costs(target)
     cores = _cores(target, w.parts, w.cluster)
     full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
-        made = w.steps * step_of(resident) + w.ending + (0.0 if w.stay else c["fill"] + w.change)
+        if w.stay:
+            made = w.steps * step_of(resident, w.ending / w.steps)
+        else:
+            made = w.steps * step_of(resident, 0.0) + w.ending + w.begin
         if w.cluster:
             made += c["cluster"] + c["cluster.byte"] * resident * w.tile
         elif w.parts > 1:
@@ -141,16 +149,16 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     step_of = functools.partial(_step, p, b, target)
     ending = _ending(p, b, cluster, target)
     if parts == 1:
-        ending += fits * m * n * p.sectors * c["sector"]
+        ending += fits * (m * n * p.sectors * c["sector"] + _boxes(p, b, c))
     if "fill" in c and b.apart:
         # Operands that are split in two are stored from registers: persistent blocks gain nothing there. Where memory
         # is the limit, blocks that start when others have ended share its bandwidth better.
         boxes = any(p.loops)
         busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
         stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
-        change = c["boxes"] if boxes and fits == 1 else 0.0
+        begin = c["fill.split" if p.terms > 1 else "fill"] + (c["boxes"] if boxes and fits == 1 else 0.0)
         boxed = tiles * steps * k * (m * p.a.bytes + n * p.b.bytes) if p.step else 0
-        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, change, ending, boxed)
+        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, begin, ending, boxed)
         return total(work, step_of, target), target.cores * fits if stay else 0
     cores = _cores(target, parts, cluster)
     resident = min(fits, ceildiv(tiles, cores))
@@ -183,6 +191,18 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     return each * c[("join" if p.across else "join.down") + ("" if whole else ".edge")]
 
 
+def _boxes(p: Matmul, b: Block, c: Mapping[str, float]) -> float:
+    """Clocks more where a tile goes to memory in boxes: those narrower than a line ask as often for fewer bytes, and
+    the larger a tile, the fewer of the next one's operands come meanwhile."""
+    m, n, _ = b.tile
+    row = (n if p.across else m) * p.out_bytes
+    if not row or b.row.a_space != "shared":
+        return 0.0
+    each = m * n / (math.prod(b.grid) * b.row.threads)
+    narrow = 0.0 if row % 128 == 0 else c["store.64"] if row % 64 == 0 else c["store.32"]
+    return each * (narrow + each * c["store.more"])
+
+
 def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
     """Blocks that fit on a multiprocessor, with `out` bytes of shared memory each besides their pipeline."""
     (m, n, k), groups = b.tile, math.prod(b.grid)
@@ -195,14 +215,14 @@ def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
     )
 
 
-def _step(p: Matmul, b: Block, target: Target, resident: int) -> float:
+def _step(p: Matmul, b: Block, target: Target, resident: int, ending: float = 0.0) -> float:
     """Clocks of a step of the pipelines of so many blocks."""
     if not b.apart:
         return _by_warps(p, b, resident, target)
     m, n, k = b.tile
     rate, brought = _rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0, b.parts > 1)
-    return step(s, resident, costs(target))
+    return step(s, resident, costs(target), ending)
 
 
 @functools.cache

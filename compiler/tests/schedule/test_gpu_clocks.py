@@ -13,11 +13,11 @@ TARGET = nvidia.SM_90A
 COSTS = dict(TARGET.costs)
 PLAIN = Step(128, 256, 64, groups=2, terms=1, rate=2048, brought=49152, depth=3)
 SPLIT = Step(128, 64, 32, groups=2, terms=3, rate=1024, brought=24576, depth=5, prepared=64)
-WORK = Work(blocks=132, steps=64, resident=1, read=1 << 20, tile=131072)
+WORK = Work(blocks=132, steps=64, resident=1, read=1 << 20, tile=131072, begin=COSTS["fill"])
 
 
 def clocks(w: Work, s: Step = PLAIN) -> float:
-    return total(w, lambda resident: step(s, resident, COSTS), TARGET)
+    return total(w, lambda resident, ending: step(s, resident, COSTS, ending), TARGET)
 
 
 @pytest.mark.parametrize("s", [PLAIN, SPLIT], ids=["plain", "split"])
@@ -35,6 +35,14 @@ def test_a_wave_more_costs_as_much_as_a_full_one() -> None:
 def test_blocks_that_stay_fill_their_pipelines_once() -> None:
     many = replace(WORK, blocks=4 * 132)
     assert clocks(many) - clocks(replace(many, stay=True)) == pytest.approx(4 * COSTS["fill"], rel=0.01)
+
+
+def test_copies_go_on_while_blocks_that_stay_store() -> None:
+    stay = replace(WORK, blocks=4 * 132, stay=True)
+    stored = 4 * 1000.0
+    assert 0 < clocks(replace(stay, ending=1000.0)) - clocks(stay) < stored
+    apart = replace(stay, stay=False)
+    assert clocks(replace(apart, ending=1000.0)) - clocks(apart) == pytest.approx(stored, rel=0.01)
 
 
 @pytest.mark.parametrize(("parts", "together"), TARGET.clusters)
