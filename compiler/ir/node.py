@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,15 +105,22 @@ class Node(metaclass=_Interned):
 
     def walk(self) -> Iterator[Any]:
         """This node and all nodes below it, parents first; a node that occurs twice comes once."""
-        seen: set[Node] = {self}
-        stack: list[Node] = [self]
+        return itertools.chain((self,), self._all_below)
+
+    @functools.cached_property
+    def _all_below(self) -> tuple[Any, ...]:
+        """What `walk` finds below it, which passes ask for many times; without the node itself, or it would be kept."""
+        stack: list[Node] = [*reversed(self.below)]
+        seen = set(stack)
+        out: list[Node] = []
         while stack:
             node = stack.pop()
-            yield node
+            out.append(node)
             if below := node.below:
                 new = [child for child in reversed(below) if child not in seen]
                 seen.update(new)
                 stack += new
+        return tuple(out)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(repr(getattr(self, f)) for f in type(self).fields)})"
