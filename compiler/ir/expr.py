@@ -218,6 +218,7 @@ def _op(name: str, exprs: tuple[Expr, ...]) -> Expr:
     return Op(name, exprs)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def type_error(name: str, args: tuple[Expr, ...]) -> str:
     """Why `name` may not be applied to `args`; empty when it may."""
     row = OPS.get(name)
@@ -356,7 +357,8 @@ def substitute(node: Any, table: Mapping[Any, Any]) -> Any:
         if n in table:
             return table[n]
         if n not in done:
-            done[n] = n if type(n) in (Const, Var) else canonical(n.map(go))
+            new = n if type(n) in (Const, Var) else n.map(go)
+            done[n] = n if new is n else canonical(new)
         return done[n]
 
     return tuple(map(go, node)) if type(node) is tuple else go(node)

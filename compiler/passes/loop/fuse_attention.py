@@ -9,9 +9,8 @@ from __future__ import annotations
 from compiler.analysis import kernel_names
 from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.size_hints import with_size_hints
-from compiler.ir import loop
-from compiler.ir.expr import Load, Op, Var, sizes_in, substitute
-from compiler.ir.rewrite import statements
+from compiler.ir import alike, loop
+from compiler.ir.expr import Load, Var, sizes_in, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
 from compiler.targets.target import Target
@@ -24,8 +23,7 @@ Nest = tuple[list[loop.For], Body]
 
 def fuse_attention(program: Program, target: Target) -> Program:
     """Kernels joined wherever scores that what they become has in the middle need not reach memory, and that pays."""
-    exponentials: dict[Kernel, bool] = {}
-    near = _near_softmax(program, exponentials)
+    near = _near_softmax(program)
     for last in reversed(program.kernels):
         if last in near:
             found = _joined(program, last, target)
@@ -35,16 +33,13 @@ def fuse_attention(program: Program, target: Target) -> Program:
                 made = made.replace(name=kernel_names.free(made.name, others))
                 kernels = _placed(program, made, [*gone, last])
                 program = program.replace(kernels=kernels) if kernels is not None else program
-                near = _near_softmax(program, exponentials)
+                near = _near_softmax(program)
     return program
 
 
-def _near_softmax(program: Program, known: dict[Kernel, bool]) -> set[Kernel]:
-    """The kernels that take an exponential or are few enough behind one that does; `known` are those looked at."""
-    for k in program.kernels:
-        if k not in known:
-            known[k] = any(isinstance(n, Op) and n.name == "exp" for s in k.body for n in s.walk())
-    found = {k for k in program.kernels if known[k]}
+def _near_softmax(program: Program) -> set[Kernel]:
+    """The kernels that find the largest of some numbers, or are few enough behind one that does."""
+    found = {k for k in program.kernels if any(a.op == "max" for a in within(k.body, Accum))}
     for _ in range(MOST - 1):
         made = {w for k in found for w in k.writes}
         found |= {k for k in program.kernels if any(p.name in made for p in k.params)}
@@ -186,9 +181,8 @@ def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
             number += 1
         table[old] = name
         taken.add(name)
-    used = {n for s in kernel.body for n in s.walk() if isinstance(n, Var) and n.name in table}
-    body = substitute(kernel.body, {v: Var(table[v.name], v.type) for v in used})
-    return kernel.replace(body=statements(body, lambda s: _rebound(s, table)))
+    made: Kernel = alike.renamed(kernel, table)
+    return made
 
 
 def _bound(kernel: Kernel) -> set[str]:
@@ -197,12 +191,3 @@ def _bound(kernel: Kernel) -> set[str]:
         for s in within(kernel.body)
         if isinstance(s, loop.For | Let | Init)
     }
-
-
-def _rebound(s: Stmt, table: dict[str, str]) -> Stmt | None:
-    match s:
-        case loop.For(var):
-            return s.replace(var=table.get(var, var))
-        case Let(name) | Init(name) | Accum(name):
-            return s.replace(name=table.get(name, name))
-    return None

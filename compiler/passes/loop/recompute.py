@@ -16,7 +16,7 @@ from compiler.analysis import kernel_names
 from compiler.analysis.chained_products import chained
 from compiler.ir.expr import Load, static
 from compiler.ir.rewrite import nodes
-from compiler.ir.statement import Kernel, Program, Store
+from compiler.ir.statement import Accum, Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.loop.costs import products_cost_less
 from compiler.passes.loop.fuse_attention import joined
@@ -83,6 +83,8 @@ def _gone(program: Program, chains: list[_Chain]) -> set[Kernel]:
 
 def _chain(program: Program, last: Kernel) -> _Chain | None:
     """The kernel with those inside that make a factor of it out of matmuls; None for any other."""
+    if {a.op for a in within(last.body, Accum)} != {"sum"}:
+        return None
     temps = {t.name: t for t in program.temps}
     shapes = dict.fromkeys(temps[p.name].shape for p in last.params if p.name in temps and p.name not in last.writes)
     found = (_made_of(program, last, [t for t in temps.values() if t.shape == shape]) for shape in shapes)
