@@ -8,8 +8,6 @@ a matmul does. No value differs for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Expr, Load, cast, names, substitute
@@ -44,26 +42,16 @@ def _rounded(k: Kernel, temps: set[str]) -> dict[str, set[DType | None]]:
     """What a kernel rounds each temporary that it reads to; None where it does not, or also writes it."""
     found: dict[str, set[DType | None]] = {}
     for s in k.body:
-        for name, kind in _loads(s, temps):
-            found.setdefault(name, set()).add(kind)
+        for n in s.walk():
+            kind = n.dtype if isinstance(n, Cast) and n.dtype in STORAGE_ONLY else None
+            for x in n.below:
+                if isinstance(x, Load) and x.buffer in temps:
+                    found.setdefault(x.buffer, set()).add(None if x.dtype in STORAGE_ONLY else kind)
     stores = [n for n in within(k.body, Store) if n.buffer in temps]
     for s in stores:
         if s.op != "set" or s.buffer in found:
             found.setdefault(s.buffer, set()).add(None)
     return found
-
-
-def _loads(node: Node, temps: set[str]) -> Iterator[tuple[str, DType | None]]:
-    """The loads of temporaries, each with the 16-bit type that it is rounded to, if it is."""
-    match node:
-        case Cast(Load(name), dtype) if name in temps and dtype in STORAGE_ONLY and node.arg.dtype not in STORAGE_ONLY:
-            yield name, dtype
-            yield from (x for i in node.arg.children() for x in _loads(i, temps))
-            return
-        case Load(name) if name in temps:
-            yield name, None
-    for child in node.children():
-        yield from _loads(child, temps)
 
 
 def _typed(t: Tensor, types: dict[str, DType]) -> Tensor:
@@ -93,10 +81,11 @@ def _in_both_forms(program: Program) -> Program:
     temps = {t.name for t in program.temps}
     taken = temps | {n for k in program.kernels for n in _names(k)}
     made: dict[str, Tensor] = {}
-    users: dict[str, list[Kernel]] = {}
+    users: dict[str, list[tuple[Kernel, set[DType | None]]]] = {}
     for k in program.kernels:
+        rounded = _rounded(k, temps)
         for p in k.params:
-            users.setdefault(p.name, []).append(k)
+            users.setdefault(p.name, []).append((k, rounded.get(p.name, set())))
     for t in program.temps:
         dtype, often = (None, False) if t.dtype in STORAGE_ONLY else _often_rounded(users.get(t.name, []), t.name)
         name = f"{t.name}_rounded"
@@ -114,19 +103,19 @@ def _names(k: Kernel) -> set[str]:
     return own | {p.name for p in k.params}
 
 
-def _often_rounded(users: list[Kernel], name: str) -> tuple[DType | None, bool]:
+def _often_rounded(users: list[tuple[Kernel, set[DType | None]]], name: str) -> tuple[DType | None, bool]:
     """The one type that kernels which do not write a temporary round it to, and whether it is read so more than once;
-    None where there is none, or something adds to the temporary."""
+    None where there is none, or something adds to the temporary. Users come with what they round it to."""
     kinds: set[DType] = set()
     reads = 0
-    for k in users:
+    for k, rounded in users:
         if name in k.writes:
             if any(n.buffer == name and n.op != "set" for n in within(k.body, Store)):
                 return None, False
             continue
-        found = {kind for s in k.body for _, kind in _loads(s, {name}) if kind is not None}
-        kinds |= found
-        reads += bool(found) + any(_again(s, name, ()) for s in k.body)
+        if found := {kind for kind in rounded if kind is not None}:
+            kinds |= found
+            reads += 1 + any(_again(s, name, ()) for s in k.body)
     return (kinds.pop(), reads > 1) if len(kinds) == 1 else (None, False)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TypeGuard
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, requiring, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, loads, requiring, substitute
 from compiler.ir.index import extent_range, simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
@@ -19,7 +19,6 @@ from compiler.ir.rewrite import nodes
 from compiler.ir.tensor import (
     Axis,
     Equation,
-    Group,
     Map,
     Order,
     Program,
@@ -29,6 +28,7 @@ from compiler.ir.tensor import (
     Tensor,
     bound,
     equations,
+    expressions,
     numel,
     reads,
     row_major,
@@ -60,6 +60,9 @@ def _squeeze(program: Program) -> Program:
 def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
     """The equation without axes of extent 1, `kept` being the axes that are left of each tensor."""
     zero: dict[Node, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _unit(a)}
+    read = (n for x in expressions(e) for n in loads(x))
+    if not zero and all(len(kept.get(n.buffer, n.index)) == len(n.index) for n in read):
+        return e
 
     def without(node: Node) -> Node | None:
         if isinstance(node, Load) and node.buffer in kept:
@@ -118,9 +121,10 @@ def _data(e: Expr) -> bool:
 
 
 def _rewrite(program: Program, replaced: dict[str, Equation]) -> Program:
-    groups = [
-        g.replace(equations=tuple(replaced[e.name] for e in g.equations if e.name in replaced)) for g in program.groups
-    ]
+    groups = []
+    for g in program.groups:
+        made = tuple(replaced[e.name] for e in g.equations if e.name in replaced)
+        groups.append(g if made == g.equations else g.replace(equations=made))
     return program.replace(groups=tuple(g for g in groups if g.equations))
 
 
@@ -296,5 +300,4 @@ def remove_dead(program: Program) -> Program:
     for e in reversed(equations(program)):
         if e.name in live:
             live |= set(reads(e))
-    groups = [Group(g.name, tuple(e for e in g.equations if e.name in live), g.origin) for g in program.groups]
-    return program.replace(groups=tuple(g for g in groups if g.equations))
+    return _rewrite(program, {e.name: e for e in equations(program) if e.name in live})

@@ -76,6 +76,7 @@ def _cost(e: Op) -> int:
     return 1 if e.name in _CHEAP else _DEAR.get(e.name, COST)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_contraction(e: Equation) -> bool:
     """A sum of products of two factors, each of which lacks a free axis that the other has."""
     match e:

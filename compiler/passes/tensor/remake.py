@@ -10,7 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.ir.expr import Const, Load, Var, loads
-from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, bound, equations, expressions, reads, shape
+from compiler.ir.tensor import (
+    Equation,
+    Group,
+    Map,
+    Program,
+    Reduce,
+    Tensor,
+    bound,
+    equations,
+    expressions,
+    reads,
+    shape,
+)
 from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, count, is_contraction, nest
 
@@ -20,18 +32,24 @@ SHARE = 0.8  # of the bytes, at most, that move otherwise
 
 @dataclass(frozen=True)
 class _Known:
-    """The equations and their groups, who reads what, and the bytes of all tensors."""
+    """The inputs, the equations and their groups, and who reads what."""
 
+    inputs: dict[str, Tensor]
     made: dict[str, Equation]
     group: dict[str, Group]
     readers: dict[str, list[Equation]]
     results: frozenset[str]
-    bytes: dict[str, float]
 
     def stored(self, name: str) -> bool:
         """It is an input, a result, or read in another group."""
         own = self.group.get(name)
         return own is None or name in self.results or any(self.group[r.name] is not own for r in self.readers[name])
+
+    def bytes(self, name: str) -> float:
+        """Of an input, or of what an equation makes."""
+        if name in self.inputs:
+            return count(self.inputs[name].shape) * self.inputs[name].dtype.bytes
+        return count(shape(self.made[name])) * self.made[name].dtype.bytes
 
 
 def remake(program: Program) -> Program:
@@ -58,27 +76,30 @@ def _known(program: Program) -> _Known:
     for e in every:
         for name in reads(e):
             readers[name].append(e)
-    sizes = {t.name: count(t.shape) * t.dtype.bytes for t in program.inputs}
-    sizes |= {e.name: count(shape(e)) * e.dtype.bytes for e in every}
     group = {e.name: g for g in program.groups for e in g.equations}
-    return _Known(made, group, readers, frozenset(t.name for t in program.outputs), sizes)
+    inputs = {t.name: t for t in program.inputs}
+    return _Known(inputs, made, group, readers, frozenset(t.name for t in program.outputs))
 
 
 def _remade(program: Program, p: Map, known: _Known) -> Program | None:
     """The program with `p` made by its readers; None where that may not be, or moves no fewer bytes."""
     own = known.group[p.name]
     outside = [r for r in known.readers[p.name] if known.group[r.name] is not own]
-    if not outside or p.name in known.results or known.bytes[p.name] < LEAST:
+    if not outside or p.name in known.results or known.bytes(p.name) < LEAST:
         return None
     if not all(_elementwise(r, p, known) for r in outside):
         return None
     whole = _whole(p, known)
-    if whole is None or not _pays(p, whole, {known.group[r.name] for r in outside}, known):
+    there = {known.group[r.name] for r in outside}
+    if whole is None or not _pays(p, whole, there, known):
         return None
     changed = {r.name: inline(r, {p.name: whole}) for r in outside}
-    groups = (g.replace(equations=tuple(changed.get(e.name, e) for e in g.equations)) for g in program.groups)
+    groups = (
+        g.replace(equations=tuple(changed.get(e.name, e) for e in g.equations)) if g in there else g
+        for g in program.groups
+    )
     made = remove_dead(program.replace(groups=tuple(groups)))
-    return made if all(_is_one_nest(g, made) for g in made.groups if g not in program.groups) else None
+    return made if all(_is_one_nest(g, made) for g in {*made.groups} - {*program.groups}) else None
 
 
 def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
@@ -106,11 +127,11 @@ def _whole(p: Map, known: _Known) -> Map | None:
 
 
 def _pays(p: Map, whole: Map, groups: set[Group], known: _Known) -> bool:
-    stored = known.bytes[p.name] * (1 + len(groups))
+    stored = known.bytes(p.name) * (1 + len(groups))
     read = 0.0
     for g in groups:
         there = {n for e in g.equations for n in reads(e)}
-        read += sum(known.bytes[n] for n in reads(whole) if n not in there)
+        read += sum(known.bytes(n) for n in reads(whole) if n not in there)
     return read <= SHARE * stored
 
 

@@ -217,7 +217,7 @@ def _agreed(call: Call, name: str, kind: Type, value: Value) -> dt.DType:
 
 def _renamed(equation: Equation, table: dict[str, str]) -> Equation:
     def go(node: Node) -> Node:
-        new = node.map(go)
+        new = node.map(go) if node.below else node
         return new.replace(buffer=table[new.buffer]) if isinstance(new, Load) and new.buffer in table else new
 
     if not table.keys() & {equation.name, *reads(equation)}:
