@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from operator import is_not
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,24 +45,30 @@ _names: WeakKeyDictionary[Node, Mapping[str, str]] = WeakKeyDictionary()
 
 def renamed(node: Any, table: Mapping[str, str]) -> Any:
     """`node` with the names in `table` replaced, all at once."""
+    changed = {a for a, b in table.items() if a != b}
     done: dict[Node, Node] = {}
 
     def go(n: Node) -> Node:
         made = done.get(n)
         if made is None:
-            kind, named = type(n), _NAMES.get(type(n))
-            if named is None:
+            named = _NAMES.get(type(n))
+            if _mentioned(n).isdisjoint(changed):
+                made = n
+            elif named is None:
                 made = n.map(go)
             else:
-                old = [getattr(n, f) for f in kind.fields]
-                new = [
-                    _changed(v, table) if f in named else mapped(v, go) for f, v in zip(kind.fields, old, strict=True)
-                ]
-                made = kind(*new) if any(map(is_not, old, new)) else n
+                fields = ((f in named, getattr(n, f)) for f in type(n).fields)
+                made = type(n)(*(_changed(v, table) if names else mapped(v, go) for names, v in fields))
             done[n] = made
         return made
 
     return go(node)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _mentioned(node: Node) -> frozenset[str]:
+    """The names that occur in it."""
+    return frozenset(_of(node)).union(*map(_mentioned, node.below))
 
 
 def shape_of(node: Kernel | k.Function) -> Node:

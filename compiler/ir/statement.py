@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -101,6 +102,15 @@ class Program(Node):
     temps: tuple[Tensor, ...]
     kernels: tuple[Kernel, ...]
     sizes: tuple[Size, ...] = ()
+
+    @functools.cached_property
+    def users(self) -> Mapping[Tensor, Sequence[Kernel]]:
+        """The kernels that have each tensor among their parameters, in order."""
+        found: dict[Tensor, list[Kernel]] = {}
+        for k in self.kernels:
+            for p in dict.fromkeys(k.params):
+                found.setdefault(p, []).append(k)
+        return found
 
 
 @overload

@@ -23,7 +23,8 @@ Nest = tuple[list[loop.For], Body]
 
 def fuse_attention(program: Program, target: Target) -> Program:
     """Kernels joined wherever scores that what they become has in the middle need not reach memory, and that pays."""
-    near = _near_softmax(program)
+    largest: dict[Kernel, bool] = {}
+    near = _near_softmax(program, largest)
     for last in reversed(program.kernels):
         if last in near:
             found = _joined(program, last, target)
@@ -33,13 +34,17 @@ def fuse_attention(program: Program, target: Target) -> Program:
                 made = made.replace(name=kernel_names.free(made.name, others))
                 kernels = _placed(program, made, [*gone, last])
                 program = program.replace(kernels=kernels) if kernels is not None else program
-                near = _near_softmax(program)
+                near = _near_softmax(program, largest)
     return program
 
 
-def _near_softmax(program: Program) -> set[Kernel]:
-    """The kernels that find the largest of some numbers, or are few enough behind one that does."""
-    found = {k for k in program.kernels if any(a.op == "max" for a in within(k.body, Accum))}
+def _near_softmax(program: Program, known: dict[Kernel, bool]) -> set[Kernel]:
+    """The kernels that find the largest of some numbers, or are few enough behind one that does; `known` are those
+    looked at."""
+    for k in program.kernels:
+        if k not in known:
+            known[k] = any(a.op == "max" for a in within(k.body, Accum))
+    found = {k for k in program.kernels if known[k]}
     for _ in range(MOST - 1):
         made = {w for k in found for w in k.writes}
         found |= {k for k in program.kernels if any(p.name in made for p in k.params)}
@@ -90,15 +95,13 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
 def _producer(program: Program, kernel: Kernel, own: list[Kernel]) -> Kernel | None:
     """The last kernel that makes a temporary for this one alone."""
     temps = private(program, kernel, own, 1)
-    makers = [k for k in program.kernels if k not in own and temps & set(k.writes)]
-    return makers[-1] if makers else None
+    return next((k for k in reversed(program.kernels) if not temps.isdisjoint(k.writes) and k not in own), None)
 
 
 def private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0) -> set[str]:
     """Temporaries of `kernel`, made of `own`, that at most so many other kernels use."""
-    rest = [k for k in program.kernels if k not in own]
-    users = {t.name: sum(t in k.params for k in rest) for t in program.temps if t in kernel.params}
-    return {name for name, n in users.items() if n <= others}
+    temps = [p for p in kernel.params if p in program.temps]
+    return {t.name for t in temps if sum(k not in own for k in program.users.get(t, ())) <= others}
 
 
 def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | None:

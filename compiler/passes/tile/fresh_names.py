@@ -93,7 +93,7 @@ def _called(value: Any, table: Mapping[str, str]) -> Any:
 
 def apart(step: Step, names: Set[str], taken: Set[str]) -> Step:
     """The step with as many underscores behind what it calls so, or behind the stem of that, as it takes."""
-    for field in naming_fields(type(step)):
+    for field in naming_fields(type(step)) if names else ():
         value = getattr(step, field)
         for n in range(1 if isinstance(value, str) else len(value)):
             before, other = set(names_made(step)), _longer(step, field, n)
