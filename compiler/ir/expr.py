@@ -337,7 +337,7 @@ def canonical(node: Any) -> Any:
     """A rebuilt expression as its constructor function would have made it; other nodes as they are."""
     match node:
         case Op(name, args):
-            return op(name, *args)
+            return _op(name, args)
         case Cast(arg, dtype):
             return cast(arg, dtype)
         case Select(cond, then, other):
