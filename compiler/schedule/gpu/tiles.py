@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from compiler.ir.multiples import ceildiv
@@ -61,10 +61,8 @@ def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> tuple[Til
     leave no place for these: the estimates of the two kinds were not fitted to the same times, and do not compare for
     small matmuls.
     """
-    found = list(_all(p, rows, target))
-    if p.terms == 1:
-        found = [t for t in found if t.row.threads > WARP] or found
-    return tuple(found)
+    groups = [r for r in rows if r.threads > WARP] if p.terms == 1 else []
+    return tuple(_all(p, groups, target)) or tuple(_all(p, rows, target))
 
 
 def best(t: Tiling) -> tuple[float, int, int]:
@@ -72,7 +70,7 @@ def best(t: Tiling) -> tuple[float, int, int]:
     return t.clocks, -t.m * t.n, -t.depth
 
 
-def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
+def _all(p: Matmul, rows: Iterable[Instruction], target: Target) -> Iterator[Tiling]:
     k = p.step or ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
     for row in rows:
         yield from _of_depth(p, row, k, target)
