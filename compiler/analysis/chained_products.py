@@ -89,9 +89,9 @@ def reach(weight: Expr, row: str) -> Iterator[tuple[int, int, int]]:
         match c:
             case Op("le" | "lt" | "ge" | "gt" as how, (a, b)) if a.dtype is KEY.dtype:
                 terms, rest = linear(a - b if how[0] == "l" else b - a)  # at most 0, or less
-                sign, rest = terms.pop(KEY, 0), rest + (how[1] == "t")
-                slope = -sign * terms.pop(Var(row), 0)
-                if abs(sign) == 1 and not terms and slope >= 0:
+                sign, rest = terms.get(KEY, 0), rest + (how[1] == "t")
+                slope = -sign * terms.get(Var(row), 0)
+                if abs(sign) == 1 and terms.keys() <= {KEY, Var(row)} and slope >= 0:
                     yield sign, slope, -sign * rest
 
 

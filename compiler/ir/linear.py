@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from compiler.ir.expr import Const, Expr, Op, Size, Var, const
 
-Linear = tuple[dict[Expr, int], int]  # coefficients of atoms, and the constant
+Linear = tuple[Mapping[Expr, int], int]  # coefficients of atoms, and the constant
 
 
 def has_sizes(e: Expr) -> bool:
@@ -14,6 +15,7 @@ def has_sizes(e: Expr) -> bool:
     return type(e) is not Const and any(type(v) is Size for v in variables_of(e))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def linear(e: Expr) -> Linear:
     """`e` as a sum of integer multiples of atoms, plus a constant."""
     match e:

@@ -80,10 +80,11 @@ def _span(a: Axis, conditions: list[Expr], ranges: Ranges) -> tuple[int, int]:
 def _ends(how: str, difference: Expr, a: Axis, ranges: Ranges) -> tuple[int | None, int | None]:
     """Between which positions of `a` the difference can be below (`lt`), above (`gt`), ... zero."""
     terms, rest = linear(difference)
-    factor = terms.pop(a.var, 0)
-    if not factor or any(a.var in set(atom.walk()) for atom in terms):
+    factor = terms.get(a.var, 0)
+    left = {atom: c for atom, c in terms.items() if atom is not a.var}
+    if not factor or any(a.var in set(atom.walk()) for atom in left):
         return None, None
-    others = [(value_range(atom, ranges), c) for atom, c in terms.items()]
+    others = [(value_range(atom, ranges), c) for atom, c in left.items()]
     ends = [(least, most) if c > 0 else (most, least) for (least, most), c in others]
     scaled = [(x * c, y * c) for (x, y), (_, c) in zip(ends, others, strict=True) if x is not None and y is not None]
     if len(scaled) < len(others):
