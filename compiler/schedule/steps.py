@@ -15,7 +15,6 @@ rows that initialises an accumulator is `i_first`. `width` is the number of elem
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING
@@ -394,7 +393,6 @@ _ALL = (
 )  # fmt: skip
 
 
-@functools.cache
 def word(step: type[Step]) -> str:
     """The name of a step in the text of a schedule: `SplitScan` is `split_scan`."""
     return re.sub("(?<!^)(?=[A-Z])", "_", step.__name__).lower()
@@ -426,22 +424,20 @@ def _said(field: str, value: Any) -> str:
     return str(value) if field == "level" else repr(value)
 
 
-@functools.cache
 def _named(step: type[Step]) -> tuple[str, ...]:
     """The fields that are keyword arguments in the text."""
     return tuple(f for f in (*naming_fields(step), *step.worded) if f != "tile" and f in step.fields)
 
 
-@functools.cache
 def naming_fields(step: type[Step]) -> tuple[str, ...]:
     """The fields that name what the step creates, or hold stems of such names."""
     return tuple(f for f in dict.fromkeys((*step.stems, *step.makes)) if f in step.fields)
 
 
-@functools.cache
 def _plain(step: type[Step]) -> tuple[str, ...]:
     """The fields that are positional arguments in the text."""
-    return tuple(f for f in step.fields if f not in _named(step))
+    named = _named(step)
+    return tuple(f for f in step.fields if f not in named)
 
 
 def _default(step: type[Step], field: str) -> str:
