@@ -11,11 +11,10 @@ tensors, unless `options={"target": ...}` names one.
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,11 @@ from torch._dynamo.backends import registry
 from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.backend import numbers, quantization, regions, writes
+from compiler.backend import kept, numbers, passed_on, quantization, regions, writes
 from compiler.backend.partition import partition
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
@@ -40,7 +37,7 @@ from compiler.execution.tuning import command
 from compiler.frontend import graphs
 from compiler.passes import quantize
 from compiler.pipeline import Lowering
-from compiler.runtime import detect, gpu_memory, store
+from compiler.runtime import detect, garbage, gpu_memory, store
 from compiler.targets.target import Target
 
 # Handles inputs that a program has refused; called with the inputs and the exception.
@@ -80,24 +77,28 @@ class _Refused(CompilerError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled region of a graph: the number of its calls, the names of its kernels, and its lowering."""
+    """A compiled region of a graph: the number of its calls, the names of its kernels, its lowering, and what a later
+    process needs to run it, if that can be kept."""
 
     calls: int
     kernels: tuple[str, ...]
     code: Lowering
+    whole: kept.Whole | None = None
 
 
 @dataclass
 class Report:
     """How a graph was compiled: its number of calls, the compiled regions, and the number of calls in eager by reason.
 
-    `attempts` is how many more bisections of failing regions are allowed.
+    `attempts` is how many more bisections of failing regions are allowed. `whole` is the region that all of a graph of
+    Dynamo is, if it is one.
     """
 
     calls: int
     regions: list[Compiled] = field(default_factory=list)
     eager: Counter[str] = field(default_factory=Counter)
     attempts: int = _ATTEMPTS
+    whole: kept.Whole | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def mlcomp(
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
     """
-    return _compile(graph, inputs, _options(options or {}, mode, _warn_of_eager))
+    with garbage.held_back():
+        return _compile(graph, inputs, _options(options or {}, mode, _warn_of_eager))
 
 
 def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]) -> list[Report]:
@@ -140,13 +142,38 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False) -> Boxed:
+    """Compile a graph of Dynamo, or load what a process before has kept of it."""
+    place = None if options.tuned or options.quantize is not None else kept.place(graph, inputs, _asked(options))
+    if place is None:
+        return _traced(graph, inputs, options)
+    found = kept.read(place)
+    if found is not None:
+        return _loaded(found, graph, inputs, options)
+    wholes: list[kept.Whole | None] = []
+
+    def hear(report: Report) -> None:
+        wholes.append(report.whole if kept.is_plain(len(inputs), len(graphs.output(graph).args[0])) else None)
+        options.hear(report)
+
+    made = _traced(graph, inputs, replace(options, hear=hear))
+    if len(wholes) == 1 and wholes[0] is not None:
+        kept.write(place, wholes[0])
+    return made
+
+
+def _asked(options: Options) -> str:
+    return repr((options.fallback, options.target, options.check_indices, options.memory))
+
+
+def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False, whole: bool = False) -> Boxed:
         with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
-            compile_real = functools.partial(_compiled, options=options)
+            whole = whole and not places and not frontend.has_complex(plain)
+            compile_real = functools.partial(_compiled, options=options, whole=whole)
             run = writes.writing(numbers.compiled(plain, example_inputs, compile_real, options.fallback), places)
         run._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that inputs come as one list
         return run
@@ -158,12 +185,34 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
             inputs,
             fw_compiler=functools.partial(compile_part, saves=True),
             bw_compiler=compile_part,
-            inference_compiler=compile_part,
+            inference_compiler=functools.partial(compile_part, whole=True),
             keep_inference_input_mutations=True,
             partition_fn=functools.partial(partition, aligned=_is_for_gpu(inputs, options)),
             decompositions=frontend.decompositions(),
         )
     return made
+
+
+def _loaded(found: kept.Whole, graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """Run the program of a graph; arguments that it refuses have the graph traced after all."""
+    report = Report(found.calls)
+    with compile_lock:
+        launch = _launched(found.captured, _target_on({found.device}, options), options, report, found.calls)
+    options.hear(report)
+    traced: list[Callable[..., Any]] = []
+
+    def run(*inputs: Any) -> Sequence[Any]:
+        try:
+            made = launch(*(inputs[k] for k in found.tensors))
+        except (TypeError, ValueError):
+            if not traced:
+                with compile_lock, _disable_current_modes():
+                    traced.append(_traced(graph, inputs, options))
+            results: Sequence[Any] = traced[0](*inputs)
+            return results
+        return [made[k] for k in found.picked]
+
+    return run
 
 
 def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:
@@ -197,11 +246,15 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
     return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory, own)
 
 
-def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
-    """Compile a graph as one program; if only symbolic sizes prevent that, per set of sizes; otherwise in parts."""
+def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options, whole: bool = False) -> Boxed:
+    """Compile a graph as one program; if only symbolic sizes prevent that, per set of sizes; otherwise in parts.
+
+    The report has the `whole` of the graph if asked to.
+    """
     report = Report(len(regions.calls(graph)))
     try:
         made = _program(graph, options, _refitting(graph, options), report)
+        report.whole = report.regions[0].whole if whole and report.regions else None
         options.hear(report)
         return made
     except Exception as problem:
@@ -349,26 +402,27 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     """Compile a graph as one program; results that are inputs or views of inputs are returned without it."""
     placeholders = graphs.placeholders(graph)
     listed = list(graphs.output(graph).args[0])
-    computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not _is_passed_on(n)))
+    computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not passed_on.is_passed_on(n)))
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
     wanted = frontend.with_results(graph, computed, drop=True)
     outer = graphs.placeholders(wanted)
     values = [n.meta.get("val") for n in (*outer, *computed)]
-    target = options.target or _target_of(values)
-    target = executable.limited(target, options.memory)
+    devices = {str(x.device) for x in values if isinstance(x, torch.Tensor)}
+    target = _target_on(devices, options)
     into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
     captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
-    # Dynamo checks what torch assumed about sizes before each call.
-    made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
-    report.regions.append(Compiled(len(regions.calls(graph)), made.names, made.code))
-    apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
-    launch = gpu_memory.within(made.launch, options.own) if options.own is not None and apart else made.launch
+    captured = replace(captured, guards=())  # Dynamo checks what torch assumed about sizes before each call
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     told = [k for k in tensors if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
+    whole = None
+    if not told and set(listed) <= set(computed) and kept.is_keepable(captured):
+        picked = tuple(map(computed.index, listed))
+        whole = kept.Whole(captured, min(devices), len(regions.calls(graph)), tuple(tensors), picked)
+    launch = _launched(captured, target, options, report, len(regions.calls(graph)), whole)
     unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if told else None)
     every = len(tensors) == len(placeholders) and not told
-    give = None if listed == computed else _giving(listed, computed, placeholders)
+    give = None if listed == computed else passed_on.giving(listed, computed, placeholders)
 
     def given(inputs: list[Any]) -> list[Any]:
         # A number of which there can be no tensor is refused like 0, which no program is compiled for.
@@ -382,6 +436,21 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
         return made if give is None else give(inputs, made)
 
     return run
+
+
+def _launched(
+    captured: frontend.Captured,
+    target: Target,
+    options: Options,
+    report: Report,
+    calls: int,
+    whole: kept.Whole | None = None,
+) -> Callable[..., Sequence[Any]]:
+    """Build the program of a region of that many calls; what launches it."""
+    made = _built(captured, target, options.check_indices, options.tuned)
+    report.regions.append(Compiled(calls, made.names, made.code, whole))
+    apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
+    return gpu_memory.within(made.launch, options.own) if options.own is not None and apart else made.launch
 
 
 def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
@@ -412,63 +481,21 @@ def _device_of(values: Sequence[Any]) -> torch.device:
     return next(x.device for x in values if isinstance(x, torch.Tensor))
 
 
-def _target_of(values: Sequence[Any]) -> Target:
-    """The target for the device of all tensors of a graph; raises Unsupported for several or unknown devices."""
-    devices = {str(x.device): x.device.type for x in values if isinstance(x, torch.Tensor)}
-    kinds = list(devices.values()) or ["cpu"]
-    if len(devices) > 1 or kinds[0] not in regions.TARGETS:
+def _target_on(devices: Set[str], options: Options) -> Target:
+    """The target for the devices of all tensors of a graph; raises Unsupported for several or unknown devices."""
+    return executable.limited(options.target or _target_of(devices), options.memory)
+
+
+def _target_of(devices: Set[str]) -> Target:
+    kinds = {torch.device(x).type for x in devices} or {"cpu"}
+    if len(devices) > 1 or not kinds <= regions.TARGETS.keys():
         raise Unsupported("device", sorted(devices), "all tensors of a graph must be on the CPU or on one GPU")
-    target = named.target(regions.TARGETS[kinds[0]])
+    target = named.target(regions.TARGETS[kinds.pop()])
     if target.kind == "cuda" and not gpu_programs.on_gpu(target):
         raise Unsupported(
             "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or the GPU is too old"
         )
     return target
-
-
-def _is_passed_on(node: Node) -> bool:
-    """Whether a node is an input, a view of one, or a number computed from sizes of inputs."""
-    if node.op in ("placeholder", "get_attr"):
-        return True
-    is_number = isinstance(node.meta.get("val"), torch.SymInt)
-    is_view = node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
-    return node.op == "call_function" and (is_number or is_view) and all(map(_is_passed_on, node.all_input_nodes))
-
-
-Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
-
-
-def _giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
-    """A function that gives the results of the graph from its inputs and from the results of the program."""
-    places = {n: k for k, n in enumerate((*placeholders, *computed))}
-    made_anew = {n: _maker(x, placeholders) for n, x in enumerate(listed) if x not in places}
-    picked = [places.get(x, 0) for x in listed]
-
-    def give(inputs: list[Any], made: Sequence[Any]) -> list[Any]:
-        every = (*inputs, *made)
-        results = [every[k] for k in picked]
-        for n, make in made_anew.items():
-            results[n] = make(inputs)
-        return results
-
-    return give
-
-
-def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
-    """A function that gives a result of the graph from its inputs alone."""
-    if not isinstance(result, Node):
-        return lambda inputs: result
-    positions = {n: k for k, n in enumerate(placeholders)}
-
-    def again(node: Node, inputs: list[Any]) -> Any:
-        if node in positions:
-            return inputs[positions[node]]
-        if node.op == "get_attr":
-            return operator.attrgetter(node.target)(node.graph.owning_module)  # type: ignore[arg-type]
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, inputs))
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
-    return lambda inputs: again(result, inputs)
 
 
 # Torch's table of backends -------------------------------------------------------------------------------------------

@@ -46,12 +46,12 @@ def code(
 
 def _key(program: aten.Program, target: Target, schedules: tuple[tuple[str, Schedule], ...], known: str) -> str:
     given = [f"{name} {steps.show(x)}" for name, x in schedules]
-    parts = (_sources(), _shown(target), aten_text.show(program), *given, *([known] if known else []))
+    parts = (sources(), _shown(target), aten_text.show(program), *given, *([known] if known else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @functools.cache
-def _sources() -> str:
+def sources() -> str:
     """The digest of the compiler itself."""
     digest = hashlib.sha256()
     for path in sorted(p for p in _COMPILER.rglob("*.py") if "tests" not in p.parts):

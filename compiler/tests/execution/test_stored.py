@@ -89,7 +89,7 @@ def test_what_it_depends_on_is_looked_at(what: str, monkeypatch: pytest.MonkeyPa
     target, inputs, schedules = "cpu:baseline", given(), None
     match what:
         case "the compiler":
-            monkeypatch.setattr(stored, "_sources", lambda: "other")
+            monkeypatch.setattr(stored, "sources", lambda: "other")
         case "the target":
             target = "cpu"
         case "the sizes":

@@ -1,0 +1,179 @@
+"""A graph of Dynamo in; a text out that is the same only where AOTAutograd makes the same of the graph.
+
+The text says every call with all its arguments, every input as far as torch can tell it from another, and the state of
+torch that tracing asks for. What cannot be said completely has no text: functions that are not torch's own, attributes
+of the graph, sizes that vary, tensors of other classes, sources of random numbers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import math
+import operator
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch._decomp import global_decomposition_table
+from torch._functorch import config as functorch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp import autocast_mode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as symbols
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+# Where functions that a graph may call are found by their names, first in the first.
+_SPACES: tuple[Any, ...] = (
+    operator, math, builtins, torch, torch._C, torch._C._nn, torch.linalg, torch.fft,
+    torch.special, torch.nn.functional, torch.functional, autocast_mode,
+)  # fmt: skip
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(...))
+_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+# Functions without arguments that say how torch is set to choose and round.
+_SETTING = re.compile(r"_get_\w*(enabled|allow|determin|precision|benchmark|priority|prefer)\w*")
+
+
+class _Unknown(Exception):
+    """Something cannot be said completely."""
+
+
+def of(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
+    """The text for a graph and the inputs that it is compiled for; None where there is none."""
+    try:
+        return "\n".join([*_state(), *_inputs(graph, inputs), *_calls(graph)])
+    except _Unknown:
+        return None
+
+
+def _calls(graph: GraphModule) -> Iterator[str]:
+    numbers: dict[Node, int] = {}
+    for node in graph.graph.nodes:
+        if node.op not in ("placeholder", "call_function", "call_method", "output") or node.meta.get("custom"):
+            raise _Unknown(node.op)
+        _check_known(node)
+        target = _function(node.target) if node.op == "call_function" else ""
+        if node.op == "call_method":
+            # What a method is depends on what it is called on.
+            if not node.args or not isinstance(_example(node.args[0]), torch.Tensor):
+                raise _Unknown(node.target)
+            target = str(node.target)
+        yield f"{node.op} {target} {_argument(node.args, numbers)} {_argument(node.kwargs, numbers)}"
+        numbers[node] = len(numbers)
+
+
+def _check_known(node: Node) -> None:
+    """Every value is made of tensors of known sizes, and of numbers that Python computes."""
+    made = _example(node)
+    for x in made if isinstance(made, tuple | list) else (made,):
+        if isinstance(x, torch.Tensor):
+            if type(x) not in (FakeTensor, torch.Tensor) or not all(type(n) is int for n in (*x.shape, *x.stride())):
+                raise _Unknown(node.name)
+        elif not isinstance(x, (*_NUMBERS, torch.Size)):
+            raise _Unknown(node.name)
+
+
+def _example(x: Any) -> Any:
+    return x.meta.get("example_value") if isinstance(x, Node) else None
+
+
+def _argument(x: Any, numbers: dict[Node, int]) -> str:
+    if isinstance(x, Node):
+        return f"%{numbers[x]}"
+    if type(x) in _NUMBERS or type(x) in _CONSTANTS:
+        return repr(x)
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{key!r}: {_argument(value, numbers)}' for key, value in x.items())}}}"
+    if isinstance(x, slice):
+        return f"slice{_argument((x.start, x.stop, x.step), numbers)}"
+    if isinstance(x, tuple | list):
+        own = next(t.__name__ for t in (torch.Size, tuple, list) if isinstance(x, t))
+        return f"{own}({', '.join(_argument(item, numbers) for item in x)})"
+    raise _Unknown(type(x).__name__)
+
+
+def _function(target: Any) -> str:
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        name = str(target)
+        if not name.startswith(("aten.", "prims.")):
+            raise _Unknown(name)
+        return name
+    name = _names().get(target, "") if isinstance(target, _FUNCTIONS) else ""
+    if not name or (isinstance(target, FunctionType) and not _is_torch(target)):
+        raise _Unknown(target)
+    return name
+
+
+@functools.cache
+def _names() -> dict[Any, str]:
+    """The functions of Python and torch; another one in the place of one is none of them."""
+    out: dict[Any, str] = {}
+    for space in _SPACES:
+        for name, found in vars(space).items():
+            if isinstance(found, _FUNCTIONS):
+                out.setdefault(found, f"{space.__name__}.{name}")
+    return out
+
+
+def _is_torch(function: FunctionType) -> bool:
+    return function.__code__.co_filename.startswith(_TORCH)
+
+
+def _inputs(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
+    storages: dict[int, int] = {}
+    for number, x in enumerate(inputs):
+        if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
+            raise _Unknown(type(x).__name__)
+        if x._has_symbolic_sizes_strides or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            raise _Unknown(x.shape)
+        memory = storages.setdefault(x.untyped_storage()._cdata, number)
+        lies = (tuple(x.shape), x.stride(), x.storage_offset(), x.untyped_storage().nbytes())
+        told = (x.requires_grad, x.is_leaf, x._is_view(), str(torch._C._dispatch_keys(x)))
+        yield f"{type(x).__name__} {x.dtype} {x.device} {lies} {told} {memory}"
+    for device in sorted({x.device.index for x in inputs if x.is_cuda}):
+        found = torch.cuda.get_device_properties(device)
+        yield f"{device}: {found.name} {found.major}.{found.minor}"
+
+
+def _state() -> list[str]:
+    """What tracing asks of torch besides the graph."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        raise _Unknown("modes")
+    tables = global_decomposition_table.values()
+    if any(not str(getattr(f, "__module__", "")).startswith("torch.") for table in tables for f in table.values()):
+        raise _Unknown("decompositions")
+    autocast = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in torch._C._autocast_supported_devices()
+    ]
+    modes = (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+        torch.get_default_device(), torch.is_autocast_cache_enabled(), torch.backends.mha.get_fastpath_enabled(),
+    )  # fmt: skip
+    setup = [x.get_hash().hex() for x in (functorch, symbols)]
+    versions = (torch.__version__, torch.version.git_version, torch.version.cuda, platform.python_version())
+    return [repr(part) for part in (versions, setup, modes, autocast, _settings(), _registered())]
+
+
+def _settings() -> list[tuple[str, str]]:
+    out = []
+    for name in filter(_SETTING.fullmatch, dir(torch._C)):
+        try:
+            out.append((name, str(getattr(torch._C, name)())))
+        except TypeError:  # it takes arguments, so it is no setting
+            continue
+    return out
+
+
+def _registered() -> str:
+    """What Python has registered for ATen's ops."""
+    names = sorted(x for x in torch.library._impls if x.startswith("aten/"))
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()

@@ -1,0 +1,154 @@
+"""A graph of Dynamo in; the program that it is, as a process before left it in the cache, without tracing it again.
+
+Only graphs that are one program are kept: their sizes are known, they neither train nor write to inputs, and their
+results are the program's own. The key is the text of the graph and of what tracing it depends on, the backend's
+options, and the compiler's sources.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from compiler import frontend
+from compiler.backend import identity
+from compiler.errors import CacheError
+from compiler.execution import stored
+from compiler.frontend.results import View
+from compiler.ir import aten_text
+from compiler.ir.expr import const, static
+from compiler.ir.text import TextError
+from compiler.runtime import detect, store
+
+SUFFIX = ".json"
+_MOST = 1 << 16  # bytes of constants
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a graph becomes: a program of `calls`, the graph's inputs at `tensors` that it takes, and for each result of
+    the graph that of the program."""
+
+    captured: frontend.Captured
+    device: str
+    calls: int
+    tensors: tuple[int, ...]
+    picked: tuple[int, ...]
+
+
+def place(graph: GraphModule, inputs: Sequence[Any], asked: str) -> Path | None:
+    """Where the program of a graph is kept, compiled as `asked`; None if it cannot be told from all others."""
+    context = TracingContext.try_get()
+    text = identity.of(graph, inputs)
+    if text is None or context is None or context.fakify_first_call:
+        return None
+    key = hashlib.sha256("\0".join((stored.sources(), asked, text)).encode()).hexdigest()
+    try:
+        return store.entry(detect.default_cache(os.environ), key, SUFFIX)
+    except CacheError:  # which is told where the program is built
+        return None
+
+
+def is_plain(takes: int, gives: int) -> bool:
+    """Whether what AOTAutograd has traced for inference takes and gives as much as the graph of Dynamo does, and needs
+    nothing around it: no update, no alias to make anew, no state of random numbers."""
+    context = TracingContext.try_get()
+    about = None if context is None or context.guards_context.aotautograd_guards else context.fw_metadata
+    if about is None or about.tokens or about.num_intermediate_bases or about.is_rng_op_functionalized:
+        return False
+    updated = any(x.mutates_data or x.mutates_metadata for x in about.input_info)
+    own = all(
+        x.output_type is OutputType.non_alias and x.raw_type in (torch.Tensor, FunctionalTensor) and not x.dynamic_dims
+        for x in about.output_info
+    )
+    return not updated and own and len(about.input_info) == takes and len(about.output_info) == gives
+
+
+def is_keepable(captured: frontend.Captured) -> bool:
+    """Whether a program is one for known sizes, and holds no data of weight."""
+    size = sum(x.nbytes for x in captured.constants.values())
+    strided = all(type(x) is torch.Tensor and x.layout is torch.strided for x in captured.constants.values())
+    plain = not captured.program.sizes and not captured.literals and not captured.guards
+    return plain and strided and size <= _MOST and all(isinstance(x, View) for x in captured.views or ())
+
+
+def read(path: Path) -> Whole | None:
+    """What is kept at `path`; None where it is missing or damaged."""
+    try:
+        content = store.read(path) if store.intact(path) else None
+        return None if content is None else _parsed(json.loads(content))
+    except (CacheError, TextError):
+        return None
+
+
+def write(path: Path, whole: Whole) -> None:
+    """Keep a program; a cache that is read-only or full keeps none."""
+    with contextlib.suppress(CacheError), store.workshop(path) as work:
+        draft = work / "graph"
+        draft.write_text(json.dumps(_shown(whole)))
+        store.publish(draft, path)
+
+
+def _shown(whole: Whole) -> dict[str, Any]:
+    captured = whole.captured
+    return {
+        "program": aten_text.show(captured.program),
+        "constants": {name: _data(x) for name, x in captured.constants.items()},
+        "arguments": captured.arguments,
+        "positions": captured.positions,
+        "results": captured.structure.num_leaves,
+        "views": None if captured.views is None else [_numbers(v) for v in captured.views if isinstance(v, View)],
+        "device": whole.device, "calls": whole.calls, "tensors": whole.tensors, "picked": whole.picked,
+    }  # fmt: skip
+
+
+def _parsed(held: dict[str, Any]) -> Whole:
+    views = None if held["views"] is None else tuple(_view(*numbers) for numbers in held["views"])
+    captured = frontend.Captured(
+        aten_text.parse(held["program"]),
+        {name: _tensor(*data) for name, data in held["constants"].items()},
+        tuple(held["arguments"]),
+        pytree.tree_flatten((0,) * held["results"])[1],
+        views=views,
+        positions=tuple(held["positions"]),
+    )
+    return Whole(captured, held["device"], held["calls"], tuple(held["tensors"]), tuple(held["picked"]))
+
+
+def _numbers(v: View) -> list[Any]:
+    memory, shape, strides = ([static(n) for n in part] for part in (v.memory, v.shape, v.strides))
+    return [v.source, memory, static(v.begin), shape, strides, static(v.offset)]
+
+
+def _view(source: int, memory: list[int], begin: int, shape: list[int], strides: list[int], offset: int) -> View:
+    sizes = [tuple(map(const, part)) for part in (memory, shape, strides)]
+    return View(source, sizes[0], const(begin), sizes[1], sizes[2], const(offset))
+
+
+def _data(x: torch.Tensor) -> list[Any]:
+    """A tensor as its type, device, sizes and strides, and the bytes of its elements in order."""
+    content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    name = str(x.dtype).removeprefix("torch.")
+    return [name, str(x.device), list(x.shape), list(x.stride()), base64.b64encode(content).decode()]
+
+
+def _tensor(name: str, device: str, shape: list[int], strides: list[int], content: str) -> torch.Tensor:
+    out = torch.empty_strided(shape, strides, dtype=getattr(torch, name), device=device)
+    data = bytearray(base64.b64decode(content))
+    if data:
+        out.copy_(torch.frombuffer(data, dtype=out.dtype).reshape(shape))
+    return out

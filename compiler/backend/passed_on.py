@@ -1,0 +1,60 @@
+"""The results of a graph in; what makes of the results of its program those of the graph, out.
+
+A program gives what it computes. What is an input, a view of one or a number that sizes give is made from the inputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+
+def is_passed_on(node: Node) -> bool:
+    """Whether a node is an input, a view of one, or a number computed from sizes of inputs."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    is_number = isinstance(node.meta.get("val"), torch.SymInt)
+    is_view = node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
+    return node.op == "call_function" and (is_number or is_view) and all(map(is_passed_on, node.all_input_nodes))
+
+
+Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
+
+
+def giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
+    """A function that gives the results of the graph from its inputs and from the results of the program."""
+    places = {n: k for k, n in enumerate((*placeholders, *computed))}
+    made_anew = {n: _maker(x, placeholders) for n, x in enumerate(listed) if x not in places}
+    picked = [places.get(x, 0) for x in listed]
+
+    def give(inputs: list[Any], made: Sequence[Any]) -> list[Any]:
+        every = (*inputs, *made)
+        results = [every[k] for k in picked]
+        for n, make in made_anew.items():
+            results[n] = make(inputs)
+        return results
+
+    return give
+
+
+def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
+    """A function that gives a result of the graph from its inputs alone."""
+    if not isinstance(result, Node):
+        return lambda inputs: result
+    positions = {n: k for k, n in enumerate(placeholders)}
+
+    def again(node: Node, inputs: list[Any]) -> Any:
+        if node in positions:
+            return inputs[positions[node]]
+        if node.op == "get_attr":
+            return operator.attrgetter(node.target)(node.graph.owning_module)  # type: ignore[arg-type]
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, inputs))
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    return lambda inputs: again(result, inputs)
