@@ -152,7 +152,8 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
     wholes: list[kept.Whole | None] = []
 
     def hear(report: Report) -> None:
-        wholes.append(report.whole if kept.is_plain(len(inputs), len(graphs.output(graph).args[0])) else None)
+        whole = report.whole
+        wholes.append(whole and kept.around(whole, inputs, len(graphs.output(graph).args[0])))
         options.hear(report)
 
     made = _traced(graph, inputs, replace(options, hear=hear))
@@ -172,8 +173,8 @@ def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Call
                 quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
-            whole = whole and not places and not frontend.has_complex(plain)
-            compile_real = functools.partial(_compiled, options=options, whole=whole)
+            updates = places if whole and not frontend.has_complex(plain) else None
+            compile_real = functools.partial(_compiled, options=options, updates=updates)
             run = writes.writing(numbers.compiled(plain, example_inputs, compile_real, options.fallback), places)
         run._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that inputs come as one list
         return run
@@ -199,18 +200,24 @@ def _loaded(found: kept.Whole, graph: GraphModule, inputs: Sequence[Any], option
     with compile_lock:
         launch = _launched(found.captured, _target_on({found.device}, options), options, report, found.calls)
     options.hear(report)
-    traced: list[Callable[..., Any]] = []
 
-    def run(*inputs: Any) -> Sequence[Any]:
-        try:
-            made = launch(*(inputs[k] for k in found.tensors))
-        except (TypeError, ValueError):
-            if not traced:
-                with compile_lock, _disable_current_modes():
-                    traced.append(_traced(graph, inputs, options))
-            results: Sequence[Any] = traced[0](*inputs)
-            return results
+    def launched(inputs: list[Any]) -> Sequence[Any]:
+        made = launch(*(inputs[k] for k in found.tensors))
         return [made[k] for k in found.picked]
+
+    whole, traced = writes.writing(launched, found.updates), list[Callable[..., Any]]()
+
+    def run(*inputs: Any) -> Any:
+        if traced:
+            return traced[0](*inputs)
+        try:
+            made = whole(list(inputs))
+        except (TypeError, ValueError):
+            with compile_lock, _disable_current_modes():
+                traced.append(_traced(graph, inputs, options))
+            return traced[0](*inputs)
+        torch.autograd.graph.increment_version(inputs[k] for k in found.counted)
+        return made
 
     return run
 
@@ -246,15 +253,18 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
     return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory, own)
 
 
-def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options, whole: bool = False) -> Boxed:
+def _compiled(
+    graph: GraphModule, examples: Sequence[Any], options: Options, updates: tuple[int, ...] | None = None
+) -> Boxed:
     """Compile a graph as one program; if only symbolic sizes prevent that, per set of sizes; otherwise in parts.
 
-    The report has the `whole` of the graph if asked to.
+    If the last results are for `updates`, or there are none of these, the graph may be the whole of one of Dynamo.
     """
     report = Report(len(regions.calls(graph)))
     try:
         made = _program(graph, options, _refitting(graph, options), report)
-        report.whole = report.regions[0].whole if whole and report.regions else None
+        found = report.regions[0].whole if report.regions else None
+        report.whole = None if found is None or updates is None else replace(found, updates=updates)
         options.hear(report)
         return made
     except Exception as problem:

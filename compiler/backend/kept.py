@@ -1,7 +1,7 @@
 """A graph of Dynamo in; the program that it is, as a process before left it in the cache, without tracing it again.
 
-Only graphs that are one program are kept: their sizes are known, they neither train nor write to inputs, and their
-results are the program's own. The key is the text of the graph and of what tracing it depends on, the backend's
+Only graphs that are one program are kept: their sizes are known, they do not train, and their results are the program's
+own. The key is the text of the graph and of what tracing it depends on, the backend's
 options, and the compiler's sources.
 """
 
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,18 @@ _MOST = 1 << 16  # bytes of constants
 @dataclass(frozen=True)
 class Whole:
     """What a graph becomes: a program of `calls`, the graph's inputs at `tensors` that it takes, and for each result of
-    the graph that of the program."""
+    the graph that of the program.
+
+    Results behind the others are new values of the inputs at `updates`; of those at `counted` autograd is told.
+    """
 
     captured: frontend.Captured
     device: str
     calls: int
     tensors: tuple[int, ...]
     picked: tuple[int, ...]
+    updates: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
 
 
 def place(graph: GraphModule, inputs: Sequence[Any], asked: str) -> Path | None:
@@ -63,19 +68,27 @@ def place(graph: GraphModule, inputs: Sequence[Any], asked: str) -> Path | None:
         return None
 
 
-def is_plain(takes: int, gives: int) -> bool:
-    """Whether what AOTAutograd has traced for inference takes and gives as much as the graph of Dynamo does, and needs
-    nothing around it: no update, no alias to make anew, no state of random numbers."""
+def around(whole: Whole, inputs: Sequence[Any], gives: int) -> Whole | None:
+    """The program that AOTAutograd has just had compiled for inference, with what is to be done besides.
+
+    None if that is more than updates inside of the graph: an alias to make anew, a state of random numbers, inputs that
+    share what is updated, or another number of results than the graph of Dynamo `gives`.
+    """
     context = TracingContext.try_get()
     about = None if context is None or context.guards_context.aotautograd_guards else context.fw_metadata
     if about is None or about.tokens or about.num_intermediate_bases or about.is_rng_op_functionalized:
-        return False
-    updated = any(x.mutates_data or x.mutates_metadata for x in about.input_info)
+        return None
     own = all(
         x.output_type is OutputType.non_alias and x.raw_type in (torch.Tensor, FunctionalTensor) and not x.dynamic_dims
         for x in about.output_info
     )
-    return not updated and own and len(about.input_info) == takes and len(about.output_info) == gives
+    if not own or (len(about.input_info), len(about.output_info)) != (len(inputs), gives):
+        return None
+    apart = len({x.untyped_storage()._cdata for x in inputs}) == len(inputs)
+    updated = [k for k, x in enumerate(about.input_info) if x.mutates_data or x.mutates_metadata]
+    if updated != sorted(whole.updates) or about.mutated_inp_runtime_indices or (updated and not apart):
+        return None
+    return replace(whole, counted=tuple(about.mutated_graph_handled_indices_seen_by_autograd))
 
 
 def is_keepable(captured: frontend.Captured) -> bool:
@@ -113,6 +126,7 @@ def _shown(whole: Whole) -> dict[str, Any]:
         "results": captured.structure.num_leaves,
         "views": None if captured.views is None else [_numbers(v) for v in captured.views if isinstance(v, View)],
         "device": whole.device, "calls": whole.calls, "tensors": whole.tensors, "picked": whole.picked,
+        "updates": whole.updates, "counted": whole.counted,
     }  # fmt: skip
 
 
@@ -126,7 +140,8 @@ def _parsed(held: dict[str, Any]) -> Whole:
         views=views,
         positions=tuple(held["positions"]),
     )
-    return Whole(captured, held["device"], held["calls"], tuple(held["tensors"]), tuple(held["picked"]))
+    places = (tuple(held[name]) for name in ("tensors", "picked", "updates", "counted"))
+    return Whole(captured, held["device"], held["calls"], *places)
 
 
 def _numbers(v: View) -> list[Any]:

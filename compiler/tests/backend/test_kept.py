@@ -118,6 +118,45 @@ def test_so_is_that_of_a_module() -> None:
     torch.testing.assert_close(again(same, x), same(x), rtol=1e-4, atol=1e-5)
 
 
+def appended(cache: Tensor, at: Tensor, x: Tensor) -> Tensor:
+    cache.index_copy_(0, at, x)
+    return cache.sum(-1)
+
+
+def test_inputs_are_updated_and_autograd_told() -> None:
+    at, x = torch.tensor([2]), torch.randn(1, 7)
+    compiled(appended, torch.randn(4, 7), at, x)
+    ours = torch.randn(4, 7)
+    theirs = ours.clone()
+    version = ours._version
+    made = again(appended, ours, at, x)
+    torch.testing.assert_close(made, appended(theirs, at, x))
+    torch.testing.assert_close(ours, theirs)
+    assert ours._version > version
+
+
+def test_running_statistics_are_updated() -> None:
+    models = [nn.BatchNorm1d(6), nn.BatchNorm1d(6)]
+    x = torch.randn(8, 6)
+    compiled(nn.BatchNorm1d(6), x)
+    torch.testing.assert_close(again(models[0], x), models[1](x).detach())
+    for ours, theirs in zip(models[0].buffers(), models[1].buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_updates_of_what_inputs_share_are_not_kept() -> None:
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        return a.add_(1) @ b.mT
+
+    def parts() -> tuple[Tensor, Tensor]:
+        x = torch.ones(6, 8)
+        return x[1:], x[:-1]
+
+    torch.testing.assert_close(compiled(f, *parts()), f(*parts()))
+    assert not is_kept(f, *parts())
+
+
 def test_each_graph_of_a_function_is_kept() -> None:
     def broken(x: Tensor) -> Tensor:
         y = x.exp()
@@ -184,11 +223,6 @@ def test_another_process_finds_it(folder: Path) -> None:
 # What is not ---------------------------------------------------------------------------------------------------------
 
 
-def updates(x: Tensor, w: Tensor) -> Tensor:
-    x.add_(1)
-    return x @ w
-
-
 def gives_a_view(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return x @ w, x[1:]
 
@@ -204,7 +238,7 @@ def _(x: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("f", [updates, gives_a_view, lambda x, w: torch.rand_like(x) @ w, lambda x, w: twice(x) @ w])
+@pytest.mark.parametrize("f", [gives_a_view, lambda x, w: torch.rand_like(x) @ w, lambda x, w: twice(x) @ w])
 def test_what_is_no_program_by_itself_is_not_kept(f: Function) -> None:
     inputs = given()
     compiled(f, *inputs)
@@ -291,7 +325,6 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "sources": lambda patch: patch.setattr(stored, "sources", lambda: "other"),
     "version of torch": lambda patch: patch.setattr(torch, "__version__", "0.0"),
     "commit of torch": lambda patch: patch.setattr(torch.version, "git_version", "0"),
-    "configuration": lambda patch: patch.setattr(functorch, "functionalize_rng_ops", True),
     "decompositions": _table,
     "registered": lambda patch: torch.library._impls.add("aten/softmax.int/CPU"),
     "attention": lambda patch: torch.backends.cuda.enable_flash_sdp(not torch._C._get_flash_sdp_enabled()),
@@ -326,6 +359,14 @@ def test_so_is_a_call_under_other_circumstances(what: str, monkeypatch: pytest.M
     assert is_kept(scores, *inputs)
     CHANGES[what](monkeypatch)
     assert not is_kept(scores, *inputs)
+
+
+def test_so_is_one_with_another_configuration() -> None:
+    inputs = given()
+    compiled(scores, *inputs)
+    with functorch.patch(functionalize_rng_ops=True):
+        assert not is_kept(scores, *inputs)
+    assert is_kept(scores, *inputs)
 
 
 def test_so_is_one_under_autocast() -> None:
