@@ -148,7 +148,7 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
         return _traced(graph, inputs, options)
     found = kept.read(place)
     if found is not None:
-        return _loaded(found, graph, inputs, options)
+        return _loaded(found, graph, options)
     wholes: list[kept.Whole | None] = []
 
     def hear(report: Report) -> None:
@@ -194,32 +194,18 @@ def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Call
     return made
 
 
-def _loaded(found: kept.Whole, graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """Run the program of a graph; arguments that it refuses have the graph traced after all."""
+def _loaded(found: kept.Whole, graph: GraphModule, options: Options) -> Callable[..., Any]:
+    """Load the program of a graph."""
     report = Report(found.calls)
     with compile_lock:
         launch = _launched(found.captured, _target_on({found.device}, options), options, report, found.calls)
     options.hear(report)
 
-    def launched(inputs: list[Any]) -> Sequence[Any]:
-        made = launch(*(inputs[k] for k in found.tensors))
-        return [made[k] for k in found.picked]
+    def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
+        with compile_lock, _disable_current_modes():
+            return _traced(graph, inputs, options)
 
-    whole, traced = writes.writing(launched, found.updates), list[Callable[..., Any]]()
-
-    def run(*inputs: Any) -> Any:
-        if traced:
-            return traced[0](*inputs)
-        try:
-            made = whole(list(inputs))
-        except (TypeError, ValueError):
-            with compile_lock, _disable_current_modes():
-                traced.append(_traced(graph, inputs, options))
-            return traced[0](*inputs)
-        torch.autograd.graph.increment_version(inputs[k] for k in found.counted)
-        return made
-
-    return run
+    return kept.running(found, launch, trace)
 
 
 def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:

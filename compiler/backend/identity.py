@@ -164,13 +164,14 @@ def _state() -> list[str]:
 
 
 def _settings() -> list[tuple[str, str]]:
-    out = []
-    for name in filter(_SETTING.fullmatch, dir(torch._C)):
-        try:
-            out.append((name, str(getattr(torch._C, name)())))
-        except TypeError:  # it takes arguments, so it is no setting
-            continue
-    return out
+    return [(name, _setting(name)) for name in filter(_SETTING.fullmatch, dir(torch._C))]
+
+
+def _setting(name: str) -> str:
+    try:
+        return str(getattr(torch._C, name)())
+    except (TypeError, RuntimeError) as problem:  # it takes arguments, or there is nothing to set on this machine
+        return type(problem).__name__
 
 
 def _registered() -> str:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from compiler import frontend
-from compiler.backend import identity
+from compiler.backend import identity, writes
 from compiler.errors import CacheError
 from compiler.execution import stored
 from compiler.frontend.results import View
@@ -76,7 +76,9 @@ def around(whole: Whole, inputs: Sequence[Any], gives: int) -> Whole | None:
     """
     context = TracingContext.try_get()
     about = None if context is None or context.guards_context.aotautograd_guards else context.fw_metadata
-    if about is None or about.tokens or about.num_intermediate_bases or about.is_rng_op_functionalized:
+    if about is None or about.tokens or about.num_intermediate_bases:
+        return None
+    if about.is_rng_op_functionalized or about.num_graphsafe_rng_states:
         return None
     own = all(
         x.output_type is OutputType.non_alias and x.raw_type in (torch.Tensor, FunctionalTensor) and not x.dynamic_dims
@@ -102,8 +104,8 @@ def is_keepable(captured: frontend.Captured) -> bool:
 def read(path: Path) -> Whole | None:
     """What is kept at `path`; None where it is missing or damaged."""
     try:
-        content = store.read(path) if store.intact(path) else None
-        return None if content is None else _parsed(json.loads(content))
+        found = store.taken(path)
+        return None if found is None else _parsed(json.loads(found[0]))
     except (CacheError, TextError):
         return None
 
@@ -114,6 +116,31 @@ def write(path: Path, whole: Whole) -> None:
         draft = work / "graph"
         draft.write_text(json.dumps(_shown(whole)))
         store.publish(draft, path)
+
+
+def running(
+    whole: Whole, launch: Callable[..., Sequence[Any]], trace: Callable[[Sequence[Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """What runs a graph by its program; `trace` compiles it after all, for arguments that the program refuses."""
+
+    def launched(inputs: list[Any]) -> Sequence[Any]:
+        made = launch(*(inputs[k] for k in whole.tensors))
+        return [made[k] for k in whole.picked]
+
+    updated, traced = writes.writing(launched, whole.updates), list[Callable[..., Any]]()
+
+    def run(*inputs: Any) -> Any:
+        if traced:
+            return traced[0](*inputs)
+        try:
+            made = updated(list(inputs))
+        except (TypeError, ValueError):
+            traced.append(trace(inputs))
+            return traced[0](*inputs)
+        torch.autograd.graph.increment_version(inputs[k] for k in whole.counted)
+        return made
+
+    return run
 
 
 def _shown(whole: Whole) -> dict[str, Any]:

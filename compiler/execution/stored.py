@@ -36,8 +36,8 @@ def code(
     """What runs the program, without the stages between; where the cache has it not, `lower` makes all of it, with the
     schedules that are `known`, by their digest."""
     path = store.entry(cache, _key(program, target, schedules, known), SUFFIX)
-    if store.intact(path) and (found := store.read(path)) is not None:
-        return _read(found, program, target)
+    if (found := store.taken(path)) is not None:
+        return _read(found[0], program, target)
     made = lower()
     with contextlib.suppress(CacheError):  # a cache that is read-only or full serves as far as it goes
         _write(path, made)

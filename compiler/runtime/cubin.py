@@ -82,7 +82,7 @@ def build_cubin(
     if known is not None and known.path.exists():
         return known
     path = store.entry(cache, key(source, arch, flags, include, tool), ".cubin")
-    packed = store.read(path) if store.intact(path, path.with_suffix(".cu")) else None
+    packed, *_ = store.taken(path, path.with_suffix(".cu")) or (None,)
     if packed is None:
         packed = _compile(source, arch, flags, include, tool, path)
     _seen[request] = made = _unpack(path, arch, packed)

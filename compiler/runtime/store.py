@@ -58,21 +58,30 @@ _own: set[Path] = set()  # folders that nobody but this user could let others in
 def intact(*paths: Path) -> bool:
     """Whether all parts of an entry are as they were published; what is there but is not is said, since it is built
     again. A part that may not be read is a CacheError."""
-    found = [inspect(path, use=True) for path in paths]
-    for path, state in zip(paths, found, strict=True):
-        if state == "damaged":
+    return taken(*paths) is not None
+
+
+def taken(*paths: Path) -> tuple[bytes, ...] | None:
+    """What was published as the parts of an entry, without their seals; None unless all are intact, as `intact` has it.
+
+    That it was used is kept as each file's time, to the day, so that what nobody uses can be told from the rest.
+    """
+    found = [_content(path, use=True) for path in paths]
+    opened = [None if x is None else seal.opened(x, name(path)) for path, x in zip(paths, found, strict=True)]
+    for path, content, body in zip(paths, found, opened, strict=True):
+        if content is not None and body is None:
             log.warning(
                 "mlcomp: the cached kernel %s is damaged or forged (a crash, a full disk, another user?); "
                 "building it again",
                 path,
             )
-    return all(state == "intact" for state in found)
+    bodies = tuple(x for x in opened if x is not None)
+    return bodies if len(bodies) == len(paths) else None
 
 
-def inspect(path: Path, use: bool = False) -> str:
-    """intact, damaged or missing; an entry that may not be read is a CacheError. `use` is kept as the file's time, to
-    the day, so that those that nobody uses can be told from the others."""
-    content = _content(path, use)
+def inspect(path: Path) -> str:
+    """intact, damaged or missing; an entry that may not be read is a CacheError."""
+    content = _content(path)
     if content is None:
         return "missing"
     return "damaged" if seal.opened(content, name(path)) is None else "intact"
