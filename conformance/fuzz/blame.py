@@ -232,12 +232,15 @@ def fitting(one: Met) -> Met:
 
 def subject(one: Met) -> Subject:
     """A graph as the ladder takes it: what it computes, without what it only passes on and views of its results."""
+    computed = _computed(one.graph)
     with _disable_current_modes():
-        captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
-    nodes = {n.name: n for n in one.graph.graph.nodes}
+        captured = compiler.from_graph(compiler.with_results(one.graph, computed))
     declared = [n.meta.get("val") for n in one.graph.graph.nodes if n.op == "placeholder"]
     tensors = tuple(_laid_out(one.inputs[k], declared[k]) for k in captured.positions)
-    computes = compiler.with_results(one.graph, [nodes[name] for name in captured.program.outputs])
+    views = captured.views or [None] * len(computed)
+    pairs = enumerate(zip(computed, views, strict=True))
+    made = {getattr(v, "source", k): _in_memory(n) for k, (n, v) in pairs}
+    computes = compiler.with_results(one.graph, [made[k] for k in range(len(captured.program.outputs))])
 
     def run(*_: Tensor) -> Sequence[Any]:
         made: Sequence[Any] = computes.forward(*one.inputs)
@@ -268,8 +271,19 @@ def _computed(graph: GraphModule) -> list[Node]:
     return list(dict.fromkeys(n for n in output.args[0] if isinstance(n, Node) and not _is_passed_on(n)))
 
 
+def _in_memory(node: Node) -> Node:
+    """The node that computes what is in the memory of a result, which may be a view of it."""
+    while _is_view(node):
+        (node,) = node.all_input_nodes[:1]
+    return node
+
+
+def _is_view(node: Node) -> bool:
+    is_view = isinstance(node.target, OpOverload) and node.target.is_view
+    return node.op == "call_function" and is_view
+
+
 def _is_passed_on(node: Node) -> bool:
     if node.op == "placeholder" or not isinstance(node.meta.get("val"), Tensor):
         return True
-    is_view = isinstance(node.target, OpOverload) and node.target.is_view
-    return node.op == "call_function" and is_view and all(map(_is_passed_on, node.all_input_nodes))
+    return _is_view(node) and all(map(_is_passed_on, node.all_input_nodes))

@@ -45,8 +45,10 @@ AGAIN = 0.15  # the share of draws that are of a call made before, on its own re
 NUMBERED = (0.02, 0.15)  # the share of calls one of whose numbers is an argument, by whether sizes vary
 VARIED = 0.4  # the share of programs with such numbers, and sizes that do not vary, where these vary
 LARGES = 0.015  # the share of programs with many elements
-# What infinite weights of these make is open: compiler/README.md, "Numerics".
+# What infinite weights of the former make is open, and what any infinity makes in the latter: compiler/README.md,
+# "Numerics".
 WEIGHTED = ("F.conv", "F.batch_norm", "F.group_norm", "F.layer_norm", "F.rms_norm")
+FINITE = ("F.scaled_dot_product_attention", "torch.std_mean", "torch.var_mean")
 LOST = 0.05  # the share of a value that eager's rounding may take
 # Sizes that vary, and those that they vary between: no other size of a program is like the first.
 POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
@@ -118,7 +120,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     with runs.in_f64():
         right = _tensors(eval(text, shadow))
     names = [f"t{n}"] if len(made) == 1 else [f"t{n}{letter}" for letter in "abc"[: len(made)]]
-    if len(names) != len(made) or (text.startswith(WEIGHTED) and not all(_is_finite(v) for v in d.operands[1:])):
+    if len(names) != len(made) or not _defined(d, text):
         raise NotFitting
     values = [_value(name, x, y, row, d) for name, x, y in zip(names, made, right, strict=True)]
     if len(names) == 1 and d.operands:
@@ -127,6 +129,12 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     d.keep()
     d.values |= {value.name: value for value in values}
     return f"{', '.join(names)}{'' if isinstance(result, Tensor) or len(made) > 1 else ','} = {text}"
+
+
+def _defined(d: Drawing, text: str) -> bool:
+    """Whether it is said what a call makes of its operands, which may be infinite."""
+    first = 0 if text.startswith(FINITE) else 1 if text.startswith(WEIGHTED) else len(d.operands)
+    return all(_is_finite(v) for v in d.operands[first:])
 
 
 def _is_finite(value: Value) -> bool:

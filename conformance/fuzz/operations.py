@@ -56,7 +56,7 @@ VIEWS = _rows(SELECT, {
     "unfold": lambda d: f"{d.tensor(1)}.unfold({(a := d.axis())}, {d.up_to(1, min(4, d.size(a)))}, {d.among(1, 2)})",
     "chunk": lambda d: f"{d.tensor(1)}.chunk(2, {d.axis()})",
     "split": lambda d: f"{d.tensor(1)}.split({(a := d.axis()) and d.up_to(max(1, d.size(a) // 3), d.size(a))}, {a})",
-    "unbind": lambda d: f"{d.tensor(1)}.unbind({d.axis()})[-1]",
+    "unbind": texts.unbound,
     "movedim": lambda d: f"{d.tensor(2)}.movedim({d.axis()}, {d.axis()})",
     "detach": lambda d: f"{d.tensor()}.detach()",
     "unflatten": lambda d: texts.unflattened(d, d.tensor(1)),

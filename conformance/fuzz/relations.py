@@ -54,6 +54,10 @@ class Relation:
             y = taken(y, axis, [n for n, old in enumerate(self._picked) if old >= 0])
         return y
 
+    def fits(self, k: int, y: Tensor) -> bool:
+        """Whether a result is as long as the arguments are, margins and all."""
+        return all(y.shape[axis] == len(self._picked) for axis in self.axes[k])
+
     @property
     def _picked(self) -> Sequence[int]:
         assert self.program.altered is not None
@@ -96,6 +100,8 @@ def broken(relation: Relation, before: Run, after: Run) -> str:
     """By which result the second call does not follow from the first; nothing if all do."""
     pairs = zip((*before.outputs, *before.inputs), (*after.outputs, *after.inputs), strict=True)
     for k, (x, y) in enumerate(pairs):
+        if relation.axes[k] and not relation.fits(k, y):
+            return f"result {k} has shape {list(y.shape)}"
         want, made = relation.follows(k, x), relation.within(k, y)
         if made.shape != want.shape:
             return f"result {k} has shape {list(y.shape)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from conformance.fuzz.drawing import Drawing, NotFitting
 
 Text = Callable[[Drawing], str]
+MOST_PARTS = 256  # values that one call gives: torch traces them one by one
 
 
 def one_slice(d: Drawing, axis: int) -> str:
@@ -34,6 +35,14 @@ def axes(d: Drawing) -> str:
     order = list(range(rank))
     d.rng.shuffle(order)
     return ", ".join(map(str, order))
+
+
+def unbound(d: Drawing) -> str:
+    """The last of not too many parts."""
+    x, axis = d.tensor(1), d.axis()
+    if d.size(axis) > MOST_PARTS:
+        raise NotFitting
+    return f"{x}.unbind({axis})[-1]"
 
 
 def reshaped(d: Drawing, x: str) -> str:

@@ -78,7 +78,10 @@ def _plus(b: Builder, self: Value, made: Value, beta: float | Expr, alpha: float
 
 
 def _factor(x: float | Expr, dtype: dt.DType) -> Expr:
-    return cast(x, dtype) if isinstance(x, Expr) else const(x, dtype)
+    """A number as an element of a type; what is too large for a type of integers, or negative, wraps."""
+    if isinstance(x, Expr):
+        return cast(x, dtype)
+    return const(x, dtype) if dtype.is_float else cast(const(x, dt.i64), dtype)
 
 
 def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1) -> Value:
