@@ -8,6 +8,7 @@ backend around the graphs is to blame.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -273,9 +274,8 @@ def _computed(graph: GraphModule) -> list[Node]:
 
 def _in_memory(node: Node) -> Node:
     """The node that computes what is in the memory of a result, which may be a view of it."""
-    while _is_view(node):
-        (node,) = node.all_input_nodes[:1]
-    return node
+    parted = node.target is operator.getitem and _is_view(node.all_input_nodes[0])
+    return _in_memory(node.all_input_nodes[0]) if parted or _is_view(node) else node
 
 
 def _is_view(node: Node) -> bool:
