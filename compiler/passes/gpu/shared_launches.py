@@ -31,8 +31,10 @@ _MOVES = ("mlc_load", "mlc_store")
 def shared_launches(program: k.Program) -> k.Program:
     """The program with what waits for inputs alone first, in few launches, and behind it what is made of that."""
     writers = Counter(w for f in program.functions for w in f.writes)
-    there = {t.name for t in program.inputs} - writers.keys()
-    own = {name for name, count in writers.items() if count == 1} - set(program.zeros)
+    inputs = {t.name for t in program.inputs}
+    there = inputs - writers.keys()
+    # What writes an input comes behind all who read it, and stays there.
+    own = {name for name, count in writers.items() if count == 1} - set(program.zeros) - inputs
     front, left = list[k.Function](), list(program.functions)
     for _ in range(2):
         ready = [f for f in left if _is_short(f, there, own)]

@@ -39,13 +39,30 @@ def cut_out(x: Tensor, y: Tensor) -> Any:
     return torch.linalg.svdvals(x) * 2, y.sin()
 
 
-@pytest.mark.parametrize("function", [swapped, overwritten, returned, cut_out], ids=lambda f: f.__name__)
-def test_arguments_hold_what_eager_leaves_in_them(function: Callable[..., Any]) -> None:
+def handed_on(x: Tensor, y: Tensor) -> Any:
+    x[2:] = y[:2]
+    y[2:] = 1
+    return torch.minimum(y, y.flip(0))
+
+
+def read_before(x: Tensor, y: Tensor) -> Any:
+    first, last = x.split(2)
+    made = last.cosh(), first.sin()
+    last[:] = 1
+    return made
+
+
+FUNCTIONS = (swapped, overwritten, returned, cut_out, handed_on, read_before)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_arguments_hold_what_eager_leaves_in_them(function: Callable[..., Any], target: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(fresh_seed())
     given = torch.randn(4, 4), torch.randn(4, 4)
     seen = []
-    for f in (function, torch.compile(function, backend="mlcomp")):
+    for f in (function, torch.compile(function, backend="mlcomp", options={"target": target})):
         mine = [x.clone() for x in given]
         seen.append((f(*mine), mine, [x._version for x in mine]))
     torch.testing.assert_close(seen[0], seen[1])
