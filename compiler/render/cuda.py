@@ -28,8 +28,8 @@ HEADERS = {
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
     "float8": "from_f8e4m3 to_f8e4m3 from_f8e5m2 to_f8e5m2",
     "halves": "scaled_halves widened",
-    "arithmetic": "div div_large isnan signbit max min abs sign shl shr ones floordiv remainder quotient rest truncdiv "
-    "fmod round",
+    "arithmetic": "div div_large isnan signbit max min negated abs sign shl shr ones floordiv remainder quotient rest "
+    "truncdiv fmod round",
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
@@ -187,6 +187,8 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
             return compared(w, name, a, b)
+        case Op("neg", (a,)) if e.dtype.is_integer and e.dtype.bits <= 32:
+            return c.narrowed(w, w.call("mlc_negated", w.of(a)), e.dtype)
         case Op("div", (a, b)) if not _is_power(b):
             return w.call("mlc_div_large" if _at_least_one(b) else "mlc_div", w.of(a), w.of(b))
         case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:

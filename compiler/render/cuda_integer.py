@@ -73,8 +73,10 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
             return w.call("mlc_require", c.FAILED, w.of(cond), made.text), narrow
         case Op("neg", (a,)) if fits(range_in(e, w.ranges)):
             made, narrow = spell(w, a)
+            if narrow:
+                return w.call("mlc_negated", made.text), True
             text = made.at(UNARY)
-            return Code(f"-({text})" if text.startswith("-") else f"-{text}", UNARY), narrow
+            return Code(f"-({text})" if text.startswith("-") else f"-{text}", UNARY), False
         case Select(cond, a, b) | Op("where", (cond, a, b)):
             (one, first), (two, second) = spell(w, a), spell(w, b)
             return Code(f"{w.of(cond, LOR)} ? {one.at(LOR)} : {two.at(TERNARY)}", TERNARY), first and second

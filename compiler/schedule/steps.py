@@ -133,8 +133,8 @@ class Permute(Step):
     """Copy `buffer` into the temporary `tile` with its axes in this `order`, and load from the copy instead.
 
     A loop nest of its own, with loops `into` along the axes of `tile`, copies all of the buffer before the kernel's
-    other nests. `every` gives a stride for each axis of the buffer; only those elements are copied. Rows of `tile` are
-    padded by `pad` elements.
+    other nests. `every` gives a stride for each axis of the buffer; only those elements are copied. Rows of `tile`
+    begin at multiples of `multiple` elements, if that is not 0.
     """
 
     makes = ("tile", "into")
@@ -144,7 +144,7 @@ class Permute(Step):
     order: tuple[int, ...]
     into: tuple[str, ...]
     every: tuple[int, ...] = ()
-    pad: int = 0
+    multiple: int = 0
 
 
 class Distribute(Step):

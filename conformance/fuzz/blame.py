@@ -241,7 +241,10 @@ def subject(one: Met) -> Subject:
     views = captured.views or [None] * len(computed)
     pairs = enumerate(zip(computed, views, strict=True))
     made = {getattr(v, "source", k): _in_memory(n) for k, (n, v) in pairs}
-    computes = compiler.with_results(one.graph, [made[k] for k in range(len(captured.program.outputs))])
+    nodes = {n.name: n for n in one.graph.graph.nodes}
+    # Where sizes vary, what is computed has other names than the nodes.
+    outputs = [made[k] if captured.program.sizes else nodes[name] for k, name in enumerate(captured.program.outputs)]
+    computes = compiler.with_results(one.graph, outputs)
 
     def run(*_: Tensor) -> Sequence[Any]:
         made: Sequence[Any] = computes.forward(*one.inputs)

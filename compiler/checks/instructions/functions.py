@@ -17,9 +17,31 @@ from compiler.runtime.launches import Map
 def functions(seed: int) -> Trials:
     """All of them."""
     rng = np.random.default_rng(seed)
-    arithmetic = (formulas, _atomics, _vectors_added, _warp)
+    arithmetic = (formulas, _extremes, _atomics, _vectors_added, _warp)
     for made in (*arithmetic, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
         yield from made(rng)
+
+
+def _extremes(rng: np.random.Generator) -> Trials:
+    """Of three, of which one is negated or an absolute value: on some targets that is one instruction."""
+    for dtype in (i8, i16, i32, i64, f32):
+        x = small(rng, dtype, (3, 32), -9, 9)
+        a, b, c = x
+        neg = "mlc_negated" if dtype.is_integer and dtype.bits <= 32 else "-"
+        body = f"""
+const auto a = x[t], b = x[32 + t], c = x[64 + t];
+const decltype(x[0] + 0) p = {neg}(a), q = {neg}(b), r = {neg}(c), s = mlc_abs(a);
+out[t] = mlc_min(mlc_min(p, q), r);
+out[32 + t] = mlc_max(mlc_max(p, q), r);
+out[64 + t] = mlc_min(mlc_max(s, q), c - 5);
+"""
+        rows = (
+            np.minimum.reduce((-a, -b, -c)),
+            np.maximum.reduce((-a, -b, -c)),
+            np.minimum(np.maximum(abs(a), -b), c - 5),
+        )
+        wanted = np.stack(rows).astype(storage(dtype))
+        yield by_hand(f"extremes_{dtype}", "", body, ("arithmetic",), (("x", dtype, x),), (("out", dtype, wanted),))
 
 
 def _atomics(rng: np.random.Generator) -> Trials:

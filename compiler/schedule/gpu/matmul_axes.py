@@ -153,7 +153,7 @@ def _factors(
     if not plain.operand.copied or plain.even or t.name in {x.buffer for x in loads(other)}:
         return
     step = permuted_copy.padded(t)
-    if step.pad and permuted_copy.steps(step, t):
+    if step.multiple and permuted_copy.steps(step, t):
         moved = substitute(value, {x: permuted_copy.load(x, step) for x in loads(value)})
         yield factor(moved, own, k, {**tensors, step.tile: permuted_copy.held(step, t)}, ranges), step
 

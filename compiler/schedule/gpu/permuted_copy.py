@@ -36,14 +36,19 @@ def padded(t: Tensor) -> Permute:
     """The step that copies a buffer, whose rows begin anywhere, so that they begin at multiples of a line."""
     tile, order = f"{t.name}_padded", tuple(range(len(t.shape)))
     into = tuple(f"{tile}_at{n}" for n in order)
-    return Permute(t.name, tile, order, into, pad=-static(t.shape[-1]) % (LINE // t.dtype.bytes))
+    return Permute(t.name, tile, order, into, multiple=LINE // t.dtype.bytes)
 
 
 def held(step: Permute, t: Tensor) -> Tensor:
     """The temporary that a buffer is copied to."""
     shape = tuple(length(step, t, d) for d in step.order)
-    rows = (*shape[:-1], shape[-1] + step.pad) if step.pad else shape
-    return Tensor(step.tile, t.dtype, shape, row_major(rows))
+    return Tensor(step.tile, t.dtype, shape, row_major((*shape[:-1], _apart(step, shape[-1]))))
+
+
+def _apart(step: Permute, row: Expr) -> Expr:
+    """How far apart rows of such a length begin."""
+    n = step.multiple
+    return (row + (n - 1)) // n * n if n else row
 
 
 def load(x: Load, step: Permute) -> Load:
@@ -55,7 +60,7 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     """The steps for the loops of the copy that follow `step`; none where neighbours are too few either way."""
     if not is_static(t):
         return []
-    if step.pad:
+    if step.multiple:
         made: list[Step] = []
         name = naming.collapse(step.into, made)
         around, within = naming.pieces(name)
@@ -124,7 +129,7 @@ def moved(step: Permute, t: Tensor) -> int:
     near = max(range(len(every)), key=lambda d: t.strides[d] is const(1))
     copied = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
     rows = static(length(step, t, step.order[-1]))
-    return copied * every[near] + copied // rows * (rows + step.pad)
+    return copied * every[near] + copied // rows * static(_apart(step, const(rows)))
 
 
 def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:

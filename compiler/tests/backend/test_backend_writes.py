@@ -46,7 +46,7 @@ def handed_on(x: Tensor, y: Tensor) -> Any:
 
 
 def read_before(x: Tensor, y: Tensor) -> Any:
-    first, last = x.split(2)
+    first, last = x[:2], x[2:]
     made = last.cosh(), first.sin()
     last[:] = 1
     return made

@@ -69,9 +69,29 @@ MLC_DEVICE float mlc_min(float a, float b) {
     return least;
 }
 #endif
+// Of two instructions that choose from three signed integers ptxas 13.0 makes one, VIMNMX3, and forgets that an operand
+// is to be negated, or its absolute value taken: here it sees neither.
+MLC_DEVICE int mlc_negated(int x) {
+#ifdef __CUDACC__
+    int made;
+    asm("{\n.reg .b32 flipped;\nnot.b32 flipped, %1;\nadd.s32 %0, flipped, 1;\n}\n" : "=r"(made) : "r"(x));
+    return made;
+#else
+    return (int)(0u - (unsigned)x);
+#endif
+}
 template <typename T>
 MLC_DEVICE T mlc_abs(T x) {
     return x < T(0) ? (T)(T(0) - x) : x;
+}
+MLC_DEVICE int mlc_abs(int x) {
+    return x < 0 ? mlc_negated(x) : x;
+}
+MLC_DEVICE short mlc_abs(short x) {
+    return (short)mlc_abs((int)x);
+}
+MLC_DEVICE signed char mlc_abs(signed char x) {
+    return (signed char)mlc_abs((int)x);
 }
 MLC_DEVICE float mlc_abs(float x) {
     return fabsf(x);
