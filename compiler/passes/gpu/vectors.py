@@ -116,6 +116,8 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
         if found is None:
             continue
         (flat, start), guard = found, body.common(conditions)
+        if conditions and _by_data(load):
+            guard = None  # where the condition does not hold, there may be no index to read
         element = load.buffer, flat
         if guard is None:
             alone.add(element)
@@ -131,6 +133,11 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
     for element in alone & guards.keys():
         del loads[element], guards[element]
     return loads, guards
+
+
+def _by_data(load: Load) -> bool:
+    """Whether the place that is read depends on what is read elsewhere."""
+    return any(isinstance(n, Load) for i in load.index for n in i.walk())
 
 
 def _executed(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:
