@@ -44,5 +44,7 @@ def _state(d: Drawing, kind: str, *shape: int) -> str:
 
 def _weights(d: Drawing, kind: str, size: int, width: int, biased: bool) -> list[str]:
     rows = GATES[kind] * width
+    if {rows, width} & {*d.points[0].values()}:  # the one would vary without the other, which takes PyTorch down
+        raise NotFitting
     made = [d.fresh(rows, size), d.fresh(rows, width)]
     return [*made, d.fresh(rows), d.fresh(rows)] if biased else made
