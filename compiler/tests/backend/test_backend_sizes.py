@@ -122,3 +122,14 @@ def test_whole_numbers_that_change_between_calls(monkeypatch: pytest.MonkeyPatch
     assert len(made) == 2  # for the first one, and for all
     agree(lambda x, k: x * (k + 1), *((x, k) for k in (2, 5, -3, 0, 7, -1, 1)))
     agree(lambda x, k: x * (k + 1), *((x, k) for k in (-2, -5, 3, 0, 7, -1, 1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_of_which_all_sizes_vary(dtype: torch.dtype) -> None:
+    seed = seeded()
+    compiled = torch.compile(
+        torch.mm, backend="mlcomp", fullgraph=True, dynamic=True, options={"target": "sm_90a", "fallback": False}
+    )
+    for m in (19, 33, 2):
+        a, b = torch.randint(-3, 4, (7, m)).to(dtype), torch.randint(-3, 4, (m, 16)).to(dtype)
+        assert torch.equal(compiled(a, b), a @ b), f"seed {seed}, {m} terms"
