@@ -42,6 +42,7 @@ from compiler.frontend import capture_gradient as capture_gradient
 from compiler.frontend import decompositions as decompositions
 from compiler.frontend import from_graph as from_graph
 from compiler.frontend import gradient as gradient
+from compiler.frontend import sources as sources
 from compiler.frontend import specialised as specialised
 from compiler.frontend import with_results as with_results
 from compiler.interpret.accumulated import Moments as Moments

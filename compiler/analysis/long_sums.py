@@ -86,9 +86,9 @@ def _sums(
 def _loop(f: tile.For, ranges: Mapping[str, Range]) -> _Loop:
     longest = value_range(f.extent, ranges)[1]
     known = longest is not None and not sizes_in(f.extent)
+    most = UNKNOWN if longest is None else longest if known else min(longest, UNKNOWN)
     given = dict(f.bind.args)
     lanes = given["width"] * given.get("unroll", 1) if f.bind.level == "vector" else 1
-    most = longest if longest is not None and known else min(longest or UNKNOWN, UNKNOWN)
     return _Loop(f, ceildiv(most, lanes), lanes, known)
 
 

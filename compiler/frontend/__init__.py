@@ -6,7 +6,7 @@ from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
 from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.quantize import quantized, restored, rounded
-from compiler.frontend.results import with_results
+from compiler.frontend.results import sources, with_results
 from compiler.frontend.run import FirstOfEqual, execute, refuse, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
 from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
@@ -14,6 +14,6 @@ from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
 __all__ = [
     "IGNORED", "Captured", "Converted", "Decompositions", "FirstOfEqual", "as_real", "capture", "capture_gradient",
     "convert", "decompositions", "execute", "expand", "from_graph", "gradient", "has_complex", "is_complex",
-    "our_dtype", "parts", "quantized", "refuse", "resolve", "restored", "rounded", "specialised", "tensor_type",
-    "torch_dtype", "with_assertions", "with_results", "without_dropout",
+    "our_dtype", "parts", "quantized", "refuse", "resolve", "restored", "rounded", "sources", "specialised",
+    "tensor_type", "torch_dtype", "with_assertions", "with_results", "without_dropout",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from compiler.errors import Unsupported
+from compiler.frontend.graphs import output
 from compiler.frontend.symbols import Symbols
 from compiler.frontend.types import OURS
 from compiler.ir.expr import Expr
@@ -87,6 +88,11 @@ def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
     computed = tuple(dict.fromkeys(chosen.values()))
     places = tuple((n, computed.index(chosen[n]) if n in chosen else -1) for n in wanted)
     return Results(computed, places, frozenset(k for k, n in enumerate(computed) if _memory(n) not in owners))
+
+
+def sources(graph: GraphModule) -> tuple[Node, ...]:
+    """The values of a graph that the outputs of its program are, in order: what its results are made of."""
+    return results(graph, [n for n in output(graph).args[0] if isinstance(n, Node)]).computed
 
 
 def with_results(graph: GraphModule, computed: Sequence[Node], drop: bool = False) -> GraphModule:

@@ -8,7 +8,6 @@ backend around the graphs is to blame.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,18 +232,12 @@ def fitting(one: Met) -> Met:
 
 def subject(one: Met) -> Subject:
     """A graph as the ladder takes it: what it computes, without what it only passes on and views of its results."""
-    computed = _computed(one.graph)
+    graph = compiler.with_results(one.graph, _computed(one.graph))
     with _disable_current_modes():
-        captured = compiler.from_graph(compiler.with_results(one.graph, computed))
+        captured = compiler.from_graph(graph)
     declared = [n.meta.get("val") for n in one.graph.graph.nodes if n.op == "placeholder"]
     tensors = tuple(_laid_out(one.inputs[k], declared[k]) for k in captured.positions)
-    views = captured.views or [None] * len(computed)
-    pairs = enumerate(zip(computed, views, strict=True))
-    made = {getattr(v, "source", k): _in_memory(n) for k, (n, v) in pairs}
-    nodes = {n.name: n for n in one.graph.graph.nodes}
-    # Where sizes vary, what is computed has other names than the nodes.
-    outputs = [made[k] if captured.program.sizes else nodes[name] for k, name in enumerate(captured.program.outputs)]
-    computes = compiler.with_results(one.graph, outputs)
+    computes = compiler.with_results(graph, compiler.sources(graph))
 
     def run(*_: Tensor) -> Sequence[Any]:
         made: Sequence[Any] = computes.forward(*one.inputs)
@@ -275,18 +268,8 @@ def _computed(graph: GraphModule) -> list[Node]:
     return list(dict.fromkeys(n for n in output.args[0] if isinstance(n, Node) and not _is_passed_on(n)))
 
 
-def _in_memory(node: Node) -> Node:
-    """The node that computes what is in the memory of a result, which may be a view of it."""
-    parted = node.target is operator.getitem and _is_view(node.all_input_nodes[0])
-    return _in_memory(node.all_input_nodes[0]) if parted or _is_view(node) else node
-
-
-def _is_view(node: Node) -> bool:
-    is_view = isinstance(node.target, OpOverload) and node.target.is_view
-    return node.op == "call_function" and is_view
-
-
 def _is_passed_on(node: Node) -> bool:
     if node.op == "placeholder" or not isinstance(node.meta.get("val"), Tensor):
         return True
-    return _is_view(node) and all(map(_is_passed_on, node.all_input_nodes))
+    is_view = isinstance(node.target, OpOverload) and node.target.is_view
+    return node.op == "call_function" and is_view and all(map(_is_passed_on, node.all_input_nodes))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from compiler.analysis import access
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, const, names, op, substitute
+from compiler.ir.expr import loads as loads_in
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.multiples import Multiples, divides
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store, within
@@ -115,9 +116,9 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
         found = None if load.buffer in written else body.wide(load.buffer, load.index)
         if found is None:
             continue
-        (flat, start), guard = found, body.common(conditions)
-        if conditions and _by_data(load):
-            guard = None  # where the condition does not hold, there may be no index to read
+        # Where a condition does not hold, there may be no index to read.
+        apart = conditions and any(map(loads_in, load.index))
+        (flat, start), guard = found, None if apart else body.common(conditions)
         element = load.buffer, flat
         if guard is None:
             alone.add(element)
@@ -133,11 +134,6 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
     for element in alone & guards.keys():
         del loads[element], guards[element]
     return loads, guards
-
-
-def _by_data(load: Load) -> bool:
-    """Whether the place that is read depends on what is read elsewhere."""
-    return any(isinstance(n, Load) for i in load.index for n in i.walk())
 
 
 def _executed(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.ir import tile
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, substitute
+from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, op, substitute
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
@@ -123,6 +123,13 @@ def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
     if high is None:
         raise ScheduleError(step, f"how long {f.var} is must be known when compiling")
     return high + 1
+
+
+def pieces(extent: Expr, length: int, piece: Var) -> tuple[Expr, Expr]:
+    """How many pieces of that length a loop has, and how many iterations a piece: the last may be cut short."""
+    most = Const(length, piece.dtype)
+    exact = isinstance(extent, Const) and int(extent.value) % length == 0
+    return (extent + (length - 1)) // most, most if exact else op("min", most, extent - piece * most)
 
 
 def named(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:

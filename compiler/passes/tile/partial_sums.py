@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from compiler.analysis.long_sums import added_to
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, identity, op, substitute
+from compiler.ir.expr import Expr, Var, identity, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Accum, Init, Kernel, Stmt
-from compiler.passes.tile.nests import SERIAL, named
+from compiler.passes.tile.nests import SERIAL, named, pieces
 from compiler.schedule.steps import PartialSums, ScheduleError
 
 
@@ -40,10 +40,7 @@ def partial_sums(step: PartialSums, f: tile.For, kernel: Kernel) -> tuple[Stmt, 
     if len(step.partial) != len(sums):
         raise ScheduleError(step, f"it makes {len(sums)} sums here, and names {', '.join(step.partial) or 'none'}")
     (piece,) = named(step, (step.piece,), 1)
-    length = Const(step.length, piece.dtype)
-    count = (f.extent + (step.length - 1)) // length
-    exact = isinstance(f.extent, Const) and int(f.extent.value) % step.length == 0
-    left: Expr = length if exact else op("min", length, f.extent - piece * length)
+    count, left = pieces(f.extent, step.length, piece)
     ranges = {piece.name: extent_range(count), f.var: (0, step.length - 1)}
     parts = {s: s.replace(name=name) for s, name in zip(sums, step.partial, strict=True)}
     table: dict[Expr, Expr] = {s: s + part for s, part in parts.items()}
@@ -52,7 +49,7 @@ def partial_sums(step: PartialSums, f: tile.For, kernel: Kernel) -> tuple[Stmt, 
     def renamed(s: Stmt) -> Stmt | None:
         return s.replace(name=called[s.name]) if isinstance(s, Accum) and s.name in called else None
 
-    at = piece * length + Var(f.var) if step.length > 1 else piece
+    at = piece * step.length + Var(f.var) if step.length > 1 else piece
     moved = statements(simplify(substitute(f.body, {Var(f.var): at, **table}), ranges), renamed)
     body = (
         *(Init(part.name, identity("sum", s.dtype)) for s, part in parts.items()),

@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, const, names, op, substitute
+from compiler.ir.expr import Const, Var, const, names, op, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, within
@@ -29,7 +29,7 @@ from compiler.passes.tile.gpu.split_reduction import split_reduction
 from compiler.passes.tile.gpu.split_scan import split_scan
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.margin import margin
-from compiler.passes.tile.nests import named, ranges_around
+from compiler.passes.tile.nests import named, pieces, ranges_around
 from compiler.passes.tile.online import online
 from compiler.passes.tile.owners import check_votes, owners
 from compiler.passes.tile.pack import pack
@@ -201,12 +201,9 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
     if step.factor < 1:
         raise ScheduleError(step, "the factor must be at least 1")
     outer, inner = named(step, step.into, 2)
-    factor = Const(step.factor, outer.dtype)
-    count = (f.extent + (step.factor - 1)) // factor
-    exact = isinstance(f.extent, Const) and int(f.extent.value) % step.factor == 0
-    left: Expr = factor if exact else op("min", factor, f.extent - outer * factor)
+    count, left = pieces(f.extent, step.factor, outer)
     ranges = {outer.name: extent_range(count), inner.name: (0, step.factor - 1)}
-    body = simplify(substitute(f.body, {Var(f.var): outer * factor + inner}), ranges)
+    body = simplify(substitute(f.body, {Var(f.var): outer * step.factor + inner}), ranges)
     return (tile.For(outer.name, count, f.kind, f.bind, (tile.For(inner.name, left, f.kind, f.bind, body),)),)
 
 

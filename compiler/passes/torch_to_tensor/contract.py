@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, select, static
 from compiler.ir.expr import both as all_of
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, is_one
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, element, is_one
 from compiler.passes.torch_to_tensor.formula import mul
 from compiler.passes.torch_to_tensor.reduce import over
 
@@ -79,9 +79,7 @@ def _plus(b: Builder, self: Value, made: Value, beta: float | Expr, alpha: float
 
 def _factor(x: float | Expr, dtype: dt.DType) -> Expr:
     """A number as an element of a type; what is too large for a type of integers, or negative, wraps."""
-    if isinstance(x, Expr):
-        return cast(x, dtype)
-    return const(x, dtype) if dtype.is_float else cast(const(x, dt.i64), dtype)
+    return const(x, dtype) if dtype.is_float and not isinstance(x, Expr) else element(x, (), dtype)
 
 
 def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1) -> Value:

@@ -14,7 +14,7 @@ from compiler.analysis import access
 from compiler.analysis.guarded_factors import unwidened
 from compiler.analysis.nests import loop_ranges, size
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names, substitute
+from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names, static, substitute
 from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
@@ -153,7 +153,7 @@ def _factors(
     if not plain.operand.copied or plain.even or t.name in {x.buffer for x in loads(other)}:
         return
     step = permuted_copy.padded(t)
-    if step.multiple and permuted_copy.steps(step, t):
+    if static(t.shape[-1]) % step.multiple and permuted_copy.steps(step, t):
         moved = substitute(value, {x: permuted_copy.load(x, step) for x in loads(value)})
         yield factor(moved, own, k, {**tensors, step.tile: permuted_copy.held(step, t)}, ranges), step
 
