@@ -8,6 +8,7 @@ so that the next process goes on where this one was.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -156,7 +157,8 @@ def _names(text: str) -> tuple[list[str], list[str]]:
     >>> _names("t2, = x0.chunk(2, 1)"), _names("t0[1:] = x1")
     ((['t2'], ['x0']), ([], ['t0', 'x1']))
     """
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id not in SCOPE]
+    known = SCOPE.keys() | vars(builtins).keys()
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id not in known]
     targets = [node.id for node in found if isinstance(node.ctx, ast.Store)]
     if isinstance(ast.parse(text).body[0], ast.AugAssign):
         return [], sorted({node.id for node in found})
