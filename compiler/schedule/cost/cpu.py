@@ -42,6 +42,11 @@ def goes_past(target: Target, moved: int) -> bool:
     return moved > costs(target)["past"] * target.l3
 
 
+def imbalance(blocks: int, cores: int) -> float:
+    """The time of the core that has most of so many equal blocks, over the time that each would take of even shares."""
+    return ceildiv(blocks, cores) * cores / blocks
+
+
 def columns(target: Target, together: int) -> float:
     """Cycles of a row of so many vectors of columns, which share lines of memory, for each of them."""
     c = costs(target)

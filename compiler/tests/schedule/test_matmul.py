@@ -14,7 +14,7 @@ from compiler import pipeline
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
-from compiler.ir import tensor_text, tile
+from compiler.ir import kernel_text, tensor_text, tile
 from compiler.ir.expr import static
 from compiler.passes.tile import steps
 from compiler.schedule.space.cpu.blocking import Matmul as Sizes
@@ -294,6 +294,21 @@ def test_blocks_for_cores_keep_inner_loops_whole(target: Target) -> None:
         made = space(sizes, target.replace(cores=cores))[0]
         assert made.n % 28 == 0, made
         assert made.m < sizes.m or sizes.n > made.n or cores == 1, made
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_cores_have_about_as_many_blocks_each(target: Target) -> None:
+    """Three blocks of rows for two cores would leave one of them idle for a quarter of the time."""
+    seed = fresh_seed()
+    rng = np.random.default_rng(seed)
+    for cores in (2, 3, 8, 12, 16):
+        m, n = (int(x) for x in rng.integers(400, 2000, 2))
+        text = Matmul(m, n, 512).text
+        made = pipeline.lower(tensor_text.parse(text), target.replace(cores=cores), source="tensor", until="kernel")
+        blocks = [int(x) for x in re.findall(r"range\(0, (\d+), 1, parallel", kernel_text.show(made.stages["kernel"]))]
+        assert blocks, (seed, text)
+        shares = [-(-x // cores) * cores / x for x in blocks]
+        assert max(shares) <= 1.2, (seed, m, n, cores, blocks)
 
 
 def test_blocks_of_long_inner_loops_are_parts_of_the_innermost() -> None:

@@ -23,7 +23,7 @@ NARROWEST = 512  # columns of a block, where there are so many: long rows of B a
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
 OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
-PANEL_ROWS = 256  # that come by a panel before it is laid out anew: that takes as long as 20 rows do
+PAIRED_PANEL = 24 << 10  # bytes that mlc_pair_block lays out at a time
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
 MANY = 16  # times what an instruction computes: sums of a part of one do not show
@@ -100,7 +100,13 @@ def space(p: Matmul, target: Target) -> list[Blocking]:
     made = (b for x in kinds for b in x)
     if p.dtype == "i32":  # products of bytes, which a tile would widen
         made = (replace(b, pack_a=False, pack_b=False) for x in kinds for b in x if not b.pack_b)
-    return sorted(made, key=lambda b: b.cycles)
+    return sorted((_balanced(p, b) for b in made), key=lambda b: b.cycles)
+
+
+def _balanced(p: Matmul, b: Blocking) -> Blocking:
+    """The blocking with the cycles that its blocks take where the cores have not all the same number of them."""
+    blocks = p.batch * ceildiv(p.m, b.m) * ceildiv(p.n, b.n)
+    return replace(b, cycles=b.cycles * cost.imbalance(blocks, b.cores))
 
 
 def _takes(r: Instruction, p: Matmul) -> bool:
@@ -137,7 +143,7 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
         )
         yield replace(b, m=m, cycles=b.cycles + again)
     if b.n > 2 * b.row.n:
-        yield replace(b, n=cut(p.n, b.n // 2, b.row.n))
+        yield replace(b, n=cut(p.n, b.n // 2, p.b.unit if 1 < p.b.unit <= b.n // 2 else b.row.n))
     if not b.pack_b:
         yield replace(b, pack_b=True, cycles=b.cycles + p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k))
     if not b.pack_a and not b.strips:
@@ -152,13 +158,14 @@ def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 
 def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
-    """As many rows as can be come by each panel of B, which is laid out in pairs for each block of them: a block of A
-    takes half the second level, what it adds up to a quarter."""
-    l2 = target.l2
-    lanes, wide = target.lanes(p.size), p.b.unit if p.b.unit > 1 else row.n
-    k = _depth(p, max(l2 // 2 // (PANEL_ROWS * p.size), lanes), lanes)
-    m = cut(p.m, l2 // 2 // (k * p.size), row.m)
-    n = cut(p.n, l2 // 4 // (m * p.bytes), wide)
+    """As many rows as can be come by each panel of B, which is laid out in pairs for each block of them: laying it out
+    takes as long as 20 rows do. Panels go down all of k; what stays in half the second level meanwhile is what the rows
+    have of A beside a panel, and a block of the result."""
+    half, wide = target.l2 // 2, p.b.unit if p.b.unit > 1 else row.n
+    beside = PAIRED_PANEL // (row.n * p.bytes) * p.bytes  # bytes of a row of A
+    k = _depth(p, p.k, target.lanes(p.size))
+    m = cut(p.m, half // (beside + BLOCK_COLUMNS * p.bytes), row.m)
+    n = cut(p.n, (half - m * beside) // (m * p.bytes), wide)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
     if p.batch * ceildiv(p.m, m) * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)

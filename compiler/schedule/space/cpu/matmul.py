@@ -23,6 +23,7 @@ from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
+from compiler.schedule.cost import cpu as cost
 from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
@@ -32,6 +33,7 @@ from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
 DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
+EVEN = 1.05  # the most that one core may have of what would be its share
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 
@@ -272,11 +274,11 @@ class _Plan:
         return outer
 
     def spread(self, outside: list[str], chosen: Blocking) -> None:
-        """The outermost loops, as many as it takes to give every core some, are spread over the cores."""
+        """The outermost loops, as many as it takes to give every core about as much, are spread over the cores."""
         blocks = {self.m.outer: -(-self.m.size // chosen.m), self.n.outer: -(-self.n.size // chosen.n)}
         sizes = {f.var: size(f) for f in self.around} | blocks
         taken, count = 0, 1
-        while taken < len(outside) and count < chosen.cores:
+        while taken < len(outside) and cost.imbalance(count, chosen.cores) > EVEN:
             count *= sizes[outside[taken]]
             taken += 1
         if count > 1:
