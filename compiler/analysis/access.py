@@ -51,16 +51,20 @@ def strides(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ran
     return [stride(address(index, tensors[b], ranges), var) for b, index, _ in accesses(body) if b in tensors]
 
 
-def not_vectorizable(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> str:
-    """Why the iterations of `var` cannot be the lanes of vectors; empty when they can."""
-    return _Lanes(var, tensors, ranges).body(body)
+def not_vectorizable(
+    body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, masked: bool = False
+) -> str:
+    """Why the iterations of `var` cannot be the lanes of vectors; empty when they can. With `masked`, what is loaded of
+    neighbours may be loaded in some of the lanes only."""
+    return _Lanes(var, tensors, ranges, masked).body(body)
 
 
 class _Lanes:
     """Follows which names differ from lane to lane."""
 
-    def __init__(self, var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
+    def __init__(self, var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, masked: bool) -> None:
         self.varying: set[Var] = {var}
+        self.masked = masked
         self.var, self.tensors, self.ranges = var, tensors, ranges
 
     def varies(self, e: Expr) -> bool:
@@ -103,10 +107,18 @@ class _Lanes:
         for n in e.walk():
             match n:
                 case Select(cond, then, other) if self.varies(cond) and any(
-                    self.guarded(x) for y in (then, other) for x in y.walk()
+                    self.guarded(x) for y in ((other,) if self.may_be_masked(then) else (then, other)) for x in y.walk()
                 ):
                     return "a guarded load differs from lane to lane"
         return ""
+
+    def may_be_masked(self, e: Expr) -> bool:
+        """A load of neighbours, at an index that may be computed in every lane."""
+        if not (self.masked and isinstance(e, Load) and e.buffer in self.tensors):
+            return False
+        place = address(e.index, self.tensors[e.buffer], self.ranges)
+        others = (a for a in linear(place)[0] if a is not self.var)
+        return stride(place, self.var) == 1 and not loads(place) and not any(map(self.varies, others))
 
     def guarded(self, e: object) -> bool:
         """Whether `e` may only be evaluated where its condition holds: a check, or a load that may leave its buffer."""

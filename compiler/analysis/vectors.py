@@ -92,7 +92,7 @@ def vector_problem(
         return f"loop {f.var} of {_number(extent)} iterations takes 1 to unroll={most} vectors of {width}, not {unroll}"
     if len(marks) > 1:
         return f"loop {f.var} is written in one way, {' or '.join(marks)}"
-    problem = not_vectorizable(f.body, Var(f.var), tensors, ranges)
+    problem = not_vectorizable(f.body, Var(f.var), tensors, ranges, bool(given.get("masked")))
     if problem:
         return f"loop {f.var} cannot run in lanes: {problem}; leave it serial"
     return again_problem(f, extent, types, ranges) if given.get("again") else ""

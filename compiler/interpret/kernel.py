@@ -189,13 +189,20 @@ def _accesses(where: str) -> dict[str, Any]:
             _check(where, name, memory, written, places, "loads")
         return np.asarray(memory[places])
 
+    def masked(name: str, memory: Array, written: bytearray | None, start: int, mask: Array, other: Array) -> Array:
+        out = np.array(other)
+        lanes = np.flatnonzero(mask)
+        if lanes.size:
+            out[lanes] = gather(name, memory, written, start + lanes)
+        return out
+
     def pointer(name: str, memory: Array, offset: int, written: bytearray | None) -> Pointer:
         return Pointer(name, memory, offset, written, where)
 
     def call(name: str, template: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
         CALLS[name](template, args)
 
-    return {"outside": outside, "gather": gather, "pointer": pointer, "call": call}
+    return {"outside": outside, "gather": gather, "masked": masked, "pointer": pointer, "call": call}
 
 
 # ---- the names that translated functions use

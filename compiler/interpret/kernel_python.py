@@ -159,6 +159,10 @@ def _value(s: Source, e: Expr) -> str:
             return f"v_{name}"
         case Load(buffer, (index,), dtype):
             return _load(s, buffer, index, dtype)
+        case Select(cond, Load(buffer, (index,)), other) if cond.dtype.lanes > 1:
+            w = f"w_{buffer}" if buffer in s.tracked else "None"
+            at = f"{_index(s, index)}, {_value(s, cond)}, {_value(s, other)}"
+            return f"masked({buffer!r}, b_{buffer}, {w}, {at})"
         case Select(cond, then, other):
             return f"({_value(s, then)} if {_value(s, cond)} else {_value(s, other)})"
         case Cast(arg, dtype):

@@ -364,7 +364,9 @@ def _verify_expression(where: str, e: Expr, scope: set[Var], buffers: dict[str, 
             case Gather(buffer, index, dtype):
                 if buffers.get(buffer) is not dt.vector(dtype, 1) or index.dtype is not dt.vector(i64, dtype.lanes):
                     problem = f"gather of {dtype} from {buffer}: {buffers.get(buffer)} by {index.dtype}"
-            case Select(cond, _, _) if cond.dtype.lanes != 1:
-                problem = "a lazy select needs a scalar condition"
+            case Select(cond, then, _) if cond.dtype.lanes != 1 and not (
+                isinstance(then, Load) and then.dtype.lanes == cond.dtype.lanes
+            ):
+                problem = "a lazy select needs a scalar condition, but for a load of as many lanes"
         if problem:
             raise ValueError(f"function {where}: {problem}")

@@ -35,8 +35,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "lanes": ("threads", "vector", "rounds", "ahead"),
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
     # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster. What whole vectors
-    # leave over is, with `again`, in one more that ends with the loop and runs some iterations twice.
-    "vector": ("width", "unroll", "ahead", "past", "rolled", "again"),
+    # leave over is, with `again`, in one more that ends with the loop and runs some iterations twice. With `masked`, a
+    # load that is guarded lane by lane loads the lanes where its guard holds.
+    "vector": ("width", "unroll", "ahead", "past", "rolled", "again", "masked"),
     # Written out; with `ahead` the operands that an iteration loads to registers for tensor instructions are loaded
     # before the products of the iteration before it.
     "unroll": ("ahead",),

@@ -48,7 +48,8 @@ HEADERS = {
     "division.h": "floordiv remainder truncdiv fmod",
     **{f.header: " ".join(g.name for g in FUNCTIONS.values() if g.header == f.header)
        for f in FUNCTIONS.values() if f.header},
-    "memory.h": "load load_as load_ahead load_as_ahead load_strided load_at gather store store_as store_past fence",
+    "memory.h": "load load_as load_ahead load_as_ahead load_strided load_at load_masked gather "
+                "store store_as store_past fence",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
     "gemm_bf16.h": "pair_block",

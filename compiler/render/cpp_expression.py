@@ -83,6 +83,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return Code(f"{w.of(start, MUL)} + {scaled}", c.ADD)
         case Load() | k.Gather():
             return _load(w, e, "")
+        case Select(cond, Load() as load, other) if cond.dtype.lanes > 1:
+            return _masked(w, cond, load, other)
         case Cast(arg, dtype):
             return _cast(w, arg, dtype)
         case k.Across(op, arg):
@@ -196,6 +198,15 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
     if distances is not None:
         return w.call("mlc_load_at", base, template=(lane, *distances))
     return w.call("mlc_gather", base, w.of(rest), template=(lane,))
+
+
+def _masked(w: Writer, cond: Expr, load: Load, other: Expr) -> Code:
+    """A load of the lanes where `cond` holds. No pointer is made to where there may be none."""
+    base = w.names[load.buffer]
+    if is_short(load.dtype):
+        base = f"(const {raw_type(load.dtype)}*){base}"
+    mask, lane = w.of(cond, bits=load.dtype.bits), lane_type(load.dtype)
+    return w.call("mlc_load_masked", base, w.of(load.index[0]), mask, w.of(other), template=(lane,))
 
 
 def _apart(e: Expr) -> tuple[Expr | None, Expr]:

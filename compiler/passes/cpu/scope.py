@@ -11,13 +11,14 @@ from compiler.ir.tensor import Tensor
 
 @dataclass(frozen=True)
 class Lanes:
-    """The vector loop being emitted: its variable, whose value is `base` in lane 0, how many lanes there are, and what
-    divides `base`."""
+    """The vector loop being emitted: its variable, whose value is `base` in lane 0, how many lanes there are, what
+    divides `base`, and whether guards of loads become masks."""
 
     var: str
     base: Expr
     width: int
     multiple: int = 1
+    masked: bool = False
 
 
 @dataclass

@@ -184,11 +184,11 @@ class _Lowering:
             return []
         var = fresh(f.var + scope.suffix, self.taken)
         step = width * len(sums)
-        high = value_range(stop, scope.ranges)[1]
+        high, masked = value_range(stop, scope.ranges)[1], bool(dict(f.bind.args).get("masked"))
         scopes: list[Scope] = []
         for c, copy in enumerate(sums):
             suffix = scope.suffix + (f"_{c}" if len(sums) > 1 else "")
-            inner = scope.inner(lanes=Lanes(f.var, Var(var) + c * width, width, width), suffix=suffix)
+            inner = scope.inner(lanes=Lanes(f.var, Var(var) + c * width, width, width, masked), suffix=suffix)
             inner.ranges[var] = (0, None if high is None else high - step)
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             inner.values |= copy
@@ -199,7 +199,8 @@ class _Lowering:
         """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
         base = simplify(extent - width, scope.ranges, index=True)
         multiple = int(base.value) if isinstance(base, Const) else 1
-        inner = scope.inner(lanes=Lanes(f.var, base, width, multiple), again=again)
+        masked = bool(dict(f.bind.args).get("masked"))
+        inner = scope.inner(lanes=Lanes(f.var, base, width, multiple, masked), again=again)
         inner.ranges[f.var] = range_below(extent, scope.ranges)
         inner.values |= sums
         inner.sums = frozenset(sums)
@@ -295,7 +296,10 @@ class _Lowering:
             return self.value(then if cond.value else other, scope)
         if cond.dtype.lanes == 1:
             return select(cond, *self.same(self.value(then, scope), self.value(other, scope)))
-        return op("where", cond, *(self.spread(x, scope) for x in (self.value(then, scope), self.value(other, scope))))
+        first, second = (self.spread(self.value(x, scope), scope) for x in (then, other))
+        if scope.lanes is not None and scope.lanes.masked and isinstance(first, Load):
+            return select(cond, first, second)
+        return op("where", cond, first, second)
 
     def same(self, *args: Expr) -> tuple[Expr, ...]:
         """Scalars among vectors are spread over the lanes."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from compiler.analysis.access import address, stride
 from compiler.analysis.guarded_factors import block, unwidened
-from compiler.analysis.nests import wrap
+from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.vectors import fitting_width, vector_problem
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, cast, dim, names, op, substitute, variables
@@ -133,6 +133,8 @@ def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
     """A nest of loops around one store, with a loop for each digit of a variable, and vectors innermost."""
     (f,) = body
     assert isinstance(f, tile.For)
+    if step.masked:
+        return _masked(f, step, ranges, tensors)
     f = _unravelled(f, ranges, tensors)
     nest = [f]
     while isinstance(nest[-1].body[0], tile.For):
@@ -144,6 +146,22 @@ def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
         out = peel(Peel(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
     out = tuple(_lanes(g, step, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
     return wrap(tuple(nest[:-1]), out)
+
+
+def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
+    """The innermost loop in vectors whose lanes are masked by the guards, the other loops inside: where they change no
+    guard, innermost."""
+    (*outer, inner), body = perfect(tile.For, (f,))
+    if outer:
+        known = ranges | {inner.var: (0, longest_of(inner.extent, ranges))}
+        (above,) = wrap(outer, body)
+        assert isinstance(above, tile.For)
+        nest, body = perfect(tile.For, (_unravelled(above, known, tensors),))
+        deciding = {n for s in body for x in s.walk() if isinstance(x, Select) for n in names(x.cond)}
+        body = wrap(sorted(nest, key=lambda g: g.var not in deciding), body)
+    over = (("again", 1),) if step.again else ()
+    args = (("width", fitting_width(step.width, inner.extent)), ("unroll", 1), ("masked", 1), *over)
+    return (inner.replace(bind=tile.Bind("vector", args), body=body),)
 
 
 def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
@@ -242,7 +260,7 @@ def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
     """The loops over vectors that fill a tile, with those around them."""
     return [
         (around, f) for around, f in loops_in(kernel.body)
-        if f.bind.level == "vector" and any(isinstance(s, Store) and s.buffer == held for s in f.body)
+        if f.bind.level == "vector" and any(s.buffer == held for s in within(f.body, Store))
     ]  # fmt: skip
 
 

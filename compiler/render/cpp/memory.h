@@ -255,6 +255,31 @@ MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather_masked(const S* base, X index, M 
     return mlc_where(mlc_resize_mask<T>(mask), mlc_from_raw<T, S>(raw), other);
   }
 }
+// base[at + i] where the mask is set, else `other`; lanes that are not set read nothing, wherever they may be.
+template <typename T, typename S, typename M>
+MLC_INLINE mlc_vec<T, mlc_lanes<M>> mlc_load_masked(const S* base, long at, M mask, mlc_vec<T, mlc_lanes<M>> other) {
+  typedef mlc_raw<S> R;
+  constexpr int N = mlc_lanes<M>;
+  [[maybe_unused]] const R* p = (const R*)((unsigned long)base + at * sizeof(R));
+#ifdef MLC_AVX512
+  if constexpr (mlc_same<R, float> && N == 16)
+    return (mlc_vec<T, N>)__builtin_ia32_loadups512_mask(
+        p, (mlc_vec<float, N>)other, __builtin_ia32_cvtd2mask512((mlc_vec<int, N>)mask));
+  else if constexpr (mlc_same<R, double> && N == 8)
+    return (mlc_vec<T, N>)__builtin_ia32_loadupd512_mask(
+        p, (mlc_vec<double, N>)other, __builtin_ia32_cvtq2mask512((mlc_vec<long long, N>)mask));
+  else
+#endif
+#ifdef __AVX2__
+      if constexpr (mlc_same<R, float> && N == 8)
+    return mlc_where(mask, (mlc_vec<T, N>)__builtin_ia32_maskloadps256((const mlc_vec<float, N>*)p, mask), other);
+  else if constexpr (mlc_same<R, double> && N == 4)
+    return mlc_where(mask,
+        (mlc_vec<T, N>)__builtin_ia32_maskloadpd256((const mlc_vec<double, N>*)p, (mlc_vec<long long, N>)mask), other);
+  else
+#endif
+    return mlc_gather_masked<T>(base, at + mlc_iota<long, N>(), mask, other);
+}
 // base[index[i]] = v[i] in the order of the lanes, so that of equal indices the last wins.
 template <typename S, typename X, typename V>
 MLC_INLINE void mlc_scatter(S* base, X index, V v) {

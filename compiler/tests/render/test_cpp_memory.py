@@ -134,6 +134,8 @@ extern "C" void access_DTYPE_WIDTH(
   mlc_store(y + 15 * N, mlc_where(mask, mlc_load<LANE, N>(x), mlc_iota<LANE, N>()));
   mlc_store_mask((bool*)(y + 16 * N), mlc_not_mask(mask));
   mlc_store(y + 17 * N, mlc_load_strided<LANE, N>(x, 2));
+  mlc_store(y + 18 * N, mlc_load_masked<LANE>(x, n, mask, mlc_broadcast<LANE, N>((LANE)7)));
+  mlc_store(y + 19 * N, mlc_load_masked<LANE>(x, 1ul << 50, mlc_not_mask(mask) & mask, mlc_iota<LANE, N>()));
   auto v = mlc_load<LANE, N>(x);
   LANE results[] = {mlc_reduce_add(v), mlc_reduce_mul(v), mlc_reduce_max(v), mlc_reduce_min(v)};
   for (int i = 0; i < 4; i++) reduced[i] = results[i];
@@ -157,7 +159,9 @@ def expected_access(x: Array, index: Array, flags: Array, width: int, n: int, y:
     y[11 * w : 15 * w][index[flags]] = x[:w][flags]
     y[15 * w : 16 * w] = np.where(flags, x[:w], lanes)
     y.view(np.bool_)[16 * w * x.itemsize :][:w] = ~flags
-    y[17 * w :] = x[lanes * 2]
+    y[17 * w : 18 * w] = x[lanes * 2]
+    y[18 * w : 19 * w] = np.where(flags, x[n + lanes], 7)
+    y[19 * w :] = lanes
     return y
 
 
@@ -175,7 +179,7 @@ def test_memory_access_touches_what_it_must(dtypes: tuple[str, ...], machine: st
             x = rng.integers(1, 3, 64 * width + 1).astype(NUMPY[dtype])[1:]
             index, flags = rng.permutation(4 * width)[:width], rng.integers(0, 2, width).astype(np.bool_)
             for n in {0, 1, width // 2, width - 1, width}:
-                y, reduced = np.full(18 * width, 9, NUMPY[dtype]), np.zeros(6, NUMPY[dtype])
+                y, reduced = np.full(20 * width, 9, NUMPY[dtype]), np.zeros(6, NUMPY[dtype])
                 expected = expected_access(x, index, flags, width, n, y)
                 call(library[f"access_{dtype}_{width}"], x, index, flags, y, reduced, n)
                 assert np.array_equal(y, expected), f"{where}, n = {n}"

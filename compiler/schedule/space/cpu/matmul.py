@@ -17,7 +17,7 @@ from compiler.analysis.guarded_factors import read_narrow, unwidened
 from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Expr, Load, Var, dim, names, substitute
+from compiler.ir.expr import Const, Expr, Load, Select, Var, dim, names, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor
@@ -34,6 +34,7 @@ from compiler.targets.target import Target
 SELDOM = 64  # one row in so many may be computed twice
 DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
 EVEN = 1.05  # the most that one core may have of what would be its share
+MASKED = 4  # bytes of the least elements that can be loaded in some lanes only
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 
@@ -295,4 +296,16 @@ class _Plan:
                 tile = f"{buffer}_{word}"
                 into = suffixed(loops, tile)
                 narrow = chosen.row.a_type != self.found.first.value.dtype.name
-                self.steps.append(Pack(buffer, tile, loops, into, self.target.lanes(self.bytes), narrow))
+                masked = part is self.n and self.masked(factor, buffer)
+                width = self.target.lanes(self.bytes)
+                self.steps.append(Pack(buffer, tile, loops, into, width, narrow, masked=masked))
+
+    def masked(self, factor: Expr, buffer: str) -> bool:
+        """Rows of several loops of B, with elements between them that are zeros instead, are one row in memory."""
+        match factor:
+            case Select(cond, Load() as load, Const()) if "avx2" in self.target.features and load.dtype.bytes >= MASKED:
+                long = [f for f in self.n_loops if size(f) > 1]
+                steps = [self.stride(buffer, load.index, f.var) for f in long]
+                sizes = [math.prod(map(size, long[n + 1 :])) for n in range(len(long))]
+                return len(long) > 1 and steps == sizes and bool(names(cond) & {f.var for f in long})
+        return False
