@@ -343,3 +343,15 @@ def memory_order(t: Tensor) -> tuple[int, ...]:
     if not is_static(t):
         return tuple(axes)
     return tuple(sorted(axes, key=lambda d: (static(t.shape[d]) > 1, static(t.strides[d]) > 0, -static(t.strides[d]))))
+
+
+def adjacent(t: Tensor, d: int) -> bool:
+    """Axes d and d + 1 of a tensor, of known sizes, are one axis of its memory."""
+    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2])
+    return all(isinstance(n, Const) for n in sizes) and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
+
+
+def joined(t: Tensor, d: int) -> Tensor:
+    """A tensor with axes d and d + 1 as one."""
+    shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
+    return t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))

@@ -338,6 +338,14 @@ class Peel(Step):
     into: tuple[str, str]
 
 
+class Flatten(Step):
+    """See `axes` axes of `buffer` from `axis` on, which lie one after the other in memory, as one axis."""
+
+    buffer: str
+    axis: int
+    axes: int
+
+
 class Partition(Step):
     """Split a loop at the iterations `at` into consecutive loops `into`.
 
@@ -391,7 +399,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
     Peel, Pad, Cache, Promote, SplitTf32, SplitScan, PartialSums, SplitReduction, Raster, Persist, Online, Chain,
-    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners,
+    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners, Flatten,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Init, Kernel, Let, Program, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, adjacent, joined
 from compiler.schedule.contraction_nest import recognise
 
 TILE = 64  # rows of the smallest tile of a warpgroup
@@ -104,15 +104,3 @@ def _names(kernel: Kernel) -> set[str]:
 def _together(t: Tensor, d: int, extent: Expr) -> bool:
     """Axes d and d + 1 of a tensor are one axis of its memory, of which the second is as long as a loop."""
     return isinstance(extent, Const) and t.shape[d + 1] is extent and adjacent(t, d)
-
-
-def adjacent(t: Tensor, d: int) -> bool:
-    """Axes d and d + 1 of a tensor, of known sizes, are one axis of its memory."""
-    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2])
-    return all(isinstance(n, Const) for n in sizes) and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
-
-
-def joined(t: Tensor, d: int) -> Tensor:
-    """A tensor with axes d and d + 1 as one."""
-    shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
-    return t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))

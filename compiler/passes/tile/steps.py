@@ -17,6 +17,7 @@ from compiler.ir.tensor import Tensor
 from compiler.passes.tile import tensorize
 from compiler.passes.tile.chain import chain
 from compiler.passes.tile.checks import checks
+from compiler.passes.tile.flatten import flatten
 from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.cache_hints import cache_hints
@@ -45,6 +46,7 @@ from compiler.schedule.steps import (
     Checks,
     Collapse,
     Distribute,
+    Flatten,
     LoadAhead,
     Margin,
     NameTaken,
@@ -80,6 +82,7 @@ Change = Callable[[tile.For], tuple[Stmt, ...]]
 # Steps that need to know nothing but the kernel.
 _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
     Permute: permute,
+    Flatten: flatten,
     Distribute: tensorize.distribute,
     Pack: pack,
     Owners: owners,

@@ -20,7 +20,7 @@ from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, dim, names, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Let, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, adjacent, joined
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
 from compiler.schedule.cost import cpu as cost
@@ -28,12 +28,24 @@ from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Distribute, Pack, Reorder, Schedule, Split, SplitShifted, Step, Tensorize
+from compiler.schedule.steps import (
+    Bind,
+    Distribute,
+    Flatten,
+    Pack,
+    Reorder,
+    Schedule,
+    Split,
+    SplitShifted,
+    Step,
+    Tensorize,
+)
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
 DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
 EVEN = 1.05  # the most that one core may have of what would be its share
+SHORT = 2  # vectors of a row: in shorter ones more is left over than there are vectors
 MASKED = 4  # bytes of the least elements that can be loaded in some lanes only
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
@@ -144,13 +156,25 @@ class _Plan:
         if not isinstance(factor, Load):
             return False
         loops = [next((f for f in fs if size(f) > 1), fs[0]) for fs in parts if fs]
-        if any(sum(size(f) > 1 for f in fs) > 1 for fs in parts):
+        if any(sum(size(f) > 1 for f in fs) > 1 and not self.flat(factor, fs) for fs in parts):
             return False
         for f in loops:
             used = [linear(e)[0].get(Var(f.var)) for e in factor.index if f.var in names(e)]
             if used != [1]:
                 return False
         return all(sum(f.var in names(e) for f in loops) <= 1 for e in factor.index)
+
+    def flat(self, load: Load, loops: Sequence[loop.For]) -> tuple[Flatten, ...]:
+        """The step after which the loops go along one axis of what is loaded: those of its axes are one in memory."""
+        run, seen = tuple(Var(f.var) for f in loops), self.tensors[load.buffer]
+        at = next((d for d in range(len(load.index)) if load.index[d : d + len(run)] == run), None)
+        if at is None or len(run) < 2 or tuple(f.extent for f in loops) != seen.shape[at : at + len(run)]:
+            return ()
+        for _ in run[1:]:
+            if not adjacent(seen, at):
+                return ()
+            seen = joined(seen, at)
+        return (Flatten(load.buffer, at, len(run)),)
 
     def operand(self, factor: Expr, name: str, loops: Sequence[loop.For]) -> Operand:
         """How a factor lies, of which `loops` are its own."""
@@ -208,6 +232,7 @@ class _Plan:
             self.steps.append(Reorder(tuple(f.var for f in self.k_loops)))
         for loops in (self.m_loops, self.n_loops, self.k_loops):
             naming.collapse([f.var for f in loops], self.steps)
+        self.steps += self.flattened()
         for x, block in ((self.m, chosen.m), (self.n, chosen.n), (self.k, chosen.k)):
             self.split(x, block)
         outer = [x for x in ((self.n, self.m) if chosen.strips else axes) if x.outer]
@@ -232,6 +257,13 @@ class _Plan:
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
         self.vectorize(nests)
         return Schedule(tuple(self.steps))
+
+    def flattened(self) -> list[Flatten]:
+        """The steps for factors that are read where they lie, those of the last axes of a buffer first."""
+        parts = ((self.a, self.m_loops), (self.a, self.k_loops), (self.b, self.n_loops), (self.b, self.k_loops))
+        found = ((read_narrow(factor), loops) for factor, loops in parts)
+        made = {step for load, loops in found if isinstance(load, Load) for step in self.flat(load, loops)}
+        return sorted(made, key=lambda step: -step.axis)
 
     def vectorize(self, nests: Distribute) -> None:
         """The loops along rows of the result that begin its sums and that store them run in vectors."""
@@ -301,11 +333,13 @@ class _Plan:
                 self.steps.append(Pack(buffer, tile, loops, into, width, narrow, masked=masked))
 
     def masked(self, factor: Expr, buffer: str) -> bool:
-        """Rows of several loops of B, with elements between them that are zeros instead, are one row in memory."""
+        """Rows of several loops of B, with elements between them that are zeros instead, are one row in memory, and
+        so short that it is faster to find out which lanes are in it than to go along each."""
         match factor:
             case Select(cond, Load() as load, Const()) if "avx2" in self.target.features and load.dtype.bytes >= MASKED:
                 long = [f for f in self.n_loops if size(f) > 1]
                 steps = [self.stride(buffer, load.index, f.var) for f in long]
                 sizes = [math.prod(map(size, long[n + 1 :])) for n in range(len(long))]
-                return len(long) > 1 and steps == sizes and bool(names(cond) & {f.var for f in long})
+                short = len(long) > 1 and size(long[-1]) < SHORT * self.target.lanes(self.bytes)
+                return short and steps == sizes and bool(names(cond) & {f.var for f in long})
         return False

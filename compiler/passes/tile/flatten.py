@@ -1,0 +1,53 @@
+"""The schedule step `flatten` on Tile IR: neighbouring axes of a buffer that are one axis of its memory become one."""
+
+from __future__ import annotations
+
+from compiler.ir.expr import Expr, Load
+from compiler.ir.index import simplify
+from compiler.ir.node import Node
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Kernel, Store
+from compiler.ir.tensor import adjacent, joined
+from compiler.passes.tile.nests import loops_in, ranges_of
+from compiler.schedule.steps import Flatten, ScheduleError
+
+
+def flatten(kernel: Kernel, step: Flatten) -> Kernel:
+    """`flatten("w", 1, 2)`
+
+    before:
+        for i in serial(4):
+            for lm in serial(48):
+                y[i, lm] = w[i, lm // 8, lm % 8]
+    after:
+        for i in serial(4):
+            for lm in serial(48):
+                y[i, lm] = w[i, lm]
+    """
+    given = next((p for p in kernel.params if p.name == step.buffer), None)
+    if given is None:
+        raise ScheduleError(step, f"the kernel has no parameter {step.buffer}")
+    if step.axis < 0 or step.axes < 2 or step.axis + step.axes > len(given.shape):
+        raise ScheduleError(step, f"{step.buffer} has no {step.axes} axes from {step.axis} on, but {len(given.shape)}")
+    seen = given
+    for _ in range(step.axes - 1):
+        if not adjacent(seen, step.axis):
+            raise ScheduleError(step, f"the axes of {step.buffer} do not lie one after the other in memory")
+        seen = joined(seen, step.axis)
+    ranges = ranges_of(tuple(f for _, f in loops_in(kernel.body)))
+    last = step.axis + step.axes
+
+    def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        flat = index[step.axis]
+        for e, extent in zip(index[step.axis + 1 : last], given.shape[step.axis + 1 : last], strict=True):
+            flat = flat * extent + e
+        return (*index[: step.axis], simplify(flat, ranges, index=True), *index[last:])
+
+    def flattened(n: Node) -> Node | None:
+        match n:
+            case Load(step.buffer, index) | Store(step.buffer, index):
+                return n.replace(index=place(index))
+        return None
+
+    params = tuple(seen if p is given else p for p in kernel.params)
+    return kernel.replace(body=nodes(kernel.body, flattened), params=params)
