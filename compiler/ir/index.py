@@ -295,7 +295,7 @@ def _may_wrap(e: Expr, ranges: Ranges) -> bool:
 def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
-            return from_linear(_join(linear(e)))  # true modulo 2**64 as well
+            return from_linear(_join(linear(e), ranges, index))  # true modulo 2**64 as well
         case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if (
             not index and _may_wrap(e, ranges)
         ):
@@ -348,25 +348,37 @@ def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
     return Const(True, boolean) if always[how] else Const(False, boolean) if never[how] else e
 
 
-def _join(form: Linear) -> Linear:
+def _join(form: Linear, ranges: Ranges, index: bool) -> Linear:
     """`(a // d) * d * c + (a % d) * c` is `a * c`; repeated, because a sum may hold a whole chain of digits."""
     terms, rest = form
     for atom, c in terms.items():
         match atom:
             case Op("mod", (a, Const(int() as d))):
-                quotient = op("floordiv", a, d)
-                match a:
-                    case Op("floordiv", (inner, Const(int() as d2))):
-                        quotient = op("floordiv", inner, d2 * d)
-                if terms.get(quotient) == c * d:
+                quotient = next((q for q in _quotients(a, d, ranges, index) if terms.get(q) == c * d), None)
+                if quotient is not None:
                     left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
-                    return _join(plus((left, rest), times(linear(a), c), 1))
+                    return _join(plus((left, rest), times(linear(a), c), 1), ranges, index)
             case Op("mod", (a, d)) if only_sizes(d):
                 scaled = times(linear(op("floordiv", a, d) * d), c)
                 if all(terms.get(k) == v for k, v in scaled[0].items()):
                     left = {k: v for k, v in terms.items() if k is not atom and k not in scaled[0]}
-                    return _join(plus((left, rest), times(linear(a), c), 1))
+                    return _join(plus((left, rest), times(linear(a), c), 1), ranges, index)
     return form
+
+
+def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
+    """The ways to write `a // d`, of which one is `(x + e * y) // (d * e)` where `a` is `x // e + y`."""
+    yield op("floordiv", a, d)
+    terms, rest = linear(a)
+    for atom, c in terms.items():
+        match atom:
+            case Op("floordiv", (x, Const(int() as e))) if c == 1:
+                others = {k: v * e for k, v in terms.items() if k is not atom}, rest * e
+                whole = from_linear(plus(linear(x), others, 1))
+                if whole is x:
+                    yield op("floordiv", x, d * e)
+                if index or not _may_wrap(whole, ranges):
+                    yield _divide(whole, d * e, ranges)
 
 
 def _split(a: Expr, d: int) -> tuple[Linear, Linear]:

@@ -113,6 +113,16 @@ def test_every_reshape_undoes_itself(sizes: tuple[int, ...]) -> None:
         assert index.simplify(back, {"p": (0, sizes[0] * sizes[1] * sizes[2] - 1)}) is p
 
 
+@pytest.mark.parametrize("piece", [2, 8, 12, 16])
+def test_digits_of_a_number_in_pieces_are_put_together(piece: int) -> None:
+    """Elements of a channels-last tensor, in the order in which its axes are named, lie one after the other."""
+    p, q = Var("p"), Var("q")
+    flat = p * piece + q
+    n, c, h, w = flat // 240, flat % 4, flat // 40 % 6, flat // 4 % 10
+    for axes in itertools.permutations((n * 240, c, h * 40, w * 4)):
+        assert index.simplify(sum(axes[1:], axes[0]), {"p": (0, 239), "q": (0, piece - 1)}) is flat
+
+
 @pytest.mark.parametrize(
     ("text", "simple"),
     [

@@ -1,0 +1,33 @@
+"""Rows that are neighbours where a CPU stores them go along vectors, whichever loop of the program they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from compiler import frontend, pipeline
+from compiler.ir import tile_text
+from compiler.targets import cpu
+from compiler.tests.called import called
+from compiler.tests.meaning import fresh_seed
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "relu": lambda x: x.relu(),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_channels_that_are_neighbours_are_lanes(name: str) -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = torch.randn(2, 19, 12, 14).to(memory_format=torch.channels_last)
+    program = frontend.capture(PROGRAMS[name], [x]).program
+    text = tile_text.show(pipeline.lower(program, cpu.AVX2, until="tile").stages["tile"])
+    assert "vector(" in text and "j" in text.split("vector(")[0].split("for ")[-1], text
+    torch.testing.assert_close(called(PROGRAMS[name], [x], "cpu"), PROGRAMS[name](x), msg=lambda m: f"{m}, seed {seed}")
