@@ -27,6 +27,7 @@ class AsyncMatmuls:
     that they `read`, the one `latest` added to; and accumulators that are to begin at zero, with where they do.
 
     In a loop that would end while some run, `more` says whether another iteration follows; where it has ended, `idle`.
+    `blanked` is what sets arrays to zero that were to begin in a loop, if that had no iteration.
     """
 
     running: dict[str, int] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class AsyncMatmuls:
     read: set[str] = field(default_factory=set)
     latest: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
+    blanked: dict[str, k.For] = field(default_factory=dict)
     more: Expr | None = None
     idle: bool = False
 

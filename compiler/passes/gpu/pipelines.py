@@ -9,7 +9,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, op, select
 from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.statement import Stmt
-from compiler.passes.gpu import copies, stages
+from compiler.passes.gpu import copies, stages, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.scope import Scope
@@ -72,6 +72,7 @@ def _main(
     inner.values[f.var] = var
     inner.ranges[var.name] = range_below(extent, scope.ranges)
     inner.ranges[read.name] = inner.ranges[write.name] = (0, depth - 1)
+    begun = wgmma.begun_by(state, f, var)
     start = tuple(takewhile(lambda s: isinstance(s, tile.Sync), rest))
     body = sequence(state, start, inner)
     body += _issue(state, f, copied, var + (depth - 1), write, extent, used, inner)
@@ -79,7 +80,8 @@ def _main(
     body += loop_body(state, stages.without_tiles(rest[len(start) :], used), inner)
     body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
     counters: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
-    return [*counters, k.For(var.name, const(0), extent, 1, tuple(body))]
+    zeros = wgmma.zeroed_behind(state, begun, extent, scope)
+    return [*counters, k.For(var.name, const(0), extent, 1, tuple(body)), *zeros]
 
 
 def _issue(

@@ -82,14 +82,15 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
     inner = scope.inner()
     inner.values[f.var], inner.ranges[var] = Var(var), range_below(extent, scope.ranges)
     start, statements = (0, f.body)
+    begun = wgmma.begun_by(state, f, Var(var))
     if part:
-        state.matmuls.blank |= dict.fromkeys(state.matmuls.blank, op("eq", Var(var), const(0)))
         start, statements = _begun(f)
         state.matmuls.more = _more(f, Var(var), extent, inner)
     body = sequence(state, statements, inner) if part else loop_body(state, f.body, inner)
     state.matmuls.more, state.matmuls.idle = None, state.matmuls.more is not None
     mark = "unroll" if f.bind.level == "unroll" else ""
-    return [*before, k.For(var, const(start), extent, 1, tuple(body), mark)] if body else before
+    zeros = wgmma.zeroed_behind(state, begun, extent, scope)
+    return [*before, k.For(var, const(start), extent, 1, tuple(body), mark), *zeros] if body else before
 
 
 def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, const, names, op, select
+from compiler.ir.expr import Const, Expr, Load, Var, const, names, op, select
 from compiler.ir.index import simplify
 from compiler.ir.launches import is_bound
 from compiler.ir.linear import from_linear, linear
@@ -137,6 +137,8 @@ def wait_but(state: Emission, pending: int) -> Body:
     for array in sorted(flying.running.keys() - set(flying.groups)):
         held = k.Address(array, const(0))
         out.append(k.Call("mlc_wgmma_hold", (flying.running.pop(array),), (held,), (array,)))
+        if array in flying.blanked:
+            out.append(flying.blanked.pop(array))
     return out
 
 
@@ -156,13 +158,44 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
         return ""
     user = next((x for x in after if name in tile.buffers((x,))), None)
     if is_bound(user, "pipeline"):
-        runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
+        runs = not isinstance(user.extent, Const) or int(user.extent.value) > 0
         inside = [x for x in user.body if name in tile.buffers((x,))]  # each iteration comes to its matmul
         user = inside[0] if runs and len(inside) == 1 else None
     if isinstance(user, tile.Mma) and is_asynchronous(state.facts.target, user) and user.acc.buffer == name:
         whole = tuple(n or 1 for n in user.acc.lengths) == state.facts.fragments[name].shape
         return name if whole and name not in (user.a.buffer, user.b.buffer) else ""
     return ""
+
+
+def begun_by(state: Emission, f: tile.For, turn: Var) -> tuple[str, ...]:
+    """The accumulators that a pipeline's matmul begins, which it does in the first `turn`."""
+    blank, used = state.matmuls.blank, tile.buffers((f,))
+    begun = tuple(name for name in blank if name in used)
+    blank |= dict.fromkeys(begun, op("eq", turn, const(0)))
+    return begun
+
+
+def zeroed_behind(state: Emission, begun: tuple[str, ...], extent: Expr, scope: Scope) -> Body:
+    """Zeros for accumulators behind the loop that was to begin them, if that had no iteration. Those in flight are set
+    when their matmuls are done.
+
+    ptxas 13.0 takes what reads an accumulator behind a loop of unknown length to be done while its matmuls run (C7514),
+    but for such a choice: it is made even where the sizes are known to be positive.
+    """
+    if isinstance(extent, Const):
+        return []
+    out: Body = []
+    for name in begun:
+        array, dtype = (scope.registers or {})[name], state.facts.tiles[name].dtype
+        n = Var(state.fresh("n"))
+        made = select(op("lt", const(0), extent), Load(array, (n,), dtype), const(0, dtype))
+        count = const(state.facts.fragments[name].count)
+        chosen = k.For(n.name, const(0), count, 1, (k.Store(array, n, made),), "unroll")
+        if array in state.matmuls.running:
+            state.matmuls.blanked[array] = chosen
+        else:
+            out.append(chosen)
+    return out
 
 
 def _is_zero(e: Expr) -> bool:
