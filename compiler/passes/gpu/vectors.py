@@ -91,7 +91,11 @@ def neighbours(
 
     Only what is executed for all lanes or for none counts, of buffers that the body either reads or writes, each place
     once. `place` gives the flat index of an element, `value` that of a condition, as Kernel IR.
+
+    An instruction moves a power of two.
     """
+    if vector & (vector - 1):
+        return Neighbours({}, {}, {})
     nodes = [n for s in body for n in s.walk()]
     bound = {n.name for n in nodes if isinstance(n, Let | Init)} | {n.var for n in nodes if isinstance(n, access.LOOPS)}
     known = _Body(body, scope, lane, vector, place, value, frozenset(bound))

@@ -66,14 +66,20 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
-    """The one value that is an element of the buffer, or zero beyond its edges, and the load in it."""
+    """The one value that is an element of the buffer, or zero beyond its edges, and the load in it.
+
+    Where more than the element is zero beyond the edges, or it is something else there, the value is the load alone.
+    """
     shapes = {p.name: p.shape for p in kernel.params if p.name not in kernel.writes}
     loads = {n for n in f.walk() if isinstance(n, Load) and n.buffer == step.buffer}
     if step.buffer in shapes and len(loads) == 1:
+        (load,) = loads
         # From the outside in: a guard, what it guards, and the load alone.
         values = [n for n in f.walk() if isinstance(n, Select | Cast) and block(unwidened(n), shapes) in loads]
-        if values and set(values) <= set(values[0].walk()):
-            return values[0], next(iter(loads))
+        if not values:
+            return load, load
+        if set(values) <= set(values[0].walk()):
+            return values[0], load
     raise ScheduleError(step, f"{f.var} has no one element of {step.buffer} that is zero beyond its edges")
 
 

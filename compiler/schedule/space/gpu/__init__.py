@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.ir.statement import Kernel
-from compiler.schedule.space.gpu import attention, chains, ffma, matmul, nests, sequences, widened
+from compiler.schedule.space.gpu import attention, chains, ffma, gathers, matmul, nests, sequences, widened
 from compiler.schedule.space.gpu.plan import Plan
 from compiler.schedule.space.members import Member
 from compiler.targets.target import Target
@@ -19,6 +19,7 @@ def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterato
             yield tiled
     for name, how in (("attention", partial(attention.space, kernel, private, target)),
                       ("chains", partial(chains.space, kernel, private, target)),
+                      ("gathers", partial(gathers.space, kernel, private, target)),
                       ("contractions", partial(ffma.space, kernel, target))):  # fmt: skip
         found = how()
         if found is not None:

@@ -1,0 +1,199 @@
+"""Sums over the windows that an element lies in, as gradients of pools are: a thread has all elements between where two
+windows begin.
+
+Which windows those are depends on the element divided by the stride. The elements of one quotient lie in the same few
+windows, of which a thread loads each once, ahead of all that it does with them, and without a branch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.analysis import access
+from compiler.analysis.nests import iterations, loop_ranges, perfect, rows_of, size
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Op, Var, loads, names, substitute
+from compiler.ir.index import simplify, value_range
+from compiler.ir.linear import from_linear, linear
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Accum, Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor, known_bytes
+from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu_threads as cost
+from compiler.schedule.endings import numbered
+from compiler.schedule.space.gpu import reductions
+from compiler.schedule.space.gpu.plan import THREADS, lanes
+from compiler.schedule.space.gpu.reductions import Reduction
+from compiler.schedule.space.members import Member, priced, ranked
+from compiler.schedule.steps import Bind, Distribute, Margin, Reorder, Split, Step
+from compiler.targets.target import Target
+
+ALONG = (2, 1)  # windows beside each other whose elements a thread has
+MOST_WORDS = 96  # of 4 bytes that a thread holds of what it loads of windows, of 255 registers
+MOST_TERMS = 128  # that a thread adds up, all of them unrolled
+
+
+@dataclass(frozen=True)
+class Gather:
+    """`sum` adds up, for each element of `rows`, what is `loaded` of windows; `strides` are those of the rows that move
+    these, by how many elements. The rest is around the sum, or behind it.
+
+    Elements of `near` are neighbours in memory.
+    """
+
+    sum: Reduction
+    rows: list[loop.For]
+    depth: list[loop.For]
+    loaded: tuple[Load, ...]
+    strides: Mapping[str, int]
+    inside: tuple[Stmt, ...]
+    near: str
+
+    def pieces(self, along: int) -> dict[str, int]:
+        """How many elements along each row a thread has, where it has more than one."""
+        return {v: n * (along if v == self.near else 1) for v, n in self.strides.items()}
+
+
+def space(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[Member] | None:
+    """How many windows, and threads of a block; None for other kernels, and where a thread would hold too much."""
+    tensors = {p.name: p for p in kernel.params}
+    found = _gather(kernel, tensors) if not private & set(kernel.writes) else None
+    if found is None:
+        return None
+    members: list[Member] = []
+    for along in ALONG if found.near in found.strides else ALONG[-1:]:
+        pieces = found.pieces(along)
+        held = {x: _held(x, found, pieces, tensors) for x in found.loaded}
+        words = sum(math.prod(n) * -(-x.dtype.bytes // 4) for x, n in held.items() if n)
+        terms = found.sum.extent * math.prod(pieces.values())
+        if not all(held.values()) or words > MOST_WORDS or terms > MOST_TERMS:
+            continue
+        for threads in (THREADS, THREADS // 2):
+            price = partial(_price, found, pieces, sum(map(math.prod, held.values())), threads, tensors)
+            axes = {x.buffer: sum(c > 1 for c in n) for x, n in held.items()}
+            members.append(priced(price, target, partial(_steps, found, pieces, axes, threads)))
+    return ranked(members) if members else None
+
+
+def _gather(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Gather | None:
+    if len(kernel.body) != 1 or not isinstance(kernel.body[0], loop.For):
+        return None
+    rows, inside = rows_of(kernel.body[0])
+    found = reductions.only(rows, inside)
+    if found is None:
+        return None
+    depth, terms = perfect(loop.For, tuple(s for s in inside if isinstance(s, loop.For)), loop.KINDS)
+    added = {n for s in terms if isinstance(s, Accum) for n in loads(s.value)}
+    moving = {f.var for f in depth}
+    loaded = tuple(sorted((x for x in added if any(moving & names(i) for i in x.index)), key=lambda x: x.buffer))
+    every = {found for x in loaded for found in _strides(x, loop_ranges(rows), loop_ranges(depth))}
+    strides = {r.var: n for r in rows for v, n in every if v == r.var}
+    # A buffer that is loaded elsewhere too would have to be held in two ways.
+    often = [n.buffer for n in {n for s in inside for n in s.walk() if isinstance(n, Load)}]
+    alone = all(often.count(x.buffer) == 1 and x.buffer not in kernel.writes for x in loaded)
+    if not strides or len(strides) < len(every) or not alone:
+        return None
+    ranges = loop_ranges(rows)
+    stores = [s for s in inside if isinstance(s, Store)]
+    near = [r.var for r in rows if all(_step(s, r.var, tensors, ranges) == 1 for s in stores)]
+    return Gather(found, rows, depth, loaded, strides, inside, near[0] if near else "")
+
+
+def _step(s: Store, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> int | None:
+    return access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(var))
+
+
+def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range]) -> Iterator[tuple[str, int]]:
+    """Rows by how much an index divides them to the number of a window, and by how much: of windows that overlap."""
+    for i in x.index:
+        terms, _ = linear(i)
+        moving = from_linear(({t: n for t, n in terms.items() if names(t) & depth.keys()}, 0))
+        low, high = value_range(moving, depth)
+        for t, n in terms.items():
+            match t:
+                case Op("floordiv", (place, Const(int() as by))) if len(found := names(place) & rows.keys()) == 1:
+                    if low is not None and high is not None and high - low >= abs(n):
+                        yield next(iter(found)), by
+
+
+def _held(x: Load, found: Gather, pieces: Mapping[str, int], tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """How much of each axis of a buffer the elements of a thread need; nothing where that is not known."""
+    inner: dict[str, Range] = loop_ranges(found.depth)
+    outer = {r.var for r in found.rows if r.var not in pieces}
+    parts: dict[Expr, Expr] = {}
+    ranges = loop_ranges((*found.rows, *found.depth))
+    for v, n in pieces.items():
+        piece, own = naming.pieces(v)
+        parts[Var(v)] = Var(piece) * n + Var(own)
+        outer.add(piece)
+        extent = next(size(r) for r in found.rows if r.var == v)
+        inner[own], ranges[own], ranges[piece] = (0, n - 1), (0, n - 1), (0, (extent - 1) // n)
+    counts: list[int] = []
+    for i in x.index:
+        terms, _ = linear(simplify(substitute(i, parts), ranges, index=True))
+        moving = from_linear(({t: n for t, n in terms.items() if not names(t) <= outer}, 0))
+        if names(moving) & outer:
+            return ()
+        low, high = value_range(moving, inner)
+        if low is None or high is None:
+            return ()
+        counts.append(high - low + 1)
+    return tuple(counts)
+
+
+def _price(
+    found: Gather, pieces: Mapping[str, int], loaded: int, threads: int, tensors: Mapping[str, Tensor], target: Target
+) -> float:
+    own = math.prod(pieces.values())
+    count = math.prod(-(-size(r) // pieces.get(r.var, 1)) for r in found.rows)
+    bytes_of = cost.accessed(found.inside, tensors)
+    windows = {x.buffer for x in found.loaded}
+    moved = count * (
+        sum(own * n for b, n in bytes_of.items() if b not in windows)
+        + loaded / len(found.loaded) * sum(bytes_of[b] for b in windows)
+    )
+    held = sum(known_bytes(tensors[b]) for b in bytes_of)
+    issued = loaded + own * (found.sum.extent * len(found.loaded) + cost.operations(_behind(found)) + len(bytes_of))
+    return cost.clocks(cost.Threads(-(-count // threads), threads, held, moved, 1.0, issued), target)
+
+
+def _behind(found: Gather) -> tuple[Stmt, ...]:
+    return tuple(s for s in found.inside if not isinstance(s, loop.For))
+
+
+def _steps(found: Gather, pieces: Mapping[str, int], axes: Mapping[str, int], threads: int) -> list[Step]:
+    around, own = [r.var for r in found.rows], []
+    steps: list[Step] = []
+    if found.near and found.near not in pieces:  # threads beside each other have neighbours
+        around = [*(v for v in around if v != found.near), found.near]
+    for v, n in pieces.items():
+        outer, inner = naming.pieces(v)
+        steps.append(Split(v, n, (outer, inner)))
+        around[around.index(v)] = outer
+        own.append(inner)
+    steps.append(Reorder((*around, *own)))
+    for buffer, count in axes.items():
+        tile = f"{buffer}_window"
+        at = numbered(f"{tile}_at", count)
+        steps += [Margin(buffer, tile, around[-1], at), *(Bind(v, "unroll") for v in at)]
+    first = min(around.index(naming.pieces(v)[0]) for v in pieces)
+    sizes = {(naming.pieces(r.var)[0] if r.var in pieces else r.var): -(-size(r) // pieces.get(r.var, 1))
+             for r in found.rows}  # fmt: skip
+    if math.prod(sizes[v] for v in around[first:]) < THREADS:
+        first = 0
+    if first:
+        steps.append(Bind(naming.collapse(around[:first], steps), "blocks"))
+    name = naming.collapse(around[first:], steps)
+    block, lane = naming.pieces(name)
+    steps += [Split(name, threads, (block, lane)), Bind(block, "blocks"), Bind(lane, "lanes", lanes(threads, 1))]
+    depth = [f.var for f in found.depth]
+    last = own[-1]
+    if found.near and last == naming.pieces(found.near)[1]:
+        nests = Distribute(found.sum.accumulator, (last,), (last,), "registers")
+        steps += [nests, Reorder((*depth, last))]
+        even = sizes[naming.pieces(found.near)[0]] * pieces[found.near] == iterations(found.rows[-1])
+        steps += [Bind(nests.first[0], "unroll"), Bind(nests.last[0], "vector" if even else "unroll")]
+    return [*steps, *(Bind(v, "unroll") for v in (*own, *depth))]
