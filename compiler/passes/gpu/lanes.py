@@ -265,15 +265,19 @@ def _loads(
     state: Emission, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope,
     guard: Expr | None = None,
 ) -> Body:  # fmt: skip
-    """Neighbours of `size` bytes into a thread's array, where the guard holds."""
+    """Neighbours of `size` bytes into a thread's array, where the guard holds.
+
+    Behind a branch, what is not loaded would be undefined: NVCC 13.0 takes it to be what the load before has brought,
+    and each load waits for that one.
+    """
     to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
     if elsewhere(state, buffer, scope):
         loads: Body = [k.Call("mlc_cluster_get", (vector,), (to, *apart(state, source, scope)), (array,))]
+    elif guard is not None and (buffer in state.facts.kernel.once or is_constant(state, buffer)):
+        return [k.Call("mlc_load_where", (vector,), (to, source, guard), (array,))]
     elif buffer in state.facts.kernel.once:
         pieces = _pieces(to, source, size, vector)
         loads = [k.Call("mlc_load_once", (n,), (to_n, from_n), (array,)) for n, to_n, from_n in pieces]
-    elif guard is not None and is_constant(state, buffer):
-        return [k.Call("mlc_load_where", (vector,), (to, source, guard), (array,))]
     else:
         loads = [k.Call("mlc_load", (vector,), (to, source), (array,))]
     return loads if guard is None else [k.If(guard, tuple(loads))]
