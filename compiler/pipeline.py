@@ -178,11 +178,14 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
     def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
         return fresh_names(program, kernel, how(kernel, own, target))
 
+    def every(kernel: statement.Kernel) -> Iterator[Schedule]:
+        return (fresh_names(program, kernel, found) for found in heuristic.every(kernel, own, target))
+
     ways = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
     choices = [partial(way, kernel) for way in ways]
     if sizes_in(kernel) and target.kind != "triton":
-        best, plain = ways
-        choices = [partial(symbolic_schedule, program, kernel, best, plain, partial(from_tiles, target=target))]
+        lowered = partial(from_tiles, target=target)
+        choices = [partial(symbolic_schedule, program, kernel, every, ways[1], lowered)]
     return [*(partial(_hinted, program, kernel, target, way) for way in choices), Schedule]
 
 

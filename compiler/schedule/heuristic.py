@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from compiler.ir.statement import Kernel
 from compiler.schedule import space
@@ -13,6 +13,11 @@ from compiler.targets.target import Target
 def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
     return next(space.space(kernel, private, target)).schedule
+
+
+def every(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Schedule]:
+    """All schedules for `kernel`, the chosen one first."""
+    return (found.schedule for found in space.space(kernel, private, target))
 
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:

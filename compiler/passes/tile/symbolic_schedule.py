@@ -6,13 +6,14 @@ is left is right for every size, and may be slow where sizes are far from what w
 
 Tensor instructions need all of their steps. They are for matmuls of buffers whose rows are as far apart as products
 of sizes say: only of those do odd hints tell what divides them. Where small sizes would be one tile, larger ones are
-tried.
+tried. A sum whose length is not known cannot be split among blocks: the best of the other schedules is taken.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from compiler.analysis.size_hints import regular, with_size_hints
 from compiler.ir import loop, tile
@@ -27,28 +28,33 @@ from compiler.schedule.steps import (
     Schedule,
     ScheduleError,
     Split,
+    SplitReduction,
     SplitShifted,
     Stage,
     Step,
     StoreAt,
+    Tensorize,
 )
 
 Choose = Callable[[Kernel], Schedule]
+Choices = Callable[[Kernel], Iterator[Schedule]]
 Lower = Callable[[Program], object]
 # Steps of which each alone leaves a kernel that runs well enough; others only make sense together.
 LARGER = (1, 8, 64)
+MOST = 1000  # schedules that are looked through for one that splits no sum
 APART = (Bind, Collapse, StoreAt, Reorder, Split, Stage)
 
 
-def symbolic_schedule(program: Program, kernel: Kernel, choose: Choose, plain: Choose, lower: Lower) -> Schedule:
+def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain: Choose, lower: Lower) -> Schedule:
     """The schedule of one kernel of a Loop IR program.
 
-    `plain` chooses without tensor instructions. `lower` takes a program of the scheduled kernel alone further down; a
-    schedule for which it raises ValueError is given up for one with fewer kinds of steps.
+    `choices` are all that there are, best first; `plain` chooses without tensor instructions. `lower` takes a program
+    of the scheduled kernel alone further down; a schedule for which it raises ValueError is given up for one with fewer
+    kinds of steps.
     """
     alone = loop_to_tile(program.replace(kernels=(kernel,)))
     for factor in LARGER if regular(kernel) else ():
-        wanted = choose(with_size_hints(kernel, factor))
+        wanted = _unsplit(choices(with_size_hints(kernel, factor)), kernel)
         if all(isinstance(step, APART) for step in wanted.steps):
             break
         made = Schedule(tuple(map(_any_extent, wanted.steps)))
@@ -67,6 +73,22 @@ def symbolic_schedule(program: Program, kernel: Kernel, choose: Choose, plain: C
             continue
         return made
     return Schedule()
+
+
+def _unsplit(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
+    """The first choice; if it multiplies tiles, the first such that splits no sum whose length is not known."""
+    sums = {f.var for f in within(kernel.body, loop.For) if f.kind == "reduce" and sizes_in(f.extent)}
+
+    def multiplies(found: Schedule) -> bool:
+        return any(isinstance(step, Tensorize) for step in found.steps)
+
+    def splits(found: Schedule) -> bool:
+        return any(isinstance(step, SplitReduction) and step.loop in sums for step in found.steps)
+
+    first = next(choices)
+    if not multiplies(first) or not splits(first):
+        return first
+    return next((x for x in islice(choices, MOST) if multiplies(x) and not splits(x)), first)
 
 
 def _any_extent(step: Step) -> Step:

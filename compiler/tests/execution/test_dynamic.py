@@ -155,3 +155,22 @@ def test_a_language_model_of_any_batch_and_length() -> None:
         for batch, length in ((1, 2), (3, 40), (2, 17)):
             tokens = torch.randint(50, (batch, length))
             check([fast(tokens)], model(tokens), f"{batch} x {length}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_sums_of_few_results_are_multiplied_by_tiles(dtype: torch.dtype) -> None:
+    """Where its length is known, such a sum is split among blocks; otherwise it takes tensor instructions as well."""
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    long = [torch.randn(256, 4096, dtype=dtype), torch.randn(4096, 256, dtype=dtype)]
+    depth = Dim("k")
+    captured = compiler.capture(product, long, dynamic_shapes=({1: depth}, {0: depth}))
+    (steps,) = (s.steps for s in compiler.lower(captured.program, compiler.target("sm_90a")).schedules.values())
+    names = [type(step).__name__ for step in steps]
+    assert "Tensorize" in names and "SplitReduction" not in names, steps
+    made = compiler.compile(captured, target="sm_90a")
+    for k in (2, 100, 257):
+        x, w = torch.randint(-4, 5, (256, k)).to(dtype), torch.randint(-4, 5, (k, 256)).to(dtype)
+        assert torch.equal(made(x, w), (x.double() @ w.double()).to(dtype)), k
