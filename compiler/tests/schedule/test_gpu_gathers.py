@@ -21,6 +21,7 @@ Pool = Callable[[Tensor], Tensor]
 POOLS: dict[str, tuple[Pool, tuple[int, ...]]] = {
     "even": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 3, 24, 16)),
     "odd": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 3, 23, 21)),
+    "beside each other": (lambda x: F.max_pool2d(x, 3, 1, 1), (2, 3, 12, 11)),
     "dilated": (lambda x: F.max_pool2d(x, 3, 2, 1, 2), (2, 3, 24, 20)),
     "three apart": (lambda x: F.max_pool2d(x, 5, 3, 2), (2, 2, 17, 24)),
     "of two strides": (lambda x: F.max_pool2d(x, (5, 3), (4, 2), (2, 1)), (2, 2, 17, 24)),

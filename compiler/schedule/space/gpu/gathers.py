@@ -2,7 +2,8 @@
 windows begin.
 
 Which windows those are depends on the element divided by the stride. The elements of one quotient lie in the same few
-windows, of which a thread loads each once, ahead of all that it does with them, and without a branch.
+windows, of which a thread loads each once, ahead of all that it does with them, and without a branch. Averages of
+windows that are one element apart need no such thing: nothing that they load depends on another load.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 from compiler.analysis import access
 from compiler.analysis.nests import iterations, loop_ranges, perfect, rows_of, size
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Op, Var, loads, names, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, loads, names, substitute
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
@@ -54,7 +55,8 @@ class Gather:
 
     def pieces(self, along: int) -> dict[str, int]:
         """How many elements along each row a thread has, where it has more than one."""
-        return {v: n * (along if v == self.near else 1) for v, n in self.strides.items()}
+        every = {v: n * (along if v == self.near else 1) for v, n in self.strides.items()}
+        return {v: n for v, n in every.items() if n > 1}
 
 
 def space(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[Member] | None:
@@ -89,11 +91,12 @@ def _gather(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Gather | None:
     added = {n for s in terms if isinstance(s, Accum) for n in loads(s.value)}
     moving = {f.var for f in depth}
     loaded = tuple(sorted((x for x in added if any(moving & names(i) for i in x.index)), key=lambda x: x.buffer))
-    every = {found for x in loaded for found in _strides(x, loop_ranges(rows), loop_ranges(depth))}
+    known = loop_ranges(rows), loop_ranges(depth), _chosen(terms, loaded)
+    every = {found for x in loaded for found in _strides(x, *known)}
     strides = {r.var: n for r in rows for v, n in every if v == r.var}
     # A buffer that is loaded elsewhere too would have to be held in two ways.
-    often = [n.buffer for n in {n for s in inside for n in s.walk() if isinstance(n, Load)}]
-    alone = all(often.count(x.buffer) == 1 and x.buffer not in kernel.writes for x in loaded)
+    often = [n.buffer for n in {n for s in inside for n in s.walk() if isinstance(n, Load)}] + [*kernel.writes]
+    alone = all(often.count(x.buffer) == 1 and not any(map(loads, x.index)) for x in loaded)
     if not strides or len(strides) < len(every) or not alone:
         return None
     ranges = loop_ranges(rows)
@@ -106,17 +109,28 @@ def _step(s: Store, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str
     return access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(var))
 
 
-def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range]) -> Iterator[tuple[str, int]]:
-    """Rows by how much an index divides them to the number of a window, and by how much: of windows that overlap."""
+def _chosen(terms: tuple[Stmt, ...], loaded: tuple[Load, ...]) -> bool:
+    """What is added up depends on other elements of windows, for which a branch would wait."""
+    found = [n for s in terms if isinstance(s, Accum) for n in s.value.walk()]
+    conditions = [n.args[0] for n in found if isinstance(n, Op) and n.name == "where"]
+    return any(x in loads(c) for x in loaded for c in (*conditions, *(n.cond for n in found if isinstance(n, Select))))
+
+
+def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], chosen: bool) -> Iterator[tuple[str, int]]:
+    """Rows by which an index says the number of a window, and by how much it divides them: those of windows that
+    overlap, and all rows if elements are `chosen`."""
     for i in x.index:
         terms, _ = linear(i)
         moving = from_linear(({t: n for t, n in terms.items() if names(t) & depth.keys()}, 0))
         low, high = value_range(moving, depth)
+        far = high - low if low is not None and high is not None else 0
         for t, n in terms.items():
             match t:
                 case Op("floordiv", (place, Const(int() as by))) if len(found := names(place) & rows.keys()) == 1:
-                    if low is not None and high is not None and high - low >= abs(n):
+                    if far >= abs(n) or chosen:
                         yield next(iter(found)), by
+                case Var(name) if name in rows and chosen and far >= abs(n):
+                    yield name, 1
 
 
 def _held(x: Load, found: Gather, pieces: Mapping[str, int], tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -174,12 +188,13 @@ def _steps(found: Gather, pieces: Mapping[str, int], axes: Mapping[str, int], th
         steps.append(Split(v, n, (outer, inner)))
         around[around.index(v)] = outer
         own.append(inner)
-    steps.append(Reorder((*around, *own)))
+    if [*around, *own] != [r.var for r in found.rows]:
+        steps.append(Reorder((*around, *own)))
     for buffer, count in axes.items():
         tile = f"{buffer}_window"
         at = numbered(f"{tile}_at", count)
         steps += [Margin(buffer, tile, around[-1], at), *(Bind(v, "unroll") for v in at)]
-    first = min(around.index(naming.pieces(v)[0]) for v in pieces)
+    first = min(around.index(naming.pieces(v)[0] if v in pieces else v) for v in found.strides)
     sizes = {(naming.pieces(r.var)[0] if r.var in pieces else r.var): -(-size(r) // pieces.get(r.var, 1))
              for r in found.rows}  # fmt: skip
     if math.prod(sizes[v] for v in around[first:]) < THREADS:
@@ -190,8 +205,8 @@ def _steps(found: Gather, pieces: Mapping[str, int], axes: Mapping[str, int], th
     block, lane = naming.pieces(name)
     steps += [Split(name, threads, (block, lane)), Bind(block, "blocks"), Bind(lane, "lanes", lanes(threads, 1))]
     depth = [f.var for f in found.depth]
-    last = own[-1]
-    if found.near and last == naming.pieces(found.near)[1]:
+    if found.near in pieces and own[-1] == naming.pieces(found.near)[1]:
+        last = own[-1]
         nests = Distribute(found.sum.accumulator, (last,), (last,), "registers")
         steps += [nests, Reorder((*depth, last))]
         even = sizes[naming.pieces(found.near)[0]] * pieces[found.near] == iterations(found.rows[-1])
