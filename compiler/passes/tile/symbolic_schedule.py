@@ -6,7 +6,8 @@ is left is right for every size, and may be slow where sizes are far from what w
 
 Tensor instructions need all of their steps. They are for matmuls of buffers whose rows are as far apart as products
 of sizes say: only of those do odd hints tell what divides them. Where small sizes would be one tile, larger ones are
-tried. A sum whose length is not known cannot be split among blocks: the best of the other schedules is taken.
+tried. A sum whose length is not known cannot be split among blocks: the best of the other schedules is taken. A grid of
+unknown size has a block for each tile.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from compiler.passes.tile.steps import apply, apply_step
 from compiler.schedule.steps import (
     Bind,
     Collapse,
+    Persist,
     Reorder,
     Schedule,
     ScheduleError,
@@ -57,9 +59,10 @@ def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain:
         wanted = _unsplit(choices(with_size_hints(kernel, factor)), kernel)
         if all(isinstance(step, APART) for step in wanted.steps):
             break
-        made = Schedule(tuple(map(_any_extent, wanted.steps)))
-        if _applies(alone, loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),))), made, lower):
-            return made
+        likely = loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),)))
+        for made in _any_sizes(wanted):
+            if _applies(alone, likely, made, lower):
+                return made
     guess = with_size_hints(kernel)
     wanted = _for_long_sums(plain(guess), kernel, plain)
     kept = list(_applicable(alone, loop_to_tile(program.replace(kernels=(guess,))), wanted))
@@ -89,6 +92,14 @@ def _unsplit(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
     if not multiplies(first) or not splits(first):
         return first
     return next((x for x in islice(choices, MOST) if multiplies(x) and not splits(x)), first)
+
+
+def _any_sizes(wanted: Schedule) -> Iterator[Schedule]:
+    """The schedule for loops of any length; then for grids of any size, too."""
+    steps = tuple(map(_any_extent, wanted.steps))
+    yield Schedule(steps)
+    if any(isinstance(step, Persist) for step in steps):
+        yield Schedule(tuple(step for step in steps if not isinstance(step, Persist)))
 
 
 def _any_extent(step: Step) -> Step:

@@ -174,3 +174,22 @@ def test_long_sums_of_few_results_are_multiplied_by_tiles(dtype: torch.dtype) ->
     for k in (2, 100, 257):
         x, w = torch.randint(-4, 5, (256, k)).to(dtype), torch.randint(-4, 5, (k, 256)).to(dtype)
         assert torch.equal(made(x, w), (x.double() @ w.double()).to(dtype)), k
+
+
+def test_grids_of_any_size_have_a_block_for_each_tile() -> None:
+    """Where the size is known, so many tiles are made by fewer blocks, each one tile after another."""
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    many = [torch.randn(4096, 64, dtype=torch.bfloat16), torch.randn(64, 4096, dtype=torch.bfloat16)]
+    target = compiler.target("sm_90a")
+    (known,) = compiler.lower(compiler.capture(product, many).program, target).schedules.values()
+    captured = compiler.capture(product, many, dynamic_shapes=({0: Dim("m")}, None))
+    (steps,) = (s.steps for s in compiler.lower(captured.program, target).schedules.values())
+    kinds = [{type(step).__name__ for step in some} for some in (known.steps, steps)]
+    assert [{"Persist", "Tensorize"} & some for some in kinds] == [{"Persist", "Tensorize"}, {"Tensorize"}]
+    made = compiler.compile(captured, target=target)
+    for m in (2, 130):
+        x, w = torch.randint(-4, 5, (m, 64)).bfloat16(), torch.randint(-4, 5, (64, 4096)).bfloat16()
+        assert torch.equal(made(x, w), (x.double() @ w.double()).bfloat16()), m
