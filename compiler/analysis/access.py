@@ -23,6 +23,12 @@ def address(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
     return simplify(out, ranges, index=True)
 
 
+def inside(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
+    """Whether an element is within its tensor, as far as that is not known."""
+    ends = (c for i, n in zip(index, tensor.shape, strict=True) for c in (op("ge", i, 0), op("lt", i, n)))
+    return both(*(simplify(c, ranges) for c in ends))
+
+
 def stride(place: Expr, var: Var) -> int | None:
     """How far one step of `var` moves an address; None when that is not a constant."""
     terms, _ = linear(place)
@@ -124,12 +130,8 @@ class _Lanes:
         """Whether `e` may only be evaluated where its condition holds: a check, or a load that may leave its buffer."""
         if isinstance(e, Load):
             shape = self.tensors[e.buffer].shape if e.buffer in self.tensors else ()
-            return len(shape) != len(e.index) or not all(map(self.inside, e.index, shape))
+            return len(shape) != len(e.index) or inside(e.index, self.tensors[e.buffer], self.ranges) != both()
         return isinstance(e, Op) and e.name == "require"
-
-    def inside(self, index: Expr, extent: Expr) -> bool:
-        ends = (op("ge", index, 0), op("lt", index, extent))
-        return simplify(both(*ends), self.ranges) == both()
 
 
 # Vectors of bools are masks, of this many bytes a lane unless what they were compared from says otherwise.

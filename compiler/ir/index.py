@@ -353,7 +353,7 @@ def _join(form: Linear, ranges: Ranges, index: bool) -> Linear:
     terms, rest = form
     for atom, c in terms.items():
         match atom:
-            case Op("mod", (a, Const(int() as d))):
+            case Op("mod", (a, Const(int() as d))) if d > 0:
                 quotient = next((q for q in _quotients(a, d, ranges, index) if terms.get(q) == c * d), None)
                 if quotient is not None:
                     left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
@@ -372,7 +372,7 @@ def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
     terms, rest = linear(a)
     for atom, c in terms.items():
         match atom:
-            case Op("floordiv", (x, Const(int() as e))) if c == 1:
+            case Op("floordiv", (x, Const(int() as e))) if c == 1 and e > 0:
                 others = {k: v * e for k, v in terms.items() if k is not atom}, rest * e
                 whole = from_linear(plus(linear(x), others, 1))
                 if whole is x:

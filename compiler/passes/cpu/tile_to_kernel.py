@@ -28,7 +28,6 @@ from compiler.ir.expr import (
     Op,
     Select,
     Var,
-    both,
     cast,
     const,
     fresh,
@@ -41,7 +40,6 @@ from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor
 from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.lane_places import load_at, place, quotient
 from compiler.passes.cpu.remainders import first_time
@@ -356,7 +354,7 @@ class _Lowering:
         for a, n in zip(axes, lengths, strict=True):
             inner.values[a.name], inner.ranges[a.name] = a, (0, n - 1)
         at = {x: tile.element(x, axes) for x in (s.target, s.source)}
-        inside = {x: _inside(at[x], scope.buffers[x.buffer], self.tile_ranges(inner)) for x in at}
+        inside = {x: access.inside(at[x], scope.buffers[x.buffer], self.tile_ranges(inner)) for x in at}
         dtype = scope.buffers[s.source.buffer].dtype
         zero = cast(const(0, dt.compute(dtype)), dtype)
         moved = select(inside[s.source], Load(s.source.buffer, at[s.source], dtype), zero)
@@ -439,10 +437,3 @@ class _Lowering:
         return k.Address(s.buffer, self.place(s.buffer, s.starts, scope)), {
             x: strides[d] for x, d in zip(letters, kept, strict=True)
         }
-
-
-def _inside(at: tuple[Expr, ...], buffer: Tensor, ranges: dict[str, Range]) -> Expr:
-    """Whether an element is within its buffer, as far as that is not known."""
-    pairs = zip(at, buffer.shape, strict=True)
-    checks = (c for place, size in pairs for c in (op("ge", place, 0), op("lt", place, size)))
-    return both(*(simplify(c, ranges) for c in checks))
