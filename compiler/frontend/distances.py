@@ -14,7 +14,8 @@ _MOST = 64  # rows whose pairs are few enough to stand in a matrix
 
 def _distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
     """Between each row of one and each of the other, from their differences."""
-    made: Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
+    off = a.unsqueeze(-2) - b.unsqueeze(-3)
+    made: Tensor = torch.linalg.vector_norm(off, p, dim=off.dim() - 1)  # torch 2.11 traces -1 wrong where it has size 1
     return made
 
 

@@ -29,7 +29,7 @@ def _bag(
 
     All but the bags is for the backward pass, and in the forms that this one reads: eager's differ between devices.
     """
-    bags, (count,) = offsets.shape[0] - include_last_offset, indices.shape
+    bags, (count,) = offsets.shape[0] - int(include_last_offset), indices.shape
     counted = indices != padding_idx
     inside = ((indices >= 0) & (indices < weight.shape[0])).all()
     for good, said in (
