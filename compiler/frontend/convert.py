@@ -203,7 +203,7 @@ class _Reader:
 
     def refuse_effects(self, op: OpOverload, node: Node) -> None:
         why = ""
-        if op._schema.is_mutable:
+        if graphs.mutates(node):
             why = "changes its argument in place"
         elif (
             torch.Tag.nondeterministic_seeded in op.tags and str(op) not in RULES

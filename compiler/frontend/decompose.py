@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._decomp import get_decompositions
+from torch._decomp import _should_decompose_because_unsafe_op, get_decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions
@@ -227,9 +227,10 @@ def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.detach_.default:  # of a fresh constant: nothing sees the difference
             node.target = torch.ops.aten.detach.default
-    if not _updates(spec) and not any(_mutates(n) for n in graph.graph.nodes):
+    _refuse_unseen(graph)
+    if not _updates(spec) and not any(graphs.mutates(n) for n in graph.graph.nodes):
         graph = expand(graph)
-        if not any(_mutates(n) for n in graph.graph.nodes):
+        if not any(graphs.mutates(n) for n in graph.graph.nodes):
             return graph
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own copying uses what torch deprecates
@@ -245,8 +246,12 @@ def _updates(spec: Any) -> list[str]:
     return [str(s.target) for s in spec.output_specs if s.kind is not OutputKind.USER_OUTPUT]
 
 
-def _mutates(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+def _refuse_unseen(graph: GraphModule) -> None:
+    """Refuse writes that torch does not see when it makes a graph functional, and may drop with what is unused."""
+    for node in graph.graph.nodes:
+        op = node.target
+        if graphs.mutates(node) and not (op._schema.is_mutable or _should_decompose_because_unsafe_op(op)):
+            raise Unsupported(str(op), tuple(map(str, node.args)), "changes its argument in place")
 
 
 def expand(graph: GraphModule) -> GraphModule:

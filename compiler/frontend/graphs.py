@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+
+# Ops that write to running statistics, which their schemas do not say, and the argument by which they do.
+_STATISTICS = {
+    "aten.batch_norm.default": "training", "aten.instance_norm.default": "use_input_stats",
+    "aten.batch_norm_update_stats.default": "", "aten.batch_norm_gather_stats.default": "",
+    "aten.batch_norm_gather_stats_with_counts.default": "", "aten.cudnn_batch_norm.default": "training",
+    "aten.miopen_batch_norm.default": "training", "aten.native_batch_norm.default": "training",
+    "aten._batch_norm_impl_index.default": "training",
+}  # fmt: skip
 
 
 def placeholders(graph: GraphModule) -> list[Node]:
@@ -15,3 +25,15 @@ def placeholders(graph: GraphModule) -> list[Node]:
 def output(graph: GraphModule) -> Any:  # a Node, of whose arguments torch's type says less than is known here
     """The node whose first argument is what the graph returns."""
     return graph.graph.output_node()
+
+
+def mutates(node: Node) -> bool:
+    """Whether a call changes one of its arguments."""
+    op = node.target
+    if not isinstance(op, OpOverload):
+        return False
+    if op._schema.is_mutable or str(op) not in _STATISTICS:
+        return op._schema.is_mutable
+    given = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False)) | node.kwargs
+    kept = given.get("running_mean") is not None or given.get("running_var") is not None
+    return kept and bool(given.get(_STATISTICS[str(op)], True))

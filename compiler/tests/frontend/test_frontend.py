@@ -111,6 +111,28 @@ def test_updates_of_fresh_tensors_are_made_functional() -> None:
     assert torch.equal(run(captured, x), (x * 2 + 1).clamp(max=0))
 
 
+def test_running_statistics_are_read_as_training_leaves_them() -> None:
+    def f(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Any:
+        mean, var = mean * 2, var + 1
+        F.batch_norm(x, mean, var, training=True)
+        return mean, var
+
+    x, mean, var = torch.randn(4, 3, 5), torch.randn(3), torch.rand(3)
+    captured = frontend.capture(f, [x, mean, var])
+    torch.testing.assert_close(frontend.execute(captured.program, (x, mean, var)), f(x, mean, var))
+
+
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm, torch.batch_norm_update_stats])
+def test_running_statistics_that_are_inputs_and_change_are_refused(norm: Callable[..., Any]) -> None:
+    def f(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Any:
+        norm(x, mean, var, **options)
+        return mean + 1  # what the norm gives is not read
+
+    options = {F.batch_norm: {"training": True}, F.instance_norm: {}}.get(norm, {"momentum": 0.1})
+    with pytest.raises(Unsupported, match=r"in.place"):
+        frontend.capture(f, [torch.randn(4, 3, 5), torch.randn(3), torch.rand(3)])
+
+
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
