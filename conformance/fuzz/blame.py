@@ -171,8 +171,8 @@ def _alike(program: Program, target: compiler.Target) -> bool:
         kept.append((found, results))
         return results
 
-    device = "cuda" if compiler.on_gpu(target) else "cpu"
-    theirs = _called(program, device, backend="mlcomp", options={"fallback": False, "target": target.name})
+    options = {"fallback": False, "target": target.name}
+    theirs = _called(program, runs.device(target), backend="mlcomp", options=options)
     pairs = zip(_through(program, execute), theirs, strict=True)
     return all(
         len(x) == len(y) and all(_same(p, q, known) for p, q in zip(x, y, strict=True))

@@ -111,15 +111,16 @@ def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.
 def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.Found:
     """What a difference says of the program: whose it is, or that it is none."""
     theirs = rows.Found(verdict="torch", kind=found.kind, detail=found.message)
+    device = runs.device(compiler.target(options["target"]))
     tell("aot_eager")
-    if found.kind != "value" and same_as_aot(program, found):
+    if found.kind != "value" and same_as_aot(program, found, device):
         return theirs
     if found.kind in AROUND:
         kept = blame.kept(program, options)
         return replace(theirs, verdict="fail", first_bad_stage=blame.BACKEND, repro=kept)
     named, cleared = blame.blamed(found.on or program, options, tell)
     if found.kind in ROUNDED and cleared:
-        if found.kind == "value" and same_as_aot(program, found):
+        if found.kind == "value" and same_as_aot(program, found, device):
             return theirs
         return rows.Found(detail=f"within the bounds of each graph: {found.message}")
     return replace(named, kind=found.kind, detail=found.message)
@@ -127,11 +128,12 @@ def _weighed(program: Program, found: Difference, options: Mapping[str, Any], te
 
 def difference(program: Program, target: str, what: Sequence[str] = asked.DEFAULT) -> Difference | None:
     """How `torch.compile(backend="mlcomp")` differs from eager, at one size and at others, or from itself."""
-    options = {"fallback": False, "target": None if compiler.on_gpu(compiler.target(target)) else target}
+    device = runs.device(compiler.target(target))
+    options = {"fallback": False, "target": None if device == "cuda" else target}
     compiled = fresh_compiled(program, backend="mlcomp", options=options)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = _any_difference(program, compiled, "cuda" if options["target"] is None else "cpu", what)
+        found = _any_difference(program, compiled, device, what)
     bugs = [str(w.message) for w in said if BUG in str(w.message)]
     return Difference("warning", bugs[0]) if bugs and found is None else found
 
@@ -154,15 +156,16 @@ def first_broken(program: Program, compiled: Function, device: str) -> Differenc
                 return Difference("exception", f"{one.kind}: {_first_line(error)}", one.program)
             continue
         said = relations.broken(one, before, after)
-        if said and relations.holds_in_eager(one, program, device) and (one.exact or _is_far(one, program, after)):
+        allowed = not said or not (one.exact or _is_far(one, program, after, device))
+        if not allowed and relations.holds_in_eager(one, program, device):
             return Difference(one.kind, said, one.program)
     return None
 
 
-def _is_far(one: relations.Relation, program: Program, after: Run) -> bool:
+def _is_far(one: relations.Relation, program: Program, after: Run, device: str) -> bool:
     """Whether results on altered data are further off than eager's on those drawn lets one expect."""
     taken, eager, needed = given(program, program.points[0]), function(program), needs(program)
-    want = runs.call(eager, runs.copied(taken), needed)
+    want = runs.call(eager, runs.copied(taken, device), needed)
     with runs.in_f64():
         right = runs.call(eager, [runs.nearby(x) for x in taken], needed)
     every = zip(*((*run.outputs, *run.inputs) for run in (after, want, right)), strict=True)
@@ -301,11 +304,11 @@ def _first_line(error: BaseException) -> str:
     return word + (str(inner).strip().splitlines() or [""])[0]
 
 
-def same_as_aot(program: Program, found: Difference) -> bool:
-    """Whether PyTorch's own `aot_eager` differs from eager in the same way: then it is PyTorch's."""
+def same_as_aot(program: Program, found: Difference, device: str) -> bool:
+    """Whether PyTorch's own `aot_eager` differs from eager in the same way on that device: then it is PyTorch's."""
     try:
         compiled = fresh_compiled(program, backend="aot_eager")
-        theirs = _any_difference(program, compiled, "cpu", ["graph" if found.on is None else "relation"])
+        theirs = _any_difference(program, compiled, device, ["graph" if found.on is None else "relation"])
     except Refused:
         return False
     return theirs is not None and theirs.kind == found.kind

@@ -50,8 +50,7 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) ->
             return replace(bad, repro=blame.kept(program, options, found=bad))
         try:
             compiled = compiler.compile(captured, target=target)
-            device = "cuda" if compiler.on_gpu(target) else "cpu"
-            made = tuple(x.cpu() for x in pytree.tree_leaves(compiled(*runs.copied(given, device))))
+            made = tuple(x.cpu() for x in pytree.tree_leaves(compiled(*runs.copied(given, runs.device(target)))))
         except compiler.Unsupported:
             return Found()
         except Exception as error:  # of whatever part of the compiler

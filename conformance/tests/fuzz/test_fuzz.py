@@ -243,9 +243,19 @@ def test_what_a_backend_gets_wrong_is_named(
         return lambda *xs: tuple(change(x) for x in function(program)(*xs)) if options["backend"] == "mlcomp" else None
 
     monkeypatch.setattr(check, "fresh_compiled", wrong)
-    monkeypatch.setattr(check, "same_as_aot", lambda program, found: False)
+    monkeypatch.setattr(check, "same_as_aot", lambda *given: False)
     found = check.difference(replace(PLAIN, args=(replace(X, layout="contig"),)), "cpu")
     assert found is not None and found.kind == kind, found
+
+
+def test_torchs_own_compiler_is_asked_where_the_program_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differing(program: Program, compiled: object, device: str, what: object) -> check.Difference | None:
+        return check.Difference("stride", "on GPUs only") if device == "cuda" else None
+
+    monkeypatch.setattr(compiler, "on_gpu", lambda target: target.kind == "cuda")
+    monkeypatch.setattr(check, "_any_difference", differing)
+    row = check.checked(PLAIN, {"target": "sm_90a", "what": ("graph",)}, told)
+    assert (row.verdict, row.kind) == ("torch", "stride"), row
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
