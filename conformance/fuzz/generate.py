@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, literals, operations, runs
+from conformance.fuzz import asked, literals, operations, recurrent, runs
 from conformance.fuzz.drawing import (
     LARGE,
     LARGER,
@@ -186,9 +186,10 @@ def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str,
     for scope, made in ((eager, fresh), (shadow, {name: runs.widened(x) for name, x in fresh.items()})):
         for name, x in made.items():
             scope[name] = x.requires_grad_() if d.needs(name) else x
-    exec(text, d.constants(), eager)
-    with runs.in_f64():
-        exec(text, d.constants(), shadow)
+    with recurrent.Fitting():
+        exec(text, d.constants(), eager)
+        with runs.in_f64():
+            exec(text, d.constants(), shadow)
     return eager, shadow
 
 
@@ -289,7 +290,8 @@ def runs_at(program: Program, point: Point) -> bool:
     most = LARGE[1] if is_large(program) else MOST_SCHEDULED
     try:
         taken = given(program, point)
-        eager = runs.call(call, runs.copied(taken), needed)
+        with recurrent.Fitting():
+            eager = runs.call(call, runs.copied(taken), needed)
         with runs.in_f64():
             right = runs.call(call, [runs.widened(x) if isinstance(x, Tensor) else x for x in taken], needed)
         for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):

@@ -1,11 +1,47 @@
-"""The texts of recurrent networks: some steps of layers, or one step of a cell."""
+"""The texts of recurrent networks, some steps of layers or one step of a cell, and whether their weights fit."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from conformance.fuzz.drawing import Drawing, NotFitting
 
 STEPS = 6  # of which each is compiled by itself
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+class Fitting(TorchFunctionMode):
+    """Refuses networks with weights of other sizes than they need, where PyTorch reads what is not theirs."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        gates = next((n for kind, n in GATES.items() if func is getattr(torch, kind)), 0)
+        if gates and not _fits(gates, *args):
+            raise NotFitting
+        return func(*args, **(kwargs or {}))
+
+
+def _fits(
+    gates: int, x: Tensor, state: Tensor | Sequence[Tensor], weights: Sequence[Tensor], biased: bool, layers: int,
+    dropout: float, train: bool, both: bool, batch_first: bool,
+) -> bool:  # fmt: skip
+    """Whether state and weights have the sizes that those of the input ask for."""
+    states = (state,) if isinstance(state, Tensor) else tuple(state)
+    if x.dim() != 3 or states[0].dim() != 3:
+        return False
+    width, directions, batch = states[0].shape[2], 1 + both, x.shape[0 if batch_first else 1]
+    wanted = []
+    for layer in range(layers):
+        inner = directions * width if layer else x.shape[2]
+        wanted += [(gates * width, inner), (gates * width, width), *[(gates * width,)] * (2 * biased)] * directions
+    every = [*((layers * directions, batch, width) for _ in states), *wanted]
+    return every == [tuple(y.shape) for y in (*states, *weights)]
 
 
 def network(d: Drawing) -> str:
@@ -44,7 +80,5 @@ def _state(d: Drawing, kind: str, *shape: int) -> str:
 
 def _weights(d: Drawing, kind: str, size: int, width: int, biased: bool) -> list[str]:
     rows = GATES[kind] * width
-    if {rows, width} & {*d.points[0].values()}:  # the one would vary without the other, which takes PyTorch down
-        raise NotFitting
     made = [d.fresh(rows, size), d.fresh(rows, width)]
     return [*made, d.fresh(rows), d.fresh(rows)] if biased else made

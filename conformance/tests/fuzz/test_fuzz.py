@@ -108,6 +108,24 @@ def test_what_takes_pytorch_down_is_not_drawn() -> None:
         next(row for row in OPERATIONS if row.name == "gcd").text(d)
 
 
+@pytest.mark.parametrize(("kind", "rows"), [("lstm", 20), ("gru", 15)])
+def test_networks_run_only_where_their_weights_fit(kind: str, rows: int) -> None:
+    state = "(x1, x1)" if kind == "lstm" else "x1"
+    shapes = {"x0": (2, 3, 4), "x1": (2, 2, 5), "x2": (rows, 4), "x3": (rows, 5), "x4": (rows,)}
+    weights = "[x2, x3, x4, x4, x2, x3, x4, x4]"
+    text = f"t0 = torch.{kind}(x0, {state}, {weights}, True, 1, 0.0, False, True, True)[0]"
+
+    def runs_with(**changed: tuple[int, ...]) -> bool:
+        args = tuple(Arg(name, shape, "f32") for name, shape in (shapes | changed).items())
+        return generate.runs_at(Program(SEED, 32, args, (text,), ("t0",)), {})
+
+    assert runs_with()
+    # PyTorch reads what is not its own for some of these, or goes down.
+    wrong = {"x0": (3, 2, 4), "x1": (2, 1, 5), "x2": (0, 4), "x3": (rows, 0), "x4": (2 * rows,)}
+    for name, shape in wrong.items():
+        assert not runs_with(**{name: shape}), (name, shape)
+
+
 def _is_drawn(row: Row, attempt: int) -> bool:
     rng = random.Random(f"{SEED} {row.name} {attempt}")
     d = Drawing(SEED, attempt, rng, ("f32", "i64", "bool", "f16")[attempt % 4], integers=attempt % 3 > 0)
