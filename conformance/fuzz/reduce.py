@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import compiler
 from conformance.fuzz import asked, check, exported, generate, literals, mutate, regression, relations, schedules
 from conformance.fuzz.asked import TRIED
 from conformance.fuzz.mutate import resized
@@ -54,6 +55,8 @@ def reduce(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> dic
 
 def goes_wrong(program: Program, options: Mapping[str, Any]) -> bool:
     """Whether a program goes wrong as the finding did."""
+    if check.left_out(program, compiler.target(options["target"])):
+        return False
     quiet = {name: value for name, value in options.items() if name not in ("dump", "lost")}
     if options["kind"] == "schedule":
         return schedules.found(program, quiet, lambda at: None).verdict == "fail"

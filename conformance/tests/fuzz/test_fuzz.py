@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import math
 import random
 import re
 import runpy
@@ -140,6 +141,21 @@ def _is_drawn(row: Row, attempt: int) -> bool:
 def test_a_sound_compiler_passes() -> None:
     row = check.checked(PLAIN, OPTIONS, told)
     assert row.verdict == "pass", (SEED, row)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "target", "gap"),
+    [
+        ("F.linear(x0, x1)", math.inf, "sm_90a", True), ("F.linear(x0, x1)", math.nan, "sm_90a", False),
+        ("F.linear(x0, x1)", math.inf, "sm_90a:strict", False), ("F.linear(x0, x1)", math.inf, "cpu", False),
+        ("F.linear(x0.half(), x1.half())", math.inf, "sm_90a", False), ("x0 * x1.mT", math.inf, "sm_90a", False),
+        ("F.bilinear(x1, x1, x0[None])", math.inf, "sm_90a", True),
+    ],
+)  # fmt: skip
+def test_infinite_factors_of_products_in_tf32_are_left_out(text: str, value: float, target: str, *, gap: bool) -> None:
+    args = (Arg("x0", (7, 7), "f32", inputs={"kind": "choice", "values": (value,)}), Arg("x1", (7, 7), "f32"))
+    made = Program(SEED, 33, args, (f"t0 = {text}",), ("t0",))
+    assert bool(check.left_out(made, compiler.target(target))) == gap
 
 
 def test_gradients_and_sizes_that_vary_pass() -> None:

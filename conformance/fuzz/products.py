@@ -1,0 +1,44 @@
+"""Whether a program has an infinity as a factor of a contraction in f32, of which three products in tf32 make NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from conformance.fuzz import runs
+from conformance.fuzz.program import Program, function, given, needs
+
+aten = torch.ops.aten
+CONTRACTIONS = {*flop_registry, aten.addbmm, aten._trilinear, aten.mkldnn_rnn_layer}
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`found`: an operand of a contraction was infinite."""
+
+    found = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket in CONTRACTIONS:
+            self.found |= any(map(_is_infinite, pytree.tree_leaves((args, kwargs))))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_infinite(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dtype is torch.float32 and bool(torch.isinf(x).any())
+
+
+def are_infinite(program: Program) -> bool:
+    """Whether any is, at any of its sizes, on the way forward or back."""
+    call: Callable[..., Any] = function(program)
+    with _Watching() as watching:  # type: ignore[no-untyped-call]
+        for point in program.points:
+            runs.call(call, runs.copied(given(program, point)), needs(program))
+    return bool(watching.found)
