@@ -123,7 +123,8 @@ def scored(
     if dropout:
         raise b.refuse("dropout is random")
     queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
-    factor = 1 / math.sqrt(static(features[0], "the head size")) if scale is None else scale
+    size = max(static(features[0], "the head size"), 1)  # scores of nothing are 0, whatever they are multiplied by
+    factor = 1 / math.sqrt(size) if scale is None else scale
     behind = keys - queries if at_end else dim(0)
 
     def head(x: Value, at: Index) -> Index:
