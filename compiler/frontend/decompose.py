@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,6 +142,10 @@ def _as_promised(x: Any, lies: _Lies | None) -> Any:
     return x.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
+def _laid(x: Any, lies: _Lies | None) -> Any:
+    return x if lies is None or _lies(x) == lies else _as_promised(x, lies)
+
+
 def _in_one_piece(sizes: list[int], steps: list[int], order: list[int]) -> bool:
     """Whether elements lie one after the other, with the axes in this order."""
     wanted = 1
@@ -274,11 +279,12 @@ def expand(graph: GraphModule) -> GraphModule:
 
 def retrace(
     graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None,
-    reader: type[Holding] | None = None,
+    reader: type[Holding] | None = None, lies: Sequence[_Lies | None] = (),
 ) -> GraphModule:  # fmt: skip
     """The graph traced anew on fake examples; tensors that it holds stay what they are.
 
-    While tracing those are inputs as well: only so are they traced like all else.
+    While tracing those are inputs as well: only so are they traced like all else. `lies` says for each result where it
+    is to lie in memory, if anywhere.
     """
     held = {n.target: operator.attrgetter(n.target)(graph) for n in graph.graph.nodes if n.op == "get_attr"}
     tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
@@ -286,7 +292,8 @@ def retrace(
     def run(*inputs: Any) -> Any:
         interpreter = (reader or Holding)(graph)
         interpreter.held = dict(zip(tensors, inputs[len(examples) :], strict=True))
-        return interpreter.run(*inputs[: len(examples)])
+        results = interpreter.run(*inputs[: len(examples)])
+        return [*map(_laid, results, lies)] if lies else results
 
     with torch.no_grad(), mode:
         fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
@@ -305,10 +312,39 @@ def retrace(
 
 
 def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-    """The graph traced anew for the sizes and strides of these inputs alone."""
+    """The graph traced anew for the sizes and strides of these inputs alone; its results lie where they did before.
+
+    Where torch does not know sizes, it may predict other strides than where it does.
+    """
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
-    return retrace(graph, fakes, mode)
+    return retrace(graph, fakes, mode, lies=_given_lies(graph, inputs))
+
+
+def _given_lies(graph: GraphModule, inputs: Sequence[Any]) -> list[_Lies | None]:
+    """Where each result of a graph lies for these inputs; None for what is in memory that inputs or others have."""
+    known: dict[Any, int] = {}
+    examples = [n.meta.get("val") for n in graphs.placeholders(graph)]
+    for example, x in zip(examples, inputs, strict=True):
+        pairs = zip(example.shape, x.shape, strict=True) if isinstance(example, torch.Tensor) else [(example, x)]
+        known |= {n.node.expr: m for n, m in pairs if isinstance(n, torch.SymInt)}
+
+    def lies(x: Any) -> _Lies | None:
+        if not isinstance(x, torch.Tensor) or taken[_memory(x)] > 1:
+            return None
+        numbers = [n.node.expr.subs(known) if isinstance(n, torch.SymInt) else n for n in (*x.shape, *x.stride())]
+        if any(getattr(n, "free_symbols", None) for n in numbers):  # a size that no input tells
+            return None
+        plain = [*map(int, numbers)]
+        return plain[: x.dim()], plain[x.dim() :]
+
+    made = [n.meta.get("val") if isinstance(n, Node) else None for n in graphs.output(graph).args[0]]
+    taken = Counter(map(_memory, (*examples, *made)))
+    return [*map(lies, made)]
+
+
+def _memory(x: Any) -> Any:
+    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) else None
 
 
 class Holding(Interpreter):

@@ -67,6 +67,25 @@ def test_what_needs_a_number_is_compiled_for_each_size_with_a_warning() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore::compiler.backend.SpecialisationWarning")
+def test_what_is_compiled_for_each_size_lies_as_torch_has_traced_it_for_all() -> None:
+    seed = seeded()
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        pooled = nn.functional.adaptive_avg_pool2d(x, 2)  # which needs the sizes
+        turned = pooled.mT + 1
+        # What torch predicts of these sizes, for the other operand is a number: dense rows.
+        return torch.copysign(pooled.mT, y), turned[1:], turned.mT, (pooled * 2)[1:], pooled
+
+    given = [(torch.randn(n, 3, 5, n), torch.tensor(-1.0)) for n in (4, 6)]
+    compiled = torch.compile(f, backend="mlcomp", dynamic=True, options={"fallback": False})
+    for x, y in given:
+        made, want = compiled(x, y), f(x, y)
+        torch.testing.assert_close(made, want, msg=f"seed {seed}")
+        places = [[(a.stride(), a.storage_offset()) for a in results] for results in (made, want)]
+        assert places[0] == places[1], seed
+
+
 def _rotary(x: Tensor) -> Tensor:
     places = torch.arange(x.shape[0] * 2 + 1, dtype=torch.float32)
     return torch.outer(places, 1 / 10000 ** (torch.arange(0, 8, 2) / 8)).cos()
