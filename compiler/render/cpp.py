@@ -6,6 +6,7 @@ The text includes the device functions of `render/cpp`. Integers wrap, so it mus
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from compiler.ir import alike
@@ -292,9 +293,9 @@ def _by_lane(w: Writer, index: Expr) -> bool:
 def _telling(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
     """The lines of a function's own statements, with what they need to tell at the end what else was found wrong."""
     nodes = [n for s in body for n in s.walk()]
-    leaving = {n.value for n in nodes if isinstance(n, k.Declare) and below(n.value) is not None}
-    leaving |= {n.cond for n in nodes if isinstance(n, k.If) and _leaves(n)}
-    if all(n in leaving for n in nodes if isinstance(n, Op) and n.name == "require"):
+    leaving = Counter(n.value for n in nodes if isinstance(n, k.Declare) and below(n.value) is not None)
+    leaving += Counter(n.cond for n in nodes if isinstance(n, k.If) and _leaves(n))
+    if Counter(n for n in nodes if isinstance(n, Op) and n.name == "require") <= leaving:  # one may stand elsewhere too
         return lines
     tell = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
     return [f"  mlc_failures {FAILURES};", *lines, f"  {tell};"]
