@@ -48,7 +48,7 @@ LARGES = 0.015  # the share of programs with many elements
 # What infinite weights of the former make is open, and what any infinity makes in the latter: compiler/README.md,
 # "Numerics".
 WEIGHTED = ("F.conv", "F.batch_norm", "F.group_norm", "F.layer_norm", "F.rms_norm")
-FINITE = ("F.scaled_dot_product_attention", "torch.std_mean", "torch.var_mean")
+FINITE = ("F.scaled_dot_product_attention", "F.interpolate", "torch.std_mean", "torch.var_mean")
 LOST = 0.05  # the share of a value that eager's rounding may take
 # Sizes that vary, and those that they vary between: no other size of a program is like the first.
 POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
