@@ -141,6 +141,45 @@ def used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
     return any(map(visible, body))
 
 
+def as_stored(
+    rows: list[loop.For], inside: Body, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> list[loop.For]:
+    """The rows in the order of what they store, if that lies along one of them which is not the innermost."""
+    for s in inside:
+        if isinstance(s, Store):
+            place = access.address(s.index, tensors[s.buffer], ranges)
+            steps = {r.var: access.stride(place, Var(r.var)) for r in rows}
+            known = [abs(n) for n in steps.values() if n is not None]
+            if len(known) < len(rows) or 1 not in known or known[-1] == 1:
+                return rows
+            return sorted(rows, key=lambda r: -abs(steps[r.var] or 0))
+    return rows
+
+
+def in_memory_order(
+    loops: list[loop.For], body: Body, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> list[loop.For]:
+    """Perfectly nested loops of one kind, none of them a scan, in the order of what their body stores; in that of what
+    it loads if it stores nothing, or has loops, and more is consecutive so."""
+    if len(loops) < 2 or not all(isinstance(f.extent, Const) for f in loops):
+        return loops
+    inner = [n for s in body for n in s.walk() if isinstance(n, loop.For)]
+    if not inner and any(isinstance(s, Store) for s in body):
+        return as_stored(loops, body, tensors, ranges)
+    known = {**ranges, **loop_ranges(inner)}
+    shares = {f.var: sides(body, Var(f.var), tensors, known) for f in loops[::-1]}
+    nearest = max(shares, key=lambda var: shares[var][0])
+    beside, along = shares[loops[-1].var]
+    if shares[nearest][0] <= beside or shares[nearest][0] < along:
+        return loops
+    for buffer, index, _ in access.accesses(body):
+        place = access.address(index, tensors[buffer], known) if buffer in tensors else None
+        steps = {f.var: access.stride(place, Var(f.var)) or 0 for f in loops} if place else {}
+        if steps.get(nearest) == 1 and all(steps.values()):
+            return sorted(loops, key=lambda f: -abs(steps[f.var]))
+    return sorted(loops, key=lambda f: f.var == nearest)
+
+
 def even(
     outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
 ) -> bool:

@@ -11,7 +11,7 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.schedule.steps import Schedule, Step
 from compiler.targets.target import Target
@@ -93,6 +93,12 @@ def above(least: float, members: Iterator[Member]) -> Iterator[Member]:
             yield Member(least + (m.cost - first.cost), m.steps)
 
 
+def after(members: Iterable[Member], *steps: Step) -> Iterator[Member]:
+    """The members with steps before their own."""
+    for m in members:
+        yield replace(m, steps=functools.partial(_begun, steps, m.steps))
+
+
 def relative(costs: Sequence[float]) -> list[float]:
     """How many times as much as the cheapest each is."""
     least = min(costs, default=1.0)
@@ -117,6 +123,10 @@ class _Seen:
 
 def _cost(parts: Sequence[_Seen], at: Sequence[int]) -> float:
     return sum(p.seen[n].cost for p, n in zip(parts, at, strict=True))
+
+
+def _begun(first: Sequence[Step], rest: Steps) -> list[Step]:
+    return [*first, *rest()]
 
 
 def _joined(members: Sequence[Member]) -> list[Step]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import contiguous, even, iterations, loop_ranges, paths_of, rows_of
+from compiler.analysis.nests import as_stored, contiguous, even, iterations, loop_ranges, paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.ranges import Range
@@ -137,7 +137,7 @@ def nest(memory: Memory, f: loop.For) -> Nest:
     ranges = loop_ranges(rows)
     groups: list[Group] = []
     steps: list[Step] = []
-    order = _as_stored(rows, inside, memory.tensors, ranges)
+    order = as_stored(rows, inside, memory.tensors, ranges)
     if order != rows:
         steps.append(Reorder(tuple(r.var for r in order)))
     for r in order:
@@ -150,21 +150,6 @@ def nest(memory: Memory, f: loop.For) -> Nest:
     paths = tuple(map(tuple, paths_of(inside)))
     stored_at = tuple(memory.stored_at(f)) if rows and paths else ()
     return Nest(memory, inside, ranges, tuple(groups), tuple(steps), paths, stored_at)
-
-
-def _as_stored(
-    rows: list[loop.For], inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
-) -> list[loop.For]:
-    """The rows in the order of what they store, if that lies along one of them which is not the innermost."""
-    for s in inside:
-        if isinstance(s, Store):
-            place = access.address(s.index, tensors[s.buffer], ranges)
-            steps = {r.var: access.stride(place, Var(r.var)) for r in rows}
-            known = [abs(n) for n in steps.values() if n is not None]
-            if len(known) < len(rows) or 1 not in known or known[-1] == 1:
-                return rows
-            return sorted(rows, key=lambda r: -abs(steps[r.var] or 0))
-    return rows
 
 
 def work(body: tuple[Stmt, ...]) -> int:

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from compiler.analysis.nests import iterations, paths_of, rows_of
+from compiler.analysis.nests import in_memory_order, iterations, loop_ranges, paths_of, perfect, rows_of, wrap
 from compiler.ir import loop
 from compiler.ir.expr import Const
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
+from compiler.ir.tensor import Tensor
 from compiler.schedule.space.gpu import pointwise, reductions, row_loops, scans, scatters, transposes
 from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan
-from compiler.schedule.space.members import Member, above, both, either, fixed, ranked
+from compiler.schedule.space.members import Member, above, after, both, either, fixed, ranked
+from compiler.schedule.steps import Reorder, Step
 
 SHORT_ROW = 8  # a row that a thread goes through alone
 LEAST_COLUMN = 64  # elements of a column that warps share
 
 
 def space(plan: Plan) -> tuple[str, Iterator[Member]]:
-    """The family of a kernel, and its members."""
+    """The family of a kernel, and its members. Their first steps put its loops in the order of memory, so that
+    neighbouring threads have neighbours."""
+    found = [_in_order(s, plan.tensors, {}) for s in plan.kernel.body]
+    steps = [step for _, own in found for step in own]
+    if not steps:
+        return _family(plan)
+    name, members = _family(replace(plan, kernel=plan.kernel.replace(body=tuple(s for s, _ in found))))
+    return name, after(members, *steps)
+
+
+def _in_order(s: Stmt, tensors: Mapping[str, Tensor], around: Mapping[str, Range]) -> tuple[Stmt, list[Step]]:
+    """A statement with its loops, and those inside, in the order of memory, and the steps for that."""
+    if not isinstance(s, loop.For):
+        return s, []
+    nest, body = perfect(loop.For, (s,), (s.kind,))
+    ranges = {**around, **loop_ranges(nest)}
+    found = [_in_order(x, tensors, ranges) for x in body]
+    body = tuple(x for x, _ in found)
+    order = in_memory_order(nest, body, tensors, ranges) if s.kind != "scan" else nest
+    steps: list[Step] = [Reorder(tuple(f.var for f in order))] if order != nest else []
+    steps += (step for _, own in found for step in own)
+    return (wrap(order, body)[0], steps) if steps else (s, [])
+
+
+def _family(plan: Plan) -> tuple[str, Iterator[Member]]:
     body = plan.kernel.body
     if not all(isinstance(s, loop.For) for s in body):
         return "scans" if scans.running_total(body) else "rows", _alone(plan)
-    found = [_nest(plan, s) for s in body if isinstance(s, loop.For)]
-    if len(found) == 1:
-        return found[0]
-    return next(iter({name for name, _ in found})), both(*(members for _, members in found))
+    nests = [_nest(plan, s) for s in body if isinstance(s, loop.For)]
+    if len(nests) == 1:
+        return nests[0]
+    return next(iter({name for name, _ in nests})), both(*(members for _, members in nests))
 
 
 def _alone(plan: Plan) -> Iterator[Member]:
