@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from compiler.analysis import access
-from compiler.analysis.nests import iterations, loop_ranges, perfect, rows_of, size
+from compiler.analysis.nests import as_stored, iterations, loop_ranges, perfect, rows_of, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, loads, names, substitute
 from compiler.ir.index import simplify, value_range
@@ -42,7 +42,7 @@ class Gather:
     """`sum` adds up, for each element of `rows`, what is `loaded` of windows; `strides` are those of the rows that move
     these, by how many elements. The rest is around the sum, or behind it.
 
-    Elements of `near` are neighbours in memory.
+    `around` are the rows in the order of memory, and elements of `near` are neighbours there.
     """
 
     sum: Reduction
@@ -51,6 +51,7 @@ class Gather:
     loaded: tuple[Load, ...]
     strides: Mapping[str, int]
     inside: tuple[Stmt, ...]
+    around: tuple[str, ...]
     near: str
 
     def pieces(self, along: int) -> dict[str, int]:
@@ -101,8 +102,9 @@ def _gather(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Gather | None:
         return None
     ranges = loop_ranges(rows)
     stores = [s for s in inside if isinstance(s, Store)]
-    near = [r.var for r in rows if all(_step(s, r.var, tensors, ranges) == 1 for s in stores)]
-    return Gather(found, rows, depth, loaded, strides, inside, near[0] if near else "")
+    around = [r.var for r in as_stored(rows, inside, tensors, ranges)]
+    near = [v for v in around if all(_step(s, v, tensors, ranges) == 1 for s in stores)]
+    return Gather(found, rows, depth, loaded, strides, inside, (*around,), near[0] if near else "")
 
 
 def _step(s: Store, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> int | None:
@@ -179,10 +181,8 @@ def _behind(found: Gather) -> tuple[Stmt, ...]:
 
 
 def _steps(found: Gather, pieces: Mapping[str, int], axes: Mapping[str, int], threads: int) -> list[Step]:
-    around, own = [r.var for r in found.rows], []
+    around, own = [*found.around], []
     steps: list[Step] = []
-    if found.near and found.near not in pieces:  # threads beside each other have neighbours
-        around = [*(v for v in around if v != found.near), found.near]
     for v, n in pieces.items():
         outer, inner = naming.pieces(v)
         steps.append(Split(v, n, (outer, inner)))
@@ -209,6 +209,8 @@ def _steps(found: Gather, pieces: Mapping[str, int], axes: Mapping[str, int], th
         last = own[-1]
         nests = Distribute(found.sum.accumulator, (last,), (last,), "registers")
         steps += [nests, Reorder((*depth, last))]
-        even = sizes[naming.pieces(found.near)[0]] * pieces[found.near] == iterations(found.rows[-1])
+        even = sizes[naming.pieces(found.near)[0]] * pieces[found.near] == iterations(
+            *(r for r in found.rows if r.var == found.near)
+        )
         steps += [Bind(nests.first[0], "unroll"), Bind(nests.last[0], "vector" if even else "unroll")]
     return [*steps, *(Bind(v, "unroll") for v in (*own, *depth))]
