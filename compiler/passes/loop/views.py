@@ -18,8 +18,7 @@ from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Accum, Kernel, Program, Store
-from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.loop.merge_axes import adjacent, joined
+from compiler.ir.tensor import Tensor, adjacent, joined, row_major
 
 ROW = 128  # bytes of a row of a tile: axes made of whole tiles need no end of their own
 MOST_AXES = 5  # of a tensor map, and of temporaries whose order is looked for
