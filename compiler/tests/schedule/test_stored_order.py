@@ -31,3 +31,22 @@ def test_channels_that_are_neighbours_are_lanes(name: str) -> None:
     text = tile_text.show(pipeline.lower(program, cpu.AVX2, until="tile").stages["tile"])
     assert "vector(" in text and "j" in text.split("vector(")[0].split("for ")[-1], text
     torch.testing.assert_close(called(PROGRAMS[name], [x], "cpu"), PROGRAMS[name](x), msg=lambda m: f"{m}, seed {seed}")
+
+
+def channels_last(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(memory_format=torch.channels_last)
+
+
+def loops(function: Callable[..., Tensor], inputs: list[Tensor]) -> str:
+    """The Tile IR for AVX2."""
+    program = frontend.capture(function, inputs).program
+    return tile_text.show(pipeline.lower(program, cpu.AVX2, until="tile").stages["tile"])
+
+
+def test_parts_of_long_rows_go_past_the_caches_as_whole_rows_do() -> None:
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1)
+
+    for side, marks in ((8, 0), (64, 2)):
+        x = torch.empty(32, 64, side, side).to(memory_format=torch.channels_last)
+        assert loops(joined, [x, x]).count("past=1") == marks

@@ -50,8 +50,23 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
     whole = _Part(nest.inside, length, nest.rows_as_lanes)
     parts = [_part(nest, var, start, end) for start, end in pairwise((0, *cuts, length))]
     before = _cycles(nest, [whole], nest.lanes)
-    ways = [(width, least * _cycles(nest, parts, width) / before) for width in _widths(nest)]
-    yield from ranked(Member(cycles, partial(_steps, nest, cuts, parts, width)) for width, cycles in ways)
+    stores = _stores(nest)
+    ways = [
+        (width, past, least * _cycles(nest, parts, width) / before * share)
+        for width in _widths(nest)
+        for past, share in stores.items()
+    ]
+    yield from ranked(Member(cycles, partial(_steps, nest, cuts, parts, width, past)) for width, past, cycles in ways)
+
+
+def _stores(nest: Nest) -> dict[bool, float]:
+    """Whether vectors may be stored past the caches, and what they take so, over what they take the best way."""
+    every = [
+        cost.vector(nest.memory.target, nest.accesses, nest.stores, sums=False, unroll=1, moved=nest.memory.moved,
+                    past=past, first=False, ahead=False)
+        for past in ((False, True) if nest.stores else (False,))
+    ]  # fmt: skip
+    return {past > 0: cycles / min(every) for past, cycles in enumerate(every)}
 
 
 def _widths(nest: Nest) -> tuple[int, ...]:
@@ -75,12 +90,13 @@ def _cycles(nest: Nest, parts: list[_Part], width: int) -> float:
     return out
 
 
-def _steps(nest: Nest, cuts: tuple[int, ...], parts: list[_Part], width: int) -> list[Step]:
+def _steps(nest: Nest, cuts: tuple[int, ...], parts: list[_Part], width: int, past: bool) -> list[Step]:
     *outer, row = nest.groups
     names = tuple(f"{row.name}{n}" for n in range(len(parts)))
     steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1])]
     steps.append(Partition(row.name, cuts, names))
     for name, part in zip(names, parts, strict=True):
         if (lanes := part.width(width)) > 1:
-            steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1))))
+            args = (("width", lanes), ("unroll", 1), *((("past", 1),) if past else ()))
+            steps.append(Bind(name, "vector", args))
     return steps
