@@ -43,6 +43,17 @@ def loops(function: Callable[..., Tensor], inputs: list[Tensor]) -> str:
     return tile_text.show(pipeline.lower(program, cpu.AVX2, until="tile").stages["tile"])
 
 
+@pytest.mark.parametrize(("channels", "groups", "width"), [(64, 8, 8), (32, 2, 8), (24, 6, 4), (30, 5, 0)])
+def test_sums_over_channels_of_a_group_are_made_in_whole_vectors(channels: int, groups: int, width: int) -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = channels_last(2, channels, 9, 11)
+    sums = [line for line in loops(lambda x: F.group_norm(x, groups), [x]).splitlines() if ", reduce, width=" in line]
+    assert len(sums) == (2 if width else 0) and all(f"width={width}" in line for line in sums), sums
+    made, right = called(lambda x: F.group_norm(x, groups), [x], "cpu"), F.group_norm(x, groups)
+    torch.testing.assert_close(made, right, msg=lambda m: f"{m}, seed {seed}")
+
+
 def test_parts_of_long_rows_go_past_the_caches_as_whole_rows_do() -> None:
     def joined(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x, y], 1)

@@ -7,7 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import as_stored, contiguous, even, iterations, loop_ranges, paths_of, rows_of
+from compiler.analysis.nests import (
+    as_stored,
+    contiguous,
+    even,
+    iterations,
+    loop_ranges,
+    paths_of,
+    perfect,
+    rows_of,
+    wrap,
+)
+from compiler.analysis.vectors import NARROWEST
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.ranges import Range
@@ -147,9 +158,40 @@ def nest(memory: Memory, f: loop.For) -> Nest:
             groups[-1] = Group(outer.name + r.var, outer.extent * r.extent, (*outer.loops, r))
         else:
             groups.append(Group(r.var, r.extent, (r,)))
+    inside, turned = _as_loaded(inside, memory.tensors, ranges)
+    steps += turned
     paths = tuple(map(tuple, paths_of(inside)))
     stored_at = tuple(memory.stored_at(f)) if rows and paths else ()
     return Nest(memory, inside, ranges, tuple(groups), tuple(steps), paths, stored_at)
+
+
+def _as_loaded(
+    inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
+) -> tuple[tuple[Stmt, ...], list[Step]]:
+    """The body of rows with each sum of sums ending in that over neighbours, where these are whole vectors."""
+    out: list[Stmt] = []
+    steps: list[Step] = []
+    for s in inside:
+        chain, body = perfect(loop.For, (s,), ("reduce",))
+        order = _neighbours_last(chain, body, tensors, ranges)
+        if order != chain:
+            steps.append(Reorder(tuple(f.var for f in order)))
+        out += wrap(order, body)
+    return tuple(out), steps
+
+
+def _neighbours_last(
+    chain: list[loop.For], body: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
+) -> list[loop.For]:
+    plain = all(isinstance(f.extent, Const) for f in chain) and not any(isinstance(s, loop.For) for s in body)
+    if len(chain) < 2 or not plain:
+        return chain
+    known = ranges | loop_ranges(chain)
+    shares = [contiguous(access.strides(body, Var(f.var), tensors, known)) for f in chain]
+    best = shares.index(max(shares))
+    if shares[best] == shares[-1] or iterations(chain[best]) % NARROWEST:
+        return chain
+    return [*chain[:best], *chain[best + 1 :], chain[best]]
 
 
 def work(body: tuple[Stmt, ...]) -> int:

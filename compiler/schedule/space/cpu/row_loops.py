@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.analysis import access
-from compiler.analysis.nests import even
+from compiler.analysis.nests import contiguous, even, paths_of, used_as_value
 from compiler.analysis.vectors import NARROWEST, even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Var, dim
@@ -90,8 +90,10 @@ def _spread(nest: Nest) -> Iterator[Member]:
 def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Member]:
     """The innermost loop of a path in the lanes of vectors."""
     memory, leaf, ranges = nest.memory, path[-1], nest.known(path)
-    name, extent, merged = _merged(nest, path, ranges)
+    name, extent, ends, merged = _merged(nest, path, ranges)
     lanes = fitting_width(memory.target.lanes(access.widest(leaf.body, {leaf.var})), extent)
+    while ends % lanes:
+        lanes //= 2
     scan = leaf.kind == "scan" or access.not_vectorizable(leaf.body, Var(leaf.var), memory.tensors, ranges)
     if scan or lanes == 1:
         return fixed(0.0, *merged)
@@ -125,14 +127,31 @@ def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, a
     return [*merged, Bind(name, "vector", args)]
 
 
-def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) -> tuple[str, Expr, list[Step]]:
+def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) -> tuple[str, Expr, int, list[Step]]:
     """The innermost loop of a path, made one with those around it through which every address moves evenly.
 
-    Short ones are, which would end before vectors pay; sums stay sums of sums where they are long, for accuracy.
+    Short ones are, which would end before vectors pay; sums stay sums of sums where they are long, for accuracy. So are
+    short sums over neighbours, with those around them, where vectors end as the neighbours do: last but one is of how
+    many neighbours vectors must be parts, 0 for any.
     """
     leaf = path[-1]
+    name, extent, steps = _evenly(nest, path, leaf, ranges)
+    outer = path[: len(path) - 1 - len(steps)]
+    if not outer or outer[-1].kind != "reduce" or not _whole_vectors(nest, outer[-1], leaf, extent, ranges):
+        return name, extent, 0, steps
+    around, turns, more = _evenly(nest, outer, leaf, ranges)
+    both = turns * extent
+    if not isinstance(extent, Const) or not _short(extent, both):
+        return name, extent, 0, steps
+    return around + name, both, int(extent.value), [*steps, *more, Collapse(around, name, around + name)]
+
+
+def _evenly(
+    nest: Nest, path: tuple[loop.For, ...], leaf: loop.For, ranges: dict[str, Range]
+) -> tuple[str, Expr, list[Step]]:
+    """The last loop of a path made one with those around it, as far as the addresses in `leaf` move evenly."""
     steps: list[Step] = []
-    name, extent = leaf.var, leaf.extent
+    name, extent = path[-1].var, path[-1].extent
     for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
         alike = outer.kind == inner.kind != "scan" and outer.body == (inner,)
         both = outer.extent * extent
@@ -141,6 +160,15 @@ def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) ->
         steps.append(Collapse(outer.var, name, outer.var + name))
         name, extent = outer.var + name, both
     return name, extent, steps
+
+
+def _whole_vectors(nest: Nest, outer: loop.For, leaf: loop.For, extent: Expr, ranges: dict[str, Range]) -> bool:
+    """Sums over neighbours, which are all that another loop does, end where vectors do."""
+    strides = access.strides(leaf.body, Var(leaf.var), nest.memory.tensors, ranges)
+    whole = isinstance(extent, Const) and int(extent.value) % NARROWEST == 0
+    chain = len(outer.body) == 1 and len(paths_of(outer.body)) == 1
+    plain = not used_as_value(leaf.body, {Var(outer.var), Var(leaf.var)})
+    return whole and chain and plain and leaf.kind == "reduce" and contiguous(strides) == 1
 
 
 def _short(extent: Expr, both: Expr) -> bool:
