@@ -140,15 +140,18 @@ MASK = 4
 
 def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
     """Bytes of the widest element type computed with below `body`. Indices count where they come from data that differs
-    between `lanes`, loop variables; others are addresses."""
-    sizes = [1]
+    between `lanes`, loop variables; others are addresses. What is the same in all lanes counts where others meet it."""
+    sizes, varying = [1], {*lanes}
     for s in body:
         for n in s.walk():
             match n:
+                case Let(_, value) if lanes and not names(value) & varying:
+                    pass
                 case Let(_, value) | Init(_, value) | Accum(_, _, value):
-                    sizes += _value_sizes(value, lanes)
+                    varying.update([n.name] if lanes else [])
+                    sizes += _value_sizes(value, varying)
                 case Store(_, _, value, _):
-                    sizes += _value_sizes(value, lanes)
+                    sizes += _value_sizes(value, varying)
     return max(sizes)
 
 
@@ -161,6 +164,8 @@ def _is_place(e: Expr) -> bool:
 
 def _value_sizes(e: Expr, lanes: Collection[str]) -> list[int]:
     size = MASK if e.dtype.kind == "bool" else e.dtype.bytes
+    if lanes and not names(e) & {*lanes}:
+        return [] if isinstance(e, Const) else [size]
     if isinstance(e, Load):
         inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
         return [size, *(i64.bytes for n in inside if names(n) & {*lanes})]

@@ -1,4 +1,4 @@
-"""Steps that change no loop: how the caches are used, and when data are checked."""
+"""Steps that change no loop: how the caches are used, when data are checked, and what is computed ahead of a loop."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ class Checks(Step):
     scalars: int = 0
     within: int = 0
     vectors: int = 0
+
+
+class Hoist(Step):
+    """Compute before `loop` what has the same value in all of its iterations."""
+
+    loop: str

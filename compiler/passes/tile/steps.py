@@ -29,6 +29,7 @@ from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.split_reduction import split_reduction
 from compiler.passes.tile.gpu.split_scan import split_scan
 from compiler.passes.tile.gpu.writeback import writeback
+from compiler.passes.tile.hoist import hoist
 from compiler.passes.tile.margin import margin
 from compiler.passes.tile.nests import named, pieces, ranges_around
 from compiler.passes.tile.online import online
@@ -47,6 +48,7 @@ from compiler.schedule.steps import (
     Collapse,
     Distribute,
     Flatten,
+    Hoist,
     LoadAhead,
     Margin,
     NameTaken,
@@ -171,6 +173,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = at_loop(kernel, step, step.loop, lambda f: partial_sums(step, f, kernel))
         case Peel():
             new = at_loop(kernel, step, step.loop, lambda f: peel(step, f, ranges_around(kernel, f)))
+        case Hoist():
+            new = at_loop(kernel, step, step.loop, lambda f: hoist(step, f))
         case Online():
             new = online(program, kernel, step)
         case Chain():

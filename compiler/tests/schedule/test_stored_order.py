@@ -54,6 +54,23 @@ def test_sums_over_channels_of_a_group_are_made_in_whole_vectors(channels: int, 
     torch.testing.assert_close(made, right, msg=lambda m: f"{m}, seed {seed}")
 
 
+def halved(x: Tensor) -> Tensor:
+    """Each pixel twice along both sides, as the decomposition of `interpolate` takes it."""
+    down, across = ((torch.arange(2 * n, dtype=torch.float32) * 0.5).to(torch.int64) for n in x.shape[2:])
+    out: Tensor = torch.ops.aten._unsafe_index(x, [None, None, down[:, None], across])
+    return out.contiguous(memory_format=torch.channels_last)
+
+
+def test_where_pixels_are_read_is_computed_once_for_all_of_their_channels() -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = channels_last(2, 16, 12, 14)
+    around, within = loops(halved, [x]).split("vector(16, width=8, unroll=1)")
+    assert around.count("i64(") == 2 and "i64(" not in within
+    made, right = called(halved, [x], "cpu"), F.interpolate(x, scale_factor=2)
+    torch.testing.assert_close(made, right, msg=lambda m: f"{m}, seed {seed}")
+
+
 def test_parts_of_long_rows_go_past_the_caches_as_whole_rows_do() -> None:
     def joined(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x, y], 1)

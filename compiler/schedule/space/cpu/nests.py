@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.analysis import access
+from compiler.analysis.fixed import fixed
 from compiler.analysis.nests import (
     as_stored,
     contiguous,
@@ -24,7 +25,7 @@ from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule.steps import Collapse, Reorder, Step
+from compiler.schedule.steps import Collapse, Hoist, Reorder, Step
 from compiler.targets.target import Target
 
 
@@ -108,6 +109,17 @@ class Nest:
     def lanes(self) -> int:
         """Elements of a vector, of the widest type that differs from row to row."""
         return self.memory.target.lanes(access.widest(self.inside, {f.var for f in self.groups[-1].loops}))
+
+    @functools.cached_property
+    def hoisted(self) -> tuple[Hoist, ...]:
+        """Steps that compute once for all of a row's neighbours what is the same for them, and so on outwards."""
+        body, steps = self.inside, list[Hoist]()
+        for g in self.groups[:0:-1]:
+            body = fixed(body, {f.var for f in g.loops})
+            if not body or not isinstance(g.extent, Const):
+                break
+            steps.append(Hoist(g.name))
+        return tuple(steps)
 
     @functools.cached_property
     def work(self) -> int:

@@ -136,4 +136,4 @@ def _steps(nest: Nest, way: _Way) -> list[Step]:
     if width > 1:
         args = (("width", width), ("unroll", unroll), *((("past", 1),) if past else ()))
         steps.append(Bind(name, "vector", args))
-    return steps
+    return [*steps, *(s.replace(loop=name) if s.loop == last.name else s for s in nest.hoisted)]
