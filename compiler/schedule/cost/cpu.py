@@ -58,6 +58,11 @@ def accesses(share: float, lanes: int) -> float:
     return share + (1 - share) * lanes
 
 
+def scattered(target: Target, elements: int, lanes: int) -> float:
+    """Cycles of an access for a vector, made of so many neighbours at a time which each lie in another line."""
+    return lanes / elements * costs(target)["shared"]
+
+
 def window(target: Target, taps: int, size: int, lanes: int, together: int) -> float:
     """Cycles of one of the `taps` of a window, for so many vectors of elements of `size` bytes that go together.
 

@@ -34,6 +34,7 @@ def space(nest: Nest) -> Iterator[Member]:
     if not nest.groups or not (nest.rows_as_lanes or placing):
         return _along(nest, steps)
     along, across = (steps * cost.accesses(share, lanes) for share in (nest.along(), nest.across()))
+    along = max(along, steps * _scattered(nest, lanes))
     rows = fixed(across, *_within(nest, placing)) if placing else above(across, pointwise.space(nest))
     return either(_along(nest, along), rows)
 
@@ -75,6 +76,12 @@ def _along(nest: Nest, least: float) -> Iterator[Member]:
     before = [*nest.collapsed, *(StoreAt(b, nest.groups[-1].name) for b in nest.stored_at)]
     loops = (above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
     return both(fixed(least, *before), above(0.0, _spread(nest)), *loops)
+
+
+def _scattered(nest: Nest, lanes: int) -> float:
+    """Cycles of a vector of neighbours that end before a line of memory does, of whichever loops have the fewest."""
+    found = [ends for path in nest.paths if (ends := _merged(nest, path, nest.known(path))[2])]
+    return max((cost.scattered(nest.memory.target, n, lanes) for n in found if n < lanes), default=0.0)
 
 
 def _spread(nest: Nest) -> Iterator[Member]:
