@@ -75,6 +75,6 @@ def test_parts_of_long_rows_go_past_the_caches_as_whole_rows_do() -> None:
     def joined(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x, y], 1)
 
-    for side, marks in ((8, 0), (64, 2)):
-        x = torch.empty(32, 64, side, side).to(memory_format=torch.channels_last)
+    for channels, side, marks in ((64, 8, 0), (64, 64, 2), (60, 64, 0)):
+        x = torch.empty(32, channels, side, side).to(memory_format=torch.channels_last)
         assert loops(joined, [x, x]).count("past=1") == marks

@@ -15,7 +15,8 @@ from compiler.analysis.breakpoints import breakpoints, part_of, written_out
 from compiler.analysis.nests import contiguous
 from compiler.analysis.vectors import fitting_width
 from compiler.ir.expr import Const, Var, dim
-from compiler.ir.statement import Stmt
+from compiler.ir.linear import linear
+from compiler.ir.statement import Stmt, Store
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, ranked
@@ -55,6 +56,7 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
         (width, past, least * _cycles(nest, parts, width) / before * share)
         for width in _widths(nest)
         for past, share in stores.items()
+        if not past or all(_aligned(nest, part, width) for part in parts)
     ]
     yield from ranked(Member(cycles, partial(_steps, nest, cuts, parts, width, past)) for width, past, cycles in ways)
 
@@ -67,6 +69,18 @@ def _stores(nest: Nest) -> dict[bool, float]:
         for past in ((False, True) if nest.stores else (False,))
     ]  # fmt: skip
     return {past > 0: cycles / min(every) for past, cycles in enumerate(every)}
+
+
+def _aligned(nest: Nest, part: _Part, width: int) -> bool:
+    """Every vector that a part stores begins where a vector of memory does; others cannot go past the caches."""
+    known, lanes = nest.ranges | {nest.last.var: (0, part.length - 1)}, part.width(width)
+    places = [
+        linear(access.address(n.index, nest.memory.tensors[n.buffer], known)) for n in part.body if isinstance(n, Store)
+    ]
+    return all(
+        start % lanes == 0 and all(by % lanes == 0 for atom, by in terms.items() if atom != Var(nest.last.var))
+        for terms, start in places
+    )
 
 
 def _widths(nest: Nest) -> tuple[int, ...]:
