@@ -104,7 +104,8 @@ def sides(body: tuple[Stmt, ...], row: Var, tensors: Mapping[str, Tensor], range
 
 
 def _consecutive(moving: list[tuple[int, int | None]]) -> float:
-    return sum(n for n, at in moving if at == 1) / sum(n for n, _ in moving) if moving else 0.0
+    every = sum(n for n, _ in moving)
+    return sum(n for n, at in moving if at == 1) / every if every else 0.0
 
 
 def _touched(
