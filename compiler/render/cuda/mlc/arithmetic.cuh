@@ -80,9 +80,12 @@ MLC_DEVICE int mlc_negated(int x) {
     return (int)(0u - (unsigned)x);
 #endif
 }
+// The least integer is its own absolute value. Negated as a signed one it would be none, and NVCC takes x % (abs(x) + 1)
+// to divide by a positive number.
 template <typename T>
 MLC_DEVICE T mlc_abs(T x) {
-    return x < T(0) ? (T)(T(0) - x) : x;
+    typedef typename mlc_as_unsigned<T>::type U;
+    return x < T(0) ? (T)(U(0) - (U)x) : x;
 }
 MLC_DEVICE int mlc_abs(int x) {
     return x < 0 ? mlc_negated(x) : x;
