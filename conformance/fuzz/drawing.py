@@ -43,7 +43,9 @@ class NotFitting(Exception):
 
 
 # What a call raises that cannot be drawn: of sizes that do not fit, and of eager, which refuses it.
-REFUSED = (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError)
+REFUSED = (
+    NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError, AssertionError,
+)  # fmt: skip
 
 
 @dataclass
