@@ -351,6 +351,15 @@ def adjacent(t: Tensor, d: int) -> bool:
     return all(isinstance(n, Const) for n in sizes) and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
 
 
+def flattened(t: Tensor, d: int, axes: int) -> Tensor | None:
+    """A tensor with so many axes from d on as one; None where they are not one axis of its memory."""
+    for _ in range(axes - 1):
+        if not adjacent(t, d):
+            return None
+        t = joined(t, d)
+    return t
+
+
 def joined(t: Tensor, d: int) -> Tensor:
     """A tensor with axes d and d + 1 as one."""
     shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])

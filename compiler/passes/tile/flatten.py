@@ -7,7 +7,7 @@ from compiler.ir.index import simplify
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Store
-from compiler.ir.tensor import adjacent, joined
+from compiler.ir.tensor import flattened
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.schedule.steps import Flatten, ScheduleError
 
@@ -29,11 +29,9 @@ def flatten(kernel: Kernel, step: Flatten) -> Kernel:
         raise ScheduleError(step, f"the kernel has no parameter {step.buffer}")
     if step.axis < 0 or step.axes < 2 or step.axis + step.axes > len(given.shape):
         raise ScheduleError(step, f"{step.buffer} has no {step.axes} axes from {step.axis} on, but {len(given.shape)}")
-    seen = given
-    for _ in range(step.axes - 1):
-        if not adjacent(seen, step.axis):
-            raise ScheduleError(step, f"the axes of {step.buffer} do not lie one after the other in memory")
-        seen = joined(seen, step.axis)
+    seen = flattened(given, step.axis, step.axes)
+    if seen is None:
+        raise ScheduleError(step, f"the axes of {step.buffer} do not lie one after the other in memory")
     ranges = ranges_of(tuple(f for _, f in loops_in(kernel.body)))
     last = step.axis + step.axes
 
@@ -43,11 +41,11 @@ def flatten(kernel: Kernel, step: Flatten) -> Kernel:
             flat = flat * extent + e
         return (*index[: step.axis], simplify(flat, ranges, index=True), *index[last:])
 
-    def flattened(n: Node) -> Node | None:
+    def moved(n: Node) -> Node | None:
         match n:
             case Load(step.buffer, index) | Store(step.buffer, index):
                 return n.replace(index=place(index))
         return None
 
     params = tuple(seen if p is given else p for p in kernel.params)
-    return kernel.replace(body=nodes(kernel.body, flattened), params=params)
+    return kernel.replace(body=nodes(kernel.body, moved), params=params)

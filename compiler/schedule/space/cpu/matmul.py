@@ -20,7 +20,7 @@ from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, dim, names, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Let, Store
-from compiler.ir.tensor import Tensor, adjacent, joined
+from compiler.ir.tensor import Tensor, flattened
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
 from compiler.schedule.cost import cpu as cost
@@ -170,11 +170,7 @@ class _Plan:
         at = next((d for d in range(len(load.index)) if load.index[d : d + len(run)] == run), None)
         if at is None or len(run) < 2 or tuple(f.extent for f in loops) != seen.shape[at : at + len(run)]:
             return ()
-        for _ in run[1:]:
-            if not adjacent(seen, at):
-                return ()
-            seen = joined(seen, at)
-        return (Flatten(load.buffer, at, len(run)),)
+        return (Flatten(load.buffer, at, len(run)),) if flattened(seen, at, len(run)) else ()
 
     def operand(self, factor: Expr, name: str, loops: Sequence[loop.For]) -> Operand:
         """How a factor lies, of which `loops` are its own."""
