@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.model is not None:
         return model.run(options)
     with loading():
-        from compiler.execution import expression, named  # noqa: PLC0415
+        from compiler.execution import expression, gpu_programs, named  # noqa: PLC0415
 
     if options.source is not None:
         return _run_text(options)
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         return _run_onnx(options)
     options.target = options.target or "cpu"
     machine = named.target(options.target)
-    emulated = machine.kind == "cuda" and expression.device(machine) == "cpu"
+    emulated = machine.kind == "cuda" and gpu_programs.tensors_on(machine) == "cpu"
     if options.latency and machine.kind != "cpu":
         raise CompilerError(f"--latency with target {machine.name}: it works only for CPU targets; remove the option")
     for option in ("bench", "profile"):

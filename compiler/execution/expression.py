@@ -17,7 +17,6 @@ from compiler import frontend, pipeline
 from compiler.errors import CompilerError
 from compiler.execution import executable, gpu_programs, named, truth
 from compiler.interpret.verdicts import Verdict
-from compiler.targets.target import Target
 
 # Calls that make an input rather than being part of the program.
 _INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
@@ -125,7 +124,7 @@ def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | 
     is compared with eager of the quantized program, and that in f64 with the original.
     """
     machine = named.target(target)
-    with torch.no_grad(), torch.device(device(machine)):
+    with torch.no_grad(), torch.device(gpu_programs.tensors_on(machine)):
         start = time.perf_counter()
         function, inputs, captured = capture(code, seed)
         original = captured
@@ -171,17 +170,12 @@ def _leaves(captured: frontend.Captured, function: Callable[..., Any], inputs: l
     return [torch.as_tensor(leaf).cpu() for n, leaf in enumerate(leaves) if n not in captured.literals]
 
 
-def device(machine: Target) -> str:
-    """Where the tensors of a target's code lie; an emulated GPU has the CPU's."""
-    return "cuda" if gpu_programs.on_gpu(machine) else "cpu"
-
-
 def race(outcome: Outcome) -> dict[str, float]:
     """The least mean seconds a call, by contestant; in turns, so that a slow moment meets both.
 
     On one thread of the CPU; on a GPU the calls of a turn follow each other without a wait.
     """
-    if device(outcome.compiled.code.target) == "cuda":
+    if gpu_programs.tensors_on(outcome.compiled.code.target) == "cuda":
         return _race_on_gpu(outcome)
     torch.set_num_threads(1)
     contestants = {"eager": outcome.function, "mlcomp": outcome.compiled}

@@ -106,6 +106,11 @@ def on_gpu(target: Target) -> bool:
     return triton.on_gpu() if target.kind == "triton" else architecture(target) is not None
 
 
+def tensors_on(machine: Target) -> str:
+    """Where the tensors of a target's code lie; an emulated GPU has the CPU's."""
+    return "cuda" if on_gpu(machine) else "cpu"
+
+
 @functools.cache
 def device_of(target: Target) -> str:
     """What the device calls itself that runs a target's code here; empty where none does."""

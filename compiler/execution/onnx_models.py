@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from compiler.errors import CompilerError
 from compiler.execution import executable, named
-from compiler.execution.expression import device
+from compiler.execution.gpu_programs import tensors_on
 from compiler.onnx import from_onnx, model
 from compiler.onnx.model import Sizes
 
@@ -34,12 +34,12 @@ def run(path: Path, seed: int, target: str, shapes: Sizes) -> Outcome:
     machine = named.target(target)
     start = time.perf_counter()
     read = model.read(path)
-    captured = from_onnx(read, shapes, device=device(machine))
+    captured = from_onnx(read, shapes, device=tensors_on(machine))
     between = time.perf_counter()
     compiled = executable.build_captured(captured, machine)
     end = time.perf_counter()
     inputs = drawn(read, shapes, seed)
-    made = compiled(*(x.to(device(machine)) for x in inputs.values()))
+    made = compiled(*(x.to(tensors_on(machine)) for x in inputs.values()))
     wanted = _evaluated(read, inputs)
     theirs = [model.from_numpy(x) for x in pytree.tree_leaves(wanted)]
     difference = executable.difference([x.cpu() for x in pytree.tree_leaves(made)], theirs)

@@ -172,7 +172,7 @@ def _alike(program: Program, target: compiler.Target) -> bool:
         return results
 
     options = {"fallback": False, "target": target.name}
-    theirs = _called(program, runs.device(target), backend="mlcomp", options=options)
+    theirs = _called(program, compiler.tensors_on(target), backend="mlcomp", options=options)
     pairs = zip(_through(program, execute), theirs, strict=True)
     return all(
         len(x) == len(y) and all(_same(p, q, known) for p, q in zip(x, y, strict=True))

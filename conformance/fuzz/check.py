@@ -117,7 +117,7 @@ def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.
 def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.Found:
     """What a difference says of the program: whose it is, or that it is none."""
     theirs = rows.Found(verdict="torch", kind=found.kind, detail=found.message)
-    device = runs.device(compiler.target(options["target"]))
+    device = compiler.tensors_on(compiler.target(options["target"]))
     tell("aot_eager")
     if found.kind != "value" and same_as_aot(program, found, device):
         return theirs
@@ -134,7 +134,7 @@ def _weighed(program: Program, found: Difference, options: Mapping[str, Any], te
 
 def difference(program: Program, target: str, what: Sequence[str] = asked.DEFAULT) -> Difference | None:
     """How `torch.compile(backend="mlcomp")` differs from eager, at one size and at others, or from itself."""
-    device = runs.device(compiler.target(target))
+    device = compiler.tensors_on(compiler.target(target))
     options = {"fallback": False, "target": None if device == "cuda" else target}
     compiled = fresh_compiled(program, backend="mlcomp", options=options)
     with warnings.catch_warnings(record=True) as said:

@@ -50,7 +50,8 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) ->
             return replace(bad, repro=blame.kept(program, options, found=bad))
         try:
             compiled = compiler.compile(captured, target=target)
-            made = tuple(x.cpu() for x in pytree.tree_leaves(compiled(*runs.copied(given, runs.device(target)))))
+            results = compiled(*runs.copied(given, compiler.tensors_on(target)))
+            made = tuple(x.cpu() for x in pytree.tree_leaves(results))
         except compiler.Unsupported:
             return Found()
         except Exception as error:  # of whatever part of the compiler

@@ -15,13 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import compiler
 from conformance.shapes.inputs import clone_storage
-
-
-def device(target: compiler.Target) -> str:
-    """Where the tensors of a program lie that runs on a target."""
-    return "cuda" if compiler.on_gpu(target) else "cpu"
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _array(value: Any) -> Any:
 
 def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
     """The model compiled and run; how its results differ, if they do."""
-    device = "cuda" if compiler.on_gpu(compiler.target(target)) else "cpu"
+    device = compiler.tensors_on(compiler.target(target))
     given = dict(zip([i.name for i in case.model.graph.input], inputs, strict=True))
     known: dict[str, Tensor] = {}
     while True:

@@ -30,7 +30,7 @@ _OP = re.compile(r"\b((?:aten|prims|prim|inductor|higher_order)\.[A-Za-z_0-9]+(?
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
     """The row of an entry; `options` gives target, threads, seed and the number of samples."""
     known = rows.OpInfo(name=name, dtype=kind)
-    device = "cuda" if compiler.on_gpu(compiler.target(options["target"])) else "cpu"
+    device = compiler.tensors_on(compiler.target(options["target"]))
     with threads(options["threads"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell("samples")

@@ -43,7 +43,7 @@ def lowering_of(text: str, target: Target) -> Lowering:
 
 def operands(first: Sequence[torch.Tensor], target: Target) -> list[list[torch.Tensor]]:
     """Sets of inputs like the first, as many as it takes to be past the caches, where the code runs."""
-    where = "cuda" if gpu_programs.on_gpu(target) else "cpu"
+    where = gpu_programs.tensors_on(target)
     size = sum(x.numel() * x.element_size() for x in first)
     most = min(MOST_SETS, math.ceil(PAST * max(target.l2, target.l3) / max(size, 1)))
     # Copies: what they hold makes no difference to the time, where they lie does.

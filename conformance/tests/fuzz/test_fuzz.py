@@ -287,6 +287,7 @@ def test_torchs_own_compiler_is_asked_where_the_program_ran(monkeypatch: pytest.
         return check.Difference("stride", "on GPUs only") if device == "cuda" else None
 
     monkeypatch.setattr(compiler, "on_gpu", lambda target: target.kind == "cuda")
+    monkeypatch.setattr(compiler, "tensors_on", lambda target: target.kind)
     monkeypatch.setattr(check, "_any_difference", differing)
     row = check.checked(PLAIN, {"target": "sm_90a", "what": ("graph",)}, told)
     assert (row.verdict, row.kind) == ("torch", "stride"), row
