@@ -26,6 +26,8 @@ BATCH = 24  # texts of one compilation: what is wrong with one costs the others 
 # CUDA's trigonometric functions multiply large arguments with many digits of 2/pi, and index the product. They load the
 # digits from global memory one by one, which no opcode tells from a narrow access of the kernel's own.
 _REDUCING = frozenset({"sin", "cos", "tan"})
+# A condition that does not hold is told by a store of its own.
+_TELLING = frozenset({"require"})
 PRODUCT = 48  # bytes
 WIDE = 16  # bytes of the widest access
 # Moves of neighbours: those that count elements, and those that count bytes.
@@ -153,8 +155,9 @@ def contract(f: k.Function, target: Target) -> Contract:
     for call in (n for n in f.walk() if isinstance(n, k.Call)):
         needs |= dict.fromkeys(_opcodes(call, f, target))
     forbids = tuple(narrow for name in needs for narrow in _INSTEAD.get(name, ()))
-    reduces = any(isinstance(n, Op) and n.name in _REDUCING for n in f.walk())
-    return Contract(tuple(needs), forbids, 1.0 if _all_wide(f) and not reduces else 0.0, PRODUCT if reduces else 0)
+    ops = {n.name for n in f.walk() if isinstance(n, Op)}
+    wide = _all_wide(f) and not ops & (_REDUCING | _TELLING)
+    return Contract(tuple(needs), forbids, 1.0 if wide else 0.0, PRODUCT if ops & _REDUCING else 0)
 
 
 def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:

@@ -76,8 +76,10 @@ def test_contracts_follow_from_what_is_called() -> None:
     wide = lowered(lambda x: x * 2, torch.randn(1 << 20))
     odd = lowered(lambda x: x * 2, torch.randn(1 << 20 | 1))
     sine = lowered(torch.sin, torch.randn(4096))
+    divided = lowered(torch.remainder, *(torch.ones(4096, dtype=torch.int32) for _ in range(2)))
     assert inspection.contract(only(wide), wide.target).wide == 1.0
     assert inspection.contract(only(odd), odd.target).wide == 0.0
+    assert inspection.contract(only(divided), divided.target).wide == 0.0  # what divides by zero says so, by a store
     assert inspection.contract(only(sine), sine.target).stack and not inspection.contract(only(odd), odd.target).stack
     assert inspection.contract(only(sine), sine.target).wide == 0.0  # the digits of 2/pi are loaded one by one
     a, b = torch.randn(2, 512, 512, dtype=torch.bfloat16)
