@@ -2,6 +2,8 @@
 
 Ranges map variable names to inclusive (low, high) pairs; None is an unknown end. A `Below` also knows the symbolic
 extent that its variable stays below. Symbolic sizes know their own ranges.
+
+Indices are far from 2**63. Data wraps around there: its range has both ends, or none.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
-from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Size, Var, canonical, op
+from compiler.ir.dtype import boolean, i64, integer_range
+from compiler.ir.expr import Cast, Const, Expr, Load, N, Op, Select, Size, Var, canonical, op
 from compiler.ir.linear import (
     Linear,
     exact_quotient,
@@ -28,7 +30,20 @@ from compiler.ir.linear import (
     variables_of,
 )
 from compiler.ir.node import Node
-from compiler.ir.ranges import Range, bits, divided_range, either, extreme, greater, lesser
+from compiler.ir.ranges import (
+    UNKNOWN,
+    WHOLE,
+    Range,
+    absolute,
+    bits,
+    divided_range,
+    either,
+    extreme,
+    greater,
+    is_vast,
+    lesser,
+    within,
+)
 
 Ranges = Mapping[str, Range]
 
@@ -72,11 +87,8 @@ def range_below(extent: Expr, ranges: Ranges) -> Range:
     return 0, None if high is None else high - 1
 
 
-_LARGEST = 2**63 - 1
-
-
 def value_range(e: Expr, ranges: Ranges) -> Range:
-    """Bounds of an integer expression."""
+    """Bounds of an integer expression, as 64 bits hold it."""
     match e:
         case Const(value):
             return int(value), int(value)
@@ -94,7 +106,7 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
         case Op("floordiv" | "mod" as how, (a, d)) if only_sizes(d) or (value_range(d, ranges)[0] or 0) > 0:
             return divided_range(how, value_range(a, ranges), value_range(d, ranges))
         case Op("min" | "max" as how, (a, b)):
-            return extreme(how, value_range(a, ranges), value_range(b, ranges))
+            return extreme(how, _data_range(a, ranges), _data_range(b, ranges))
         case Op("and" | "or" | "xor" as how, (a, b)) if e.dtype is i64:
             return bits(how, value_range(a, ranges), value_range(b, ranges))
         case Op("shr", (a, Const(int() as by))) if 0 <= by < 64:
@@ -105,11 +117,16 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
         case Op("where", (_, a, b)) | Select(_, a, b):
             return either(value_range(a, ranges), value_range(b, ranges))
         case Op("abs", (a,)):
-            low, high = value_range(a, ranges)
-            if low is None or high is None:
-                return 0, None
-            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-    return None, None
+            return absolute(_data_range(a, ranges))
+        case Cast(arg) if e.dtype is i64 and arg.dtype.is_integer and arg.dtype.bits < 64:
+            return integer_range(arg.dtype)
+    return UNKNOWN
+
+
+def _data_range(e: Expr, ranges: Ranges) -> Range:
+    """The bounds of an expression, those of its type where it is data of which nothing is known."""
+    found = value_range(e, ranges)
+    return WHOLE if found == UNKNOWN and _has_data(e, ranges) else found
 
 
 def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
@@ -138,6 +155,11 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
     form = linear(e)
     if e in form[0]:  # a product of variables
         return _product_range(e, ranges)
+    return within(_form_range(form, ranges))
+
+
+def _form_range(form: Linear, ranges: Ranges) -> Range:
+    """Bounds of a linear form as it is, without regard to how many bits hold it."""
     low, high = _sum_range(form, ranges)
     if any(_is_symbolic(atom, ranges) for atom in form[0]):
         most, least = _bounded(form, ranges, 1), _bounded(form, ranges, -1)
@@ -147,18 +169,16 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
 
 
 def _product_range(e: Expr, ranges: Ranges) -> Range:
-    """Of a product of sizes and others, if none of them is negative; what overflows has no bounds."""
+    """Of a product of sizes and others, if none of them is negative."""
     low, high = 1, 1
-    known = True
+    known, vast = True, False
     for x in factors_of(e):
         a, b = value_range(x, ranges)
         if a is None or a < 0:
-            return None, None
-        known = known and b is not None
+            return UNKNOWN
+        known, vast = known and b is not None, vast or is_vast((a, b))
         low, high = low * a, high * (b or 0)
-    if low > _LARGEST:
-        return None, None
-    return low, high if known and high <= _LARGEST else None
+    return UNKNOWN if vast and not known else within((low, high if known else None))
 
 
 def _is_symbolic(atom: Expr, ranges: Ranges) -> bool:
@@ -176,7 +196,7 @@ def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
         if not _is_symbolic(atom, ranges):
             low, high = value_range(atom, ranges)
             end = high if c * sign > 0 else low
-            if end is None:
+            if end is None or is_vast((end, end)):
                 return None
             out = plus(out, ({}, end * c), 1)
             continue
@@ -239,13 +259,16 @@ def _sum_range(form: Linear, ranges: Ranges) -> Range:
     terms, rest = form
     low: int | None = rest
     high: int | None = rest
+    vast = False
     for atom, c in terms.items():
         a, b = value_range(atom, ranges)
         if c < 0:
             a, b = b, a
         low = None if low is None or a is None else low + c * a
         high = None if high is None or b is None else high + c * b
-    return low, high
+        vast = vast or is_vast((a, b))
+    # Beside data that is as large as 64 bits allow, an index may be enough to wrap around.
+    return UNKNOWN if vast and (low is None or high is None) else (low, high)
 
 
 _MOST = 1 << 12  # results that are kept for the same ranges
@@ -284,20 +307,27 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
     return tuple(go(n, index) for n in node) if type(node) is tuple else go(node, index)
 
 
-def _may_wrap(e: Expr, ranges: Ranges) -> bool:
+def _has_data(e: Expr, ranges: Ranges) -> bool:
     """Data takes part: an element of a tensor, or a name of unknown range."""
-    return any(
-        isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, (None, None)) == (None, None))
-        for n in e.walk()
-    )
+    return any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, UNKNOWN) == UNKNOWN) for n in e.walk())
+
+
+def _may_wrap(e: Expr, ranges: Ranges) -> bool:
+    """Data takes part, or a number that 64 bits do not hold; what sizes are in is an index, if no term is vast."""
+    if _has_data(e, ranges):
+        return True
+    if e.dtype is not i64 or value_range(e, ranges) != UNKNOWN:
+        return False
+    found = [UNKNOWN if type(v) is Size else ranges[v.name] for v in variables_of(e)]
+    return any(map(is_vast, found)) or all(None not in r for r in found)
 
 
 def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
             return from_linear(_join(linear(e), ranges, index))  # true modulo 2**64 as well
-        case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if (
-            not index and _may_wrap(e, ranges)
+        case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if not index and any(
+            _may_wrap(x, ranges) for x in e.args
         ):
             return e
         case Op("floordiv", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
@@ -340,7 +370,7 @@ def _and_or(e: Expr, a: Expr, b: Expr, neutral: bool) -> Expr:
 
 
 def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
-    low, high = value_range(from_linear(plus(linear(a), linear(b), -1)), ranges)
+    low, high = _form_range(plus(linear(a), linear(b), -1), ranges)
     below, above = high is not None and high < 0, low is not None and low > 0
     not_above, not_below = high is not None and high <= 0, low is not None and low >= 0
     always = {"lt": below, "le": not_above, "gt": above, "ge": not_below, "eq": low == high == 0, "ne": below or above}
@@ -394,7 +424,7 @@ def _digits(form: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] 
     terms, rest = form
     for g in sorted({math.gcd(c, d) for c in terms.values()} - {1}, reverse=True):
         low = {k: c for k, c in terms.items() if c % g}, rest % g
-        least, most = value_range(from_linear(low), ranges)
+        least, most = _form_range(low, ranges)
         if least is not None and least >= 0 and most is not None and most < g:
             return g, ({k: c // g for k, c in terms.items() if c % g == 0}, rest // g), low
     return None
@@ -402,7 +432,7 @@ def _digits(form: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] 
 
 def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
     whole, part = _split(a, d)
-    low, high = value_range(from_linear(part), ranges)
+    low, high = _form_range(part, ranges)
     if low is not None and high is not None and low // d == high // d:
         return from_linear((whole[0], whole[1] + low // d))
     if whole[0] or whole[1]:

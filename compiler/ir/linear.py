@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 
 from compiler.ir.expr import Const, Expr, Op, Size, Var, const
+from compiler.ir.ranges import LEAST
 
 Linear = tuple[Mapping[Expr, int], int]  # coefficients of atoms, and the constant
 
@@ -77,8 +78,8 @@ def times(a: Linear, factor: int) -> Linear:
 
 
 def from_linear(form: Linear) -> Expr:
-    """The expression of a linear form: what is added, then what is subtracted, each by falling coefficient."""
-    terms, rest = form
+    """The expression of a linear form in 64 bits: what is added, then what is subtracted, by falling coefficient."""
+    terms, rest = {k: c for k, v in form[0].items() if (c := _wrapped(v))}, _wrapped(form[1])
     order = list(terms.items())
     if len(order) > 1:
         order.sort(key=lambda t: (t[1] < 0, -abs(t[1]), repr(t[0])))
@@ -88,12 +89,20 @@ def from_linear(form: Linear) -> Expr:
     else:
         out = _term(*order.pop(0))
     for atom, c in order:
-        out = out + _term(atom, c) if c > 0 else out - _term(atom, -c)
-    return out + rest if rest > 0 else out - (-rest) if rest < 0 else out
+        out = out - _term(atom, -c) if _is_taken_off(c) else out + _term(atom, c)
+    return out if rest == 0 else out - (-rest) if _is_taken_off(rest) else out + rest
+
+
+def _wrapped(c: int) -> int:
+    return (c - LEAST) % 2**64 + LEAST
+
+
+def _is_taken_off(c: int) -> bool:
+    return LEAST < c < 0  # the least integer has no opposite
 
 
 def _term(atom: Expr, c: int) -> Expr:
-    return atom * c if c > 0 else -(atom * -c)
+    return -(atom * -c) if _is_taken_off(c) else atom * c
 
 
 @functools.lru_cache(maxsize=1 << 14)

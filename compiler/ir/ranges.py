@@ -4,6 +4,30 @@ from __future__ import annotations
 
 Range = tuple[int | None, int | None]
 
+LEAST, MOST = -(2**63), 2**63 - 1
+WHOLE: Range = LEAST, MOST  # what 64 bits hold
+UNKNOWN: Range = None, None
+VAST = 2**62  # sizes and indices stay below it
+
+
+def within(r: Range) -> Range:
+    """Of a result in 64 bits: nothing is known where it may have wrapped around."""
+    low, high = r
+    return UNKNOWN if (low is not None and low < LEAST) or (high is not None and high > MOST) else r
+
+
+def is_vast(r: Range) -> bool:
+    """A known end is so large that it must be of data."""
+    return any(end is not None and abs(end) >= VAST for end in r)
+
+
+def absolute(r: Range) -> Range:
+    """Of an absolute value; that of the least integer is itself."""
+    low, high = r
+    if low is None or high is None:
+        return 0, None
+    return within((0 if low <= 0 <= high else min(abs(low), abs(high)), max(abs(low), abs(high))))
+
 
 def lesser(a: int | None, b: int | None) -> int | None:
     """The lesser of two ends; the other one where one is unknown."""

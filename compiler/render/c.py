@@ -105,6 +105,7 @@ class Writer:
     offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in the memory that a launch brings
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that 32 bits hold
+    data: frozenset[str] = frozenset()  # integer variables that may wrap around
     written: frozenset[str] = frozenset()  # parameters that the function writes
     by_lane: frozenset[str] = frozenset()  # vectors of which each lane is used by itself, as it was loaded
 

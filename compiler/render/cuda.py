@@ -1,7 +1,7 @@
 """Kernel IR for threads to CUDA C++ text: one `__global__` function for each of the program's.
 
 The text includes the device functions of `render/cuda/mlc`, which have a body for nvcc and one for a CPU, so that the
-same text runs on both. Integers wrap, so a host compiler needs -fwrapv.
+same text runs on both.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, is_short, lane_type, literal, memory
-from compiler.render.cuda_integer import compared, integer
-from compiler.render.integer_ranges import fits_32_bits, ranges_of
+from compiler.render.cuda_integer import WRAPPING, compared, integer
+from compiler.render.integer_ranges import data_of, fits_32_bits, ranges_of
 
 FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
 
@@ -28,8 +28,8 @@ HEADERS = {
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
     "float8": "from_f8e4m3 to_f8e4m3 from_f8e5m2 to_f8e5m2",
     "halves": "scaled_halves widened",
-    "arithmetic": "div div_large isnan signbit max min negated abs sign shl shr ones floordiv remainder quotient rest "
-    "truncdiv fmod round",
+    "arithmetic": "add sub mul div div_large isnan signbit max min negated abs sign shl shr ones floordiv remainder "
+    "quotient rest truncdiv fmod round",
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
@@ -117,7 +117,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     spelled = c.spelled([*c.bound(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.ranges, w.written = called, ranges_of(f), frozenset(f.writes)
-    w.narrow = fits_32_bits(w.ranges)
+    w.narrow, w.data = fits_32_bits(w.ranges), data_of(f)
     w.offsets, dynamic = k.dynamic_shared(f)
     lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, f.body)]
     used = c.touched(f.body)
@@ -187,6 +187,8 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
             return compared(w, name, a, b)
+        case Op(name, (a, b)) if name in WRAPPING and e.dtype.is_integer and e.dtype.bits == 32:
+            return w.call(f"mlc_{name}", w.of(a), w.of(b))
         case Op("neg", (a,)) if e.dtype.is_integer and e.dtype.bits <= 32:
             return c.narrowed(w, w.call("mlc_negated", w.of(a)), e.dtype)
         case Op("div", (a, b)) if not _is_power(b):

@@ -1,6 +1,8 @@
-"""Index arithmetic of Kernel IR as CUDA text: an i64 expression goes in; its text, `int` if that is enough, comes out.
+"""64-bit integers of Kernel IR as CUDA text: an i64 expression goes in; its text, `int` if that is enough, comes out.
 
 An operation is written in 32 bits if its operands are and its value certainly fits, else its first operand is widened.
+To NVCC a signed operation does not overflow, `x + 1 > x` is always true, and no option changes that: data, which wraps
+around in PyTorch, is computed by functions of unsigned numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Op, Select, Var
 from compiler.render import c
 from compiler.render.c import LOR, TERNARY, UNARY, Code, Writer
-from compiler.render.integer_ranges import fits, range_in
+from compiler.render.integer_ranges import fits, is_data, is_known, range_in
 
 COUNTERS = {
     f"{kind}.{axis}": f"{word}.{axis}"
@@ -18,7 +20,8 @@ COUNTERS = {
     for axis in "xyz"
 }
 INDICES = {"thread.lane": "mlc_lane_index", "thread.warp": "mlc_warp_index"}
-_ARITHMETIC = ("add", "sub", "mul", "and", "or", "xor")
+WRAPPING = ("add", "sub", "mul")
+_ARITHMETIC = (*WRAPPING, "and", "or", "xor")
 _CHOICES = ("min", "max")
 
 
@@ -77,6 +80,8 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
                 return w.call("mlc_negated", made.text), True
             text = made.at(UNARY)
             return Code(f"-({text})" if text.startswith("-") else f"-{text}", UNARY), False
+        case Op("neg", (a,)) if _wraps(w, e):
+            return w.call("mlc_negated", integer(w, a, True).text), False
         case Select(cond, a, b) | Op("where", (cond, a, b)):
             (one, first), (two, second) = spell(w, a), spell(w, b)
             return Code(f"{w.of(cond, LOR)} ? {one.at(LOR)} : {two.at(TERNARY)}", TERNARY), first and second
@@ -89,11 +94,18 @@ def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr)
     symbol, rank, left, right = row
     (one, first), (two, second) = spell(w, a), spell(w, b)
     narrow = first and second and fits(range_in(e, w.ranges))
+    if not narrow and isinstance(e, Op) and e.name in WRAPPING and _wraps(w, e):
+        return w.call(f"mlc_{e.name}", integer(w, a, True).text, integer(w, b, True).text), False
     start = one.at(left)
     if first and second and not narrow:
         start = f"(long){one.at(UNARY)}"
     other = two.at(right)
     return Code(f"{start} {symbol} {f'({other})' if other.startswith('-') else other}", rank), narrow
+
+
+def _wraps(w: Writer, e: Expr) -> bool:
+    """Whether 64 bits may not hold the value."""
+    return is_data(e, w.data) and not is_known(range_in(e, w.ranges))
 
 
 def _divided(w: Writer, name: str, a: Expr, by: Expr) -> tuple[Code, bool]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Op, Select, Var, substitute
-from compiler.ir.index import value_range
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, substitute
+from compiler.ir.index import conjuncts, value_range
 from compiler.ir.ranges import Range, either
 
 WARP = 32
@@ -24,6 +24,11 @@ def fits(r: Range) -> bool:
     """Every value of the range is one of a 32-bit integer."""
     low, high = r
     return low is not None and high is not None and low >= -(2**31) and high < 2**31
+
+
+def is_known(r: Range) -> bool:
+    """Both ends are known, so that 64 bits hold every value."""
+    return None not in r
 
 
 def ranges_of(f: k.Function) -> dict[str, Range]:
@@ -38,6 +43,35 @@ def ranges_of(f: k.Function) -> dict[str, Range]:
                 changed.setdefault(n.name, []).append(n.value)
     _collect(f.body, out, changed)
     return out
+
+
+def data_of(f: k.Function) -> frozenset[str]:
+    """The 64-bit variables that hold data, which may wrap around, not indices, which are far from 2**63."""
+    values = [(n.name, n.value) for s in f.body for n in s.walk() if isinstance(n, k.Declare | k.Assign)]
+    values = [(name, value) for name, value in values if value.dtype is i64]
+    found: frozenset[str] = frozenset()
+    while more := {name for name, value in values if name not in found and is_data(value, found)}:
+        found |= more
+    return found
+
+
+def is_data(e: Expr, names: frozenset[str]) -> bool:
+    """An element of a tensor takes part, a variable of these names, or a number that no index is multiplied with; not
+    what is required to be an index."""
+    match e:
+        case Const(value):
+            return not fits((int(value), int(value)))
+        case Load() | k.Peer() | k.Together() | Cast():
+            return True
+        case Var(name):
+            return name in names
+        case Op("require", (cond, _)) if _is_of_index(cond):
+            return False
+    return any(is_data(a, names) for a in e.children() if isinstance(a, Expr))
+
+
+def _is_of_index(cond: Expr) -> bool:
+    return any(isinstance(c, Op) and c.name == "lt" for c in conjuncts(cond))
 
 
 def fits_32_bits(ranges: Mapping[str, Range]) -> frozenset[str]:

@@ -39,6 +39,30 @@ struct mlc_ubsan_index {
     snprintf(note, sizeof note, "element %ld of a %s", (long)index, at->array->name);
     mlc::emu::fatal("out of bounds", MLC_SITE, note);
 }
+// A signed operation whose result its type does not hold: NVCC takes such operations not to happen.
+struct mlc_ubsan_operation {
+    const char* file;
+    unsigned line, column;
+    const mlc_ubsan_type* type;
+};
+[[noreturn]] static void mlc_overflow(const mlc_ubsan_operation* at, unsigned site) {
+    char note[160];
+    snprintf(note, sizeof note, "of %s, which NVCC takes never to happen", at->type->name);
+    mlc::emu::fatal("signed overflow", site, note);
+}
+// Not folded into one: a function that calls its equal is not where the operation is.
+#define MLC_SANITIZER_OVERFLOW(NAME, ...) \
+    [[noreturn, gnu::no_icf]] void __ubsan_handle_##NAME##_overflow_abort(const mlc_ubsan_operation* at, __VA_ARGS__) { \
+        mlc_overflow(at, MLC_SITE); \
+    }
+MLC_SANITIZER_OVERFLOW(add, uintptr_t, uintptr_t)
+MLC_SANITIZER_OVERFLOW(sub, uintptr_t, uintptr_t)
+MLC_SANITIZER_OVERFLOW(mul, uintptr_t, uintptr_t)
+MLC_SANITIZER_OVERFLOW(negate, uintptr_t)
+#undef MLC_SANITIZER_OVERFLOW
+[[noreturn]] void __ubsan_handle_divrem_overflow_abort(const mlc_ubsan_operation* at, uintptr_t, uintptr_t) {
+    mlc::emu::fatal("division by zero", MLC_SITE, mlc::emu::REFUSED);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

@@ -9,13 +9,14 @@
 namespace mlc::emu {
 
 static struct sigaction before_launch;
+static const char* const REFUSED = "of integers, or a quotient that their type does not hold";
 
 // Never returns to a kernel: its thread's fiber is left as after any other finding that ends the launch.
 static void refused_division(int, siginfo_t*, void* context) {
     uintptr_t at = (uintptr_t)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
     Dl_info where;
     if (worker && self && dladdr((void*)at, &where) && (uintptr_t)where.dli_fbase == image)
-        fatal("division by zero", (unsigned)(at + 1 - image), "of integers, or a quotient that their type does not hold");
+        fatal("division by zero", (unsigned)(at + 1 - image), REFUSED);
     sigaction(SIGFPE, &before_launch, nullptr);  // not a kernel's: the same again, for whoever handled it before
 }
 

@@ -32,10 +32,11 @@ _COMMON = (
     *builder.SOUND,
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
-# Texts read memory as vectors of another type and rely on integers that wrap, both of which nvcc takes as it is meant.
-# Nor may sums of floats become vectors, of which GCC 12 adds up the wrong elements (its bug 110381).
+# Texts read memory as vectors of another type, which nvcc takes as it is meant. It takes signed integers never to wrap
+# around, and checked texts are held to that. Nor may sums of floats become vectors, of which GCC 12 adds up the wrong
+# elements (its bug 110381).
 _KERNEL = (
-    *_COMMON, "-fno-tree-loop-vectorize", "-fno-strict-aliasing", "-fwrapv", "-x", "c++",
+    *_COMMON, "-fno-tree-loop-vectorize", "-fno-strict-aliasing", "-x", "c++",
     "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
 )  # fmt: skip
 # The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else. A
@@ -43,7 +44,7 @@ _KERNEL = (
 _CHECKED = (
     "-O1", "-g1", "-fno-tree-sra", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread",
     "--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1",
-    "-fsanitize=bounds", "-fno-sanitize-recover=bounds",
+    "-fsanitize=bounds,signed-integer-overflow", "-fno-sanitize-recover=bounds,signed-integer-overflow",
 )  # fmt: skip
 _FILLED = "-ftrivial-auto-var-init=pattern"  # registers that nobody has written hold numbers that show; since GCC 12
 
@@ -84,7 +85,7 @@ def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache:
         f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}",
         f"-l:{machine.name}",
     )
-    flags = (*_KERNEL, *(_checked() if check else ("-O1",)), *found)
+    flags = (*_KERNEL, *(_checked() if check else ("-O1", "-fwrapv")), *found)
     return builder.build(text, flags, cache=cache, include=(*include, HERE))
 
 

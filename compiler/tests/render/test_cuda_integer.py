@@ -14,7 +14,7 @@ PLACES = [
     (256, 16, 4096, "max(t - 3, 0)", "mlc_max(t - 3, 0)"),
     (256, 16, 4096, "(t - 5) // 2 + 3", "mlc_floordiv(t - 5, 2) + 3"),
     (256, 16, 4096, "min(max(p[t], 0), 15) * 16 + t", "(int)mlc_min(mlc_max(p[t], 0l), 15l) * 16 + t"),
-    (256, 16, 4096, "p[t] + t", "p[t] + t"),
+    (256, 16, 4096, "p[t] + t", "mlc_add(p[t], (long)t)"),
     # beyond 2**31 elements, or on the way there
     (256, 2**24, 2**32, "i * 256 + t", "(long)i * 256 + t"),
     (256, 2**24, 4096, "(i * 256 + t) // 2**20", "(int)mlc_quotient((long)i * 256 + t, 1048576l)"),

@@ -1,56 +1,17 @@
 """The emulator's own surface: what kernels see of a launch, what is refused and how, caches, limits, forks."""
 
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from compiler.errors import CacheError, CompilerError, ToolchainError
 from compiler.runtime import build as builder
 from compiler.runtime import detect
 from compiler.runtime.emulator import emulator
-from compiler.runtime.emulator.emulator import Outcome
-from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map, Size
-from compiler.tests import emulator_programs as programs
-
-INCLUDE = (programs.HEADERS,)
-PRELUDE = '#include "mlc/prelude.cuh"\n'
-MODES = pytest.mark.parametrize("check", [False, True], ids=["fast", "check"])
-
-Ints = npt.NDArray[np.int64]
-
-
-def run(
-    body: str,
-    out: int,
-    grid: Extent = (1, 1, 1),
-    block: Extent = (32, 1, 1),
-    check: bool = False,
-    sizes: tuple[int, ...] = (),
-    shared: int = 0,
-    synchronizes: bool = True,
-    seed: int = 0,
-    timeout: float = 30.0,
-    parameters: str = "",
-    threads: int = 2,
-) -> tuple[Outcome, Ints]:
-    """Run `body` with an array y of `out` 64-bit integers and what `parameters` adds."""
-    source = f'{PRELUDE}extern "C" __global__ void kernel(long* y{parameters}) {{\n{body}\n}}\n'
-    path = emulator.build(source, INCLUDE, check)
-    y = np.full(out, -7, np.int64)
-    launch = Launch("kernel", grid, block, (0, *map(Size, sizes)), shared, synchronizes=synchronizes)
-    plan = LaunchPlan((), (Buffer("y", y.nbytes),), (launch,))
-    return emulator.run(path, plan, [y], check, seed, timeout, threads), y
-
-
-def clean(result: tuple[Outcome, Ints]) -> Ints:
-    """The values of a run without findings."""
-    outcome, values = result
-    assert outcome.complete and not outcome.reports, [str(r) for r in outcome.reports]
-    return values
+from compiler.runtime.launches import Buffer, Launch, LaunchPlan, Map, Size
+from compiler.tests.emulator_bodies import INCLUDE, MODES, PRELUDE, clean, run
 
 
 @MODES
@@ -167,28 +128,6 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     assert "time limit" in {r.kind for r in outcome.reports}
     outcome, _ = run("while (true) mlc_block_barrier();", 1, timeout=0.05)
     assert "time limit" in {r.kind for r in outcome.reports}
-
-
-@MODES
-@pytest.mark.parametrize("synchronizes", [True, False])
-@pytest.mark.parametrize("quotient", ["100 / *z", "100 % *z", "(LEAST + *z) / (*z - 1)"])
-def test_a_division_by_zero_is_reported_at_its_line(check: bool, synchronizes: bool, quotient: str) -> None:
-    """The process would die of it otherwise, and what handled the signal before does so again."""
-    handled = signal.signal(signal.SIGFPE, signal.SIG_DFL)
-    try:
-        body = f"""constexpr long LEAST = -(1L << 62) * 2;
-            volatile long* z = y + blockIdx.x * 32 + threadIdx.x;
-            *z = 0;
-            if (threadIdx.x == 5)
-                *z = {quotient};"""
-        for threads in (1, 2):
-            outcome, _ = run(body, 96, (3, 1, 1), check=check, synchronizes=synchronizes, threads=threads)
-            assert not outcome.complete and {r.kind for r in outcome.reports} == {"division by zero"}
-            assert {(r.line, r.thread) for r in outcome.reports} == {(7 if check else 0, 5)}
-        assert signal.getsignal(signal.SIGFPE) is signal.SIG_DFL
-        assert list(clean(run("y[threadIdx.x] = 5 / (1 + threadIdx.x * 0);", 32, check=check))) == [5] * 32
-    finally:
-        signal.signal(signal.SIGFPE, handled)
 
 
 @pytest.mark.parametrize(("more", "kinds"), [(232, []), (240, ["registers"])])

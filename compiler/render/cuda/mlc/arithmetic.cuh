@@ -23,6 +23,21 @@ struct mlc_as_unsigned<long> {
     typedef unsigned long type;
 };
 
+// ---- of integers that wrap around: NVCC takes signed ones not to
+
+template <typename T>
+MLC_DEVICE T mlc_add(T x, T y) {
+    return (T)((typename mlc_as_unsigned<T>::type)x + (typename mlc_as_unsigned<T>::type)y);
+}
+template <typename T>
+MLC_DEVICE T mlc_sub(T x, T y) {
+    return (T)((typename mlc_as_unsigned<T>::type)x - (typename mlc_as_unsigned<T>::type)y);
+}
+template <typename T>
+MLC_DEVICE T mlc_mul(T x, T y) {
+    return (T)((typename mlc_as_unsigned<T>::type)x * (typename mlc_as_unsigned<T>::type)y);
+}
+
 template <typename T>
 MLC_DEVICE bool mlc_isnan(T x) {
     return x != x;
@@ -80,12 +95,15 @@ MLC_DEVICE int mlc_negated(int x) {
     return (int)(0u - (unsigned)x);
 #endif
 }
+template <typename T>
+MLC_DEVICE T mlc_negated(T x) {
+    return (T)((typename mlc_as_unsigned<T>::type)0 - (typename mlc_as_unsigned<T>::type)x);
+}
 // The least integer is its own absolute value. Negated as a signed one it would be none, and NVCC takes x % (abs(x) + 1)
 // to divide by a positive number.
 template <typename T>
 MLC_DEVICE T mlc_abs(T x) {
-    typedef typename mlc_as_unsigned<T>::type U;
-    return x < T(0) ? (T)(U(0) - (U)x) : x;
+    return x < T(0) ? mlc_negated(x) : x;
 }
 MLC_DEVICE int mlc_abs(int x) {
     return x < 0 ? mlc_negated(x) : x;
@@ -167,7 +185,7 @@ MLC_DEVICE double mlc_div_large(double x, double y) {
 template <typename T>
 MLC_DEVICE T mlc_truncdiv(T x, T y) {
     if (y == T(0)) return T(0);
-    if (T(-1) < T(0) && y == T(-1)) return (T)((typename mlc_as_unsigned<T>::type)0 - (typename mlc_as_unsigned<T>::type)x);
+    if (T(-1) < T(0) && y == T(-1)) return mlc_negated(x);
     return (T)(x / y);
 }
 template <typename T>

@@ -9,13 +9,13 @@
 struct mlc_plus {
     template <typename T>
     MLC_DEVICE T of(T a, T b) {
-        return (T)((typename mlc_as_unsigned<T>::type)a + (typename mlc_as_unsigned<T>::type)b);
+        return mlc_add(a, b);
     }
 };
 struct mlc_times {
     template <typename T>
     MLC_DEVICE T of(T a, T b) {
-        return (T)((typename mlc_as_unsigned<T>::type)a * (typename mlc_as_unsigned<T>::type)b);
+        return mlc_mul(a, b);
     }
 };
 struct mlc_larger {

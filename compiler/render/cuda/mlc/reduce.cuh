@@ -5,13 +5,13 @@
 struct mlc_sum {
     template <typename T>
     MLC_DEVICE T of(T a, T b) {
-        return (T)(a + b);
+        return mlc_add(a, b);
     }
 };
 struct mlc_prod {
     template <typename T>
     MLC_DEVICE T of(T a, T b) {
-        return (T)(a * b);
+        return mlc_mul(a, b);
     }
 };
 struct mlc_maximum {
