@@ -3,33 +3,9 @@
 // T is float, double, int, unsigned, long, short, signed char, unsigned char, mlc_bf16 or mlc_f16; NaN wins in max and
 // min.
 #pragma once
-#include "arithmetic.cuh"
+#include "combine.cuh"
 #include "convert.cuh"
 
-struct mlc_plus {
-    template <typename T>
-    MLC_DEVICE T of(T a, T b) {
-        return mlc_add(a, b);
-    }
-};
-struct mlc_times {
-    template <typename T>
-    MLC_DEVICE T of(T a, T b) {
-        return mlc_mul(a, b);
-    }
-};
-struct mlc_larger {
-    template <typename T>
-    MLC_DEVICE T of(T a, T b) {
-        return mlc_max(a, b);
-    }
-};
-struct mlc_smaller {
-    template <typename T>
-    MLC_DEVICE T of(T a, T b) {
-        return mlc_min(a, b);
-    }
-};
 // 16-bit floats are combined as float.
 template <typename OP, typename T>
 MLC_DEVICE T mlc_combine(T a, T b) {
@@ -81,7 +57,7 @@ MLC_DEVICE T mlc_atomic(T* p, T value) {
 
 template <typename T>
 MLC_DEVICE T mlc_atomic_add(T* p, T value) {
-    return mlc_atomic<mlc_plus>(p, value);
+    return mlc_atomic<mlc_sum>(p, value);
 }
 MLC_DEVICE float mlc_atomic_add(float* p, float value) {
     return atomicAdd(p, value);
@@ -112,11 +88,11 @@ MLC_DEVICE mlc_bf16 mlc_atomic_add(mlc_bf16* p, mlc_bf16 value) {
 #endif
 template <typename T>
 MLC_DEVICE T mlc_atomic_max(T* p, T value) {
-    return mlc_atomic<mlc_larger>(p, value);
+    return mlc_atomic<mlc_maximum>(p, value);
 }
 template <typename T>
 MLC_DEVICE T mlc_atomic_min(T* p, T value) {
-    return mlc_atomic<mlc_smaller>(p, value);
+    return mlc_atomic<mlc_minimum>(p, value);
 }
 MLC_DEVICE int mlc_atomic_max(int* p, int value) {
     return atomicMax(p, value);
@@ -183,15 +159,15 @@ MLC_DEVICE T mlc_atomic(T* p, T value) {
 }
 template <typename T>
 MLC_DEVICE T mlc_atomic_add(T* p, T value) {
-    return mlc_atomic<mlc_plus>(p, value);
+    return mlc_atomic<mlc_sum>(p, value);
 }
 template <typename T>
 MLC_DEVICE T mlc_atomic_max(T* p, T value) {
-    return mlc_atomic<mlc_larger>(p, value);
+    return mlc_atomic<mlc_maximum>(p, value);
 }
 template <typename T>
 MLC_DEVICE T mlc_atomic_min(T* p, T value) {
-    return mlc_atomic<mlc_smaller>(p, value);
+    return mlc_atomic<mlc_minimum>(p, value);
 }
 MLC_DEVICE void mlc_red_add4(float* p, const float* values) {
     if ((unsigned long)p % 16) mlc::emu::fail("four floats are added at a multiple of 16 bytes");
@@ -208,7 +184,7 @@ MLC_DEVICE void mlc_red_add2(T* p, const T* values) {
 
 template <typename T>
 MLC_DEVICE T mlc_atomic_mul(T* p, T value) {
-    return mlc_atomic<mlc_times>(p, value);
+    return mlc_atomic<mlc_prod>(p, value);
 }
 // What this thread wrote before is seen by who sees what it writes after: in the block, on the whole GPU. Neither puts
 // fences of different threads into one order, as __threadfence does, which takes longer.
