@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from compiler.ir import tile
 from compiler.ir.expr import Expr
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
@@ -19,6 +20,11 @@ class Lanes:
     width: int
     multiple: int = 1
     masked: bool = False
+
+    @classmethod
+    def of(cls, loop: tile.For, base: Expr, width: int, multiple: int) -> Lanes:
+        """Those of a loop that is bound to vectors."""
+        return cls(loop.var, base, width, multiple, bool(dict(loop.bind.args).get("masked")))
 
 
 @dataclass

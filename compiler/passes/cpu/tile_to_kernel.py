@@ -182,11 +182,11 @@ class _Lowering:
             return []
         var = fresh(f.var + scope.suffix, self.taken)
         step = width * len(sums)
-        high, masked = value_range(stop, scope.ranges)[1], bool(dict(f.bind.args).get("masked"))
+        high = value_range(stop, scope.ranges)[1]
         scopes: list[Scope] = []
         for c, copy in enumerate(sums):
             suffix = scope.suffix + (f"_{c}" if len(sums) > 1 else "")
-            inner = scope.inner(lanes=Lanes(f.var, Var(var) + c * width, width, width, masked), suffix=suffix)
+            inner = scope.inner(lanes=Lanes.of(f, Var(var) + c * width, width, width), suffix=suffix)
             inner.ranges[var] = (0, None if high is None else high - step)
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             inner.values |= copy
@@ -197,8 +197,7 @@ class _Lowering:
         """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
         base = simplify(extent - width, scope.ranges, index=True)
         multiple = int(base.value) if isinstance(base, Const) else 1
-        masked = bool(dict(f.bind.args).get("masked"))
-        inner = scope.inner(lanes=Lanes(f.var, base, width, multiple, masked), again=again)
+        inner = scope.inner(lanes=Lanes.of(f, base, width, multiple), again=again)
         inner.ranges[f.var] = range_below(extent, scope.ranges)
         inner.values |= sums
         inner.sums = frozenset(sums)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, op, static, substitute
+from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, again, named
+from compiler.passes.tile.nests import SERIAL, again, named, pieces
 from compiler.schedule.steps import ScheduleError, SplitScan
 
 
@@ -60,10 +60,6 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
     held = held.replace(strides=row_major(held.shape))
     place = tuple(Var(r.var) for r in rows)
 
-    def share(which: Var) -> Expr:
-        whole = extent % step.length == 0
-        return dim(step.length) if whole else op("min", dim(step.length), f.extent - which * step.length)
-
     def moved(s: tuple[Stmt, ...], which: Var, inner: Expr) -> tuple[Stmt, ...]:
         made: tuple[Stmt, ...] = substitute(s, {Var(f.var): which * step.length + inner})
         return made
@@ -78,7 +74,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
     )
     sums: tuple[Stmt, ...] = (
         Init(step.total, first),
-        tile.For(total.name, share(part), "reduce", SERIAL, summed),
+        tile.For(total.name, pieces(f.extent, step.length, part)[1], "reduce", SERIAL, summed),
         Store(held.name, (part, *place), Var(step.total, first.dtype)),
     )
     sums = again(tuple(rows), named(step, step.rows, len(rows)), sums) if rows else sums
@@ -86,7 +82,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
     scanned: tuple[Stmt, ...] = (
         Init(name, first),
         tile.For(before.name, following, "reduce", SERIAL, (known,)),
-        f.replace(extent=share(following), body=moved(f.body, following, Var(f.var))),
+        f.replace(extent=pieces(f.extent, step.length, following)[1], body=moved(f.body, following, Var(f.var))),
     )
     made = (
         tile.For(part.name, dim(count), "parallel", SERIAL, sums),
