@@ -11,7 +11,7 @@ import re
 
 from compiler.ir import alike
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DType, boolean, f32, i64
+from compiler.ir.dtype import DType, boolean, f32, i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
@@ -28,8 +28,8 @@ HEADERS = {
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
     "float8": "from_f8e4m3 to_f8e4m3 from_f8e5m2 to_f8e5m2",
     "halves": "scaled_halves widened",
-    "arithmetic": "add sub mul div div_large isnan signbit max min negated abs sign shl shr ones floordiv remainder "
-    "quotient rest truncdiv fmod round",
+    "arithmetic": "add sub mul mul_plain div div_large isnan signbit max min negated abs sign shl shr ones floordiv "
+    "remainder quotient rest truncdiv fmod round",
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
@@ -187,16 +187,23 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
             return compared(w, name, a, b)
-        case Op(name, (a, b)) if name in WRAPPING and e.dtype.is_integer and e.dtype.bits == 32:
+        case Op("mul", (a, b)) if e.dtype is i32 and all(map(_is_not_known_negative, (a, b))):
+            return w.call("mlc_mul_plain", w.of(a), w.of(b))
+        case Op(name, (a, b)) if name in WRAPPING and e.dtype.is_integer and e.dtype.bits <= 32:
             return w.call(f"mlc_{name}", w.of(a), w.of(b))
         case Op("neg", (a,)) if e.dtype.is_integer and e.dtype.bits <= 32:
-            return c.narrowed(w, w.call("mlc_negated", w.of(a)), e.dtype)
+            return w.call("mlc_negated", w.of(a))
         case Op("div", (a, b)) if not _is_power(b):
             return w.call("mlc_div_large" if _at_least_one(b) else "mlc_div", w.of(a), w.of(b))
         case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {by}", SHIFT)
             return c.narrowed(w, made, e.dtype)
     return None
+
+
+def _is_not_known_negative(e: Expr) -> bool:
+    """Whoever compiles the text cannot know a negative number."""
+    return e.value >= 0 if isinstance(e, Const) else bool(loads(e))
 
 
 def _is_power(e: Expr) -> bool:

@@ -24,13 +24,16 @@ def functions(seed: int) -> Trials:
 
 def _extremes(rng: np.random.Generator) -> Trials:
     """Of three, of which one is negated or an absolute value: on some targets that is one instruction."""
-    for dtype in (i8, i16, i32, i64, f32):
+    negations = [(dtype, "", "-{}" if dtype.is_float else "mlc_negated({})") for dtype in (i8, i16, i32, i64, f32)]
+    negations += [(i32, "_as_difference", "mlc_sub(0, {})"), (i32, "_as_product", "mlc_mul({}, -1)")]
+    negations += [(i32, "_as_complement", "mlc_add(~{}, 1)"), (i32, "_as_quotient", "mlc_truncdiv({}, -1)")]
+    for dtype, kind, neg in negations:
         x = small(rng, dtype, (3, 32), -9, 9)
         a, b, c = x
-        neg = "mlc_negated" if dtype.is_integer and dtype.bits <= 32 else "-"
+        negated = ", ".join(f"{name} = {neg.format(of)}" for name, of in zip("pqr", "abc", strict=True))
         body = f"""
 const auto a = x[t], b = x[32 + t], c = x[64 + t];
-const decltype(x[0] + 0) p = {neg}(a), q = {neg}(b), r = {neg}(c), s = mlc_abs(a);
+const decltype(x[0] + 0) {negated}, s = mlc_abs(a);
 out[t] = mlc_min(mlc_min(p, q), r);
 out[32 + t] = mlc_max(mlc_max(p, q), r);
 out[64 + t] = mlc_min(mlc_max(s, q), c - 5);
@@ -41,7 +44,9 @@ out[64 + t] = mlc_min(mlc_max(s, q), c - 5);
             np.minimum(np.maximum(abs(a), -b), c - 5),
         )
         wanted = np.stack(rows).astype(storage(dtype))
-        yield by_hand(f"extremes_{dtype}", "", body, ("arithmetic",), (("x", dtype, x),), (("out", dtype, wanted),))
+        yield by_hand(
+            f"extremes_{dtype}{kind}", "", body, ("arithmetic",), (("x", dtype, x),), (("out", dtype, wanted),)
+        )
 
 
 def _atomics(rng: np.random.Generator) -> Trials:

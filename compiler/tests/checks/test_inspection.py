@@ -1,6 +1,7 @@
 """What kernels take of a GPU: figures by kernel of programs compiled together, contracts from what the code calls."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 import compiler
 from compiler.checks import inspection
+from compiler.execution.gpu_programs import HEADERS
 from compiler.ir.kernel import Function
 from compiler.runtime import cubin, sass
 
@@ -85,3 +87,18 @@ def test_contracts_follow_from_what_is_called() -> None:
     a, b = torch.randn(2, 512, 512, dtype=torch.bfloat16)
     product = lowered(torch.matmul, a, b, target="sm_80")
     assert "HMMA" in inspection.contract(only(product), product.target).needs
+
+
+@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+@pytest.mark.parametrize(
+    "negated",
+    [lambda x: -x, lambda x: 0 - x, lambda x: x * -1, lambda x: ~x + 1, lambda x: x.div(-1, rounding_mode="trunc")],
+    ids=["neg", "sub", "mul", "not", "div"],
+)
+def test_extremes_of_negated_integers(tmp_path: Path, negated: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """ptxas forgets that the second operand of VIMNMX3 is to be negated: none is that it could see so."""
+    program = lowered(lambda x: negated(x).amin(0), torch.ones(8, 3000, dtype=torch.int32))
+    made = cubin.build_cubin(program.stages["cuda"], "sm_90a", include=(HEADERS,), cache=tmp_path)
+    text = sass.disassemble(made.path)
+    assert text is not None and "MNMX" in text
+    assert not re.search(r"(IMAD\.MOV|IADD3)[^;]*-R\d+", text)

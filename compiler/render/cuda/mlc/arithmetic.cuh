@@ -24,18 +24,58 @@ struct mlc_as_unsigned<long> {
 };
 
 // ---- of integers that wrap around: NVCC takes signed ones not to
+//
+// Of two instructions that choose from three signed integers ptxas 13.0 makes one, VIMNMX3, and forgets that the second
+// operand is to be negated. Neither of them may see that a number is: as 0 - x, x * -1 or ~x + 1, or as a quotient by a
+// negative constant. NVCC's algebra has no access to these functions, and ptxas does not make one of two instructions.
 
+MLC_DEVICE int mlc_add(int x, int y) {
+#ifdef __CUDACC__
+    int made;
+    asm("add.s32 %0, %1, %2;" : "=r"(made) : "r"(x), "r"(y));
+    return made;
+#else
+    return (int)((unsigned)x + (unsigned)y);
+#endif
+}
+// x + ~y + 1
+MLC_DEVICE int mlc_sub(int x, int y) {
+#ifdef __CUDACC__
+    int made;
+    asm("{\n.reg .b32 part;\nnot.b32 part, %2;\nadd.s32 part, part, 1;\nadd.s32 %0, %1, part;\n}\n"
+        : "=r"(made)
+        : "r"(x), "r"(y));
+    return made;
+#else
+    return (int)((unsigned)x - (unsigned)y);
+#endif
+}
+// Of numbers of which neither is known to be negative when the text is compiled.
+MLC_DEVICE int mlc_mul_plain(int x, int y) {
+    return (int)((unsigned)x * (unsigned)y);
+}
+// ~(x * ~y + x) + 1
+MLC_DEVICE int mlc_mul(int x, int y) {
+    return mlc_sub(0, mlc_add(mlc_mul_plain(x, ~y), x));
+}
 template <typename T>
 MLC_DEVICE T mlc_add(T x, T y) {
+    if constexpr (sizeof(T) < 4) return (T)mlc_add((int)x, (int)y);
     return (T)((typename mlc_as_unsigned<T>::type)x + (typename mlc_as_unsigned<T>::type)y);
 }
 template <typename T>
 MLC_DEVICE T mlc_sub(T x, T y) {
+    if constexpr (sizeof(T) < 4) return (T)mlc_sub((int)x, (int)y);
     return (T)((typename mlc_as_unsigned<T>::type)x - (typename mlc_as_unsigned<T>::type)y);
 }
 template <typename T>
 MLC_DEVICE T mlc_mul(T x, T y) {
+    if constexpr (sizeof(T) < 4) return (T)mlc_mul((int)x, (int)y);
     return (T)((typename mlc_as_unsigned<T>::type)x * (typename mlc_as_unsigned<T>::type)y);
+}
+template <typename T>
+MLC_DEVICE T mlc_negated(T x) {
+    return mlc_sub(T(0), x);
 }
 
 template <typename T>
@@ -84,29 +124,10 @@ MLC_DEVICE float mlc_min(float a, float b) {
     return least;
 }
 #endif
-// Of two instructions that choose from three signed integers ptxas 13.0 makes one, VIMNMX3, and forgets that an operand
-// is to be negated, or its absolute value taken: here it sees neither.
-MLC_DEVICE int mlc_negated(int x) {
-#ifdef __CUDACC__
-    int made;
-    asm("{\n.reg .b32 flipped;\nnot.b32 flipped, %1;\nadd.s32 %0, flipped, 1;\n}\n" : "=r"(made) : "r"(x));
-    return made;
-#else
-    return (int)(0u - (unsigned)x);
-#endif
-}
-template <typename T>
-MLC_DEVICE T mlc_negated(T x) {
-    return (T)((typename mlc_as_unsigned<T>::type)0 - (typename mlc_as_unsigned<T>::type)x);
-}
-// The least integer is its own absolute value. Negated as a signed one it would be none, and NVCC takes x % (abs(x) + 1)
-// to divide by a positive number.
+// The least integer is its own absolute value.
 template <typename T>
 MLC_DEVICE T mlc_abs(T x) {
     return x < T(0) ? mlc_negated(x) : x;
-}
-MLC_DEVICE int mlc_abs(int x) {
-    return x < 0 ? mlc_negated(x) : x;
 }
 MLC_DEVICE short mlc_abs(short x) {
     return (short)mlc_abs((int)x);
@@ -186,7 +207,8 @@ template <typename T>
 MLC_DEVICE T mlc_truncdiv(T x, T y) {
     if (y == T(0)) return T(0);
     if (T(-1) < T(0) && y == T(-1)) return mlc_negated(x);
-    return (T)(x / y);
+    const T q = (T)(x / y);
+    return y < T(0) ? mlc_negated(mlc_negated(q)) : q;
 }
 template <typename T>
 MLC_DEVICE T mlc_fmod(T x, T y) {
