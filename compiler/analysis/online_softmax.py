@@ -278,10 +278,12 @@ class Reader:
         other = next(x for x in value.args if x is not weights[0])
         want(bool(loads(other)))  # tiles are named after buffers, which constants have not
         accumulator = Var(first.name, first.value.dtype)
-        score, maximum, total, last, kind = self.softmax(weights[0], accumulator)
+        score, maximum, total, last, kind, safe = self.softmax(weights[0], accumulator)
         found = [v for v in self.sums if v in set(score.walk())]
         want(len(found) <= 1 and not any(v in set(other.walk()) for v in self.sums))
         done = self.done(after)
+        if not safe:
+            last, done, self.row_after = self.undefined(last, done, accumulator, maximum, total)
         query = self.query(other, *(self.scores(v, set()) for v in found))
         scores = self.scores(found[0], {query.var}) if found else None
         assert self.keys is not None
@@ -293,8 +295,27 @@ class Reader:
             done, inner, tuple(self.row_after),
         )  # fmt: skip
 
-    def softmax(self, weight: Expr, accumulator: Var) -> tuple[Expr, Var, Var, Expr, DType]:
-        """The score, its maximum and the sum of exponentials, what the sum of weights becomes, and their type."""
+    def undefined(
+        self, last: Expr, after: tuple[Store, ...], accumulator: Var, maximum: Var, total: Var
+    ) -> tuple[Expr, tuple[Store, ...], list[Store]]:
+        """What is made of the sums, which are NaN where the maximum that is subtracted from scores of -inf is -inf.
+
+        One pass finds zeros there, of which the quotient is NaN as well.
+        """
+
+        def of(x: Var) -> Expr:
+            return op("where", op("eq", maximum, -math.inf), const(math.nan, x.dtype), x)
+
+        def stored(s: Store) -> Store:
+            return s.replace(value=substitute(s.value, {total: of(total)}))
+
+        if last is not op("div", accumulator, total):
+            last = substitute(last, {total: of(total), accumulator: of(accumulator)})
+        return last, tuple(map(stored, after)), [*map(stored, self.row_after)]
+
+    def softmax(self, weight: Expr, accumulator: Var) -> tuple[Expr, Var, Var, Expr, DType, bool]:
+        """The score, its maximum and the sum of exponentials, what the sum of weights becomes, their type, and whether
+        a maximum of -inf is left out."""
         kind = weight.dtype
         while isinstance(weight, Cast):
             kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
@@ -309,7 +330,7 @@ class Reader:
                 for v, (how, value) in self.totals.items():
                     if how == "max" and value is score and shift in (v, guarded(v)):
                         want(not set(self.totals) & set(score.walk()) and len(self.totals) == 2)
-                        return score, v, total, last, kind
+                        return score, v, total, last, kind, shift is not v
         raise Other
 
     def scores(self, name: Var, queries: set[str]) -> Scores:
