@@ -34,7 +34,7 @@ from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
-from compiler.frontend import graphs
+from compiler.frontend import graphs, margins
 from compiler.passes import quantize
 from compiler.pipeline import Lowering
 from compiler.runtime import detect, garbage, gpu_memory, store
@@ -180,7 +180,7 @@ def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Call
         return run
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
-    with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(graph)):
+    with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(graph)), margins.derived():
         made: Callable[..., Any] = aot_module_simplified(
             graph,
             inputs,

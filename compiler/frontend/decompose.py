@@ -32,6 +32,7 @@ from compiler.frontend import (
     foreach,
     graphs,
     linalg,
+    margins,
     samples,
     selections,
     special,
@@ -57,10 +58,9 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
-    table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
-    families = (definitions, distances, embeddings, linalg, samples, selections, floats, windows)
+    families = (definitions, distances, embeddings, linalg, margins, samples, selections, floats, windows)
     own = {name: how for family in families for name, how in family.DEFINITIONS.items()}
     table |= {_overload(name): _laid_out(_overload(name), how) for name, how in own.items()}
     table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]
@@ -175,20 +175,6 @@ def _weight_norm_backward(
     """Gradients of v and g, where the weight is v * g / norms."""
     along = (grad * v).sum([d for d in range(v.dim()) if d != dim], keepdim=True) / norms
     return g / norms * (grad - v * along / norms), along.to(g.dtype)
-
-
-def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the targets before the first -1; torch's own takes each place from there on for one of class 0."""
-    classes = x.shape[-1]
-    places = torch.arange(classes, device=x.device)
-    counts = places < torch.where(target == -1, places, classes).amin(-1, keepdim=True)
-    is_target = (places == torch.where(counts, target, -1).unsqueeze(-1)).any(-2)
-    chosen = x.gather(-1, torch.where(counts, target, 0))
-    margins = (1 - chosen.unsqueeze(-1) + x.unsqueeze(-2)).clamp_min(0) / classes
-    counted = counts.unsqueeze(-1) & is_target.logical_not().unsqueeze(-2)
-    loss = torch.where(counted, margins, 0).sum((-2, -1))
-    reduced = (lambda: loss, loss.mean, loss.sum)[reduction]()
-    return reduced, is_target.to(x.dtype)
 
 
 def _encoder_layer(

@@ -1,0 +1,78 @@
+"""Losses by margins, of which torch's own definitions differ from its kernels.
+
+Those count a margin that is met exactly in the gradient, pass NaN on, and take each label from the first -1 on for one
+of class 0. Torch traces gradients through its definitions, whatever decompositions it is given: `derived` is for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+
+def _missing(margins: torch.Tensor) -> torch.Tensor:
+    """By how much scores miss their margins; nothing for one that is met, or NaN."""
+    return torch.where(margins > 0, margins, 0)
+
+
+def _multi_margin_loss(
+    x: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    rows, target = x if x.dim() > 1 else x.unsqueeze(0), target.reshape(-1, 1)
+    losses = _missing(margin - rows.gather(1, target) + rows)
+    losses = losses if p == 1 else losses * losses
+    if weight is not None:
+        losses = losses * weight.reshape(-1)[target]
+    others = torch.arange(rows.shape[1], device=x.device) != target
+    losses = torch.where(others, losses, 0).sum(1) / rows.shape[1]
+    return _reduced(losses.reshape(x.shape[:-1]), reduction)
+
+
+def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the targets before the first -1."""
+    classes = x.shape[-1]
+    places = torch.arange(classes, device=x.device)
+    counts = places < torch.where(target == -1, places, classes).amin(-1, keepdim=True)
+    is_target = (places == torch.where(counts, target, -1).unsqueeze(-1)).any(-2)
+    chosen = x.gather(-1, torch.where(counts, target, 0))
+    margins = _missing(1 - chosen.unsqueeze(-1) + x.unsqueeze(-2)) / classes
+    counted = counts.unsqueeze(-1) & is_target.logical_not().unsqueeze(-2)
+    return _reduced(torch.where(counted, margins, 0).sum((-2, -1)), reduction), is_target.to(x.dtype)
+
+
+def _reduced(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+    return (lambda: losses, losses.mean, losses.sum)[reduction]()
+
+
+# By the names of overloads.
+DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "multi_margin_loss.default": _multi_margin_loss,
+    "multilabel_margin_loss_forward.default": _multilabel_margin_loss,
+}
+
+
+@contextlib.contextmanager
+def derived() -> Iterator[None]:
+    """Torch derives gradients from the definitions here while this is entered."""
+    aten: Any = torch.ops.aten
+    ours: dict[Any, Callable[..., Any]] = {
+        aten.multi_margin_loss.default: _multi_margin_loss,
+        aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    }
+    before = {op: op.py_kernels[DispatchKey.Autograd] for op in ours if DispatchKey.Autograd in op.py_kernels}
+    _derive({op: ours[op] for op in before})
+    try:
+        yield
+    finally:
+        _derive(before)
+
+
+def _derive(formulas: dict[Any, Callable[..., Any]]) -> None:
+    for op, formula in formulas.items():
+        op.py_kernels[DispatchKey.Autograd] = formula
+        op._dispatch_cache.clear()
