@@ -129,6 +129,15 @@ def _soft_margin_backward(
     return made / x.numel() if reduction == 1 else made  # the mean
 
 
+def _smooth_l1_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:  # fmt: skip
+    """Torch's own definition has the sign of a NaN, 0, for the slope there."""
+    off = x - target
+    made = grad * torch.where(off.abs() >= beta, off.sign(), off / beta)
+    return made / x.numel() if reduction == 1 else made  # the mean
+
+
 def _grouped_mm(
     x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -162,6 +171,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce,
     "soft_margin_loss_backward.default": _soft_margin_backward,
+    "smooth_l1_loss_backward.default": _smooth_l1_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
     "_scaled_mm.default": _scaled_mm, "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized_if,
