@@ -34,6 +34,8 @@ from compiler.passes.tile.places import check_own, divides, pieces, without
 from compiler.schedule.block_steps import Online
 from compiler.schedule.steps import ScheduleError
 
+_FAR = 2.0**30  # products up to it are rounded by 64 at most
+
 
 def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     """`online("o", 4, 4, into=("q", "j", "d"), tiles=("o", "c"))`
@@ -88,9 +90,11 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
                     for j_max in serial(4, reduce):
                         m_new = update(max, c[q_row, j_max])
                     m_safe = where(m_new == -inf, 0.0, m_new)
+                    m_root = rsqrt(abs(m_safe))
+                    m_factor = min(m_root * m_root * 1073741824.0, 1.4426950216293335)
                     l_new: f32 = 0.0
                     for j_exp in serial(4, reduce):
-                        o_weight = exp2_ftz(fma(c[q_row, j_exp], 1.4426950216293335, -(m_safe * 1.4426950216293335)))
+                        o_weight = exp2_ftz(fma(c[q_row, j_exp], m_factor, -(m_safe * m_factor)))
                         o_weights[q_row, j_exp] = o_weight
                         l_new += o_weight
                     m_scale = exp2_ftz((m[q_row] - m_safe) * 1.4426950216293335)
@@ -204,6 +208,8 @@ class _Maker(Block):
         columns = dict(zip(("max", "exp"), both, strict=True))
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
+        root, factor = Var(f"{m}_root", dtype), Var(f"{m}_factor", dtype)
+        near = (Let(root.name, op("rsqrt", op("abs", safe))), Let(factor.name, self.near(root))) if self.fused else ()
         held, value = (scores, weight) if self.step.late else (weights, cast(cast(weight, f.weight), self.weight))
 
         def score(end: str) -> Load:
@@ -219,11 +225,12 @@ class _Maker(Block):
                 Init(new.name, old),
                 over("max", "reduce", Accum(new.name, "max", score("max"))),
                 Let(safe.name, guarded(new)),
+                *near,
                 Init(more.name, identity("sum", dtype)),
                 over(
                     "exp",
                     "reduce",
-                    Let(weight.name, self.weighed(score("exp"), safe)),
+                    Let(weight.name, self.weighed(score("exp"), safe, factor)),
                     Store(held, self.lying(row, columns["exp"]), value),
                     Accum(more.name, "sum", weight),
                 ),
@@ -242,15 +249,25 @@ class _Maker(Block):
         """A power by an exponent; weights that are no normal numbers do not count."""
         return op("exp2_ftz", e) if self.dtype is f32 else op("exp", e)
 
-    def weighed(self, score: Expr, most: Expr) -> Expr:
+    @property
+    def fused(self) -> bool:
+        """Exponents are one operation each."""
+        return self.dtype is f32 and not self.local
+
+    def near(self, root: Expr) -> Expr:
+        """The factor of exponents, from the root of 1 / |maximum|; less where the product with the maximum would exceed
+        `_FAR`, as its rounding would then be a power of 2 that overflows. Scores so large are so far apart that only
+        those equal to the maximum have a weight."""
+        return op("min", root * root * _FAR, const(self.factor * math.log2(math.e), self.dtype))
+
+    def weighed(self, score: Expr, most: Expr, factor: Expr) -> Expr:
         """The weight of a score: by one operation before the power, where what is subtracted is rounded once for all.
 
         All weights of a row have that rounding in common, and so has their sum.
         """
-        if self.dtype is not f32 or self.local:
+        if not self.fused:
             return self.power(self.scaled(score - most))
-        factor = const(self.factor * math.log2(math.e), self.dtype)
-        return self.power(op("fma", score, factor, op("neg", self.scaled(most))))
+        return self.power(op("fma", score, factor, op("neg", most * factor)))
 
     def score(self, row: Var, column: Var, scores: str) -> Expr:
         """What the softmax is taken of, -inf for a column too many; buffers are not read outside of their bounds."""
