@@ -322,12 +322,20 @@ def _may_wrap(e: Expr, ranges: Ranges) -> bool:
     return any(map(is_vast, found)) or all(None not in r for r in found)
 
 
+def _wraps(e: Expr, ranges: Ranges, index: bool) -> bool:
+    """Whether a value may wrap around; in an index, data of which nothing is known, until what is around bounds it."""
+    if not index:
+        return _may_wrap(e, ranges)
+    data = any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name) == UNKNOWN) for n in e.walk())
+    return data and e.dtype is i64 and value_range(e, ranges) == UNKNOWN
+
+
 def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
             return from_linear(_join(linear(e), ranges, index))  # true modulo 2**64 as well
-        case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if not index and any(
-            _may_wrap(x, ranges) for x in e.args
+        case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if any(
+            _wraps(x, ranges, index) for x in e.args
         ):
             return e
         case Op("floordiv", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
@@ -407,7 +415,7 @@ def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
                 whole = from_linear(plus(linear(x), others, 1))
                 if whole is x:
                     yield op("floordiv", x, d * e)
-                if index or not _may_wrap(whole, ranges):
+                if not _wraps(whole, ranges, index):
                     yield _divide(whole, d * e, ranges)
 
 
