@@ -100,7 +100,8 @@ class Stage(Step):
     Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements, swizzled over `swizzle`
     bytes. If `how` is given, one of `tile.COPIES`, one copy without loops does it: a pipeline can run it ahead, and
     elements are converted when loaded from the tile, of which adjacent axes of the buffer are one axis. Threads copy
-    `width` neighbours at once, and by "cp.async" bring `prefetch` bytes of their line to the second-level cache.
+    `width` neighbours at once, and by "cp.async" bring `prefetch` bytes of their line to the second-level cache. With
+    `turned`, such a tile is transposed in memory: neighbours of it lie along its first axis.
     """
 
     makes = ("tile", "into")
@@ -115,6 +116,7 @@ class Stage(Step):
     width: int = 0
     rounds: int = 0
     prefetch: int = 0
+    turned: int = 0
 
 
 class Margin(Step):

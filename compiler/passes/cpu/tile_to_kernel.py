@@ -383,7 +383,8 @@ class _Lowering:
             for e, n, moves in zip(s.source.starts, shape, s.source.lengths, strict=True)
             if moves
         ]
-        whole = all((value_range(e, known)[0] or 0) >= n for e, n in zip(left, lengths, strict=True))
+        left = [const(n) if (value_range(e, known)[0] or 0) >= n else e for e, n in zip(left, lengths, strict=True)]
+        whole = left == [const(n) for n in lengths]
         args: tuple[Expr | k.Address, ...] = (
             *map(const, lengths),
             *(self.value(e, scope) for e in left),

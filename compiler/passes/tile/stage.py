@@ -63,6 +63,8 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     if step.how:
         copied, table = staged(step, buffer, axes, uses)
         return (f.replace(body=(*copied, *substitute(f.body, table))),)
+    if step.turned:
+        raise ScheduleError(step, "loops turn no tile, only a copy without loops does: say how")
     kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
     shape = tuple(extent for _, extent, _ in kept)
     small = Tensor(step.tile, buffer.dtype, shape, padded(shape, step.pad))

@@ -46,7 +46,8 @@ def staged(
     if not groups:
         raise ScheduleError(step, f"one element of {buffer.name} is no tile")
     shape = tuple(dim(_count(lengths, g)) for g in groups)
-    held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
+    strides = row_major(shape[::-1])[::-1] if step.turned else row_major(shape)
+    held = Tensor(step.tile, buffer.dtype, shape, strides)
     whole_tile = tile.Slice(held.name, (const(0),) * len(shape), tuple(map(static, shape)))
     source = tile.Slice(buffer.name, tuple(start for _, start in axes), tuple(lengths))
 

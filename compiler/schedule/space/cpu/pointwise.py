@@ -15,8 +15,8 @@ from compiler.ir import loop
 from compiler.ir.expr import Const, Var, dim
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.space.cpu import partitioned
-from compiler.schedule.space.cpu.nests import Nest
+from compiler.schedule.space.cpu import partitioned, turned
+from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, either, ranked, relative
 from compiler.schedule.steps import Bind, Split, Step, StoreAt
 
@@ -47,7 +47,8 @@ def space(nest: Nest) -> Iterator[Member]:
     least = float(max(1, nest.count * nest.work))
     costs = relative([_cycles(nest, way) for way in ways])
     whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
-    return either(whole, partitioned.space(nest, least))
+    before = touched(nest.inside) * cost.accesses(nest.across(), nest.lanes) / nest.lanes
+    return either(whole, partitioned.space(nest, least), turned.space(nest, least, before))
 
 
 def _ways(nest: Nest) -> Iterator[_Way]:
