@@ -28,6 +28,7 @@ def loops(x: Tensor) -> str:
     ("shape", "dtype", "side"),
     [
         ((64, 48), torch.float32, 8),
+        ((8, 8), torch.float32, 8),
         ((41, 37), torch.float32, 8),
         ((41, 37), torch.bfloat16, 16),
         ((40, 37), torch.int64, 4),

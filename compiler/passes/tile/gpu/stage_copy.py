@@ -39,7 +39,7 @@ def staged(
     groups: list[list[int]] = []
     for d in (d for d, n in enumerate(lengths) if n):
         whole = lengths[d] == static(buffer.shape[d]) and axes[d][1] is const(0)
-        if groups and groups[-1][-1] == d - 1 and whole and _together(buffer, d):
+        if groups and groups[-1][-1] == d - 1 and whole and _together(buffer, d) and not step.turned:
             groups[-1].append(d)
         else:
             groups.append([d])
