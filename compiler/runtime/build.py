@@ -42,6 +42,7 @@ SOUND = ("-fno-delete-null-pointer-checks", "-fno-predictive-commoning")
 def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:
     """Flags for a kernel; never -ffast-math, which reassociates the rounding inside exp (error 6e-3 in a softmax).
 
+    Loops run in the order of the schedule, which GCC does not exchange: it takes rows read backwards column by column.
     GCC 12 makes masked vectors of scalar loops with branches, and takes the wrong mask where short rows that it has
     unrolled, of two or three elements, are guarded from some row on, as padding them does.
     """
@@ -52,6 +53,7 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
         "-fno-math-errno",
         "-fno-trapping-math",
         "-fno-tree-loop-if-convert",
+        "-fno-loop-interchange",
         *SOUND,
         f"-ffp-contract={'fast' if contract else 'off'}",
         "-fopenmp",

@@ -164,12 +164,25 @@ MLC_INLINE void mlc_store_n(S* p, V v, long n) {
 
 // ---- strided, indexed and masked access, element by element
 
-// Every other element from p on: two loads that end where the last of them does, not behind it, and one shuffle.
-template <typename V, typename R, int... I>
-MLC_INLINE V mlc_pick_alternate(const R* p, mlc_indices<I...>) {
+// Every STRIDE-th element from p on, of the first K + 1 vectors of memory: the last of STRIDE loads ends where the last of
+// the elements does, not behind it, and each but the first takes one shuffle.
+template <int STRIDE, int K = STRIDE - 1, typename R, int... I>
+MLC_INLINE auto mlc_pick_spaced(const R* p, mlc_indices<I...> lanes) {
+  constexpr int N = sizeof...(I), LAST = (N - 1) * (STRIDE - 1), AT = K * N < LAST ? K * N : LAST;
+  if constexpr (K == 0)
+    return mlc_load<R, N>(p);
+  else
+    return __builtin_shufflevector(mlc_pick_spaced<STRIDE, K - 1>(p, lanes), mlc_load<R, N>(p + AT),
+        (I * STRIDE < K * N      ? (K == 1 ? I * STRIDE : I)
+            : I * STRIDE < AT + N ? N + I * STRIDE - AT
+                                  : 0)...);
+}
+// The elements before and at p, the last of them first.
+template <typename R, int... I>
+MLC_INLINE auto mlc_pick_reversed(const R* p, mlc_indices<I...>) {
   constexpr int N = sizeof...(I);
-  return __builtin_shufflevector(
-      mlc_load<R, N>(p), mlc_load<R, N>(p + N - 1), (2 * I < N ? 2 * I : N + 2 * (I - N / 2) + 1)...);
+  auto v = mlc_load<R, N>(p - N + 1);
+  return __builtin_shufflevector(v, v, (N - 1 - I)...);
 }
 template <typename V, typename R, int... I>
 MLC_INLINE V mlc_pick_strided(const R* p, long stride, mlc_indices<I...>) {
@@ -178,9 +191,20 @@ MLC_INLINE V mlc_pick_strided(const R* p, long stride, mlc_indices<I...>) {
 template <typename T, int N, typename S>
 MLC_INLINE mlc_vec<T, N> mlc_load_strided(const S* p, long stride) {
   typedef mlc_raw<S> R;
-  if constexpr (N > 1 && N * sizeof(R) <= MLC_VECTOR_BYTES)
-    if (__builtin_constant_p(stride) && stride == 2)
-      return mlc_from_raw<T, S>(mlc_pick_alternate<mlc_vec<R, N>>((const R*)p, mlc_count<N>()));
+  if constexpr (N > 1 && N * sizeof(R) <= MLC_VECTOR_BYTES) {
+#ifdef MLC_AVX512
+    constexpr bool SHUFFLES = sizeof(R) >= 2;
+#else
+    constexpr bool SHUFFLES = sizeof(R) >= 4;
+#endif
+    const auto lanes = mlc_count<N>();
+    if (__builtin_constant_p(stride) && stride == -1) return mlc_from_raw<T, S>(mlc_pick_reversed((const R*)p, lanes));
+    if (__builtin_constant_p(stride) && stride == 2) return mlc_from_raw<T, S>(mlc_pick_spaced<2>((const R*)p, lanes));
+    if constexpr (SHUFFLES) {
+      if (__builtin_constant_p(stride) && stride == 3) return mlc_from_raw<T, S>(mlc_pick_spaced<3>((const R*)p, lanes));
+      if (__builtin_constant_p(stride) && stride == 4) return mlc_from_raw<T, S>(mlc_pick_spaced<4>((const R*)p, lanes));
+    }
+  }
   return mlc_from_raw<T, S>(mlc_pick_strided<mlc_vec<R, N>>((const R*)p, stride, mlc_count<N>()));
 }
 

@@ -313,10 +313,22 @@ def test_elements_at_known_distances_are_loaded_from_between_them(machine: str, 
                 assert np.array_equal(out, middle[start:][places]), f"{dtype}, {places}, {machine}, seed {seed}"
 
 
-# Every other element: what lies before the first and behind the last of them is not read.
-ALTERNATE = """
-extern "C" void alternate_DTYPE_WIDTH(const LANE* p, LANE* y) {
+# Elements STRIDES apart: what lies before the first and behind the last of them is not read.
+STRIDES = (2, 3, 4, -1)
+SPACED = """
+extern "C" void spaced_DTYPE_WIDTH(const LANE* p, LANE* y) {
+  constexpr long N = WIDTH;
   mlc_store(y, mlc_load_strided<LANE, WIDTH>(p, 2));
+  mlc_store(y + N, mlc_load_strided<LANE, WIDTH>(p, 3));
+  mlc_store(y + 2 * N, mlc_load_strided<LANE, WIDTH>(p, 4));
+  mlc_store(y + 3 * N, mlc_load_strided<LANE, WIDTH>(p + N - 1, -1));
+}
+extern "C" void last_DTYPE_WIDTH(const LANE* end, LANE* y) {
+  constexpr long N = WIDTH;
+  mlc_store(y, mlc_load_strided<LANE, WIDTH>(end - (N - 1) * 2, 2));
+  mlc_store(y + N, mlc_load_strided<LANE, WIDTH>(end - (N - 1) * 3, 3));
+  mlc_store(y + 2 * N, mlc_load_strided<LANE, WIDTH>(end - (N - 1) * 4, 4));
+  mlc_store(y + 3 * N, mlc_load_strided<LANE, WIDTH>(end, -1));
 }
 """
 
@@ -324,7 +336,7 @@ extern "C" void alternate_DTYPE_WIDTH(const LANE* p, LANE* y) {
 @pytest.mark.parametrize("machine", MACHINES)
 def test_access_of_some_elements_stays_on_their_page(machine: str, tmp_path: Path) -> None:
     dtypes, widths = ("f32", "f64", "i64", "i32", "i16", "u8"), ("2", "4", "8", "16")
-    body = "".join(text(PARTIAL + ALTERNATE, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
+    body = "".join(text(PARTIAL + SPACED, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
     library = build(tmp_path, ["memory.h"], body, machine)
     libc, page = ctypes.CDLL(None), mmap.PAGESIZE
     pages = mmap.mmap(-1, 3 * page)
@@ -342,8 +354,11 @@ def test_access_of_some_elements_stays_on_their_page(machine: str, tmp_path: Pat
                 library[f"partial_{dtype}_{width}"](end, ctypes.c_long(n))
                 assert (last == 4).all(), f"{dtype} x {width}, n = {n}"
             size = np.dtype(NUMPY[dtype]).itemsize
-            span, found = 2 * width - 1, np.zeros(width, NUMPY[dtype])
-            middle.view(NUMPY[dtype])[:] = np.arange(page // size).astype(NUMPY[dtype])
-            for start in (0, page - span * size):
-                call(library[f"alternate_{dtype}_{width}"], middle[start : start + span * size], found)
-                assert np.array_equal(found, middle[start:].view(NUMPY[dtype])[:span:2]), f"{dtype} x {width}, {start}"
+            whole, found = middle.view(NUMPY[dtype]), np.zeros((4, width), NUMPY[dtype])
+            whole[:] = np.arange(page // size).astype(NUMPY[dtype])
+            call(library[f"spaced_{dtype}_{width}"], whole, found)
+            firsts = [whole[: (width - 1) * by + 1 : by] if by > 0 else whole[:width][::-1] for by in STRIDES]
+            assert np.array_equal(found, firsts), f"{dtype} x {width}"
+            call(library[f"last_{dtype}_{width}"], whole[-1:], found)
+            lasts = [whole[-1 - (width - 1) * by :: by] if by > 0 else whole[: -width - 1 : -1] for by in STRIDES]
+            assert np.array_equal(found, lasts), f"{dtype} x {width}"
