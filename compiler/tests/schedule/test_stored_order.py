@@ -78,3 +78,23 @@ def test_parts_of_long_rows_go_past_the_caches_as_whole_rows_do() -> None:
     for channels, side, marks in ((64, 8, 0), (64, 64, 2), (60, 64, 0)):
         x = torch.empty(32, channels, side, side).to(memory_format=torch.channels_last)
         assert loops(joined, [x, x]).count("past=1") == marks
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [(lambda x: F.max_pool2d(x, 2), (3, 5, 18, 54)), (lambda x: x.amax(-1), (203, 3)), (lambda x: x.flip(-1), (9, 40))],
+    ids=["max_pool2d", "amax", "flip"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_rows_go_along_vectors_where_loops_inside_are_short(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = (torch.randn(*shape) * 9).to(dtype)
+    text = loops(function, [x])
+    assert "vector(" in text and "reduce, width" not in text, text
+    expected = function(x.double()).to(dtype)
+    torch.testing.assert_close(
+        called(function, [x], "cpu"), expected, rtol=0, atol=0, msg=lambda m: f"{m}, seed {seed}"
+    )

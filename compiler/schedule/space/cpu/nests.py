@@ -147,12 +147,6 @@ class Nest:
         known = self.known(f for path in self.paths for f in path)
         return contiguous(access.strides(self.inside, Var(self.last.var), self.memory.tensors, known))
 
-    def along(self) -> float:
-        """The share of accesses that go along neighbours in the loops inside the rows."""
-        known, tensors = self.known(f for path in self.paths for f in path), self.memory.tensors
-        leaves = [path[-1] for path in self.paths]
-        return sum(contiguous(access.strides(f.body, Var(f.var), tensors, known)) for f in leaves) / len(leaves)
-
 
 def nest(memory: Memory, f: loop.For) -> Nest:
     """The nest that begins with a loop of the kernel."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from compiler.analysis.nests import overwrites_only
 from compiler.analysis.vectors import even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Const, Var, dim
@@ -121,6 +122,12 @@ def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
     return chunk, min(way.chunks, 1), width, unroll, way.past
 
 
+def _again(nest: Nest, chunk: int, width: int) -> bool:
+    """What whole vectors leave over of rows with loops inside is more than an end that goes one by one."""
+    extent, inside = nest.groups[-1].extent, overwrites_only(nest.inside)
+    return not chunk and _shares(nest) and inside and isinstance(extent, Const) and int(extent.value) % width > 1
+
+
 def _steps(nest: Nest, way: _Way) -> list[Step]:
     *outer, last = nest.groups
     name, spread = last.name, way.chunks != ONE_CORE
@@ -135,6 +142,7 @@ def _steps(nest: Nest, way: _Way) -> list[Step]:
     elif not outer and way.chunks == UNCUT:
         steps.append(Bind(name, "blocks"))
     if width > 1:
-        args = (("width", width), ("unroll", unroll), *((("past", 1),) if past else ()))
+        marks = [word for word, wanted in (("past", past), ("again", _again(nest, chunk, width))) if wanted]
+        args = (("width", width), ("unroll", unroll), *((word, 1) for word in marks))
         steps.append(Bind(name, "vector", args))
     return [*steps, *(s.replace(loop=name) if s.loop == last.name else s for s in nest.hoisted)]

@@ -33,8 +33,8 @@ def space(nest: Nest) -> Iterator[Member]:
     placing = _placing(nest)
     if not nest.groups or not (nest.rows_as_lanes or placing):
         return _along(nest, steps)
-    along, across = (steps * cost.accesses(share, lanes) for share in (nest.along(), nest.across()))
-    along = max(along, steps * _scattered(nest, lanes))
+    across = steps * cost.accesses(nest.across(), lanes)
+    along = steps * max(_accesses(nest, lanes), _scattered(nest, lanes))
     rows = fixed(across, *_within(nest, placing)) if placing else above(across, pointwise.space(nest))
     return either(_along(nest, along), rows)
 
@@ -76,6 +76,17 @@ def _along(nest: Nest, least: float) -> Iterator[Member]:
     before = [*nest.collapsed, *(StoreAt(b, nest.groups[-1].name) for b in nest.stored_at)]
     loops = (above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
     return both(fixed(least, *before), above(0.0, _spread(nest)), *loops)
+
+
+def _accesses(nest: Nest, lanes: int) -> float:
+    """Cycles of an access for a vector along the loops inside, on average: one by one where they are too short."""
+    out = 0.0
+    for path in nest.paths:
+        known = nest.known(f for path in nest.paths for f in path)
+        share = contiguous(access.strides(path[-1].body, Var(path[-1].var), nest.memory.tensors, known))
+        width = fitting_width(lanes, _merged(nest, path, nest.known(path))[1])
+        out += cost.accesses(share, width) * lanes / width
+    return out / len(nest.paths)
 
 
 def _scattered(nest: Nest, lanes: int) -> float:
