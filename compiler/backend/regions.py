@@ -1,9 +1,9 @@
 """A graph of which not all can be compiled in; the same graph with calls of the largest regions that can be out.
 
-Each call is tried alone. What is refused is cut out and runs in eager, at the place that its inputs allow; what is
-random there runs in the order of the graph, so that the same seed gives the same numbers. Everything between makes one
-region a stage: calls whose inputs no later cut makes. Regions of fewer than `LEAST` calls that compute something have
-nothing to fuse, so that compiling them gains nothing: they run in eager as well.
+Each call is tried alone. What is refused is cut out and runs in eager, at the place that its inputs allow; what draws
+random numbers there, or may do so, runs in the order of the graph, so that the same seed gives the same numbers.
+Everything between makes one region a stage: calls whose inputs no later cut makes. Regions of fewer than `LEAST` calls
+that compute something have nothing to fuse, so that compiling them gains nothing: they run in eager as well.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def for_all_sizes(node: Node) -> bool:
 def split(graph: GraphModule, apart: Mapping[Node, object]) -> GraphModule:
     """The graph with calls of its regions, submodules `region_0` and so on, between the calls `apart`."""
     stages: dict[Node, int] = {}
-    last_random = 0
+    last = 0  # stage of a call whose place among others of its kind matters
     for node in graph.graph.nodes:
         before = [(stages[x], _owner(x) in apart) for x in node.all_input_nodes if x in stages]
         if node.op != "call_function":
@@ -85,8 +85,9 @@ def split(graph: GraphModule, apart: Mapping[Node, object]) -> GraphModule:
         if node.target is operator.getitem:
             stages[node] = stages[_owner(node)]
         elif node in apart:
-            stages[node] = max([last_random * _is_random(node), *(stage for stage, _ in before)])
-            last_random = stages[node] if _is_random(node) else last_random
+            ordered = _may_draw(node)
+            stages[node] = max([last * ordered, *(stage for stage, _ in before)])
+            last = stages[node] if ordered else last
         else:
             stages[node] = max([0, *(stage + cut for stage, cut in before)])
     return _grouped(graph, {n: (stage, _owner(n) in apart) for n, stage in stages.items()}, LEAST)
@@ -190,8 +191,12 @@ def _computes(node: Node) -> bool:
     return not (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
-def _is_random(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+def _may_draw(node: Node) -> bool:
+    """Whether a call draws random numbers, or may do so, as higher-order ops and those of other libraries may."""
+    op = node.target
+    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims"):
+        return True
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _value(node: Node) -> Any:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from compiler import backend, pass_order
 from compiler.backend import FallbackWarning, Report, mlcomp
@@ -182,6 +183,42 @@ def test_random_numbers_are_drawn_in_the_order_of_the_program() -> None:
         return a * 2 + 1, z, c * 2 + d, torch.rand(3, 4)
 
     agree(f, (torch.randn(3, 4),))
+
+
+@torch.library.custom_op("mlcomp_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    """It draws random numbers and does not say so."""
+    return torch.add(x, torch.rand_like(x))
+
+
+@noisy.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def again(x: Tensor) -> Tensor:
+    """The backward pass draws the same numbers again."""
+    made: Tensor = checkpoint(lambda x: F.dropout(F.dropout(x * 2, 0.5).sin() + 1, 0.5), x.exp(), use_reentrant=False)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("part", "grad"), [(again, True), (lambda x: noisy(noisy(x.exp()).sin() + 1), False)])
+def test_so_are_those_of_calls_that_do_not_say_that_they_draw_any(part: Function, grad: bool) -> None:
+    """Another call that draws would fit before."""
+    x, found = torch.randn(30), []
+
+    def f(x: Tensor) -> Tensor:
+        y: Tensor = part(x)
+        return y + F.dropout(x, 0.5)
+
+    for run in (torch.compile(f, backend=mlcomp), f):
+        torch.manual_seed(3)
+        leaf = x.clone().requires_grad_(grad)
+        made = run(leaf)
+        slopes = torch.autograd.grad(made.sum(), leaf) if grad else ()
+        found.append((made.detach(), slopes, torch.rand(2)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
