@@ -28,7 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.backend import kept, numbers, passed_on, quantization, regions, writes
+from compiler.backend import kept, numbers, passed_on, quantization, regions, tangents, writes
 from compiler.backend.partition import partition
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
@@ -171,13 +171,14 @@ def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Call
         with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
-            places = writes.without_writes(gm, saves)
+            if (problem := writes.refused(gm)) is not None:
+                return _boxed(_in_eager(gm, problem, options))
+            last = writes.without_writes(gm, saves)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
-            updates = places if whole and not frontend.has_complex(plain) else None
+            updates = last.written if whole and not last.moved and not frontend.has_complex(plain) else None
             compile_real = functools.partial(_compiled, options=options, updates=updates)
-            run = writes.writing(numbers.compiled(plain, example_inputs, compile_real, options.fallback), places)
-        run._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that inputs come as one list
-        return run
+            made = numbers.compiled(plain, example_inputs, compile_real, options.fallback)
+            return _boxed(writes.performing(tangents.carried(made, plain), last))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(graph)), margins.derived():
@@ -192,6 +193,12 @@ def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Call
             decompositions=frontend.decompositions(),
         )
     return made
+
+
+def _boxed(run: Boxed) -> Boxed:
+    """The function, which tells AOTAutograd that it takes its inputs as one list."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _loaded(found: kept.Whole, graph: GraphModule, options: Options) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from compiler import frontend
-from compiler.backend import identity, writes
+from compiler.backend import identity, tangents, writes
 from compiler.errors import CacheError
 from compiler.execution import stored
 from compiler.frontend.results import View
@@ -130,6 +130,8 @@ def running(
     updated, traced = writes.writing(launched, whole.updates), list[Callable[..., Any]]()
 
     def run(*inputs: Any) -> Any:
+        if not traced and tangents.found(inputs):
+            traced.append(trace(inputs))
         if traced:
             return traced[0](*inputs)
         try:

@@ -2,16 +2,20 @@
 
 AOTAutograd leaves a change of an input that autograd need not see as one `copy_` into it, behind all else that the
 graph computes. So those become results, each of which a program may leave in the input; the others are written at once.
+An input that is given the memory of another tensor, by `set_` or as its `data`, is left as one `set_`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from compiler.backend import tangents
 from compiler.backend.puts import as_puts
 from compiler.errors import Unsupported
 from compiler.frontend import graphs
@@ -19,44 +23,92 @@ from compiler.frontend import graphs
 # A function of the list of a graph's inputs, which it may empty.
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _aten = torch.ops.aten
+_WRITES = (_aten.copy_.default, _aten.set_.source_Tensor)
 INTO = "into"  # of an output: by the position of each result that is to be written the placeholder that it is for
 
 
-def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
-    """Make the values that a graph writes results behind its others; the numbers of the inputs that they are for.
+@dataclass(frozen=True)
+class Writes:
+    """The numbers of the inputs that a graph writes, and before those that are given other memory.
+
+    Their values are its last results, those of `moved` first.
+    """
+
+    written: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+
+
+def refused(graph: GraphModule) -> Unsupported | None:
+    """Why a graph must run as it is: calls change an input otherwise, as one that gives its memory another size."""
+    for node in graph.graph.nodes:
+        op = node.target
+        if isinstance(op, OpOverload) and op._schema.is_mutable and op not in _WRITES:
+            return Unsupported(str(op), node.args, "changes its argument in place")
+    return None
+
+
+def without_writes(graph: GraphModule, saves: bool = False) -> Writes:
+    """Make the values that a graph writes results behind its others.
 
     What a graph `saves` for its gradient of an input that it writes is a copy of what that was.
     """
-    writes = [n for n in graph.graph.nodes if n.target is _aten.copy_.default]
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)
-    news: dict[Node, Node] = {}
-    for node in writes:
-        place, value = node.args[0], node.args[1]
-        if place not in placeholders or not isinstance(value, Node) or set(node.users) - {output}:
-            raise Unsupported(
-                str(node.target), node.args, "writes to a tensor that is not an input, or before the end of the graph"
-            )
-        news[place] = value
-        node.replace_all_uses_with(place)
-        graph.graph.erase_node(node)
-
+    news, memories = (_taken_out(graph, op) for op in _WRITES)
     news = {place: as_puts(graph, value, place) for place, value in news.items()}
 
     def held(x: Any) -> Any:
         return _copy_of(graph, x, output) if isinstance(x, Node) and _root(x) in news else x
 
-    results = [held(x) if saves else x for x in output.args[0]]
+    results = [*(held(x) if saves else x for x in output.args[0]), *memories.values()]
     output.args = ((*results, *map(held, news.values())),)
     output.meta[INTO] = {len(results) + n: place for n, place in enumerate(news)}
-    if writes:
+    if news or memories:
         graph.graph.eliminate_dead_code()
         graph.recompile()
-    return tuple(map(placeholders.index, news))
+    return Writes(tuple(map(placeholders.index, news)), tuple(map(placeholders.index, memories)))
+
+
+def _taken_out(graph: GraphModule, op: Any) -> dict[Node, Node]:
+    """By the inputs that calls of an op change what they change them to; the calls are removed."""
+    placeholders, output = graphs.placeholders(graph), graphs.output(graph)
+    values: dict[Node, Node] = {}
+    for node in [n for n in graph.graph.nodes if n.target is op]:
+        place, value = node.args[0], node.args[1]
+        if place not in placeholders or not isinstance(value, Node) or set(node.users) - {output}:
+            raise Unsupported(
+                str(node.target), node.args, "writes to a tensor that is not an input, or before the end of the graph"
+            )
+        values[place] = value
+        node.replace_all_uses_with(place)
+        graph.graph.erase_node(node)
+    return values
 
 
 def _is_frozen(x: torch.Tensor) -> bool:
     return x.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def performing(run: Boxed, last: Writes) -> Boxed:
+    """What a graph without its writes has become, with those writes behind it."""
+    return moving(writing(run, last.written), last.moved)
+
+
+def moving(run: Boxed, places: Sequence[int]) -> Boxed:
+    """What gives the inputs at `places` the memory of the last results."""
+    if not places:
+        return run
+
+    def run_and_move(inputs: list[Any]) -> Sequence[Any]:
+        given = [inputs[k] for k in places]
+        made = run(inputs)
+        count = len(made) - len(given)
+        with torch.no_grad():
+            for x, new in zip(given, made[count:], strict=True):
+                x.set_(new)
+        return made[:count]
+
+    return run_and_move
 
 
 def writing(run: Boxed, places: Sequence[int]) -> Boxed:
@@ -78,7 +130,10 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
         # Torch copies tensors of one type in one kernel, and those of several types one by one.
         left: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for x, new in zip(given, made[count:], strict=True):
-            if new is not x:
+            if tangents.found((x, new)):
+                with torch.no_grad():
+                    x.copy_(new)
+            elif new is not x:
                 olds, news = left.setdefault((x.dtype, new.dtype), ([], []))
                 olds.append(x.data)
                 news.append(new)

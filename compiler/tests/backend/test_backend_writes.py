@@ -122,6 +122,61 @@ def test_a_write_amid_a_graph_is_refused() -> None:
         without_writes(GraphModule(nn.Module(), graph))
 
 
+def halved(model: nn.Linear, x: Tensor) -> Any:
+    for p in model.parameters():
+        p.data = p.data * 0.5
+    return model(x)
+
+
+def turned(model: nn.Linear, x: Tensor) -> Any:
+    with torch.no_grad():
+        x.set_(x.mT)  # type: ignore[call-overload]
+        model.bias.set_(torch.ones(4)).add_(1)  # type: ignore[call-overload]
+    return model(x.sin())
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", [halved, turned], ids=lambda f: f.__name__)
+def test_tensors_are_given_the_memory_of_others(function: Callable[..., Any], grad: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(fresh_seed())
+    models = nn.Linear(4, 4), nn.Linear(4, 4)
+    models[1].load_state_dict(models[0].state_dict())
+    inputs = torch.randn(4, 4), torch.empty(4, 4)
+    inputs[1].copy_(inputs[0])
+    made = []
+    for f, model, x in zip((torch.compile(function, backend="mlcomp"), function), models, inputs, strict=True):
+        with torch.set_grad_enabled(grad):
+            made.append([f(model, x), f(model, x)])
+        if grad:
+            made[-1][1].sum().backward()
+    for kind in (made, inputs, *zip(*(model.parameters() for model in models), strict=True)):
+        torch.testing.assert_close(*kind, rtol=1e-4, atol=1e-5, check_stride=True)
+    for mine, his in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(mine.grad, his.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_memory_is_given_back_and_made_anew() -> None:
+    def taken(x: Tensor, y: Tensor) -> Tensor:
+        x.untyped_storage().resize_(y.nbytes)
+        with torch.no_grad():
+            x.copy_(y)
+        return x.sin() + 1
+
+    def freed(x: Tensor) -> Tensor:
+        z: Tensor = torch.special.i0(x.exp() - 1).sin() * x + 1
+        x.untyped_storage().resize_(0)
+        return z
+
+    torch._dynamo.reset()
+    x, y = torch.zeros(6), torch.randn(6, generator=torch.Generator().manual_seed(fresh_seed()))
+    torch.testing.assert_close(torch.compile(freed, backend="mlcomp")(x), torch.ones(6))
+    assert x.untyped_storage().nbytes() == 0
+    torch.testing.assert_close(torch.compile(taken, backend="mlcomp")(x, y), y.sin() + 1)
+    assert torch.equal(x, y)
+
+
 def test_what_inference_mode_made_is_updated_in_it_alone() -> None:
     torch._dynamo.reset()
     torch.manual_seed(fresh_seed())
