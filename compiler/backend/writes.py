@@ -133,6 +133,8 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
             if tangents.found((x, new)):
                 with torch.no_grad():
                     x.copy_(new)
+            elif x.is_neg() or x.is_conj():  # no list of tensors may hold what is negated when it is read
+                x.data.copy_(new)
             elif new is not x:
                 olds, news = left.setdefault((x.dtype, new.dtype), ([], []))
                 olds.append(x.data)

@@ -156,6 +156,15 @@ def test_tensors_are_given_the_memory_of_others(function: Callable[..., Any], gr
         torch.testing.assert_close(mine.grad, his.grad)
 
 
+def test_what_is_negated_when_it_is_read_is_written() -> None:
+    torch._dynamo.reset()
+    z = torch.randn(3, dtype=torch.complex64, generator=torch.Generator().manual_seed(fresh_seed()))
+    mine, his = z.clone(), z.clone()
+    for f, x in ((torch.compile(lambda x: x.add_(1), backend="mlcomp"), mine), (lambda x: x.add_(1), his)):
+        torch.testing.assert_close(f(x.conj().imag), x.conj().imag)
+    torch.testing.assert_close(mine, his)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_memory_is_given_back_and_made_anew() -> None:
     def taken(x: Tensor, y: Tensor) -> Tensor:
