@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.backends import registry
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
 from torch._functorch import config as functorch
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.backend import kept, numbers, passed_on, quantization, regions, tangents, writes
+from compiler.backend import dynamo, kept, numbers, passed_on, quantization, regions, tangents, writes
 from compiler.backend.partition import partition
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
@@ -128,8 +128,11 @@ def mlcomp(
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
     """
+    chosen = _options(options or {}, mode, _warn_of_eager)
     with garbage.held_back():
-        return _compile(graph, inputs, _options(options or {}, mode, _warn_of_eager))
+        if any(isinstance(x, list | tuple | dict) for x in inputs):  # the graph of a backward pass, taken as a whole
+            return flatten_graph_inputs(graph, inputs, functools.partial(_traced, options=chosen))
+        return _compile(graph, inputs, chosen)
 
 
 def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]) -> list[Report]:
@@ -166,7 +169,9 @@ def _asked(options: Options) -> str:
     return repr((options.fallback, options.target, options.check_indices, options.memory))
 
 
-def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    traced = graph.gm if isinstance(graph, GmWrapper) else graph
+
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False, whole: bool = False) -> Boxed:
         with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
             if options.quantize is not None:
@@ -181,12 +186,12 @@ def _traced(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Call
             return _boxed(writes.performing(tangents.carried(made, plain), last))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
-    with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(graph)), margins.derived():
+    with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced)), margins.derived():
         made: Callable[..., Any] = aot_module_simplified(
             graph,
             inputs,
             fw_compiler=functools.partial(compile_part, saves=True),
-            bw_compiler=compile_part,
+            bw_compiler=dynamo.unseen(compile_part),
             inference_compiler=functools.partial(compile_part, whole=True),
             keep_inference_input_mutations=True,
             partition_fn=functools.partial(partition, aligned=_is_for_gpu(inputs, options)),
@@ -501,19 +506,4 @@ def _target_of(devices: Set[str]) -> Target:
     return target
 
 
-# Torch's table of backends -------------------------------------------------------------------------------------------
-
-
-class _Table(dict[str, Any]):
-    """Torch's table of backends, except that this backend may be registered twice.
-
-    Two threads that look up a backend of another package at the same time both load and register it, which torch
-    refuses as two backends with one name.
-    """
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) and self[str(name)] is not mlcomp
-
-
-if hasattr(registry, "_COMPILER_FNS"):
-    registry._COMPILER_FNS = _Table(registry._COMPILER_FNS)
+dynamo.allow_twice(mlcomp)

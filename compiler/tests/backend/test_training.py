@@ -2,11 +2,14 @@
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import compiled_autograd
+from torch._dynamo.utils import counters
 
 from compiler.backend import FallbackWarning, explain
 from compiler.ir.text import show_type
@@ -27,6 +30,41 @@ def test_gradients_go_to_what_was_largest(dtype: torch.dtype) -> None:
     assert x.grad is not None and ours.grad is not None
     assert torch.equal(ours.grad.isfinite(), x.grad.isfinite()), seed
     assert bool(((ours.grad != 0).sum(-1) >= 1).all()), seed
+
+
+def _slopes(step: Any, backend: str) -> tuple[list[Any], int]:
+    """What training steps give, and how many frames of Python Dynamo has looked at for them."""
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    before = counters["frames"]["total"]
+    for n in (3, 5, 3):
+        step(net, torch.randn(n, 4), backend)
+    return [p.grad for p in net.parameters()], counters["frames"]["total"] - before
+
+
+def _step(net: nn.Module, x: torch.Tensor) -> None:
+    net(x).square().sum().backward()
+
+
+def _in_one_function(net: nn.Module, x: torch.Tensor, backend: str) -> None:
+    torch.compile(_step, backend=backend)(net, x)
+
+
+def _backward_as_one_graph(net: nn.Module, x: torch.Tensor, backend: str) -> None:
+    loss = torch.compile(net, backend=backend)(x).square().sum()
+    enable: Any = compiled_autograd._enable
+    with enable(lambda graph: torch.compile(graph, backend=backend)):
+        loss.backward()
+
+
+@pytest.mark.parametrize("step", [_in_one_function, _backward_as_one_graph])
+def test_dynamo_looks_at_what_the_user_wrote_alone(step: Any) -> None:
+    """Backward passes are compiled while Dynamo watches, and run so; the compiler is not for it to trace."""
+    ours, frames = _slopes(step, "mlcomp")
+    theirs, least = _slopes(step, "aot_eager")
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert frames == least
 
 
 def test_a_gradient_far_from_its_margin_keeps_its_digits() -> None:

@@ -1,0 +1,41 @@
+"""What Dynamo need not know of this backend: how backward passes are compiled, and that it may be registered twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.backends import registry
+
+from compiler.backend.writes import Boxed
+
+_disable: Any = torch._dynamo.disable
+
+
+def unseen(compile_part: Callable[..., Boxed]) -> Callable[..., Boxed]:
+    """A compiler of backward passes that Dynamo does not trace, nor what it makes: both may be called from a function
+    that Dynamo runs as several graphs."""
+    why = "mlcomp compiles and runs a backward pass"
+    made: Callable[..., Boxed] = _disable(lambda *given: _disable(compile_part(*given), reason=why), reason=why)
+    return made
+
+
+class _Table(dict[str, Any]):
+    """Torch's table of backends, except that one of them may be registered twice.
+
+    Two threads that look up a backend of another package at the same time both load and register it, which torch
+    refuses as two backends with one name.
+    """
+
+    twice: Any = None
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) and self[str(name)] is not self.twice
+
+
+def allow_twice(backend: Callable[..., Any]) -> None:
+    """Let threads register the backend at once."""
+    if hasattr(registry, "_COMPILER_FNS"):
+        registry._COMPILER_FNS = _Table(registry._COMPILER_FNS)
+        registry._COMPILER_FNS.twice = backend
