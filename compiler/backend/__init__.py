@@ -359,9 +359,11 @@ def _warn_of_sizes(what: str, problem: Exception) -> None:
 def _specialising(graph: GraphModule, options: Options) -> Boxed:
     """Compile a graph per set of sizes and strides; if that fails too, run it in eager."""
     made: dict[tuple[Any, ...], Boxed] = {}
+    begins = passed_on.begins(graphs.placeholders(graph), frontend.offsets(graph))
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         key = tuple((x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
+        key += tuple(inputs[k].storage_offset() for k in begins)
         if key not in made:
             with compile_lock, _disable_current_modes():
                 made[key] = _specialised(graph, inputs, options)
@@ -423,8 +425,9 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     captured = replace(captured, guards=())  # Dynamo checks what torch assumed about sizes before each call
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     told = [k for k in tensors if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
+    begins = passed_on.begins(placeholders, frontend.offsets(wanted))
     whole = None
-    if not told and set(listed) <= set(computed) and kept.is_keepable(captured):
+    if not told and not begins and set(listed) <= set(computed) and kept.is_keepable(captured):
         picked = tuple(map(computed.index, listed))
         whole = kept.Whole(captured, min(devices), len(regions.calls(graph)), tuple(tensors), picked)
     launch = _launched(captured, target, options, report, len(regions.calls(graph)), whole)
@@ -438,6 +441,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
+            passed_on.check(inputs, begins)
             made = launch(*inputs) if every else launch(*given(inputs))
         except (TypeError, ValueError) as problem:
             return unfit(inputs, problem)

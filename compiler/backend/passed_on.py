@@ -1,12 +1,13 @@
 """The results of a graph in; what makes of the results of its program those of the graph, out.
 
 A program gives what it computes. What is an input, a view of one or a number that sizes give is made from the inputs.
+It takes inputs where they begin; if it counts from the beginning of their memory, they must begin where they did.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,3 +59,15 @@ def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     return lambda inputs: again(result, inputs)
+
+
+def begins(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:
+    """The positions of inputs that must begin at these offsets into their memory, by name, each with its own."""
+    return {k: offsets[n.name] for k, n in enumerate(placeholders) if n.name in offsets}
+
+
+def check(inputs: Sequence[Any], begins: Mapping[int, int]) -> None:
+    """Raise ValueError for an input that begins elsewhere."""
+    for k, offset in begins.items():
+        if inputs[k].storage_offset() != offset:
+            raise ValueError(f"argument {k}: expected a tensor that begins {offset} elements into its memory")

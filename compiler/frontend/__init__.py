@@ -2,7 +2,7 @@
 
 from compiler.frontend.checks import with_assertions, without_dropout
 from compiler.frontend.complex_numbers import as_real, has_complex, is_complex, parts
-from compiler.frontend.convert import Converted, convert
+from compiler.frontend.convert import Converted, convert, offsets
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
 from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.quantize import quantized, restored, rounded
@@ -14,6 +14,6 @@ from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
 __all__ = [
     "IGNORED", "Captured", "Converted", "Decompositions", "FirstOfEqual", "as_real", "capture", "capture_gradient",
     "convert", "decompositions", "execute", "expand", "from_graph", "gradient", "has_complex", "is_complex",
-    "our_dtype", "parts", "quantized", "refuse", "resolve", "restored", "rounded", "sources", "specialised",
+    "offsets", "our_dtype", "parts", "quantized", "refuse", "resolve", "restored", "rounded", "sources", "specialised",
     "tensor_type", "torch_dtype", "with_assertions", "with_results", "without_dropout",
 ]  # fmt: skip

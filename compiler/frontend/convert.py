@@ -126,6 +126,24 @@ def _places(program: Program, names: Mapping[str, str], into: Sequence[str]) -> 
 _STRIDED = {torch.ops.aten.as_strided.default: 3, torch.ops.aten.as_strided_scatter.default: 4}
 
 
+def offsets(graph: GraphModule) -> dict[str, int]:
+    """The placeholders in whose memory calls count from its beginning, by name, with their known offsets.
+
+    What is read of such an input depends on where it begins, which torch does not check before each call.
+    """
+    strided = [
+        (n, last) for op, last in _STRIDED.items() for n in graph.graph.find_nodes(op="call_function", target=op)
+    ]
+    absolute = [n for n, last in strided if len(n.args) > last or n.kwargs.get("storage_offset") is not None]
+    bases = {n.args[0].meta["val"].untyped_storage()._cdata for n in absolute}
+    inside: dict[str, Any] = {n.name: n.meta.get("val") for n in graphs.placeholders(graph)} if bases else {}
+    found = {
+        name: x.storage_offset() for name, x in inside.items()
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided and x.untyped_storage()._cdata in bases
+    }  # fmt: skip
+    return {name: n for name, n in found.items() if isinstance(n, int)}
+
+
 class _Reader:
     """Reads the calls of one graph, with the names that its nodes have been given."""
 

@@ -268,3 +268,25 @@ def test_gradients_of_results_that_have_elements_at_one_place() -> None:
     pushed = [torch.randn(6, 4), torch.randn(2, 9)]
     found = [torch.autograd.grad(f(x), x, pushed) for f in (compiled(function), function)]
     torch.testing.assert_close(*found)
+
+
+COUNTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "memory": lambda x: torch.as_strided(x, (2, 2), (2, 1), 0) * 2 + 1,
+    "part": lambda x: torch.as_strided(x, (2, 2), (2, 1), 4) * 2 + 1,
+    "of a view": lambda x: torch.as_strided(x[2:], (2, 2), (2, 1), 2) * 2 + 1,
+    "size": lambda x: torch.as_strided(x, (2, x.shape[0] // 4), (2, 1), 0) * 2 + 1,
+    "own": lambda x: torch.as_strided(x, (2, 2), (2, 1)) * 2 + 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COUNTED)
+def test_offsets_count_from_the_beginning_of_a_memory(name: str) -> None:
+    """Torch does not check where in its memory an argument begins."""
+    memory = torch.arange(40.0)
+    for run in range(2):  # the second as by a process that finds what the first has kept
+        torch._dynamo.reset()
+        own = torch.compile(COUNTED[name], backend="mlcomp")
+        for first in ((0, 4, 8), (4, 0, 8))[run]:
+            for x in (memory[first : first + 8], memory[first : first + 12]):
+                torch.testing.assert_close(own(x), COUNTED[name](x))
