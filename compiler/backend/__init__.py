@@ -182,7 +182,7 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
             plain = frontend.without_dropout(frontend.with_assertions(gm))
             updates = last.written if whole and not last.moved and not frontend.has_complex(plain) else None
             compile_real = functools.partial(_compiled, options=options, updates=updates)
-            made = numbers.compiled(plain, example_inputs, compile_real, options.fallback)
+            made = numbers.compiled(plain, example_inputs, compile_real, options.fallback, seen=whole)
             return _boxed(writes.performing(tangents.carried(made, plain), last))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,19 @@ from compiler.frontend.graphs import output, placeholders
 Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 
 
-def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fallback: bool) -> Boxed:
+def compiled(
+    graph: GraphModule, examples: Sequence[Any], compile: Compile, fallback: bool, seen: bool = False
+) -> Boxed:
     """The graph by `compile`, complex tensors as real ones of a last dimension more; with the fallback, as it is where
-    that cannot be."""
+    that cannot be.
+
+    Parts are put together for each result. Where all results are `seen` by the caller, none may be a view of another.
+    """
     if not frontend.has_complex(graph):
         return compile(graph, examples)
     try:
+        if seen:
+            _check_apart(graph)
         real = frontend.as_real(graph)
     except Unsupported:
         if not fallback:
@@ -44,3 +52,12 @@ def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fall
         return results
 
     return run
+
+
+def _check_apart(graph: GraphModule) -> None:
+    """Raise Unsupported if complex results share memory with others."""
+    results = [n.meta.get("val") for n in output(graph).all_input_nodes]
+    tensors = [x for x in results if isinstance(x, torch.Tensor) and x.layout is torch.strided]
+    memories = Counter(x.untyped_storage()._cdata for x in tensors)
+    if any(memories[x.untyped_storage()._cdata] > 1 for x in tensors if frontend.is_complex(x)):
+        raise Unsupported("complex numbers", (), "a result is a view of another one")

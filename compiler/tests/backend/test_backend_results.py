@@ -290,3 +290,24 @@ def test_offsets_count_from_the_beginning_of_a_memory(name: str) -> None:
         for first in ((0, 4, 8), (4, 0, 8))[run]:
             for x in (memory[first : first + 8], memory[first : first + 12]):
                 torch.testing.assert_close(own(x), COUNTED[name](x))
+
+
+COMPLEX: dict[str, Callable[[Tensor], Any]] = {
+    "rows": lambda x: (lambda y: (y[0], y, y * 2))(torch.fft.rfft(x + 1)),
+    "parts": lambda x: (lambda y: (y, y.mT, y.real, torch.view_as_real(y)))(torch.polar(x, x + 1) + 1),
+    "pairs": lambda x: (lambda y: (y, torch.view_as_complex(y.view(-1, 2))))(x.sin() * 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COMPLEX)
+def test_views_of_complex_results(name: str) -> None:
+    """What is written to one of the results is seen through the others."""
+    torch._dynamo.reset()
+    x, found = torch.randn(4, 6, generator=torch.Generator().manual_seed(fresh_seed())), []
+    for f in (torch.compile(COMPLEX[name], backend="mlcomp"), COMPLEX[name]):
+        made = f(x)
+        made[0].mul_(3)
+        found.append(made)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert placed(list(found[0])) == placed(list(found[1]))
