@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compiler.ir import index
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Op, Select, Var, const, op, select
+from compiler.ir.expr import Const, Expr, Op, Select, Var, const, op, select, substitute
 from compiler.ir.ranges import Range
 from compiler.ir.text import Scope, expression, show
 
@@ -141,9 +141,14 @@ def test_simplest_form(text: Expr, simple: str) -> None:
 
 
 def test_data_may_wrap_around() -> None:
-    """What holds for indices is left alone where an element of a tensor takes part."""
+    """What holds for indices is left alone where an element of a tensor takes part that nothing bounds."""
     ranges = {"i": (0, 9)}
+    scope = Scope({"i": i64}, {"x": i64})
+    element = expression(ast.parse("x[i]", mode="eval").body, scope)
+    bounded = op("require", op("and", op("ge", element, const(0)), op("lt", element, const(9))), element)
     for text in ("x[i] + 1 > x[i]", "x[i] * 3 // 3", "(x[i] * 4 + 1) % 4"):
-        e = expression(ast.parse(text, mode="eval").body, Scope({"i": i64}, {"x": i64}))
+        e = expression(ast.parse(text, mode="eval").body, scope)
         assert index.simplify(e, ranges) is e
-        assert index.simplify(e, ranges, index=True) is not e
+        assert index.simplify(e, ranges, index=True) is e
+        known = substitute(e, {element: bounded})
+        assert index.simplify(known, ranges, index=True) is not known
