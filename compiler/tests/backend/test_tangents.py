@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rows": lambda x, y: torch.softmax(x @ y.mT, -1).logsumexp(0),
     "network": network(),
     "update": lambda x, y: (y.mul_(x), x.sin() * y)[1],
-    "cut": lambda x, y: torch.special.i0(F.dropout(x * y + 1, 0.5)).sin() * 2,
+    "cut": lambda x, y: torch.special.i0(F.dropout(x * y + 1, 0.5).sin()) * 2,
 }
 
 
