@@ -271,10 +271,11 @@ class _Reader:
                 return value
         raise Unsupported(str(node.target), self.shown(node), f"argument {value} of type {type(value).__name__}")
 
-    def number(self, value: Node, node: Node) -> Expr:
-        """A floating number that sizes give."""
+    def number(self, value: Node, node: Node) -> Expr | float:
+        """A floating number that sizes give, by itself where these sizes are known."""
         try:
-            return self.symbols.number(value.meta["val"])
+            e = self.symbols.number(value.meta["val"])
+            return float(e.value) if isinstance(e, Const) else e
         except Unsupported as problem:
             why = f"{value} is a number that depends on a size: {problem.why}"
             raise Unsupported(str(node.target), self.shown(node), why) from problem
