@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -59,11 +60,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
 @contextlib.contextmanager
 def derived() -> Iterator[None]:
     """Torch derives gradients from the definitions here while this is entered."""
-    aten: Any = torch.ops.aten
-    ours: dict[Any, Callable[..., Any]] = {
-        aten.multi_margin_loss.default: _multi_margin_loss,
-        aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
-    }
+    ours: dict[Any, Callable[..., Any]] = {attrgetter(name)(torch.ops.aten): how for name, how in DEFINITIONS.items()}
     before = {op: op.py_kernels[DispatchKey.Autograd] for op in ours if DispatchKey.Autograd in op.py_kernels}
     _derive({op: ours[op] for op in before})
     try:

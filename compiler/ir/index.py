@@ -307,9 +307,9 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
     return tuple(go(n, index) for n in node) if type(node) is tuple else go(node, index)
 
 
-def _has_data(e: Expr, ranges: Ranges) -> bool:
-    """Data takes part: an element of a tensor, or a name of unknown range."""
-    return any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, UNKNOWN) == UNKNOWN) for n in e.walk())
+def _has_data(e: Expr, ranges: Ranges, others: Range = UNKNOWN) -> bool:
+    """Data takes part: an element of a tensor, or a name of unknown range. Names without one have that of `others`."""
+    return any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, others) == UNKNOWN) for n in e.walk())
 
 
 def _may_wrap(e: Expr, ranges: Ranges) -> bool:
@@ -326,8 +326,7 @@ def _wraps(e: Expr, ranges: Ranges, index: bool) -> bool:
     """Whether a value may wrap around; in an index, data of which nothing is known, until what is around bounds it."""
     if not index:
         return _may_wrap(e, ranges)
-    data = any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name) == UNKNOWN) for n in e.walk())
-    return data and e.dtype is i64 and value_range(e, ranges) == UNKNOWN
+    return _has_data(e, ranges, (0, None)) and e.dtype is i64 and value_range(e, ranges) == UNKNOWN
 
 
 def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:

@@ -81,8 +81,8 @@ def _along(nest: Nest, least: float) -> Iterator[Member]:
 def _accesses(nest: Nest, lanes: int) -> float:
     """Cycles of an access for a vector along the loops inside, on average: one by one where they are too short."""
     out = 0.0
+    known = nest.known(f for path in nest.paths for f in path)
     for path in nest.paths:
-        known = nest.known(f for path in nest.paths for f in path)
         share = contiguous(access.strides(path[-1].body, Var(path[-1].var), nest.memory.tensors, known))
         width = fitting_width(lanes, _merged(nest, path, nest.known(path))[1])
         out += cost.accesses(share, width) * lanes / width
