@@ -56,6 +56,16 @@ template <> struct is_float<f64> { static const bool value = true; };
 template <class T> static inline T op_add(T a, T b) { return (T)(a + b); }
 template <class T> static inline T op_sub(T a, T b) { return (T)(a - b); }
 template <class T> static inline T op_mul(T a, T b) { return (T)(a * b); }
+// Of integers as wide as unsigned ones: g++ must not know that x < 0 ? -x : x is an absolute value, of which it takes any
+// that is not above zero to be zero, even with -fwrapv.
+#define WRAPPING(T, U) \
+    static inline T op_add(T a, T b) { return (T)((U)a + (U)b); } \
+    static inline T op_sub(T a, T b) { return (T)((U)a - (U)b); } \
+    static inline T op_mul(T a, T b) { return (T)((U)a * (U)b); } \
+    static inline T op_neg(T a) { return (T)(0 - (U)a); } \
+    static inline T op_abs(T a) { return a < 0 ? op_neg(a) : a; }
+WRAPPING(i32, unsigned)
+WRAPPING(i64, unsigned long long)
 template <class T> static inline T op_div(T a, T b) { return (T)(a / b); }
 template <class T> static inline T op_neg(T a) { return (T)(-a); }
 template <class T> static inline T op_sign(T a) { return (T)((a > 0) - (a < 0)); }
@@ -86,7 +96,12 @@ template <class T> static inline T op_shr(T a, T b) {
     return b < 0 || (i64)b >= (i64)(8 * sizeof(T)) ? (T)(a < 0 ? -1 : 0) : (T)(a >> b);
 }
 // Integers: nothing divided by zero is zero, and the least number divided by -1 wraps.
-template <class T> static inline T op_truncdiv(T a, T b) { return b == 0 ? (T)0 : b == (T)-1 && (T)-1 < 0 ? (T)(-a) : (T)(a / b); }
+template <class T> static inline T op_truncdiv(T a, T b) {
+    if (b == 0) return 0;
+    if (b == (T)-1 && (T)-1 < 0) return (T)(-a);
+    asm("" : "+r"(a));  // g++ takes -a / b for -(a / b), of the least number too, even with -fwrapv
+    return (T)(a / b);
+}
 template <class T> static inline T op_rem(T a, T b) { return b == 0 || (b == (T)-1 && (T)-1 < 0) ? (T)0 : (T)(a % b); }
 static inline f32 op_rem(f32 a, f32 b) { return op_fmod(a, b); }
 static inline f64 op_rem(f64 a, f64 b) { return op_fmod(a, b); }

@@ -30,6 +30,7 @@ from compiler.render.cpp_expression import (
     spelled_out,
     used_by_lane,
 )
+from compiler.render.integer_ranges import data_of
 
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # what the text needs, whatever else is chosen
@@ -43,7 +44,7 @@ HEADERS = {
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
     "require.h": "require require_below require_nonzero tell_failures any_outside each_outside all_below fail",
     "indices.h": "floordiv_by mod_by",
-    "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
+    "arithmetic.h": "neg add sub mul abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 f8e4m3 f8e5m2 convert from_raw to_raw from_mask to_mask resize_mask "
     + " ".join(f"from_{t} to_{t}" for t in STORAGE_ONLY),
     "division.h": "floordiv remainder truncdiv fmod",
@@ -121,6 +122,7 @@ def _function(
     names = c.spelled([*c.bound(f), *(s.name for s in program.sizes)], RESERVED)
     w = Writer(LANGUAGE, name, names, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.types, w.functions, w.by_lane = called, types, taken, used_by_lane(f.body)
+    w.data = data_of(f)
     for p in f.params:
         _type(w, p.dtype)
     own = [s for s in f.body if not (isinstance(s, k.For) and _spread(s))]

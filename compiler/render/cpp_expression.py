@@ -11,11 +11,12 @@ import struct
 
 from compiler.ir import float8
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DTYPES, EIGHTHS, DType, f32, i32
+from compiler.ir.dtype import DTYPES, EIGHTHS, DType, f32, i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
 from compiler.ir.expr import op as make
 from compiler.render import c
 from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
+from compiler.render.integer_ranges import is_data
 from compiler.render.lane_values import lane_values
 
 TYPES = {
@@ -91,6 +92,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return _across(w, op, arg)
         case Op("floordiv" | "mod" as name, (a, b)) if _known(b) > 0:
             return w.call(f"mlc_{name}_by", w.of(a), template=(_known(b),))
+        case Op("add" | "sub" | "mul" | "neg" as name, args) if _wraps(w, e):
+            return w.call(f"mlc_{name}", *map(w.of, args))
         case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
             return c.narrowed(w, made, e.dtype)
@@ -105,6 +108,12 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
             return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
     return None
+
+
+def _wraps(w: Writer, e: Expr) -> bool:
+    """Whether a number is data, which may be the least one: g++ takes x < 0 ? -x : x for an absolute value, and any that
+    is not above zero to be zero, with -fwrapv too. Of vectors it does not, and narrower ones are computed as int."""
+    return e.dtype is i32 or (e.dtype is i64 and is_data(e, w.data))
 
 
 def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:

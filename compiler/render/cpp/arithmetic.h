@@ -1,4 +1,4 @@
-// Arithmetic beyond + - * /: neg abs sign floor ceil round tf32 trunc rsqrt, shl and shr.
+// Arithmetic beyond + - * /: neg abs sign floor ceil round tf32 trunc rsqrt, shl and shr; add sub mul of scalars that wrap.
 // (mlc_min, mlc_max, mlc_where, mlc_isnan, mlc_signbit, mlc_sqrt and mlc_fma are in vector.h, divisions in division.h.)
 #pragma once
 #include "vector.h"
@@ -10,6 +10,15 @@ MLC_INLINE V mlc_neg(V x) {
   else
     return (V)(0 - (mlc_unsigned<V>)x);
 }
+#define MLC_WRAPPING(NAME, SYMBOL)                            \
+  template <typename T>                                       \
+  MLC_INLINE T NAME(T x, T y) {                               \
+    return (T)((mlc_unsigned<T>)x SYMBOL (mlc_unsigned<T>)y); \
+  }
+MLC_WRAPPING(mlc_add, +)
+MLC_WRAPPING(mlc_sub, -)
+MLC_WRAPPING(mlc_mul, *)
+#undef MLC_WRAPPING
 template <typename V>
 MLC_INLINE V mlc_abs(V x) {
   if constexpr (mlc_is_float<V>)

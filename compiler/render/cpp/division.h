@@ -66,12 +66,12 @@ MLC_INLINE V mlc_floordiv_float(V x, V y) {
 
 // ---- integers
 
-// One lane, without the two cases in which the instruction traps.
+// One lane, of magnitudes: none traps, and g++ does not know of signed quotients what is wrong of the least integer.
 template <typename T>
 MLC_INLINE T mlc_divide_lane(T x, T y) {
-  const bool negate = T(-1) < T(0) && y == T(-1);
-  const T quotient = x / (negate || y == 0 ? T(1) : y);
-  return y == 0 ? T(0) : negate ? T(0 - (mlc_unsigned<T>)x) : quotient;
+  typedef mlc_unsigned<T> U;
+  const U a = x < 0 ? 0 - (U)x : (U)x, b = y < 0 ? 0 - (U)y : (U)y, quotient = a / (b == 0 ? 1 : b);
+  return y == 0 ? T(0) : (T)((x < 0) != (y < 0) ? 0 - quotient : quotient);
 }
 // The truncated quotient. Up to 32 bits the correctly rounded floating-point quotient, truncated, is exact:
 // for integers of half as many bits as the mantissa the error is less than the distance to the next integer.

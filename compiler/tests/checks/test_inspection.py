@@ -102,3 +102,25 @@ def test_extremes_of_negated_integers(tmp_path: Path, negated: Callable[[torch.T
     text = sass.disassemble(made.path)
     assert text is not None and "MNMX" in text
     assert not re.search(r"(IMAD\.MOV|IADD3)[^;]*-R\d+", text)
+
+
+@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+@pytest.mark.parametrize(
+    "absolute",
+    [
+        torch.abs,
+        lambda x: torch.where(x < 0, 0 - x, x),
+        lambda x: torch.where(x < 0, x * -1, x),
+        lambda x: torch.where(x < 0, x.div(-1, rounding_mode="trunc"), x),
+    ],
+    ids=["abs", "sub", "mul", "div"],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_absolute_values_may_be_negative(
+    tmp_path: Path, absolute: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    """That of the least integer is: a floor division by 7 looks at the remainder, x - 7 * quotient, before it rounds."""
+    program = lowered(lambda x: absolute(x) // 7, torch.ones(3000, dtype=dtype))
+    made = cubin.build_cubin(program.stages["cuda"], "sm_90a", include=(HEADERS,), cache=tmp_path)
+    text = sass.disassemble(made.path)
+    assert text is not None and re.search(r"IMAD[^;]*-?0x7,", text)

@@ -25,9 +25,11 @@ struct mlc_as_unsigned<long> {
 
 // ---- of integers that wrap around: NVCC takes signed ones not to
 //
+// NVCC's algebra has no access to these functions. It would find that x < 0 ? 0 - x : x is an absolute value, and that it
+// is not negative, which that of the least integer is.
 // Of two instructions that choose from three signed integers ptxas 13.0 makes one, VIMNMX3, and forgets that the second
-// operand is to be negated. Neither of them may see that a number is: as 0 - x, x * -1 or ~x + 1, or as a quotient by a
-// negative constant. NVCC's algebra has no access to these functions, and ptxas does not make one of two instructions.
+// operand is to be negated. Neither of them may see that an int is: as 0 - x, x * -1 or ~x + 1, or as a quotient by a
+// negative constant. ptxas does not make one of two instructions.
 
 MLC_DEVICE int mlc_add(int x, int y) {
 #ifdef __CUDACC__
@@ -57,6 +59,33 @@ MLC_DEVICE int mlc_mul_plain(int x, int y) {
 // ~(x * ~y + x) + 1
 MLC_DEVICE int mlc_mul(int x, int y) {
     return mlc_sub(0, mlc_add(mlc_mul_plain(x, ~y), x));
+}
+MLC_DEVICE long mlc_add(long x, long y) {
+#ifdef __CUDACC__
+    long made;
+    asm("add.s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y));
+    return made;
+#else
+    return (long)((unsigned long)x + (unsigned long)y);
+#endif
+}
+MLC_DEVICE long mlc_sub(long x, long y) {
+#ifdef __CUDACC__
+    long made;
+    asm("sub.s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y));
+    return made;
+#else
+    return (long)((unsigned long)x - (unsigned long)y);
+#endif
+}
+MLC_DEVICE long mlc_mul(long x, long y) {
+#ifdef __CUDACC__
+    long made;
+    asm("mul.lo.s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y));
+    return made;
+#else
+    return (long)((unsigned long)x * (unsigned long)y);
+#endif
 }
 template <typename T>
 MLC_DEVICE T mlc_add(T x, T y) {
@@ -203,11 +232,19 @@ MLC_DEVICE float mlc_div_large(float x, float y) {
 MLC_DEVICE double mlc_div_large(double x, double y) {
     return x / y;
 }
+// Of a number of which g++, which runs this text on CPUs, knows nothing: it takes -x / y for -(x / y), of the least one too.
+template <typename T>
+MLC_DEVICE T mlc_dividend(T x) {
+#ifndef __CUDACC__
+    asm("" : "+r"(x));
+#endif
+    return x;
+}
 template <typename T>
 MLC_DEVICE T mlc_truncdiv(T x, T y) {
     if (y == T(0)) return T(0);
     if (T(-1) < T(0) && y == T(-1)) return mlc_negated(x);
-    const T q = (T)(x / y);
+    const T q = (T)(mlc_dividend(x) / y);
     return y < T(0) ? mlc_negated(mlc_negated(q)) : q;
 }
 template <typename T>
