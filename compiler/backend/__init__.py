@@ -34,7 +34,7 @@ from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
-from compiler.frontend import graphs, margins
+from compiler.frontend import graphs, margins, python_kernels
 from compiler.passes import quantize
 from compiler.pipeline import Lowering
 from compiler.runtime import detect, garbage, gpu_memory, store
@@ -186,7 +186,8 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
             return _boxed(writes.performing(tangents.carried(made, plain), last))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
-    with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced)), margins.derived():
+    strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced))
+    with python_kernels.whole_resizing(traced, inputs), strides, margins.derived():
         made: Callable[..., Any] = aot_module_simplified(
             graph,
             inputs,

@@ -7,12 +7,14 @@ of class 0. Torch traces gradients through its definitions, whatever decompositi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
+
+from compiler.frontend import python_kernels
 
 
 def _missing(margins: torch.Tensor) -> torch.Tensor:
@@ -57,19 +59,8 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@contextlib.contextmanager
-def derived() -> Iterator[None]:
+def derived() -> contextlib.AbstractContextManager[None]:
     """Torch derives gradients from the definitions here while this is entered."""
     ours: dict[Any, Callable[..., Any]] = {attrgetter(name)(torch.ops.aten): how for name, how in DEFINITIONS.items()}
-    before = {op: op.py_kernels[DispatchKey.Autograd] for op in ours if DispatchKey.Autograd in op.py_kernels}
-    _derive({op: ours[op] for op in before})
-    try:
-        yield
-    finally:
-        _derive(before)
-
-
-def _derive(formulas: dict[Any, Callable[..., Any]]) -> None:
-    for op, formula in formulas.items():
-        op.py_kernels[DispatchKey.Autograd] = formula
-        op._dispatch_cache.clear()
+    key = DispatchKey.Autograd
+    return python_kernels.replaced({op: {key: how} for op, how in ours.items() if key in op.py_kernels})
