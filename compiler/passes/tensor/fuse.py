@@ -35,6 +35,7 @@ from compiler.ir.tensor import (
     Reduce,
     Scan,
     Scatter,
+    Tensor,
     bound,
     equations,
     expressions,
@@ -42,6 +43,7 @@ from compiler.ir.tensor import (
     shape,
 )
 from compiler.passes.tensor.compose import injective, is_view
+from compiler.passes.tensor.neighbours import axes_of_neighbours
 
 # What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
 _DEAR = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4}
@@ -57,6 +59,7 @@ FEW_ROWS = 4
 # On a machine of many cores rows of so many elements are taken apart, where there are fewer of them than half the cores
 # and one kernel would hold several sweeps over each: a block by itself reads some 50 GB/s of an H200's 4,800.
 LONG_ROW = 1 << 16
+COLUMNS = 32  # of rows that lie beside each other a block takes as many at once, so that it reads whole lines of memory
 # A kernel's text grows with the square of its reductions, the search for one with the square of its equations: 25
 # softmaxes in a row, in one kernel, were half a megabyte and took minutes.
 MOST_SWEEPS = 8
@@ -210,7 +213,8 @@ def fuse(program: Program, cores: int = 1) -> Program:
             readers.setdefault(name, set()).add(e.name)
     bytes_of = {t.name: count(t.shape) * t.dtype.bytes for t in program.inputs}
     bytes_of |= {e.name: count(a.extent for a in e.axes) * e.dtype.bytes for e in every}
-    groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores, bytes_of)
+    inputs = {t.name: t for t in program.inputs}
+    groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores, inputs, bytes_of)
     for k, e in enumerate(every):
         groups.members[k] = [e]
         groups.owner[e.name] = k
@@ -231,6 +235,7 @@ class _Groups:
     readers: dict[str, set[str]]  # by equation, later ones too
     results: set[str]
     cores: int
+    inputs: dict[str, Tensor]
     bytes_of: dict[str, float]  # inputs and equations
 
 
@@ -279,9 +284,11 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
     follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
     if sweeps and follows and _few(found.rows):
         return False
-    few = 2 * count(a.extent for a in found.rows) <= groups.cores
-    if len(sweeps) + follows > 1 and few and _longest(sweeps) >= LONG_ROW:
-        return False
+    if len(sweeps) + follows > 1 and 2 * count(a.extent for a in found.rows) <= COLUMNS * groups.cores:
+        beside = _beside(sweeps, members, groups)
+        few = 2 * count(a.extent for a in found.rows) <= beside * groups.cores
+        if few and beside * _longest(sweeps) >= LONG_ROW:
+            return False
     return _nothing_dear_twice(members, found, stored)
 
 
@@ -301,6 +308,15 @@ def _few(rows: tuple[Axis, ...]) -> bool:
 def _longest(sweeps: Sequence[Equation]) -> float:
     """Elements of a row in the longest of these reductions."""
     return max(count(a.extent for a in e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
+
+
+def _beside(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Groups) -> float:
+    """How many rows a block takes, as they lie beside each other in memory and not one after the other."""
+    longest = max(sweeps, key=lambda e: _longest([e]))
+    near = axes_of_neighbours(longest, groups.inputs, {e.name: e for e in members})
+    if any(a.name in near for a in getattr(longest, "over", ())):
+        return 1
+    return min(COLUMNS, count(a.extent for a in longest.axes if a.name in near))
 
 
 def _is_of(x: Expr, e: Equation) -> bool:

@@ -20,8 +20,8 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
     return F.batch_norm(x, None, None, training=True)
 
 
-def blocks(shape: tuple[int, ...], target: Target) -> list[int]:
-    program = frontend.capture(normalised, [torch.empty(shape)]).program
+def blocks(shape: tuple[int, ...], target: Target, order: torch.memory_format = torch.contiguous_format) -> list[int]:
+    program = frontend.capture(normalised, [torch.empty(shape, memory_format=order)]).program
     functions = pipeline.lower(program, target, until="kernel").stages["kernel"].functions
     return [math.prod(static(n) for n in f.grid) for f in functions]
 
@@ -31,15 +31,21 @@ def test_columns_of_a_batch_are_shared_out(shape: tuple[int, ...]) -> None:
     assert all(n >= nvidia.SM_90A.cores for n in blocks(shape, nvidia.SM_90A)), blocks(shape, nvidia.SM_90A)
 
 
+def test_channels_within_pixels_are_columns() -> None:
+    """As many as are a line of memory go to a block: 256 are few."""
+    for order, kernels in ((torch.channels_last, 3), (torch.contiguous_format, 1)):
+        assert len(blocks((32, 256, 28, 28), nvidia.SM_90A, order)) == kernels
+
+
 def test_where_rows_are_short_or_cores_are_few_they_are_read_once() -> None:
-    assert len(blocks((2048, 32), nvidia.SM_90A)) == 1
+    assert len(blocks((1024, 32), nvidia.SM_90A)) == 1
     assert len(blocks((204800, 32), cpu.AVX2)) == 1
 
 
 def test_what_is_shared_out_is_right() -> None:
     torch.manual_seed(fresh_seed())
-    x = torch.randn(1 << 16, 4) + 3
-    torch.testing.assert_close(called(normalised, [x], "sm_90a"), normalised(x), rtol=1e-4, atol=1e-4)
+    for x in (torch.randn(1 << 16, 4) + 3, torch.randn(2, 16, 64, 66).to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(called(normalised, [x], "sm_90a"), normalised(x), rtol=1e-4, atol=1e-4)
 
 
 # The gradient of a loss, by its scores: rows lie along the classes, only the labels and the logarithms from row to row.
