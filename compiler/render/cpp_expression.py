@@ -111,8 +111,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
 
 
 def _wraps(w: Writer, e: Expr) -> bool:
-    """Whether a number is data, which may be the least one: g++ takes x < 0 ? -x : x for an absolute value, and any that
-    is not above zero to be zero, with -fwrapv too. Of vectors it does not, and narrower ones are computed as int."""
+    """Whether a number is data, which may be the least one: g++ takes x < 0 ? -x : x for an absolute value, and what is
+    not above zero to be zero, with -fwrapv too. Of vectors it does not, and narrower ones are computed as int."""
     return e.dtype is i32 or (e.dtype is i64 and is_data(e, w.data))
 
 

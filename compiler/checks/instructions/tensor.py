@@ -115,7 +115,7 @@ def _trial(row: Instruction, use: Use, name: str, rng: np.random.Generator) -> T
         tolerance = 2.0**-18 * (np.abs(acc) + np.abs(cut_a) @ np.abs(cut_b))
     else:
         # Sixteenths up to 4 in size, less where they are rounded: the product has 14 bits, the sum of 32 of them 19.
-        # Tensor cores keep 13 bits of a sum of 8-bit floats: of halves up to 2 it has 12, with sixteenths to begin with.
+        # Tensor cores keep 13 bits of a sum of 8-bit floats: of halves up to 2 it has 12, beginning with sixteenths.
         scale = 1 if acc_type.is_integer else 16
         most, parts = (4, 2) if a_type in dt.EIGHTHS else (64, scale)
         a, b, acc = (

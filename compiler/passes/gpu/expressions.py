@@ -12,6 +12,7 @@ from compiler.passes.gpu import fragments, shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.shared_memory import SharedTile
+from compiler.passes.gpu.vectors import uniform
 
 
 def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
@@ -42,7 +43,18 @@ def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
 def _choice(state: Emission, cond: Expr, then: Expr, other: Expr, scope: Scope) -> Expr:
     if isinstance(cond, Const):
         return lowered(state, then if cond.value else other, scope)
-    return select(cond, lowered(state, then, scope), lowered(state, other, scope))
+    made = lowered(state, then, scope)
+    return made if _is_zero_else(made, cond, other, scope) else select(cond, made, lowered(state, other, scope))
+
+
+def _is_zero_else(e: Expr, cond: Expr, other: Expr, scope: Scope) -> bool:
+    """What is chosen where a condition does not hold is zero, and was loaded as such."""
+    while isinstance(e, Cast):
+        e = e.arg
+    if not (isinstance(other, Const) and str(other.value) in ("0", "0.0")) or not isinstance(e, Load):
+        return False
+    held = (scope.zeros or {}).get(e.buffer)
+    return held is not None and uniform(cond, held.lane, held.width, scope.multiples) is held.guard
 
 
 def place_of(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[str, Expr]:

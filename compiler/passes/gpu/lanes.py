@@ -25,7 +25,7 @@ from compiler.passes.gpu.expressions import (
     place_of,
     thread_of,
 )
-from compiler.passes.gpu.scope import WARP, Lanes, Scope
+from compiler.passes.gpu.scope import WARP, Guarded, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.vectors import Neighbours, neighbours, uniform
 
@@ -211,12 +211,14 @@ def thread_body(
     loads: Body = []
     before: Body = []
     after: Body = []
-    inner.ready, inner.gathered = {}, {}
+    inner.ready, inner.gathered, inner.zeros = {}, {}, {}
     for (buffer, flat), start in found.loads.items():
         array, dtype = state.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         arrays.append(k.Array(array, dtype, vector * rounds, "local", 16))
         guard = found.guards.get((buffer, flat))
         loads += _loads(state, array, slot, buffer, start, vector * dtype.bytes, vector, inner, guard)
+        if guard is not None and zeroed(state, buffer, inner):
+            inner.zeros[array] = Guarded(guard, lane, vector)
         inner.ready[array_of(state, buffer), flat] = (array, slot + lane)
     for (buffer, flat), start in found.stores.items():
         array, dtype = state.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
@@ -273,7 +275,7 @@ def _loads(
     to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
     if elsewhere(state, buffer, scope):
         loads: Body = [k.Call("mlc_cluster_get", (vector,), (to, *apart(state, source, scope)), (array,))]
-    elif guard is not None and (buffer in state.facts.kernel.once or is_constant(state, buffer)):
+    elif guard is not None and zeroed(state, buffer, scope):
         return [k.Call("mlc_load_where", (vector,), (to, source, guard), (array,))]
     elif buffer in state.facts.kernel.once:
         pieces = _pieces(to, source, size, vector)
@@ -281,6 +283,12 @@ def _loads(
     else:
         loads = [k.Call("mlc_load", (vector,), (to, source), (array,))]
     return loads if guard is None else [k.If(guard, tuple(loads))]
+
+
+def zeroed(state: Emission, buffer: str, scope: Scope) -> bool:
+    """What a guarded load does not bring is zero."""
+    once = buffer in state.facts.kernel.once or is_constant(state, buffer)
+    return once and not elsewhere(state, buffer, scope)
 
 
 def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:

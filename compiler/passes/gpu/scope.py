@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from compiler.analysis.argmax import Extreme
 from compiler.ir import kernel as k
@@ -53,6 +54,14 @@ class Role:
     kept: int = 0
 
 
+class Guarded(NamedTuple):
+    """What neighbours were loaded under, which holds for all iterations 0 .. width - 1 of `lane` or for none."""
+
+    guard: Expr
+    lane: Var
+    width: int
+
+
 @dataclass
 class Scope:
     """`level` says which threads do the same: of a "block", of a "warp", of a "column" of warps, or one "thread"."""
@@ -69,6 +78,8 @@ class Scope:
     part: Part | None = None
     # Loads that were made beforehand: which buffer and flat index stand where.
     ready: dict[tuple[str, Expr], tuple[str, Expr]] | None = None
+    # Arrays of these in which zeros are where a guard of `width` lanes does not hold.
+    zeros: dict[str, Guarded] | None = None
     # Buffers whose stores are gathered, and in which array.
     gathered: dict[str, tuple[str, Expr]] | None = None
     # What is known to divide variables.

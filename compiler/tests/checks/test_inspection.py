@@ -119,7 +119,7 @@ def test_extremes_of_negated_integers(tmp_path: Path, negated: Callable[[torch.T
 def test_absolute_values_may_be_negative(
     tmp_path: Path, absolute: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
-    """That of the least integer is: a floor division by 7 looks at the remainder, x - 7 * quotient, before it rounds."""
+    """That of the least integer is: a floor division by 7 looks at the remainder, x - 7 * quotient, to round down."""
     program = lowered(lambda x: absolute(x) // 7, torch.ones(3000, dtype=dtype))
     made = cubin.build_cubin(program.stages["cuda"], "sm_90a", include=(HEADERS,), cache=tmp_path)
     text = sass.disassemble(made.path)

@@ -26,6 +26,11 @@ FAMILIES = {
     "pointwise, a copy in another order": "torch.randn(64, 96).t() * torch.randn(96, 64)",
     "rows": "F.layer_norm(torch.randn(6, 200), (200,), torch.randn(200))",
     "rows, of the outer axis": "torch.randint(-9, 9, (300, 64), dtype=torch.float32).sum(0)",
+    "rows, of an outer axis that nothing divides": "torch.randint(-9, 9, (77, 296), dtype=torch.float32).sum(0)",
+    "rows, of channels within pixels": "(lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w, padding=1, groups=16))("
+    "torch.randint(-3, 3, (2, 6, 28, 16)).float(), torch.randint(-3, 3, (16, 1, 3, 3)).float())",
+    "pointwise, of a warp's rows": "(lambda x: F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2))("
+    "torch.randn(1, 6, 8, 264, dtype=torch.bfloat16))",
     "scans": "torch.randint(-9, 9, (3, 5, 100), dtype=torch.float32).cumsum(-1)",
     "scans, of the outer axis": "torch.randint(-9, 9, (90, 40), dtype=torch.float32).cumsum(0)",
     "contractions": "torch.randint(-9, 9, (48, 64), dtype=torch.float32)"

@@ -11,7 +11,7 @@ from compiler.ir.expr import Const
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
-from compiler.schedule.space.gpu import pointwise, reductions, row_loops, scans, scatters, transposes
+from compiler.schedule.space.gpu import column_tiles, pointwise, reductions, row_loops, scans, scatters, transposes
 from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan
 from compiler.schedule.space.members import Member, above, after, both, either, fixed, ranked
 from compiler.schedule.steps import Reorder, Step
@@ -105,7 +105,9 @@ def _rows(
     longest = max(iterations(*path) for path in paths)
     reduction = None if scanned else reductions.only(around, inside)
     if reduction is not None and around and longest > SHORT_ROW and plan.across(around, inside, paths):
-        return ranked(reductions.columns(reduction, plan.neighbours(around[-1], inside), plan.target))
+        vector = plan.neighbours(around[-1], inside)
+        tiles = column_tiles.space(plan, around, inside, reduction, vector)
+        return ranked([*reductions.columns(reduction, vector, plan.target), *tiles])
     split = _split_rows(plan, around, inside, paths) if reduction is not None else None
     if split is not None:
         return split

@@ -15,50 +15,49 @@ from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
 from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows
 from compiler.schedule.space.members import Member, priced, ranked
-from compiler.schedule.steps import Bind, Collapse, Split, Step
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
 from compiler.targets.target import Target
 
 UNROLLED = 128  # instructions of a turn up to which the compiler loads for two turns at once
+WARPS = (8, 4, 2)  # of a block, where a warp is enough for a row
 TURNS = (2, 1)  # of a thread: blocks that come after each other load while others compute
 
 
 def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterator[Member]:
-    """Threads, turns of each, and neighbours that a thread takes side by side."""
+    """Threads, turns of each, neighbours that a thread takes side by side, and rows of a warp each in a block."""
     groups, collapsed = _grid(plan, rows, inside)
     *outer, last = groups
     loops = paths_of(inside)
     widest = 1 if loops else plan.neighbours(last.last, inside, _run(plan, rows, inside))
+    vectors = (widest, widest // 2) if widest > 1 else (1,)
     longest = max(WARP, power(-(-last.extent // widest)))  # more than the last axis takes have nothing to do
     ways = [
-        (turns, threads, vector)
+        (turns, threads, vector, 1)
         for turns in (TURNS[1:] if loops else TURNS)
         for threads in (256, 128, 64, 32)
         if threads <= min(THREADS // turns, 2 * longest)
-        for vector in (widest, widest // 2)
-        if vector
+        for vector in vectors
     ]
-    steps = [*collapsed, *(Bind(g.name, "blocks") for g in outer), *plan.own(last.name, inside)]
+    if longest < THREADS and outer and not loops:
+        ways += [(1, WARP, vector, warps) for warps in WARPS if outer[-1].extent % warps == 0 for vector in vectors]
+    own = plan.own(last.name, inside)
     often = max((iterations(*path) for path in loops), default=1)
     elements, other = last.extent, math.prod(g.extent for g in outer)
     bytes_of = {b: n for b, n in cost.accessed(inside, plan.tensors).items() if b not in plan.private}
     held = sum(min(known_bytes(plan.tensors[b]), elements * other * often * n) for b, n in bytes_of.items())
     moved, done = float(elements * other * often * sum(bytes_of.values())), cost.operations(inside)
 
-    def price(turns: int, threads: int, vector: int, target: Target) -> float:
-        blocks = -(-elements // (threads * widest * turns)) * other
+    def price(turns: int, threads: int, vector: int, warps: int, target: Target) -> float:
+        blocks = -(-elements // (threads * widest * turns)) * other // warps
         alone = turns if done * widest > UNROLLED else 1
         issued = turns * often * (len(bytes_of) * widest // vector + done * widest)
-        work = cost.Threads(blocks, threads, held, moved, float(alone * often), float(issued), turns=alone)
+        work = cost.Threads(blocks, threads * warps, held, moved, float(alone * often), float(issued), turns=alone)
         return cost.clocks(work, target)
 
-    return ranked(
-        priced(
-            partial(price, turns, threads, vector),
-            plan.target,
-            partial(_steps, steps, last.name, threads, threads * widest * turns, vector),
-        )
-        for turns, threads, vector in ways
-    )
+    def steps(turns: int, threads: int, vector: int, warps: int) -> list[Step]:
+        return [*collapsed, *_steps(outer, own, last.name, threads, threads * widest * turns, vector, warps)]
+
+    return ranked(priced(partial(price, *way), plan.target, partial(steps, *way)) for way in ways)
 
 
 def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:
@@ -94,14 +93,19 @@ def _run(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
     return run
 
 
-def _steps(before: list[Step], name: str, threads: int, chunk: int, vector: int) -> list[Step]:
+def _steps(
+    outer: list[Row], own: list[Step], name: str, threads: int, chunk: int, vector: int, warps: int
+) -> list[Step]:
+    """Blocks of so many threads for each of so many rows."""
     block, lane = naming.pieces(name)
-    return [
-        *before,
-        Split(name, chunk, (block, lane)),
-        Bind(block, "blocks"),
-        Bind(lane, "lanes", lanes(threads, vector)),
-    ]
+    bind = Bind(lane, "lanes", lanes(threads, vector))
+    if warps == 1:
+        grid = [Bind(g.name, "blocks") for g in outer]
+        return [*grid, *own, Split(name, chunk, (block, lane)), Bind(block, "blocks"), bind]
+    *first, last = (g.name for g in outer)
+    rows, row = naming.pieces(last)
+    split = [Split(last, warps, (rows, row)), Split(name, chunk, (block, lane)), Reorder((rows, block, row, lane))]
+    return [*own, *split, *(Bind(g, "blocks") for g in (*first, rows, block)), Bind(row, "warps"), bind]
 
 
 def _rest(rows: list[loop.For], r: loop.For) -> int:

@@ -66,7 +66,7 @@ def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
     while found.count // vector < WARP and vector > 1:
         vector //= 2
     places = found.count // vector
-    together = next((w for w in (32, 16, 8) if places % w == 0), 0)
+    together = next((w for w in (32, 16, 8) if places % w == 0), 32 if places > WARP else 0)
     wanted = 2 * target.cores * (together or THREADS)
     few = places < 2 * target.cores * THREADS
     for parts in _parts_of_columns(found.extent, places, wanted) if few else [1]:
@@ -74,12 +74,16 @@ def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
         shares = relative([cost.waits(target, found.extent // parts, 1, n) for n in sharers])
         least = cost.waits(target, found.extent, ROWS_AHEAD, 1) * cost.filled(wanted if few else 1, places * parts)
         for n, share in zip(sharers, shares, strict=True):
-            yield Member(least * share, partial(_columns, found, vector, together, parts, n))
-            if n == 1 and places > NARROW:
-                yield Member(least * share, partial(_columns, found, vector, together, parts, n, NARROW))
-            if vector > 1 and n == sharers[0]:
-                narrow = least * share * (1 + ISSUED / vector)
-                yield Member(narrow, partial(_columns, found, vector // 2, 0, parts, 1))
+            if n > 1:
+                yield Member(least * share, partial(_columns, found, vector, together, parts, n))
+                continue
+            for threads in (THREADS, NARROW) if places > NARROW else (THREADS,):
+                spread = cost.filled(target.cores, parts * -(-places // threads))
+                yield Member(least * share * spread, partial(_columns, found, vector, together, parts, 1, threads))
+        if vector > 1:
+            narrow = least * shares[0] * (1 + ISSUED / vector)
+            narrow *= cost.filled(target.cores, parts * -(-2 * places // THREADS))
+            yield Member(narrow, partial(_columns, found, vector // 2, 0, parts, 1))
 
 
 def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: int, most: int = THREADS) -> list[Step]:
@@ -92,7 +96,7 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
     side = together if sharers > 1 else min(most, places)
     lanes = (("threads", max(WARP, 1 << (side * sharers - 1).bit_length())),)
     length = found.extent // (parts * sharers)
-    ahead = next(n for n in (ROWS_AHEAD, 4, 2, 1) if length % n == 0)
+    ahead = next(n for n in range(ROWS_AHEAD, 0, -1) if length % n == 0)
     turns = naming.pieces(along)
     block, lane = naming.pieces(outer)
     steps.append(Split(outer, side, (block, lane)))
@@ -124,7 +128,7 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
 
 def _sharers(extent: int, most: int) -> list[int]:
     """Threads that may share a column: as many as divide it and leave each enough to have loads in flight."""
-    return [n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4)]
+    return [*[n for n in range(most, 1, -1) if extent % n == 0 and extent // n >= 4][:3], 1]
 
 
 def _combined(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
