@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compiler.analysis import access
 from compiler.ir import tile
 from compiler.ir.dtype import compute
-from compiler.ir.expr import Const, Expr, Load, both, cast, const, names, op, select, substitute
-from compiler.ir.index import value_range
+from compiler.ir.expr import Const, Expr, Load, Select, both, cast, const, names, op, select, substitute
+from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, has_sizes, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import Kernel, Stmt, Store, within
+from compiler.ir.statement import If, Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.stage_copy import staged
 from compiler.passes.tile.nests import named, padded, ranges_of, read_by
@@ -74,6 +74,11 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     value: Expr = Load(buffer.name, whole, buffer.dtype)
     # A tile may be larger than what is there where that is not known; what lies beyond is never used.
     ends = [op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)]
+    if _is_guarded(f, uses):
+        ranges = ranges_of(within(kernel.body, tile.For)) | {
+            v.name: extent_range(n) for v, n in zip(loops, shape, strict=True)
+        }
+        ends += _outside(whole, buffer, ranges)
     if ends:
         value = select(both(*ends), value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
     copy: tuple[Stmt, ...] = (Store(step.tile, loops, value),)
@@ -81,6 +86,25 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
     return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
+
+
+def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:
+    """Some elements are loaded only where a condition holds: elsewhere there may be none."""
+    chosen = [x for n in f.walk() if isinstance(n, Select) for x in (n.then, n.other)]
+    chosen += [s for n in within(f.body, If) for s in n.body]
+    return any(n in uses for x in chosen for n in x.walk())
+
+
+def _outside(index: Sequence[Expr], buffer: Tensor, ranges: Mapping[str, Range]) -> list[Expr]:
+    """What must hold for an element to be there, of all that is not known to."""
+    found: list[Expr] = []
+    for i, n in zip(index, buffer.shape, strict=True):
+        low, high = value_range(i, ranges)
+        if low is None or low < 0:
+            found.append(op("ge", i, const(0)))
+        if isinstance(n, Const) and (high is None or high >= n.value):
+            found.append(op("lt", i, n))
+    return found
 
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
