@@ -31,6 +31,7 @@ from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
+from compiler.passes.loop.order_axes import order_axes
 from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
@@ -169,7 +170,8 @@ def _texts(context: Context) -> dict[str, str]:
 # fmt: off
 PIPELINE = (
     Pass("decompose", "torch", "tensor", "only equations; one group per call", _decompose),
-    Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
+    Pass("compose", "tensor", "tensor", "no view of a view, no dead equation",
+         lambda p, context: compose(p, context.target.kind == "cuda")),
     Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
@@ -180,6 +182,7 @@ PIPELINE = (
     Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel", _for(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "values read as 16 bits are stored so", lambda p, _: demote(p), True, "cuda"),
     Pass("parts", "loop", "loop", "parts of a concatenation are stored in place", lambda p, _: parts(p), True, "cuda"),
+    Pass("order-axes", "loop", "loop", "temporaries lie as they are read", lambda p, _: order_axes(p), True, "cuda"),
     Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
     Pass("views", "loop", "loop", "buffers have an axis for each index", lambda p, _: views(p), True, "cuda"),
     Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),

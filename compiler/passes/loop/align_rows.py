@@ -21,7 +21,7 @@ def align_rows(program: Program) -> Program:
     used = {name for k in program.kernels for name in _of_contraction(k)}
     chosen = {
         t.name: t.replace(strides=strides) for t in program.temps
-        if t.name in used and (strides := aligned_rows(t)) is not t.strides and _seen_whole(program, t)
+        if t.name in used and (strides := aligned_rows(t)) is not t.strides and seen_whole(program, t)
     }  # fmt: skip
     if not chosen:
         return program
@@ -41,7 +41,7 @@ def _of_contraction(kernel: Kernel) -> Iterator[str]:
         yield from (n.buffer for side in (found.left, found.right) for n in side.walk() if isinstance(n, Load))
 
 
-def _seen_whole(program: Program, t: Tensor) -> bool:
+def seen_whole(program: Program, t: Tensor) -> bool:
     """Each kernel has the temporary's own shape, and no index takes an axis apart that only dense rows make one."""
     users = [k for k in program.kernels if any(p.name == t.name for p in k.params)]
     if any(p != t for k in users for p in k.params if p.name == t.name):

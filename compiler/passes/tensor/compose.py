@@ -2,7 +2,7 @@
 
 A view is a map that computes nothing: it only says where its elements come from. Readers take over its index; a view
 that is the one reader of a reduction becomes a reduction over its own axes; a reshape that is an output is left to the
-caller.
+caller. On GPUs, a contraction reads what joins tensors as it is.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from compiler.ir.tensor import (
     shape,
     with_expressions,
 )
+from compiler.passes.tensor.contractions import is_joined, multiplies_joined
 from compiler.passes.tensor.windows import narrow_windows
 
 
-def compose(program: Program) -> Program:
-    """Views composed with what they view; dead equations removed."""
-    program = narrow_windows(remove_dead(_forward(_squeeze(program))))
+def compose(program: Program, joins: bool = False) -> Program:
+    """Views composed with what they view; dead equations removed. With `joins`, what joins tensors is stored where a
+    contraction would read each of its elements often."""
+    program = narrow_windows(remove_dead(_forward(_squeeze(program), joins)))
     program = _reindex_reductions(program)
     program = _alias_outputs(program)
     return remove_dead(program)
@@ -128,12 +130,14 @@ def _rewrite(program: Program, replaced: dict[str, Equation]) -> Program:
     return program.replace(groups=tuple(g for g in groups if g.equations))
 
 
-def _forward(program: Program) -> Program:
+def _forward(program: Program, joins: bool) -> Program:
     """Readers of a view read what it views; the views stay until they are dead."""
     views: dict[str, Map] = {}
     out: dict[str, Equation] = {}
     for e in equations(program):
         new = inline(e, views)
+        if joins and multiplies_joined(new):
+            new = inline(e, {name: v for name, v in views.items() if not is_joined(v.value)})
         if isinstance(new, Order) and not in_steps(new.value, new.over[0].var):
             new = e
         out[e.name] = new

@@ -43,6 +43,7 @@ from compiler.ir.tensor import (
     shape,
 )
 from compiler.passes.tensor.compose import injective, is_view
+from compiler.passes.tensor.contractions import is_contraction, is_joined, is_long
 from compiler.passes.tensor.neighbours import axes_of_neighbours
 
 # What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
@@ -77,35 +78,6 @@ def cost(value: Expr) -> int:
 
 def _cost(e: Op) -> int:
     return 1 if e.name in _CHEAP else _DEAR.get(e.name, COST)
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def is_contraction(e: Equation) -> bool:
-    """A sum of products of two factors, each of which lacks a free axis that the other has."""
-    match e:
-        case Reduce(op="sum", axes=axes, value=value):
-            factors = factors_of(value)
-            if factors is None:
-                return False
-            left, right = ({a.name for a in axes if a.var in set(f.walk()) and _long(a)} for f in factors)
-            return bool(left - right) and bool(right - left)
-    return False
-
-
-def factors_of(value: Expr) -> tuple[Expr, Expr] | None:
-    """The two sides of a product of data, conversions aside."""
-    while isinstance(value, Cast):
-        value = value.arg
-    match value:
-        case Op("mul", (a, b)) if any(isinstance(n, Load) for n in a.walk()) and any(
-            isinstance(n, Load) for n in b.walk()
-        ):
-            return a, b
-    return None
-
-
-def _long(a: Axis) -> bool:
-    return not (isinstance(a.extent, Const) and a.extent.value == 1)
 
 
 @dataclass(frozen=True)
@@ -329,16 +301,22 @@ def count(extents: Iterable[Expr]) -> float:
 
 
 def _around(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:
-    """Everything but the contraction is a map; nothing feeds it but views, and what is short until it is read. What is
-    stored has an element for each of the contraction's own: loops of an epilogue would be in the way of its tiles."""
+    """Everything but the contraction is a map; nothing feeds it but views of one tensor, and what is short until it is
+    read. What is stored has an element for each of the contraction's own: loops of an epilogue would be in the way of
+    its tiles."""
     made = {e.name: e for e in members}
-    rows = {a.name for a in found.rows}
-    if any(_long(a) and found.names[e.name, a.name] not in rows for e in _after(members, contraction) for a in e.axes):
+    rows, after = {a.name for a in found.rows}, _after(members, contraction)
+    if any(is_long(a) and found.names[e.name, a.name] not in rows for e in after for a in e.axes):
         return False
-    feeds = [made[n] for n in reads(contraction) if n in made and not is_view(made[n])]
+    feeds = [made[n] for n in reads(contraction) if n in made and not _is_plain_view(made[n])]
     if not all(e is contraction or isinstance(e, Map) for e in members):
         return False
     return not feeds or all(_widens(e, contraction, made, groups) for e in feeds)
+
+
+def _is_plain_view(e: Equation) -> bool:
+    """A view whose elements all come from the same tensors."""
+    return isinstance(e, Map) and is_view(e) and not is_joined(e.value)
 
 
 def _after(members: list[Equation], first: Equation) -> list[Equation]:
@@ -407,7 +385,7 @@ def _dear_twice(
 def _long_loops(e: Equation, found: Nest) -> set[str]:
     """The loops of a nest that an equation has, those of one iteration aside."""
     axes = (*e.axes, *(e.over if isinstance(e, Reduce) else ()))
-    return {found.names[e.name, a.name] for a in axes if _long(a)}
+    return {found.names[e.name, a.name] for a in axes if is_long(a)}
 
 
 def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
@@ -434,7 +412,7 @@ def _moved(load: Load) -> bool:
 def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
     """A map over `own` of these loops is computed anew by a loop outside its last, with too few iterations inside."""
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
-    repeats = any(_long(a) and a.name not in own for a in rows[:last])
+    repeats = any(is_long(a) and a.name not in own for a in rows[:last])
     return repeats and price >= WORTH_KEEPING * count(a.extent for a in rows[last + 1 :])
 
 

@@ -75,7 +75,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     # A tile may be larger than what is there where that is not known; what lies beyond is never used.
     ends = [op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)]
     if _is_guarded(f, uses):
-        ranges = ranges_of(within(kernel.body, tile.For)) | {
+        ranges = ranges_of(tuple(within(kernel.body, tile.For))) | {
             v.name: extent_range(n) for v, n in zip(loops, shape, strict=True)
         }
         ends += _outside(whole, buffer, ranges)
@@ -91,8 +91,8 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
 def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:
     """Some elements are loaded only where a condition holds: elsewhere there may be none."""
     chosen = [x for n in f.walk() if isinstance(n, Select) for x in (n.then, n.other)]
-    chosen += [s for n in within(f.body, If) for s in n.body]
-    return any(n in uses for x in chosen for n in x.walk())
+    behind = [s for n in within(f.body, If) for s in n.body]
+    return any(n in uses for x in (*chosen, *behind) for n in x.walk())
 
 
 def _outside(index: Sequence[Expr], buffer: Tensor, ranges: Mapping[str, Range]) -> list[Expr]:

@@ -1,0 +1,193 @@
+"""Loop IR in, Loop IR out: temporaries lie in memory with the axis innermost along which they are read together.
+
+A convolution reads all channels of a pixel, one of depthwise filters the same pixels of neighbouring channels, a norm
+over channels all of them: rows of channels are whole lines of memory, and what tensor cores multiply. What a kernel
+makes of such a temporary, element by element, lies as that does. Where a reader takes the axis apart, as a norm of
+groups does, or readers differ, a temporary stays as it is. An input of depthwise filters that lies otherwise than what
+is made of it is copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compiler.analysis.nests import wrap
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, const, names, product
+from compiler.ir.linear import linear
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Kernel, Program, Store, within
+from compiler.ir.tensor import Tensor, is_static, row_major
+from compiler.passes.loop.align_rows import seen_whole
+
+RANK = 3  # axes of an image with channels, or of a batch of signals with channels
+STAYS = -1  # the axis of a temporary that is to stay as it is
+
+
+def order_axes(program: Program) -> Program:
+    """Temporaries in the order of axes that their readers ask for."""
+    free = {t.name: t for t in program.temps if _may_move(program, t)}
+    wanted = {name: axis for name in free if (axis := _asked(program, name)) is not None}
+    tensors = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
+    for k in program.kernels:
+        for name, axis in _alike(k, tensors, free.keys() - wanted.keys()):
+            wanted[name] = axis
+        tensors |= {n: _with_innermost(free[n], axis) for n, axis in wanted.items() if axis != STAYS}
+    chosen = {n: tensors[n] for n in wanted if tensors[n] != free[n]}
+    if not chosen:
+        return program
+
+    def placed(held: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(chosen.get(t.name, t) for t in held)
+
+    kernels = tuple(k.replace(params=placed(k.params)) for k in program.kernels)
+    return _with_copies(program.replace(temps=placed(program.temps), kernels=kernels), chosen)
+
+
+def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
+    """Inputs that depthwise filters go over along another axis than their results lie, copied."""
+    kernels: list[Kernel] = []
+    copies: dict[str, Tensor] = {}
+    for k in program.kernels:
+        for t in [p for p in k.params if p in program.inputs and len(p.shape) >= RANK and is_static(p)]:
+            axis = _slid_over(k, t, chosen)
+            if axis is None or t.strides[axis] is const(1):
+                continue
+            if t.name not in copies:
+                copies[t.name] = _with_innermost(t, axis).replace(name=f"{t.name}_ordered")
+                kernels.append(_copying(k, t, copies[t.name]))
+            if copies[t.name].strides[axis] is const(1):
+                k = _reading(k, t, copies[t.name])
+        kernels.append(k)
+    return program.replace(temps=(*program.temps, *copies.values()), kernels=tuple(kernels))
+
+
+def _slid_over(kernel: Kernel, t: Tensor, chosen: Mapping[str, Tensor]) -> int | None:
+    """The axis of an input that is that of the results innermost in memory, where windows slide over other axes."""
+    axes = set(_votes(kernel, t.name))
+    near = {i for s in within(kernel.body, Store) if s.buffer in chosen
+            for i, step in zip(s.index, chosen[s.buffer].strides, strict=True) if step is const(1)}  # fmt: skip
+    found = {n.index[d] for n in _loads(kernel, t.name) for d in axes if d != STAYS}
+    return axes.pop() if len(axes) == 1 and near and near == found else None
+
+
+def _copying(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
+    nest = [loop.For(f"at{d}", n, "parallel", ()) for d, n in enumerate(t.shape)]
+    place = tuple(Var(f.var) for f in nest)
+    body = wrap(nest, (Store(held.name, place, Load(t.name, place, t.dtype)),))
+    return Kernel(f"{k.name}_ordered", (t, held), (held.name,), body, tuple(f"{source}/ordered" for source in k.origin))
+
+
+def _reading(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
+    """The kernel with the copy for the input."""
+
+    def rule(n: object) -> Load | None:
+        return n.replace(buffer=held.name) if isinstance(n, Load) and n.buffer == t.name else None
+
+    params = tuple(held if p == t else p for p in k.params)
+    return k.replace(params=params, body=nodes(k.body, rule))
+
+
+def _may_move(program: Program, t: Tensor) -> bool:
+    plain = len(t.shape) >= RANK and is_static(t) and t.strides == row_major(t.shape)
+    return plain and t.dtype.is_float and seen_whole(program, t)
+
+
+def _with_innermost(t: Tensor, axis: int) -> Tensor:
+    order = [d for d in range(len(t.shape)) if d != axis] + [axis]
+    steps = dict(zip(order, row_major(tuple(t.shape[d] for d in order)), strict=True))
+    return t.replace(strides=tuple(steps[d] for d in range(len(order))))
+
+
+def _asked(program: Program, name: str) -> int | None:
+    """The axis that the readers of a temporary go along together."""
+    votes = {vote for k in program.kernels for vote in _votes(k, name)}
+    return None if not votes else votes.pop() if len(votes) == 1 else STAYS
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A load: the loops that its axes have the plain variable of, and whether others slide over one, or take one
+    apart."""
+
+    plain: dict[int, str]
+    slides: bool
+    apart: bool
+
+
+def _votes(kernel: Kernel, name: str) -> Iterator[int]:
+    loops = {f.var: f for f in within(kernel.body, loop.For)}
+    reduced = {v for v, f in loops.items() if f.kind != "parallel"}
+    for load in _loads(kernel, name):
+        read = _read(load, loops, reduced)
+        over = [d for d, v in read.plain.items() if v in reduced]
+        if read.apart:
+            yield STAYS
+        elif read.slides:
+            yield from over if len(over) == 1 else _filtered(kernel, load, read)
+        elif len(over) == 1 and len(read.plain) == len(load.index) and _only_reads(kernel, name):
+            yield over[0]
+
+
+def _read(load: Load, loops: Mapping[str, loop.For], reduced: set[str]) -> _Read:
+    plain = {d: i.name for d, i in enumerate(load.index) if isinstance(i, Var) and i.name in loops}
+    kinds = [_kind(i, loops, reduced) for d, i in enumerate(load.index) if d not in plain]
+    return _Read(plain, "slides" in kinds, "apart" in kinds)
+
+
+def _kind(index: Expr, loops: Mapping[str, loop.For], reduced: set[str]) -> str:
+    """How an axis is gone over that no loop has for itself: by windows that overlap, or in parts side by side."""
+    if not names(index) & reduced:
+        return ""
+    terms, _ = linear(index)
+    steps = {a.name: c for a, c in terms.items() if isinstance(a, Var)}
+    inner = [v for v in steps if v in reduced and isinstance(loops[v].extent, Const)]
+    outer = [v for v in steps if v in loops and v not in reduced]
+    if len(inner) != 1 or len(outer) != 1 or len(steps) != len(terms):
+        return "apart"
+    extent = loops[inner[0]].extent
+    assert isinstance(extent, Const)
+    return "slides" if abs(steps[outer[0]]) < abs(steps[inner[0]]) * int(extent.value) else "apart"
+
+
+def _filtered(kernel: Kernel, load: Load, read: _Read) -> Iterator[int]:
+    """The axis that the weights of a window have, too."""
+    small = _smaller(kernel, load.buffer)
+    others = [n for n in _loads(kernel) if n.buffer in small]
+    yield from (d for d, v in read.plain.items() if any(v in names(i) for n in others for i in n.index))
+
+
+def _only_reads(kernel: Kernel, name: str) -> bool:
+    """No other buffer as large takes part, as in a matmul of two."""
+    return {n.buffer for n in _loads(kernel)} <= {name} | _smaller(kernel, name)
+
+
+def _smaller(kernel: Kernel, name: str) -> set[str]:
+    """The buffers that have at most a quarter of the elements."""
+    sizes = {p.name: _count(product(p.shape)) for p in kernel.params}
+    return {b for b, n in sizes.items() if 4 * n <= sizes[name]}
+
+
+def _count(size: Expr) -> int:
+    return int(size.value) if isinstance(size, Const) else 0
+
+
+def _alike(kernel: Kernel, tensors: Mapping[str, Tensor], free: set[str]) -> Iterator[tuple[str, int]]:
+    """Temporaries that a kernel makes along the loop whose elements are neighbours in what it reads, and not along its
+    last axis."""
+    loops = {f.var for f in within(kernel.body, loop.For) if f.kind == "parallel"}
+    near: set[Expr] = set()
+    for n in _loads(kernel):
+        t = tensors.get(n.buffer)
+        if t is not None and len(t.shape) >= RANK and t.strides[-1] is not const(1):
+            near |= {i for i, step in zip(n.index, t.strides, strict=True) if step is const(1)}
+    for s in within(kernel.body, Store):
+        if s.buffer in free:
+            yield from ((s.buffer, d) for d, i in enumerate(s.index) if i in near and names(i) <= loops)
+
+
+def _loads(kernel: Kernel, name: str = "") -> Iterator[Load]:
+    for buffer in [name] if name else [p.name for p in kernel.params]:
+        for s in kernel.body:
+            yield from (n for n in s.walk() if isinstance(n, Load) and n.buffer == buffer)
