@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
@@ -64,8 +64,10 @@ def as_real(graph: GraphModule) -> GraphModule:
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         raise Unsupported("complex numbers", (), "a graph without inputs")
+    graph = _holding_parts(graph)
     for n in graph.graph.nodes:
-        if is_complex(x := n.meta.get("val")):  # asked here, as sizes that are symbols cannot be while tracing
+        x = n.meta.get("val")
+        if is_complex(x) or n.target is _aten._fft_c2r.default:  # asked here, as symbols cannot be while tracing
             n.meta[_ORDER] = sorted(range(x.dim()), key=x.stride, reverse=True)
     held = {r.name: r for n in graph.graph.nodes for r in _roots(n)}
     first = next(iter(graph.graph.nodes))
@@ -78,6 +80,20 @@ def as_real(graph: GraphModule) -> GraphModule:
     return retrace(graph, examples, mode, reader=_OfParts)
 
 
+def _holding_parts(graph: GraphModule) -> GraphModule:
+    """A copy of the graph that holds complex tensors as it takes them, which `val` of their nodes does not say."""
+    copied, table = Graph(), dict[Node, Node]()
+    for n in graph.graph.nodes:
+        table[n] = copied.node_copy(n, table.__getitem__)
+    made = GraphModule(graph, copied)
+    for n in copied.nodes:
+        held = operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None
+        if is_complex(held):
+            n.meta["val"], n.target = held, f"parts_of_{n.name}"
+            made.register_buffer(n.target, parts(held))
+    return made
+
+
 def parts(x: Any) -> Any:
     """A tensor as the changed graph takes it."""
     return torch.view_as_real(x.resolve_conj()) if is_complex(x) else x
@@ -87,6 +103,11 @@ def _whole(x: Pair, order: list[int]) -> Tensor:
     """The parts side by side, with dimensions in memory in an order."""
     made = torch.stack([part.permute(order) for part in x.parts], -1)
     return made.permute(*(order.index(d) for d in range(len(order))), -1)
+
+
+def _dense(x: Tensor, order: list[int]) -> Tensor:
+    """In one piece of memory, with dimensions in an order."""
+    return x.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
 def _roots(node: Node) -> Sequence[fourier.Roots]:
@@ -112,7 +133,8 @@ class _OfParts(Holding):
     def run_node(self, n: Node) -> Any:
         self.node = n
         made = super().run_node(n)
-        return Pair(made[..., 0], made[..., 1]) if n.op == "placeholder" and is_complex(n.meta.get("val")) else made
+        given = n.op in ("placeholder", "get_attr") and is_complex(n.meta.get("val"))
+        return Pair(made[..., 0], made[..., 1]) if given else made
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         values = [*pytree.tree_leaves(self.node.meta.get("val")), *pytree.tree_leaves((args, kwargs))]
@@ -122,7 +144,8 @@ class _OfParts(Holding):
         if packet is _aten.view_as_real:
             return self.whole(pair(args[0]), self.node.args[0].meta[_ORDER])  # type: ignore[union-attr]
         if packet in _TRANSFORMS:
-            return _TRANSFORMS[packet](lambda roots: self.held[roots.name], *args, **kwargs)
+            made = _TRANSFORMS[packet](lambda roots: self.held[roots.name], *args, **kwargs)
+            return made if isinstance(made, Pair) else _dense(made, self.node.meta[_ORDER])
         if packet in _FORMULAS:
             return _FORMULAS[packet](*args, **kwargs)
         if packet in _BY_PARTS or target in _CALLS:
@@ -238,6 +261,7 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
     _aten.add: _sum(operator.add), _aten.sub: _sum(operator.sub), _aten.mul: _product(operator.mul),
     _aten.mm: _product(torch.mm), _aten.bmm: _product(torch.bmm), _aten.div: _quotient, _aten._to_copy: _converted,
     _aten.full: _filled(_aten.full), _aten.scalar_tensor: _filled(_aten.scalar_tensor),
+    _aten.fill: lambda x, value: Pair(*map(_aten.fill, x.parts, pair(value).parts)),
     _aten.complex: _joined, _aten.polar: lambda size, angle: Pair(size * torch.cos(angle), size * torch.sin(angle)),
     _aten.view_as_complex: lambda x: Pair(x[..., 0], x[..., 1]),
     _aten._conj: _conjugate, _aten._conj_physical: _conjugate, _aten.conj_physical: _conjugate,
@@ -251,10 +275,11 @@ _BY_PARTS = {
     getattr(_aten, name)
     for name in (
         "alias", "as_strided", "cat", "clone", "constant_pad_nd", "copy", "cumsum", "detach", "diagonal",
-        "diagonal_scatter", "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh_copy", "mean",
-        "neg", "new_zeros", "permute", "repeat", "roll", "scatter", "scatter_add", "select", "select_scatter", "slice",
-        "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "sum", "t", "transpose", "tril", "triu",
-        "unbind", "unfold", "unsqueeze", "view", "_unsafe_view", "where", "zeros_like", "reshape", "zeros",
+        "diagonal_scatter", "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh_copy",
+        "mean", "neg", "new_empty_strided", "new_zeros", "permute", "repeat", "roll", "scatter", "scatter_add",
+        "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "stack",
+        "sum", "t", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "_unsafe_view",
+        "where", "zeros_like", "reshape", "zeros",
     )
 }  # fmt: skip
 _CALLS = {operator.getitem}

@@ -45,6 +45,27 @@ def test_complex_arguments_results_and_gradients(seed: int) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
+def constants(z: Tensor, x: Tensor) -> list[Tensor]:
+    rows = z.clone()
+    rows[0] = torch.tensor(1j)
+    rows[x[:, 0] > 0] = torch.tensor(2 - 1j)
+    return [rows * torch.tensor([1, 2j, 3, 4, 5]), x * torch.tensor(1j), torch.fft.hfft(x)]
+
+
+def test_complex_numbers_that_a_program_holds(seed: int) -> None:
+    torch.manual_seed(seed)
+    given = [torch.randn(6, 5, dtype=torch.complex64), torch.randn(6, 5)]
+    compiled: Any = torch.compile(constants, backend="mlcomp", options={"fallback": "error"})
+    found = []
+    for function in (constants, compiled):
+        leaves = [x.clone().requires_grad_() for x in given]
+        made = function(*leaves)
+        total = torch.stack([y.abs().sum() for y in made]).sum()
+        found.append((made, torch.autograd.grad(total, leaves)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    assert [y.stride() for y in found[1][0]] == [y.stride() for y in found[0][0]]
+
+
 def test_an_op_without_a_meaning_on_parts_runs_in_eager() -> None:
     x = torch.randn(3, 3, dtype=torch.complex64)
     for fallback in ("eager", "error"):
