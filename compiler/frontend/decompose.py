@@ -68,6 +68,7 @@ def decompositions() -> Decompositions:
         table[_overload(f"{name}_copy.{overload}")] = functools.partial(
             definitions.copied, _overload(f"{name}.{overload}")
         )
+    table |= {_overload(name): _of_one_type(table[_overload(name)]) for name in _OF_ONE_TYPE}
     del table[torch.ops.aten.bernoulli.default]  # which draws other numbers than the op does
     return {op: how for op, how in table.items() if str(op) not in RULES}
 
@@ -77,11 +78,26 @@ _BESIDES = (
     "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default", "tril_indices.default",
     "triu_indices.default",
 )  # fmt: skip
+# Ops of which eager's kernels refuse floats of several types, and definitions do not.
+_OF_ONE_TYPE = (
+    "_cdist_forward.default", "grid_sampler_2d.default", "grid_sampler_3d.default", "linalg_cross.default"
+)  # fmt: skip
 # Views that have a form which copies, and the overload of it.
 _COPIED = {
     "as_strided": "default", "detach": "default", "narrow": "default", "permute": "default", "select": "int",
     "slice": "Tensor", "split": "Tensor", "unbind": "int", "view": "dtype",
 }  # fmt: skip
+
+
+def _of_one_type(how: Callable[..., Any]) -> Callable[..., Any]:
+    """A definition that leaves a call with floats of several types to the op itself, which says that it has no such."""
+
+    @functools.wraps(how)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point())
+        return how(*args, **kwargs) if len({x.dtype for x in given}) < 2 else NotImplemented
+
+    return made
 
 
 def _laid_out(op: Any, how: Callable[..., Any]) -> Callable[..., Any]:

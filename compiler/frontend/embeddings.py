@@ -29,6 +29,9 @@ def _bag(
 
     All but the bags is for the backward pass, and in the forms that this one reads: eager's differ between devices.
     """
+    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
+        kinds = f"{weight.dtype} and {per_sample_weights.dtype}"
+        raise RuntimeError(f"embedding_bag: weight and per_sample_weights are to be of one type, not {kinds}")
     bags, (count,) = offsets.shape[0] - int(include_last_offset), indices.shape
     counted = indices != padding_idx
     inside = ((indices >= 0) & (indices < weight.shape[0])).all()

@@ -292,3 +292,27 @@ def test_forward_passes_give_what_only_dropout_needs(name: str, dynamic: bool) -
 def test_options_that_make_no_sense() -> None:
     with pytest.raises(CompilerError, match="fallback must be 'eager' or 'error', not 'no'"):
         backend.explain(between, [torch.ones(2, 2)] * 2, {"fallback": "no"})
+
+
+OF_ONE_TYPE: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...]]] = {
+    "grid_sample": (lambda x, y: F.grid_sample(x, y, align_corners=False), (1, 1, 3, 3), (1, 2, 2, 2)),
+    "volume": (lambda x, y: F.grid_sample(x, y, align_corners=False), (1, 1, 3, 3, 3), (1, 2, 2, 2, 3)),
+    "cdist": (torch.cdist, (2, 3), (4, 3)),
+    "cross": (torch.linalg.cross, (2, 3), (2, 3)),
+    "embedding_bag": (
+        lambda x, y: F.embedding_bag(torch.tensor([[0, 1]]), x, mode="sum", per_sample_weights=y), (3, 4), (1, 2)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", OF_ONE_TYPE)
+def test_floats_of_several_types_are_refused_where_eager_does(name: str, gradients: bool) -> None:
+    f, *shapes = OF_ONE_TYPE[name]
+    x, y = (torch.randn(shape, requires_grad=gradients) for shape in shapes)
+    own = torch.compile(f, backend=mlcomp)
+    for given in ((x, y.double()), (x.double(), y)):
+        for run in (f, own):
+            with pytest.raises(RuntimeError, match="type"):
+                run(*given)
+    torch.testing.assert_close(own(x, y), f(x, y))
