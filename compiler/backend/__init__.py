@@ -10,6 +10,7 @@ tensors, unless `options={"target": ...}` names one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -149,9 +150,9 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
     place = None if options.tuned or options.quantize is not None else kept.place(graph, inputs, _asked(options))
     if place is None:
         return _traced(graph, inputs, options)
-    found = kept.read(place)
-    if found is not None:
-        return _loaded(found, graph, options)
+    if (found := kept.read(place)) is not None:
+        with contextlib.suppress(CompilerError):  # such as a lack of g++, of which tracing makes what can be made
+            return _loaded(found, graph, options)
     wholes: list[kept.Whole | None] = []
 
     def hear(report: Report) -> None:

@@ -18,8 +18,9 @@ from torch._functorch import config as functorch
 
 from compiler import backend
 from compiler.backend import kept
+from compiler.errors import ToolchainError
 from compiler.execution import stored
-from compiler.runtime import store
+from compiler.runtime import build, store
 
 Function = Callable[..., Any]
 
@@ -194,6 +195,21 @@ def test_arguments_that_are_refused_are_traced_after_all(monkeypatch: pytest.Mon
     made = compiled(scores, *inputs)
     assert len(launches) == 2
     torch.testing.assert_close(made, scores(*inputs))
+
+
+def test_what_can_no_longer_be_built_runs_in_eager(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later process has no compiler, and finds programs without their kernels."""
+    inputs = given()
+    compiled(scores, *inputs)
+    for library in folder.rglob("*.so"):
+        library.unlink()
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ToolchainError("the C++ compiler g++ is missing")
+
+    monkeypatch.setattr(build, "build", missing)
+    with pytest.warns(backend.FallbackWarning, match=r"g\+\+ is missing"):
+        torch.testing.assert_close(compiled(scores, *inputs), scores(*inputs))
 
 
 _SCRIPT = """
