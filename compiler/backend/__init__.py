@@ -29,7 +29,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.backend import dynamo, kept, numbers, passed_on, quantization, regions, tangents, writes
+from compiler.backend import autocast, dynamo, kept, numbers, passed_on, quantization, regions, tangents, writes
 from compiler.backend.partition import partition
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
@@ -189,17 +189,17 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced))
     with python_kernels.whole_resizing(traced, inputs), strides, margins.derived():
-        made: Callable[..., Any] = aot_module_simplified(
+        trace = functools.partial(
+            aot_module_simplified,
             graph,
             inputs,
             fw_compiler=functools.partial(compile_part, saves=True),
             bw_compiler=dynamo.unseen(compile_part),
             inference_compiler=functools.partial(compile_part, whole=True),
             keep_inference_input_mutations=True,
-            partition_fn=functools.partial(partition, aligned=_is_for_gpu(inputs, options)),
             decompositions=frontend.decompositions(),
         )
-    return made
+        return autocast.off_in_backward(trace, functools.partial(partition, aligned=_is_for_gpu(inputs, options)))
 
 
 def _boxed(run: Boxed) -> Boxed:

@@ -286,7 +286,7 @@ def retrace(
     """The graph traced anew on fake examples; tensors that it holds stay what they are.
 
     While tracing those are inputs as well: only so are they traced like all else. `lies` says for each result where it
-    is to lie in memory, if anywhere.
+    is to lie in memory, if anywhere. Autocast, which a backward pass may be compiled under, has no say.
     """
     held = {n.target: operator.attrgetter(n.target)(graph) for n in graph.graph.nodes if n.op == "get_attr"}
     tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
@@ -297,7 +297,7 @@ def retrace(
         results = interpreter.run(*inputs[: len(examples)])
         return [*map(_laid, results, lies)] if lies else results
 
-    with torch.no_grad(), mode:
+    with torch.no_grad(), torch._C._DisableAutocast(), mode:
         fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
         with fx_traceback.preserve_node_meta():
             made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)

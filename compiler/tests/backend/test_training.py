@@ -11,7 +11,9 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import counters
 
+from compiler import backend
 from compiler.backend import FallbackWarning, explain
+from compiler.errors import ToolchainError
 from compiler.ir.text import show_type
 from compiler.tests.meaning import fresh_seed
 
@@ -163,3 +165,78 @@ def test_what_rows_are_normalised_of_is_saved_in_rows(seen: bool) -> None:
     assert across == {(240, 1, 15), (240, 16, 1)} if seen else across == {(240, 16, 1)}
     (own,), (wanted,) = torch.autograd.grad(ours[0], places), torch.autograd.grad(eager[0], places)
     torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4, msg=lambda m: f"seed {seed}: {m}")
+
+
+def _halved() -> Any:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def _inverse(x: torch.Tensor) -> Any:
+    return torch.linalg.inv(x / 8 + torch.eye(8))
+
+
+def _autocast_off(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return x.tanh() @ x
+
+
+def _spectrum(x: torch.Tensor) -> Any:
+    return torch.fft.rfft(x).abs()
+
+
+class _Product(torch.autograd.Function):
+    """Its gradient exists within autocast only, where operands of several types are made one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad @ w.t(), x.t() @ grad
+
+
+def _in_forward(f: Any, x: torch.Tensor) -> torch.Tensor:
+    with _halved():
+        y: torch.Tensor = f(x)
+    return torch.autograd.grad(y.sin().sum(), x)[0]
+
+
+def _in_backward(f: Any, x: torch.Tensor) -> torch.Tensor:
+    y = f(x).sin().sum()
+    with _halved():
+        return torch.autograd.grad(y, x)[0]
+
+
+@pytest.mark.parametrize(
+    ("f", "how"), [(_inverse, _in_forward), (_autocast_off, _in_forward), (_spectrum, _in_backward)]
+)
+def test_autocast_rounds_nothing_in_backward_that_it_left_in_forward(f: Any, how: Any) -> None:
+    torch.manual_seed(seed := fresh_seed())
+    x = torch.randn(8, 8, requires_grad=True)
+    ours, theirs = how(torch.compile(f, backend="mlcomp"), x), how(f, x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=lambda m: f"seed {seed}: {m}")
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_gradients_that_exist_within_autocast_only(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where their calls run in eager."""
+    torch._dynamo.reset()
+
+    def missing(*_: Any) -> Any:
+        raise ToolchainError("the C++ compiler g++ is missing")
+
+    if not is_compiled:
+        monkeypatch.setattr(backend, "_built", missing)
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return _Product.apply(x, w).float().square().mean()  # type: ignore[no-untyped-call]
+
+    x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    found = []
+    for f in (loss, torch.compile(loss, backend="mlcomp")):
+        with _halved():
+            found.append(torch.autograd.grad(f(x, w), (x, w)))
+    torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05)
