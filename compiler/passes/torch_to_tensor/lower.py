@@ -23,6 +23,7 @@ from compiler.passes.torch_to_tensor import (
     attention_backward,
     contract,
     create,
+    demands,
     indexing,
     join,
     loss,
@@ -130,6 +131,7 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
     kwargs = {name: _argument(a, env) for name, a in call.kwargs}
     prefix = next(n for n, t in zip(call.outputs, call.types, strict=True) if t is not None)
     b.begin(prefix, call.types, call.op, args, kwargs)
+    demands.check(b, call.op, args)
     try:
         results = RULES[call.op](b, *args, **kwargs)
     except (SymbolicError, IllTyped, NoElement) as problem:

@@ -1,5 +1,6 @@
 """Graphs of which not all can be compiled: what can is, in the largest regions, and all of it does what eager does."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -316,3 +317,26 @@ def test_floats_of_several_types_are_refused_where_eager_does(name: str, gradien
             with pytest.raises(RuntimeError, match="type"):
                 run(*given)
     torch.testing.assert_close(own(x, y), f(x, y))
+
+
+REFUSED: dict[str, tuple[Function, Tensor, Tensor]] = {
+    "product": (lambda x, y: x.sin() @ y, torch.ones(3, 3), torch.ones(3, 3).half()),
+    "linear": (F.linear, torch.ones(2, 3).half(), torch.ones(4, 3)),
+    "items": (lambda x, y: x.index_put((torch.tensor([0, 1]),), y), torch.ones(3), torch.ones(2).double()),
+    "added rows": (lambda x, y: x.index_add(0, torch.tensor([0, 1]), y), torch.ones(3), torch.ones(2).long()),
+    "chances": (F.binary_cross_entropy, torch.full((3,), 0.5), torch.ones(3).long()),
+    "targets": (F.cross_entropy, torch.ones(2, 3), torch.tensor([0, 2], dtype=torch.int32)),
+    "weights": (lambda x, y: F.nll_loss(x, torch.tensor([0, 2]), y), torch.ones(2, 3), torch.ones(3).double()),
+    "rows": (lambda x, y: x.index_select(0, y), torch.ones(3), torch.tensor([0.0, 1.0])),
+    "mask": (lambda x, y: x * (1 - y), torch.ones(2), torch.tensor([True, False])),
+    "no mask": (lambda x, y: x - y, torch.ones(2), torch.tensor([True, False])),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_types_that_eager_refuses_are_refused(name: str) -> None:
+    f, x, y = REFUSED[name]
+    with pytest.raises(RuntimeError) as problem:
+        f(x, y)
+    with pytest.raises(RuntimeError, match=re.escape(str(problem.value).partition("(")[0])):
+        torch.compile(f, backend=mlcomp)(x, y)

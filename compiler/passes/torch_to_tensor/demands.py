@@ -1,0 +1,43 @@
+"""Types of arguments that eager's kernels refuse, and torch traces nevertheless: such a call is refused.
+
+Under `torch.compile` it then runs in eager, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType
+from compiler.passes.torch_to_tensor.builder import Builder, Value
+
+# Positions of arguments that have to be of one type.
+_ALIKE: dict[str, tuple[int, ...]] = {
+    "mm.default": (0, 1), "bmm.default": (0, 1), "mv.default": (0, 1), "dot.default": (0, 1), "vdot.default": (0, 1),
+    "linear.default": (0, 1, 2), "addmm.default": (0, 1, 2), "addmv.default": (0, 1, 2), "addbmm.default": (0, 1, 2),
+    "baddbmm.default": (0, 1, 2), "index_put.default": (0, 2), "_unsafe_index_put.default": (0, 2),
+    "index_add.default": (0, 3), "index_copy.default": (0, 3), "binary_cross_entropy.default": (0, 1, 2),
+    "nll_loss.default": (0, 2), "nll_loss2d.default": (0, 2), "nll_loss_nd.default": (0, 2),
+    "nll_loss_forward.default": (0, 2), "nll_loss2d_forward.default": (0, 2),
+}  # fmt: skip
+# The types that an argument may have, and its position.
+_CLASSES = (1, (dt.i64, dt.u8))
+_KINDS: dict[str, tuple[int, tuple[DType, ...]]] = {
+    "index_select.default": (2, (dt.i64, dt.i32)),
+    "nll_loss.default": _CLASSES, "nll_loss2d.default": _CLASSES, "nll_loss_nd.default": _CLASSES,
+    "nll_loss_forward.default": _CLASSES, "nll_loss2d_forward.default": _CLASSES,
+}  # fmt: skip
+_DIFFERENCES = {"sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar"}
+
+
+def check(b: Builder, op: str, args: Sequence[object]) -> None:
+    """Raise Unsupported for arguments of types that eager refuses."""
+    name = op.removeprefix("aten.")
+    alike = [x.dtype for k in _ALIKE.get(name, ()) if k < len(args) and isinstance(x := args[k], Value)]
+    if len(set(alike)) > 1:
+        raise b.refuse(f"arguments are to be of one type, and are {' and '.join(map(str, alike))}")
+    place, kinds = _KINDS.get(name, (0, ()))
+    if kinds and place < len(args) and isinstance(x := args[place], Value) and x.dtype not in kinds:
+        raise b.refuse(f"argument {place} is to be {' or '.join(map(str, kinds))}, and is {x.dtype}")
+    if name in _DIFFERENCES and any(isinstance(x, bool) or getattr(x, "dtype", None) is dt.boolean for x in args[:2]):
+        raise b.refuse("bools have no difference")
