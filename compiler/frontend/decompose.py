@@ -68,7 +68,8 @@ def decompositions() -> Decompositions:
         table[_overload(f"{name}_copy.{overload}")] = functools.partial(
             definitions.copied, _overload(f"{name}.{overload}")
         )
-    table |= {_overload(name): _of_one_type(table[_overload(name)]) for name in _OF_ONE_TYPE}
+    for fits, names in ((_is_of_one_type, _OF_ONE_TYPE), (_is_of_fractions, _OF_FRACTIONS)):
+        table |= {_overload(name): _where(fits, table[_overload(name)]) for name in names}
     del table[torch.ops.aten.bernoulli.default]  # which draws other numbers than the op does
     return {op: how for op, how in table.items() if str(op) not in RULES}
 
@@ -78,10 +79,11 @@ _BESIDES = (
     "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default", "tril_indices.default",
     "triu_indices.default",
 )  # fmt: skip
-# Ops of which eager's kernels refuse floats of several types, and definitions do not.
+# Ops of which eager's kernels refuse several types, or integers, and definitions do not.
 _OF_ONE_TYPE = (
     "_cdist_forward.default", "grid_sampler_2d.default", "grid_sampler_3d.default", "linalg_cross.default"
 )  # fmt: skip
+_OF_FRACTIONS = ("glu.default", "log_sigmoid_forward.default", "logcumsumexp.default")
 # Views that have a form which copies, and the overload of it.
 _COPIED = {
     "as_strided": "default", "detach": "default", "narrow": "default", "permute": "default", "select": "int",
@@ -89,15 +91,23 @@ _COPIED = {
 }  # fmt: skip
 
 
-def _of_one_type(how: Callable[..., Any]) -> Callable[..., Any]:
-    """A definition that leaves a call with floats of several types to the op itself, which says that it has no such."""
+def _where(fits: Callable[[set[torch.dtype]], bool], how: Callable[..., Any]) -> Callable[..., Any]:
+    """A definition that leaves calls on types that do not fit to the op itself, which says that it has no such."""
 
     @functools.wraps(how)
     def made(*args: Any, **kwargs: Any) -> Any:
-        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point())
-        return how(*args, **kwargs) if len({x.dtype for x in given}) < 2 else NotImplemented
+        types = {x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        return how(*args, **kwargs) if fits(types) else NotImplemented
 
     return made
+
+
+def _is_of_one_type(types: set[torch.dtype]) -> bool:
+    return len(types) == 1
+
+
+def _is_of_fractions(types: set[torch.dtype]) -> bool:
+    return all(x.is_floating_point or x.is_complex for x in types)
 
 
 def _laid_out(op: Any, how: Callable[..., Any]) -> Callable[..., Any]:

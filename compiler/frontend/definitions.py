@@ -118,7 +118,8 @@ def _trilinear(
         b = b.unsqueeze(place)
     for place in expand3:
         c = c.unsqueeze(place)
-    return (a * b * c).sum(list(sumdim)) if sumdim else a * b * c
+    made = a * b * c
+    return made.sum(list(sumdim), dtype=made.dtype) if sumdim else made  # of integers, too, their own
 
 
 def _soft_margin_backward(

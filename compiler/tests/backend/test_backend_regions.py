@@ -329,6 +329,10 @@ REFUSED: dict[str, tuple[Function, Tensor, Tensor]] = {
     "weights": (lambda x, y: F.nll_loss(x, torch.tensor([0, 2]), y), torch.ones(2, 3), torch.ones(3).double()),
     "rows": (lambda x, y: x.index_select(0, y), torch.ones(3), torch.tensor([0.0, 1.0])),
     "mask": (lambda x, y: x * (1 - y), torch.ones(2), torch.tensor([True, False])),
+    "cross product": (torch.linalg.cross, torch.ones(2, 3), torch.ones(2, 3).long()),
+    "gates": (lambda x, y: F.glu(x) + y, torch.ones(4).long(), torch.ones(2)),
+    "likelihood": (lambda x, y: F.logsigmoid(x) + y, torch.ones(4).long(), torch.ones(4)),
+    "running sum": (lambda x, y: x.logcumsumexp(0) + y, torch.ones(4).long(), torch.ones(4)),
     "no mask": (lambda x, y: x - y, torch.ones(2), torch.tensor([True, False])),
 }
 

@@ -311,3 +311,9 @@ def test_views_of_complex_results(name: str) -> None:
         found.append(made)
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
     assert placed(list(found[0])) == placed(list(found[1]))
+
+
+def test_bilinear_forms_of_integers_are_of_their_type() -> None:
+    x, y, w = (torch.randint(5, shape, dtype=torch.int32) for shape in ((4, 3), (4, 2), (6, 3, 2)))
+    made = torch.compile(F.bilinear, backend="mlcomp")(x, y, w)
+    assert made.dtype is torch.int32 and torch.equal(made, F.bilinear(x, y, w))
