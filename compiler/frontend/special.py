@@ -71,7 +71,8 @@ def _polygamma(n: int, x: Tensor) -> Any:
 
 @in_real
 def _erfinv(y: Tensor) -> Tensor:
-    """A rational approximation in the middle and one at the ends, and two steps by Newton."""
+    """A rational approximation in the middle and one at the ends, and two steps by Halley: at the ends of erfc, since
+    erf hardly tells numbers beside 1 apart."""
     size = y.abs()
     z = y * y
     middle = y * _polynomial(z, (-0.140543331, 0.914624893, -1.645349621, 0.886226899))
@@ -81,7 +82,10 @@ def _erfinv(y: Tensor) -> Tensor:
     end = end / _polynomial(far, (1.637067800, 3.543889200, 1.0))
     x = torch.where(size <= 0.7, middle, end)
     for _ in range(2):
-        x = x - (torch.erf(x) - y) / (2 / math.sqrt(math.pi) * torch.exp(-x * x))
+        above = torch.copysign(1 - size - torch.erfc(x.abs()), y)
+        above = torch.where(size <= 0.7, torch.erf(x) - y, above)
+        step = above / (2 / math.sqrt(math.pi) * torch.exp(-x * x))
+        x = x - step / (1 + x * step)
     whole = torch.where(size == 1, torch.copysign(torch.full_like(y, math.inf), y), math.nan)
     return torch.where(size < 1, x, whole)
 
@@ -98,7 +102,7 @@ def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
         size = x.abs()
         small, large = size.clamp(max=20.0), size.clamp(min=20.0)
         near = _polynomial(small * small / 4, terms) * (torch.exp(-small) if scaled else 1)
-        far = _polynomial(1 / large, tail[::-1]) / torch.sqrt(2 * math.pi * large)
+        far = _polynomial(1 / large, tail[::-1]) / (math.sqrt(2 * math.pi) * torch.sqrt(large))
         far = far if scaled else torch.exp(large / 2) * far * torch.exp(large / 2)
         near = near * x / 2 if order else near
         return torch.where(size <= 20, near, torch.copysign(far, x) if order else far)

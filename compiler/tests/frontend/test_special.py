@@ -10,12 +10,15 @@ from torch.utils import _pytree as pytree
 
 from compiler.frontend import decompositions, special
 
-EDGES = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 10.0, 20.0, -20.5, 88.0, math.inf, -math.inf, math.nan]
+FINITE = [0.0, -0.0, 0.5, 1.0, -1.0, 1 - 2**-53, 2.0, 10.0, 20.0, -20.5, 88.0, 1e38, -3e38]
+EDGES = [*FINITE, math.inf, -math.inf, math.nan]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 def test_special_functions(dtype: torch.dtype) -> None:
-    every = torch.tensor([*torch.linspace(-25.03, 25, 1001), *torch.linspace(-0.999, 0.999, 201), *EDGES])
+    every = torch.tensor(
+        [*torch.linspace(-25.03, 25, 1001), *torch.linspace(-0.999, 0.999, 201), *EDGES], dtype=torch.float64
+    )
     x = every.to(dtype) if dtype.is_floating_point else torch.arange(1, 30)
     for op, how in special.functions().items():
         print(op)
