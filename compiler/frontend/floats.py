@@ -1,5 +1,4 @@
-"""Ops on how floating numbers are stored, of types up to f32, in f64 arithmetic, which is exact for them; and sums of
-neighbours."""
+"""Ops on how floating numbers are stored, in f64 arithmetic, which is exact for types up to f32; and sums of neighbours."""
 
 from __future__ import annotations
 
@@ -49,6 +48,18 @@ def _nextafter(x: Tensor, y: Tensor) -> Any:
     return torch.where(x == y, y, torch.where(x.isnan() | y.isnan(), math.nan, found))
 
 
+def _ldexp(x: Tensor, n: Tensor) -> Tensor:
+    """x * 2^n. A whole n may be so large that 2^n is no number of the type, though the product is one."""
+    if not x.is_floating_point() or n.is_floating_point():
+        two = x.new_full((), 2.0, dtype=x.dtype if x.is_floating_point() else torch.float32)
+        return x * torch.pow(two, n)
+    wide, steps = x.to(torch.float64), ((300,) if x.dtype is not torch.float64 else (1000, 1000, 100))
+    for step in steps:
+        part = n.to(torch.int64).clamp(-step, step)
+        wide, n = wide * torch.exp2(part.to(torch.float64)), n - part
+    return wide.to(x.dtype)
+
+
 _START = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 
 
@@ -87,5 +98,6 @@ def _segment_reduce(
 
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
-    "frexp.Tensor": _frexp, "nextafter.default": _nextafter, "segment_reduce.default": _segment_reduce,
+    "frexp.Tensor": _frexp, "ldexp.Tensor": _ldexp, "nextafter.default": _nextafter,
+    "segment_reduce.default": _segment_reduce,
 }  # fmt: skip
