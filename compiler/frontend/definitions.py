@@ -22,13 +22,15 @@ def _searchsorted(
     edges: torch.Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """How many edges are before each value, NaN after all of them; each is compared with all."""
+    """How many edges are before each value; each is compared with all. NaN is after all edges, and before none, such as
+    where they have been sorted."""
     edges = edges if sorter is None else edges.gather(-1, sorter)
     x = x if isinstance(x, torch.Tensor) else torch.scalar_tensor(x, dtype=edges.dtype, device=edges.device)
     values = x.unsqueeze(-1)
     beside = edges.unsqueeze(-2) if edges.dim() > 1 else edges
-    after: torch.Tensor = beside > values if right or side == "right" else beside >= values
-    return after.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    before: torch.Tensor = beside <= values if right or side == "right" else beside < values
+    before = before | values.isnan() if values.is_floating_point() else before
+    return before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:

@@ -1,4 +1,5 @@
-"""Ops on how floating numbers are stored, in f64 arithmetic, which is exact for types up to f32; and sums of neighbours."""
+"""Ops on how floating numbers are stored, in f64 arithmetic, which is exact for types up to f32; and sums of
+neighbours."""
 
 from __future__ import annotations
 
