@@ -43,7 +43,7 @@ def _nextafter(x: Tensor, y: Tensor) -> Any:
     grows = (x > 0) == up
     places = exponent + math.log2(kind.eps) - torch.where((mantissa.abs() == 0.5) & grows.logical_not(), 2, 1)
     step = torch.exp2(places.clamp(min=least).to(torch.float64))
-    found = (x.to(torch.float64) + torch.where(up, step, -step)).to(x.dtype)
+    found = torch.copysign((x.to(torch.float64) + torch.where(up, step, -step)).to(x.dtype), x)
     found = torch.where(x == 0, torch.where(up, 2.0**least, -(2.0**least)).to(x.dtype), found)
     found = torch.where(x.isinf(), torch.copysign(torch.full_like(x, kind.max), x), found)
     return torch.where(x == y, y, torch.where(x.isnan() | y.isnan(), math.nan, found))

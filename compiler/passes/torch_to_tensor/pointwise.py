@@ -328,7 +328,7 @@ def nan_to_num(
 ) -> Value:
     top = _GREATEST.get(self.dtype, 0.0)
     high, low = top if posinf is None else posinf, -top if neginf is None else neginf
-    return pointwise(lambda x: f.nan_to_num(x, nan or 0.0, high, low))(b, self)
+    return pointwise(lambda x: f.nan_to_num(x, 0.0 if nan is None else nan, high, low))(b, self)
 
 
 def convert(
