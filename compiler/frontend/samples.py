@@ -89,14 +89,15 @@ def _sampled(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_co
     """Samples also at places that are infinite or no number: where these are is for torch to say.
 
     A clamp makes 0 of NaN, but the last place in volumes on CPUs, and what cannot be reflected is NaN. Beyond zeros'
-    edges all is zero; only in images on CPUs its weight is NaN.
+    edges all is zero; only in images on CPUs its weight is NaN. The weights of a cubic always are.
     """
     sizes, on_cpu = x.shape[2:], x.device.type == "cpu"
     grid = grid.to(torch.promote_types(grid.dtype, torch.float32))
-    if interpolation == _CUBIC:
-        return _sample(x, grid, interpolation, padding, align_corners)
     places = [(g + 1) * (n / 2) for g, n in zip(grid.unbind(-1), reversed(sizes), strict=True)]
     lost = torch.stack(places, -1).isfinite().logical_not()
+    if interpolation == _CUBIC:
+        made = _sample(x, grid, interpolation, padding, align_corners)
+        return torch.where(lost.any(-1).unsqueeze(1), math.nan, made)
     if padding:
         edge = 1 if on_cpu and len(sizes) == 3 else -1
         lost = lost if padding == _REFLECTION else grid.isnan()
