@@ -91,6 +91,15 @@ MLC_DEVICE unsigned mlc_pack_f16(float first, float second) {
 #endif
 }
 
+// A number of which g++, which runs this text on CPUs, knows nothing: it takes (float)(int)x for the truncated x, which
+// may be a negative zero.
+template <typename T>
+MLC_DEVICE T mlc_truncated(T x) {
+#ifndef __CUDACC__
+    asm("" : "+r"(x));
+#endif
+    return x;
+}
 // What int or long cannot hold becomes the least value; narrower results are the low bits of an int, for unsigned char
 // from double those of a long: as PyTorch does it on x86.
 template <typename T, typename Via = int>
@@ -104,14 +113,15 @@ template <>
 struct mlc_conversion<int> {
     template <typename F>
     MLC_DEVICE int from(F x) {
-        return x >= (F)-2147483648.0 && x < (F)2147483648.0 ? (int)x : -2147483647 - 1;
+        return x >= (F)-2147483648.0 && x < (F)2147483648.0 ? mlc_truncated((int)x) : -2147483647 - 1;
     }
 };
 template <>
 struct mlc_conversion<long> {
     template <typename F>
     MLC_DEVICE long from(F x) {
-        return x >= (F)-9223372036854775808.0 && x < (F)9223372036854775808.0 ? (long)x : -9223372036854775807l - 1;
+        const bool held = x >= (F)-9223372036854775808.0 && x < (F)9223372036854775808.0;
+        return held ? mlc_truncated((long)x) : -9223372036854775807l - 1;
     }
 };
 template <>
