@@ -72,7 +72,7 @@ def _whole(e: Expr, known: Mapping[str, Range]) -> Range | None:
     match e:
         case Expr() if e.dtype.name in _BYTES:
             return _masked(e, known)
-        case Const(value) if isinstance(value, float) and value == int(value):
+        case Const(value) if isinstance(value, float) and value.is_integer():
             found: Range | None = (value, value)
         case Var(name):
             found = known.get(name)
