@@ -38,7 +38,7 @@ SAMPLE = (
     ("attention", "scaled_dot_product_attention", "f32"), ("select", "where", "f32"),
 )  # fmt: skip
 # Data on which much goes unnoticed by its nature.
-DULL = frozenset({"zeros", "ones", "specials", "denormal", "huge"})
+DULL = frozenset({"zeros", "ones", "specials", "extremes", "denormal", "huge"})
 
 
 @dataclass(frozen=True)

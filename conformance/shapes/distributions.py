@@ -24,6 +24,7 @@ OPTIONS: Mapping[str, Mapping[str, Value]] = {
     "denormal": {},
     "huge": {},
     "specials": {},
+    "extremes": {},
     "index": {"below": None, "unique_along": "no", "negative": False},
     "invalid_index": {"below": None, "wraps": False},
     "bool": {"p": 0.5},

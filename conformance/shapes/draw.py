@@ -147,6 +147,24 @@ def _special_values(dtype: torch.dtype) -> tuple[Tensor, ...]:
     return (*torch.tensor(numbers, dtype=dtype).unbind(), _negative_nan(dtype))
 
 
+def extremes(draw: Draw) -> Tensor:
+    """Every element is at an end of the range, beside one, or where the next wider or narrower type ends."""
+    if draw.dtype is torch.bool:
+        return boolean(draw)
+    if draw.dtype.is_floating_point:
+        real = torch.finfo(draw.dtype)
+        numbers = (1, -1, 0.5, -1.5, 2.5, 1 + real.eps, 1 - real.eps / 2, 2 / real.eps + 2, 2.0**31, -(2.0**63))
+        values = torch.stack([*_special_values(draw.dtype), *torch.tensor(numbers, dtype=draw.dtype).unbind()])
+    else:
+        info = torch.iinfo(draw.dtype)
+        powers = [sign * 2**bits for bits in (0, 7, 8, 15, 24, 31, 53, 63) for sign in (1, -1)]
+        ends = {power + beside for power in powers for beside in (-1, 0, 1)}
+        others = {3, 7, -7, info.max // 2, info.min // 2, info.max - 1}
+        listed = sorted(n for n in ends | others if info.min <= n <= info.max)
+        values = torch.tensor(listed, dtype=draw.dtype)
+    return values[draw.whole(0, len(values) - 1)]
+
+
 def _negative_nan(dtype: torch.dtype) -> Tensor:
     """By its bits, since conversions to 16 bits lose the sign of NaN: ones as far as its leading fraction bit."""
     if dtype.itemsize == 1:
@@ -201,5 +219,6 @@ KINDS: Mapping[str, Callable[..., Tensor]] = {
     "normal": normal, "uniform": uniform, "integers": integers, "zeros": lambda draw: draw.full(0.0),
     "ones": lambda draw: draw.full(1.0), "positive": positive, "unit": unit, "prob": prob, "simplex": simplex,
     "big_offset": big_offset, "sorted": in_order, "one_hot": one_hot, "denormal": denormal, "huge": huge,
-    "specials": specials, "index": index, "invalid_index": invalid_index, "bool": boolean, "choice": choice,
+    "specials": specials, "extremes": extremes, "index": index, "invalid_index": invalid_index,
+    "bool": boolean, "choice": choice,
 }  # fmt: skip

@@ -34,7 +34,7 @@ from conformance.shapes.toml_values import line_below
 
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
-_EXTREME = frozenset({"specials", "huge", "denormal"})  # distributions
+_EXTREME = frozenset({"specials", "extremes", "huge", "denormal"})  # distributions
 MANY = 1 << 17  # elements of an enlarged row
 PAIRWISE_LIMIT = 10_000
 

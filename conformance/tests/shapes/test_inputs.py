@@ -79,7 +79,7 @@ def test_every_distribution_at_every_size(kind: str, dtype: str) -> None:
     for shape in ((), (0,), (1,), (5,), (3, 0, 2), (40, 33)):
         made = drawn(shape=shape, dtype=dtype, **options)
         assert made.shape == shape and made.dtype is inputs.DTYPES[dtype] and made.is_contiguous()
-        if kind not in ("specials",) and dtype in FLOATS:
+        if kind not in ("specials", "extremes") and dtype in FLOATS:
             assert made.double().isfinite().all(), (kind, shape, SEED)
 
 
@@ -113,6 +113,16 @@ def test_specials_hold_every_class_and_end_with_one() -> None:
     assert len(firsts) > 4, "two arguments with the same one everywhere"
     whole = drawn("specials", (40,), "i8")
     assert {-128, 127} <= set(whole.tolist())
+
+
+def test_extremes_hold_the_ends_and_what_lies_beside() -> None:
+    for dtype in ("i64", "i32", "i16", "i8", "u8"):
+        info = torch.iinfo(inputs.DTYPES[dtype])
+        found = set(drawn("extremes", (4000,), dtype).tolist())
+        assert {info.min, info.min + 1, 0, 1, 127, info.max - 1, info.max} <= found, (dtype, SEED)
+    for dtype in FLOATS:
+        made = drawn("extremes", (4000,), dtype)
+        assert made.isnan().any() and {1.0, -1.5, torch.finfo(made.dtype).max} <= set(made.tolist()), (dtype, SEED)
 
 
 def test_indices_are_valid_and_unique_where_asked() -> None:
