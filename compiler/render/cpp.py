@@ -30,7 +30,7 @@ from compiler.render.cpp_expression import (
     spelled_out,
     used_by_lane,
 )
-from compiler.render.integer_ranges import data_of
+from compiler.render.integer_ranges import data_of, ranges_of
 
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # what the text needs, whatever else is chosen
@@ -122,7 +122,7 @@ def _function(
     names = c.spelled([*c.bound(f), *(s.name for s in program.sizes)], RESERVED)
     w = Writer(LANGUAGE, name, names, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.types, w.functions, w.by_lane = called, types, taken, used_by_lane(f.body)
-    w.data = data_of(f)
+    w.data, w.ranges = data_of(f), ranges_of(f)
     for p in f.params:
         _type(w, p.dtype)
     own = [s for s in f.body if not (isinstance(s, k.For) and _spread(s))]

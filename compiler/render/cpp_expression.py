@@ -13,10 +13,10 @@ from compiler.ir import float8
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DTYPES, EIGHTHS, DType, f32, i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
-from compiler.ir.expr import op as make
 from compiler.render import c
 from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
 from compiler.render.integer_ranges import is_data
+from compiler.render.lane_comparisons import in_lanes, line
 from compiler.render.lane_values import lane_values
 
 TYPES = {
@@ -193,9 +193,9 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
             return Code(at[1:] + ".bits" if half else at[1:])
         load = ("mlc_load_as" if to else "mlc_load") + ("_ahead" if w.mark == "ahead" else "")
         return w.call(load, at + (".bits" if half else ""), template=(lane, dtype.lanes))
-    line = _line(e.index)
-    if line is not None:
-        start, step = line
+    evenly = line(e.index)
+    if evenly is not None:
+        start, step = evenly
         at = w.pointer(e.buffer, start) + (".bits" if half else "")
         return w.call("mlc_load_strided", at, w.plain(step), template=(lane, dtype.lanes))
     common, rest = _apart(e.index)
@@ -240,24 +240,6 @@ def used_by_lane(body: tuple[k.Stmt, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _line(e: Expr) -> tuple[Expr, Expr] | None:
-    """Start and step of a vector of indices that are equally far apart; None for others."""
-    match e:
-        case k.Ramp(start, step, _):
-            return start, Const(step, start.dtype)
-        case k.Broadcast(arg, _):
-            return arg, Const(0, arg.dtype)
-        case Op("add" | "sub" as name, (a, b)):
-            first, second = _line(a), _line(b)
-            if first is not None and second is not None:
-                return make(name, first[0], second[0]), make(name, first[1], second[1])
-        case Op("mul", (a, k.Broadcast(by))) | Op("mul", (k.Broadcast(by), a)):
-            line = _line(a)
-            if line is not None:
-                return line[0] * by, line[1] * by
-    return None
-
-
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
     """A conversion; a load or a gather converts on the way."""
     source, lane = arg.dtype, TYPES[dtype.name]
@@ -281,9 +263,9 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
         return w.call("mlc_from_raw", w.of(arg), template=(lane, TYPES[source.name]))
     if source.lanes == 1 and not (source.is_float and dtype.is_integer):
         return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
-    if dtype.name == "i32" and source.name == "i64" and (line := _line(arg)) and isinstance(line[1], Const):
+    if dtype.name == "i32" and source.name == "i64" and (evenly := line(arg)) and isinstance(evenly[1], Const):
         # The lower half of a sum is the sum of lower halves.
-        start, step = (cast(part, i32) for part in line)
+        start, step = (cast(part, i32) for part in evenly)
         return c.expression(w, k.Ramp(start, _known(step), dtype.lanes))
     return w.call("mlc_convert", w.of(arg), template=(lane,))
 
@@ -312,7 +294,7 @@ def mask_bits(w: Writer, e: Expr) -> int:
         case Cast(arg):
             return 32 if is_short(arg.dtype) else mask_bits(w, arg) if arg.dtype.kind == "bool" else arg.dtype.bits
         case Op(_, args) if args[-1].dtype.kind != "bool":
-            return args[0].dtype.bits
+            return 0 if in_lanes(e, 0, w.ranges) is not None else args[0].dtype.bits
         case Op(_, args):
             return next((bits for a in reversed(args) if (bits := mask_bits(w, a))), 0)
         case Select(_, then, other):
@@ -331,10 +313,10 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
         case Load(buffer, (index,)):
             return w.call("mlc_load_bools", w.pointer(buffer, index), template=(lane, lanes))
         case k.Gather(buffer, index):
-            line = _line(index)
-            if line is not None:
-                at = w.pointer(buffer, line[0])
-                return w.call("mlc_load_strided_bools", at, w.plain(line[1]), template=(lane, lanes))
+            evenly = line(index)
+            if evenly is not None:
+                at = w.pointer(buffer, evenly[0])
+                return w.call("mlc_load_strided_bools", at, w.plain(evenly[1]), template=(lane, lanes))
             return w.call("mlc_gather_bools", w.names[buffer], w.of(index), template=(lane,))
         case Select(cond, then, other):
             return Code(f"{w.of(cond, c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}", c.TERNARY)
@@ -344,6 +326,7 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
             return w.call("mlc_where", *(w.of(x, bits=bits) for x in (cond, then, other)))
         case Op(name, args) if args[0].dtype.kind == "bool":
             return _logic(w, name, args, bits)
+    e = in_lanes(e, bits, w.ranges) or e
     own = mask_bits(w, e) or bits
     match e:
         case Var(name):
