@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from compiler.ir import loop, tile
 from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, both, dim, loads, names, op
-from compiler.ir.index import Ranges, range_below, simplify
+from compiler.ir.index import Ranges, conjuncts, range_below, simplify
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -27,6 +27,27 @@ def inside(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
     """Whether an element is within its tensor, as far as that is not known."""
     ends = (c for i, n in zip(index, tensor.shape, strict=True) for c in (op("ge", i, 0), op("lt", i, n)))
     return both(*(simplify(c, ranges) for c in ends))
+
+
+def surely_inside(e: Load, tensor: Tensor, ranges: Ranges, known: Collection[Expr]) -> bool:
+    """Whether a load is within its tensor wherever the conditions that are known hold."""
+    if len(tensor.shape) != len(e.index):
+        return False
+    asked = inside(e.index, tensor, ranges)
+    return asked is both() or all(c in known for c in conjuncts(asked))
+
+
+def parts_of_guard(
+    e: Select, tensors: Mapping[str, Tensor], ranges: Ranges, varies: Callable[[Expr], bool]
+) -> tuple[Expr, Expr] | None:
+    """What is the same in all lanes of a condition, and the rest, where loads may leave their tensors without the
+    former."""
+    parts = {same: [c for c in conjuncts(e.cond) if varies(c) != same] for same in (True, False)}
+    if not all(parts.values()) or all(
+        surely_inside(n, tensors[n.buffer], ranges, ()) for n in e.then.walk() if isinstance(n, Load)
+    ):
+        return None
+    return both(*parts[True]), both(*parts[False])
 
 
 def stride(place: Expr, var: Var) -> int | None:
@@ -112,10 +133,11 @@ class _Lanes:
     def expr(self, e: Expr) -> str:
         for n in e.walk():
             match n:
-                case Select(cond, then, other) if self.varies(cond) and any(
-                    self.guarded(x) for y in ((other,) if self.may_be_masked(then) else (then, other)) for x in y.walk()
-                ):
-                    return "a guarded load differs from lane to lane"
+                case Select(cond, then, other) if self.varies(cond):
+                    alike = frozenset(c for c in conjuncts(cond) if not self.varies(c))
+                    held = [(other, frozenset[Expr]()), *([] if self.may_be_masked(then) else [(then, alike)])]
+                    if any(self.guarded(x, known) for y, known in held for x in y.walk()):
+                        return "a guarded load differs from lane to lane"
         return ""
 
     def may_be_masked(self, e: Expr) -> bool:
@@ -126,11 +148,11 @@ class _Lanes:
         others = (a for a in linear(place)[0] if a is not self.var)
         return stride(place, self.var) == 1 and not loads(place) and not any(map(self.varies, others))
 
-    def guarded(self, e: object) -> bool:
-        """Whether `e` may only be evaluated where its condition holds: a check, or a load that may leave its buffer."""
+    def guarded(self, e: object, known: frozenset[Expr]) -> bool:
+        """Whether `e` may only be evaluated where more holds than is known: a check, or a load that may leave its
+        buffer."""
         if isinstance(e, Load):
-            shape = self.tensors[e.buffer].shape if e.buffer in self.tensors else ()
-            return len(shape) != len(e.index) or inside(e.index, self.tensors[e.buffer], self.ranges) != both()
+            return e.buffer not in self.tensors or not surely_inside(e, self.tensors[e.buffer], self.ranges, known)
         return isinstance(e, Op) and e.name == "require"
 
 

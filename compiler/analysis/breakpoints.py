@@ -3,10 +3,11 @@ body stores if no value in it has a name."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Expr, Op, Select, Var, dim, substitute
+from compiler.ir.expr import Const, Expr, Op, Select, Var, dim, substitute
 from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
@@ -16,9 +17,12 @@ from compiler.ir.statement import Let, Stmt, Store
 MOST_GROWTH = 4
 
 
-def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str, Range], most: int) -> tuple[int, ...]:
+def breakpoints(
+    body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str, Range], most: int, edges: bool = False
+) -> tuple[int, ...]:
     """Where to cut `0 <= var < extent` so that within each part no condition of `var` alone changes, ascending.
 
+    With `edges`, what guards loads is cut where it begins or ceases to hold for all values of other variables, too.
     What is cut is simplified and looked at again, for conditions within conditions. Empty where nothing changes, or
     where there are more than `most` cuts.
 
@@ -34,7 +38,9 @@ def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str,
     cuts: list[int] = []
     while whole:
         start, end = whole.pop()
-        at = next((n for n in _changes(part_of(body, var, start, end, ranges), var) if 0 < n < end - start), None)
+        known = ranges | {var.name: (0, end - start - 1)} if edges else None
+        found = _changes(part_of(body, var, start, end, ranges), var, known)
+        at = next((n for n in found if 0 < n < end - start), None)
         if at is None:
             continue
         cuts.append(start + at)
@@ -77,17 +83,58 @@ def part_of(
     return simplify(substitute(body, {var: own + start}), ranges | {own.name: (0, end - start - 1)})
 
 
-def _changes(body: tuple[Stmt, ...], var: Var) -> Iterator[int]:
-    """The first iterations for which something is otherwise than for those before."""
+def _changes(body: tuple[Stmt, ...], var: Var, known: dict[str, Range] | None) -> Iterator[int]:
+    """The first iterations for which something is otherwise than for those before; of guards also whether they are sure
+    where ranges are `known`."""
     for s in body:
         for n in s.walk():
             match n:
                 case Select(cond) | Op("where", (cond, _, _)):
                     yield from (at for c in cond.walk() for at in _turns(c, var))
+                    if known is not None and isinstance(n, Select):
+                        yield from (at for c in cond.walk() for at in _settles(c, var, known))
                 case Op("abs", (arg,)) if arg.dtype is i64:
                     yield from _turns(Op("lt", (arg, dim(0))), var)
                 case Op("max" | "min", (a, b)) if n.dtype is i64:
                     yield from _turns(Op("lt", (a, b)), var)
+
+
+def _settles(cond: Node, var: Var, known: dict[str, Range]) -> Iterator[int]:
+    """The first iteration at which it is otherwise whether a comparison surely holds or surely does not, where every
+    number in it that depends on `var` goes one way."""
+    match cond:
+        case Op("lt" | "le" | "gt" | "ge", (a, b)) if a.dtype is i64 and _goes_one_way(a - b, var):
+            last = known[var.name][1] or 0
+
+            def sure(n: int) -> Expr:
+                return simplify(cond, known | {var.name: (n, n)})
+
+            def apart(n: int) -> bool:
+                here = sure(n)
+                return (here if isinstance(here, Const) else None) is not first
+
+            begin = sure(0)
+            first = begin if isinstance(begin, Const) else None
+            if apart(last):
+                yield bisect_left(range(last + 1), True, key=apart)
+
+
+def _goes_one_way(form: Expr, var: Var) -> bool:
+    """A sum rises, or falls, with `var`: multiples of it, and quotients of what rises."""
+    signs = set()
+    for atom, times in linear(form)[0].items():
+        if var not in set(atom.walk()):
+            continue
+        match atom:
+            case Var():
+                signs.add(times > 0)
+            case Op("floordiv", (a, Const(int() as by))) if by > 0 and linear(a)[0].get(var, 0) > 0:
+                signs.add(times > 0)
+                if any(var in set(x.walk()) for x in linear(a)[0] if x is not var):
+                    return False
+            case _:
+                return False
+    return len(signs) == 1
 
 
 def _turns(cond: Node, var: Var) -> Iterator[int]:

@@ -279,8 +279,8 @@ class _Lowering:
             case Cast(arg, dtype):
                 inner = self.value(arg, scope)
                 return cast(inner, dt.vector(dtype, inner.dtype.lanes))
-            case Select(cond, then, other):
-                return self.select(self.value(cond, scope), then, other, scope)
+            case Select():
+                return self.select(e, scope)
             case Op("floordiv" | "mod") if (found := self.quotient(e, scope)) is not None:
                 return found
             case Op(name, args):
@@ -288,13 +288,19 @@ class _Lowering:
                 return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
         raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
 
-    def select(self, cond: Expr, then: Expr, other: Expr, scope: Scope) -> Expr:
+    def select(self, e: Select, scope: Scope) -> Expr:
+        cond, then, other = self.value(e.cond, scope), e.then, e.other
         if isinstance(cond, Const):
             return self.value(then if cond.value else other, scope)
         if cond.dtype.lanes == 1:
             return select(cond, *self.same(self.value(then, scope), self.value(other, scope)))
+        masked = scope.lanes is not None and scope.lanes.masked
+        known = self.tile_ranges(scope)
+        parts = access.parts_of_guard(e, scope.buffers, known, lambda c: self.varies(c, scope)) if not masked else None
+        if parts is not None:
+            return self.select(Select(parts[0], Select(parts[1], then, other), other), scope)
         first, second = (self.spread(self.value(x, scope), scope) for x in (then, other))
-        if scope.lanes is not None and scope.lanes.masked and isinstance(first, Load):
+        if masked and isinstance(first, Load):
             return select(cond, first, second)
         return op("where", cond, first, second)
 
@@ -307,12 +313,9 @@ class _Lowering:
         return k.Broadcast(e, scope.lanes.width) if scope.lanes is not None and e.dtype.lanes == 1 else e
 
     def load(self, buffer: str, index: tuple[Expr, ...], dtype: dt.DType, scope: Scope) -> Expr:
-        tensor = scope.buffers[buffer]
-        if scope.lanes is None:
-            flat = access.address(index, tensor, self.tile_ranges(scope))
+        lanes, flat = scope.lanes, access.address(index, scope.buffers[buffer], self.tile_ranges(scope))
+        if lanes is None:
             return Load(buffer, (simplify(self.value(flat, scope), scope.ranges, index=True),), dtype)
-        lanes = scope.lanes
-        flat = access.address(index, tensor, self.tile_ranges(scope))
         step = access.stride(flat, Var(lanes.var))
         if step == 0 and not self.varies(flat, scope):
             return Load(buffer, (simplify(self.scalar(flat, scope), scope.ranges, index=True),), dtype)

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from compiler.analysis.breakpoints import part_of, written_out
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, const, substitute
+from compiler.ir.expr import Const, Var, const, substitute
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, Let, Stmt, Store
+from compiler.ir.statement import Accum, Init, Let, Stmt, Store, within
+from compiler.passes.tile.nests import ranges_of
 from compiler.schedule.steps import Partition, ScheduleError
 
 
@@ -33,24 +34,31 @@ def partition(step: Partition, f: tile.For, ranges: dict[str, Range]) -> tuple[S
         raise ScheduleError(step, f"{len(step.at)} cuts make {len(step.at) + 1} loops, and {len(step.into)} are named")
     written = written_out(f.body)
     body = f.body if written is None else (written,)
-    if f.kind == "scan" or not all(isinstance(s, Let | Accum | Store) for s in body):
+    rows = (Init, tile.For) if f.kind == "parallel" else ()
+    if f.kind == "scan" or not all(isinstance(s, (Let, Accum, Store, *rows)) for s in within(body)):
         raise ScheduleError(step, f"{f.var} does more than name values, add them up and store them")
     parts = []
     for name, (start, end) in zip(step.into, pairwise(bounds), strict=True):
         own = _with_own_names(body, name) if start else body
-        inside = part_of(own, Var(f.var), start, end, ranges, name)
+        known = ranges | ranges_of(tuple(within(own, tile.For)))
+        inside = part_of(own, Var(f.var), start, end, known, name)
         parts.append(f.replace(var=name, extent=const(end - start), body=inside))
     return tuple(parts)
 
 
 def _with_own_names(body: tuple[Stmt, ...], part: str) -> tuple[Stmt, ...]:
-    """The body with values that it names called after the part, since a kernel has each name once."""
-    made: list[Stmt] = []
-    table: dict[Expr, Expr] = {}
-    for s in body:
-        (own,) = substitute((s,), table)
-        if isinstance(s, Let):
-            table[Var(s.name, s.value.dtype)] = Var(f"{s.name}_{part}", s.value.dtype)
-            own = own.replace(name=f"{s.name}_{part}")
-        made.append(own)
-    return tuple(made)
+    """The body with values, sums and loops that it names called after the part, since a kernel has each name once."""
+    named = {Var(s.name, s.value.dtype): s.name for s in within(body) if isinstance(s, Let | Init)}
+    named |= {Var(f.var): f.var for f in within(body, tile.For)}
+    table = {v: v.replace(name=f"{name}_{part}") for v, name in named.items()}
+    own = set(named.values())
+
+    def renamed(s: Stmt) -> Stmt:
+        match s:
+            case Let(name) | Init(name) | Accum(name) if name in own:
+                return s.replace(name=f"{name}_{part}")
+            case tile.For(var=var, body=inner):
+                return s.replace(var=f"{var}_{part}", body=tuple(map(renamed, inner)))
+        return s
+
+    return tuple(map(renamed, substitute(body, table)))

@@ -12,10 +12,11 @@ from itertools import pairwise
 
 from compiler.analysis import access
 from compiler.analysis.breakpoints import breakpoints, part_of, written_out
-from compiler.analysis.nests import contiguous
+from compiler.analysis.nests import contiguous, overwrites_only
 from compiler.analysis.vectors import fitting_width
-from compiler.ir.expr import Const, Var, dim
+from compiler.ir.expr import Const, Load, Var, dim, names
 from compiler.ir.linear import linear
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest, touched
@@ -23,6 +24,7 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Partition, Step
 
 MOST_CUTS = 15  # each part is text of its own
+MOST_EDGES = 4  # of rows with loops inside, which are more text
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
     if not cuts:
         return
     whole = _Part(nest.inside, length, nest.rows_as_lanes)
-    parts = [_part(nest, var, start, end) for start, end in pairwise((0, *cuts, length))]
+    parts = [_part(nest, var, start, end, nest.ranges) for start, end in pairwise((0, *cuts, length))]
     before = _cycles(nest, [whole], nest.lanes)
     stores = _stores(nest)
     ways = [
@@ -59,6 +61,27 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
         if not past or all(_aligned(nest, part, width) for part in parts)
     ]
     yield from ranked(Member(cycles, partial(_steps, nest, cuts, parts, width, past)) for width, past, cycles in ways)
+
+
+def guarded(nest: Nest, scalar: float) -> Iterator[Member]:
+    """Ways to cut rows that cannot be lanes, around loops of a few iterations, so that most of them can: what guards
+    their loads, as the edges of images do windows, then holds. One by one rows take `scalar`."""
+    row, var = nest.groups[-1], Var(nest.last.var)
+    if len(row.loops) > 1 or not isinstance(row.extent, Const) or nest.stored_at or not nest.lanes > 1:
+        return
+    length, known = int(row.extent.value), nest.known(f for path in nest.paths for f in path)
+    cuts = breakpoints(nest.inside, var, length, known, MOST_EDGES, edges=True)
+    parts = [_part(nest, var, start, end, known) for start, end in pairwise((0, *cuts, length))] if cuts else []
+    one_by_one = touched(nest.inside) * length
+    widths = [w for w in _widths(nest) if w <= nest.memory.target.lanes(_widest_loaded(nest))] if parts else []
+    ways = [(width, _cycles(nest, parts, width) / one_by_one) for width in widths]
+    yield from ranked(Member(scalar * c, partial(_steps, nest, cuts, parts, w, False)) for w, c in ways if c < 1)
+
+
+def _widest_loaded(nest: Nest) -> int:
+    """Bytes of the widest elements that differ from row to row, those that are only compared included."""
+    own = [n.dtype.bytes for s in nest.inside for n in s.walk() if isinstance(n, Load) and nest.last.var in names(n)]
+    return max(own, default=1)
 
 
 def _stores(nest: Nest) -> dict[bool, float]:
@@ -87,9 +110,9 @@ def _widths(nest: Nest) -> tuple[int, ...]:
     return (nest.lanes, nest.lanes // 2) if nest.lanes > 2 else (nest.lanes,)
 
 
-def _part(nest: Nest, var: Var, start: int, end: int) -> _Part:
-    within = nest.ranges | {var.name: (0, end - start - 1)}
-    body = part_of(nest.inside, var, start, end, nest.ranges)
+def _part(nest: Nest, var: Var, start: int, end: int, known: dict[str, Range]) -> _Part:
+    within = known | {var.name: (0, end - start - 1)}
+    body = part_of(nest.inside, var, start, end, known)
     return _Part(body, end - start, not access.not_vectorizable(body, var, nest.memory.tensors, within))
 
 
@@ -97,7 +120,7 @@ def _cycles(nest: Nest, parts: list[_Part], width: int) -> float:
     """Of a row, made of such parts: what goes along neighbours is a vector at a time, the rest lane by lane."""
     out = 0.0
     for part in parts:
-        known = nest.ranges | {nest.last.var: (0, part.length - 1)}
+        known = nest.known(f for path in nest.paths for f in path) | {nest.last.var: (0, part.length - 1)}
         share = contiguous(access.strides(part.body, Var(nest.last.var), nest.memory.tensors, known))
         lanes = part.width(width)
         out += touched(part.body) * cost.accesses(share, lanes) * -(-part.length // lanes)
@@ -111,6 +134,8 @@ def _steps(nest: Nest, cuts: tuple[int, ...], parts: list[_Part], width: int, pa
     steps.append(Partition(row.name, cuts, names))
     for name, part in zip(names, parts, strict=True):
         if (lanes := part.width(width)) > 1:
-            args = (("width", lanes), ("unroll", 1), *((("past", 1),) if past else ()))
+            again = bool(nest.paths) and part.length % lanes > 1 and overwrites_only(part.body)
+            marks = [word for word, wanted in (("past", past), ("again", again)) if wanted]
+            args = (("width", lanes), ("unroll", 1), *((word, 1) for word in marks))
             steps.append(Bind(name, "vector", args))
     return steps

@@ -15,7 +15,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.space.cpu import pointwise
+from compiler.schedule.space.cpu import partitioned, pointwise
 from compiler.schedule.space.cpu.nests import Nest, touched, work
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreAt
@@ -31,8 +31,11 @@ def space(nest: Nest) -> Iterator[Member]:
     """Lanes along the loops inside or, where memory may be contiguous that way, across the rows."""
     lanes, steps = nest.memory.target.lanes(4), float(max(1, nest.count * nest.work))
     placing = _placing(nest)
-    if not nest.groups or not (nest.rows_as_lanes or placing):
+    if not nest.groups:
         return _along(nest, steps)
+    if not (nest.rows_as_lanes or placing):
+        scalar = steps * lanes
+        return either(_along(nest, steps * _accesses(nest, lanes)), partitioned.guarded(nest, scalar))
     across = steps * cost.accesses(nest.across(), lanes)
     along = steps * max(_accesses(nest, lanes), _scattered(nest, lanes))
     rows = fixed(across, *_within(nest, placing)) if placing else above(across, pointwise.space(nest))
