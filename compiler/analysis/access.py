@@ -9,7 +9,7 @@ from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, both, dim, loads, names, op
 from compiler.ir.index import Ranges, conjuncts, range_below, simplify
 from compiler.ir.linear import linear
-from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
 LOOPS = (loop.For, tile.For)
@@ -73,9 +73,17 @@ def picked(n: object) -> bool:
     return isinstance(n, Load) and any(loads(i) for i in n.index)
 
 
-def strides(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> list[int | None]:
-    """The stride of `var` in each access below `body`."""
-    return [stride(address(index, tensors[b], ranges), var) for b, index, _ in accesses(body) if b in tensors]
+def strides(
+    body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, named: bool = False
+) -> list[int | None]:
+    """The stride of `var` in each access below `body`. Values that the body names count as the same for every `var`
+    unless `named` says to look: then there is none where one that differs takes part, as in a gather."""
+    found = [address(index, tensors[b], ranges) for b, index, _ in accesses(body) if b in tensors]
+    varying = {var}
+    for n in within(body, Let) if named else ():
+        if varying & set(n.value.walk()):
+            varying.add(Var(n.name, n.value.dtype))
+    return [None if (varying - {var}) & set(place.walk()) else stride(place, var) for place in found]
 
 
 def not_vectorizable(

@@ -35,6 +35,7 @@ from compiler.ir.tensor import (
     shape,
     with_expressions,
 )
+from compiler.passes.tensor.closed_forms import closed_form
 from compiler.passes.tensor.contractions import is_joined, multiplies_joined
 from compiler.passes.tensor.windows import narrow_windows
 
@@ -138,6 +139,7 @@ def _forward(program: Program, joins: bool) -> Program:
         new = inline(e, views)
         if joins and multiplies_joined(new):
             new = inline(e, {name: v for name, v in views.items() if not is_joined(v.value)})
+        new = closed_form(new)
         if isinstance(new, Order) and not in_steps(new.value, new.over[0].var):
             new = e
         out[e.name] = new

@@ -145,7 +145,7 @@ class Nest:
     def across(self) -> float:
         """The share of accesses that go along neighbours from row to row."""
         known = self.known(f for path in self.paths for f in path)
-        return contiguous(access.strides(self.inside, Var(self.last.var), self.memory.tensors, known))
+        return contiguous(access.strides(self.inside, Var(self.last.var), self.memory.tensors, known, named=True))
 
 
 def nest(memory: Memory, f: loop.For) -> Nest:

@@ -86,7 +86,7 @@ def _accesses(nest: Nest, lanes: int) -> float:
     out = 0.0
     known = nest.known(f for path in nest.paths for f in path)
     for path in nest.paths:
-        share = contiguous(access.strides(path[-1].body, Var(path[-1].var), nest.memory.tensors, known))
+        share = contiguous(access.strides(path[-1].body, Var(path[-1].var), nest.memory.tensors, known, named=True))
         width = fitting_width(lanes, _merged(nest, path, nest.known(path))[1])
         out += cost.accesses(share, width) * lanes / width
     return out / len(nest.paths)
