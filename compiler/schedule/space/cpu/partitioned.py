@@ -14,14 +14,16 @@ from compiler.analysis import access
 from compiler.analysis.breakpoints import breakpoints, part_of, written_out
 from compiler.analysis.nests import contiguous, overwrites_only
 from compiler.analysis.vectors import fitting_width
-from compiler.ir.expr import Const, Load, Var, dim, names
+from compiler.ir.expr import Const, Load, Op, Var, dim, names, substitute
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
+from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Partition, Step
+from compiler.schedule.steps import Bind, Partition, Split, Step
 
 MOST_CUTS = 15  # each part is text of its own
 MOST_EDGES = 4  # of rows with loops inside, which are more text
@@ -40,42 +42,100 @@ class _Part:
         return fitting_width(most, dim(self.length)) if self.lanes and most > 1 else 1
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Iterations to cut: of the innermost rows or, where `before` splits them, of each piece."""
+
+    name: str
+    var: str
+    length: int
+    body: tuple[Stmt, ...]
+    known: dict[str, Range]
+    before: tuple[Split, ...] = ()
+
+    def part(self, nest: Nest, start: int, end: int) -> _Part:
+        """Some of the iterations."""
+        var, within = Var(self.var), self.known | {self.var: (0, end - start - 1)}
+        body = part_of(self.body, var, start, end, self.known)
+        return _Part(body, end - start, not access.not_vectorizable(body, var, nest.memory.tensors, within))
+
+    def cycles(self, nest: Nest, parts: list[_Part], width: int) -> float:
+        """Of a row, made of such parts: what goes along neighbours is a vector at a time, the rest lane by lane."""
+        out = 0.0
+        for part in parts:
+            known = self.known | {self.var: (0, part.length - 1)}
+            share = contiguous(access.strides(part.body, Var(self.var), nest.memory.tensors, known))
+            lanes = part.width(width)
+            out += touched(part.body) * cost.accesses(share, lanes) * -(-part.length // lanes)
+        return out
+
+
+def _rows(nest: Nest) -> _Rows | None:
+    """The innermost rows, if they are one loop of a known length."""
+    row = nest.groups[-1]
+    if len(row.loops) > 1 or not isinstance(row.extent, Const):
+        return None
+    known = nest.known(f for path in nest.paths for f in path)
+    return _Rows(row.name, nest.last.var, int(row.extent.value), nest.inside, known)
+
+
+def _in_pieces(rows: _Rows, least: int) -> _Rows:
+    """The rows split where all quotients of their number change, as those of images that lie one after the other."""
+    var = Var(rows.var)
+    found = {
+        int(by.value)
+        for s in rows.body
+        for n in s.walk()
+        if isinstance(n, Op) and n.name in ("floordiv", "mod") and var in linear(n.args[0])[0]
+        for by in n.args[1:]
+        if isinstance(by, Const)
+    }
+    length = next(iter(found)) if len(found) == 1 else 0
+    if length < least or rows.length % length or rows.length == length:
+        return rows
+    piece, inner = naming.pieces(rows.name)
+    known = rows.known | {piece: (0, rows.length // length - 1), inner: (0, length - 1)}
+    body = simplify(substitute(rows.body, {var: Var(piece) * length + Var(inner)}), known)
+    return _Rows(inner, inner, length, body, known, (Split(rows.name, length, (piece, inner)),))
+
+
 def space(nest: Nest, least: float) -> Iterator[Member]:
     """Ways to cut the rows; `least` is what the cheapest way to leave them whole is said to cost."""
-    row = nest.groups[-1]
-    extent = row.extent
-    if len(row.loops) > 1 or not isinstance(extent, Const) or nest.stored_at or written_out(nest.inside) is None:
+    rows = _rows(nest)
+    if rows is None or nest.stored_at or written_out(nest.inside) is None:
         return
-    length, var = int(extent.value), Var(nest.last.var)
-    cuts = breakpoints(nest.inside, var, length, nest.ranges, MOST_CUTS)
+    cuts = breakpoints(rows.body, Var(rows.var), rows.length, rows.known, MOST_CUTS)
     if not cuts:
         return
-    whole = _Part(nest.inside, length, nest.rows_as_lanes)
-    parts = [_part(nest, var, start, end, nest.ranges) for start, end in pairwise((0, *cuts, length))]
-    before = _cycles(nest, [whole], nest.lanes)
+    whole = _Part(nest.inside, rows.length, nest.rows_as_lanes)
+    parts = [rows.part(nest, start, end) for start, end in pairwise((0, *cuts, rows.length))]
+    before = rows.cycles(nest, [whole], nest.lanes)
     stores = _stores(nest)
     ways = [
-        (width, past, least * _cycles(nest, parts, width) / before * share)
+        (width, past, least * rows.cycles(nest, parts, width) / before * share)
         for width in _widths(nest)
         for past, share in stores.items()
         if not past or all(_aligned(nest, part, width) for part in parts)
     ]
-    yield from ranked(Member(cycles, partial(_steps, nest, cuts, parts, width, past)) for width, past, cycles in ways)
+    yield from ranked(
+        Member(cycles, partial(_steps, nest, rows, cuts, parts, width, past)) for width, past, cycles in ways
+    )
 
 
 def guarded(nest: Nest, scalar: float) -> Iterator[Member]:
     """Ways to cut rows that cannot be lanes, around loops of a few iterations, so that most of them can: what guards
     their loads, as the edges of images do windows, then holds. One by one rows take `scalar`."""
-    row, var = nest.groups[-1], Var(nest.last.var)
-    if len(row.loops) > 1 or not isinstance(row.extent, Const) or nest.stored_at or not nest.lanes > 1:
+    whole = _rows(nest)
+    if whole is None or nest.stored_at or not nest.lanes > 1:
         return
-    length, known = int(row.extent.value), nest.known(f for path in nest.paths for f in path)
-    cuts = breakpoints(nest.inside, var, length, known, MOST_EDGES, edges=True)
-    parts = [_part(nest, var, start, end, known) for start, end in pairwise((0, *cuts, length))] if cuts else []
-    one_by_one = touched(nest.inside) * length
+    rows = _in_pieces(whole, nest.lanes)
+    cuts = breakpoints(rows.body, Var(rows.var), rows.length, rows.known, MOST_EDGES, edges=True)
+    bounds = pairwise((0, *cuts, rows.length)) if cuts else ()
+    parts = [rows.part(nest, start, end) for start, end in bounds]
+    one_by_one = touched(nest.inside) * rows.length
     widths = [w for w in _widths(nest) if w <= nest.memory.target.lanes(_widest_loaded(nest))] if parts else []
-    ways = [(width, _cycles(nest, parts, width) / one_by_one) for width in widths]
-    yield from ranked(Member(scalar * c, partial(_steps, nest, cuts, parts, w, False)) for w, c in ways if c < 1)
+    ways = [(width, rows.cycles(nest, parts, width) / one_by_one) for width in widths]
+    yield from ranked(Member(scalar * c, partial(_steps, nest, rows, cuts, parts, w, False)) for w, c in ways if c < 1)
 
 
 def _widest_loaded(nest: Nest) -> int:
@@ -110,31 +170,16 @@ def _widths(nest: Nest) -> tuple[int, ...]:
     return (nest.lanes, nest.lanes // 2) if nest.lanes > 2 else (nest.lanes,)
 
 
-def _part(nest: Nest, var: Var, start: int, end: int, known: dict[str, Range]) -> _Part:
-    within = known | {var.name: (0, end - start - 1)}
-    body = part_of(nest.inside, var, start, end, known)
-    return _Part(body, end - start, not access.not_vectorizable(body, var, nest.memory.tensors, within))
-
-
-def _cycles(nest: Nest, parts: list[_Part], width: int) -> float:
-    """Of a row, made of such parts: what goes along neighbours is a vector at a time, the rest lane by lane."""
-    out = 0.0
-    for part in parts:
-        known = nest.known(f for path in nest.paths for f in path) | {nest.last.var: (0, part.length - 1)}
-        share = contiguous(access.strides(part.body, Var(nest.last.var), nest.memory.tensors, known))
-        lanes = part.width(width)
-        out += touched(part.body) * cost.accesses(share, lanes) * -(-part.length // lanes)
-    return out
-
-
-def _steps(nest: Nest, cuts: tuple[int, ...], parts: list[_Part], width: int, past: bool) -> list[Step]:
-    *outer, row = nest.groups
-    names = tuple(f"{row.name}{n}" for n in range(len(parts)))
+def _steps(nest: Nest, rows: _Rows, cuts: tuple[int, ...], parts: list[_Part], width: int, past: bool) -> list[Step]:
+    outer = nest.groups[:-1]
+    names = tuple(f"{rows.name}{n}" for n in range(len(parts)))
     steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1])]
-    steps.append(Partition(row.name, cuts, names))
+    for split in rows.before:
+        steps += [split, *(() if outer else (Bind(split.into[0], "blocks"),))]
+    steps.append(Partition(rows.name, cuts, names))
     for name, part in zip(names, parts, strict=True):
         if (lanes := part.width(width)) > 1:
-            again = bool(nest.paths) and part.length % lanes > 1 and overwrites_only(part.body)
+            again = bool(nest.paths or rows.before) and part.length % lanes > 1 and overwrites_only(part.body)
             marks = [word for word, wanted in (("past", past), ("again", again)) if wanted]
             args = (("width", lanes), ("unroll", 1), *((word, 1) for word in marks))
             steps.append(Bind(name, "vector", args))

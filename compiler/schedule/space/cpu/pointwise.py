@@ -49,7 +49,8 @@ def space(nest: Nest) -> Iterator[Member]:
     costs = relative([_cycles(nest, way) for way in ways])
     whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
     before = touched(nest.inside) * cost.accesses(nest.across(), nest.lanes) / nest.lanes
-    return either(whole, partitioned.space(nest, least), turned.space(nest, least, before))
+    edges = iter(()) if nest.rows_as_lanes else partitioned.guarded(nest, least)
+    return either(whole, partitioned.space(nest, least), edges, turned.space(nest, least, before))
 
 
 def _ways(nest: Nest) -> Iterator[_Way]:
