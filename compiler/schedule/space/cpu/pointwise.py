@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from compiler.analysis import access
 from compiler.analysis.nests import overwrites_only
 from compiler.analysis.vectors import even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
@@ -71,7 +72,11 @@ def _columns(nest: Nest, width: int) -> list[int]:
     short = int(extent.value) // width if isinstance(extent, Const) else MOST_COLUMNS
     every = [n for n in (1, 2, 4, 8) if n <= (MOST_COLUMNS if shared else MOST_FLAT)]
     fitting = [n for n in every if n == 1 or (n <= short and n * held <= nest.memory.target.l2)]
-    return fitting[::-1] if shared else fitting
+    if shared:
+        return fitting[::-1]
+    # Rows of a gather begin anywhere: two vectors at a time ask for more of the next row before it is there.
+    gathers = any(access.picked(n) for s in nest.inside for n in s.walk())
+    return sorted(fitting, key=lambda n: n != 2) if gathers else fitting
 
 
 def _shares(nest: Nest) -> bool:
