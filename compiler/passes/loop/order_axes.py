@@ -188,6 +188,6 @@ def _alike(kernel: Kernel, tensors: Mapping[str, Tensor], free: set[str]) -> Ite
 
 
 def _loads(kernel: Kernel, name: str = "") -> Iterator[Load]:
-    for buffer in [name] if name else [p.name for p in kernel.params]:
-        for s in kernel.body:
-            yield from (n for n in s.walk() if isinstance(n, Load) and n.buffer == buffer)
+    """All loads of a kernel, or those of a buffer."""
+    for s in kernel.body:
+        yield from (n for n in s.walk() if isinstance(n, Load) and name in ("", n.buffer))

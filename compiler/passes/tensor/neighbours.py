@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from compiler.ir.expr import Const, Load, Var, loads
+from compiler.ir.expr import Load, Var, dim, loads
 from compiler.ir.tensor import Equation, Map, Tensor, expressions
 
 
 def axes_of_neighbours(e: Equation, inputs: Mapping[str, Tensor], made: Mapping[str, Equation]) -> set[str]:
     """Names of the axes of an equation, those that it reduces too, in the index of the last axis in memory of what it
     loads: of an input by its strides, of what is in memory row by row else. Maps of `made` are seen through."""
-    return {v.name for x in expressions(e) for load in loads(x) for v in _last(load, inputs, made)}
+    return _axes(e, inputs, made, {})
 
 
-def _last(load: Load, inputs: Mapping[str, Tensor], made: Mapping[str, Equation]) -> Iterator[Var]:
-    found, source = made.get(load.buffer), inputs.get(load.buffer)
-    for n, i in enumerate(load.index):
-        if isinstance(found, Map):
-            near = found.axes[n].name in axes_of_neighbours(found, inputs, made)
-        elif source is not None:
-            near = source.strides[n] is Const(1, source.strides[n].dtype)
-        else:
-            near = n == len(load.index) - 1
-        if near:
-            yield from (v for v in i.walk() if isinstance(v, Var))
+def _axes(
+    e: Equation, inputs: Mapping[str, Tensor], made: Mapping[str, Equation], known: dict[str, set[str]]
+) -> set[str]:
+    if e.name not in known:
+        found = (_last(load, inputs, made, known) for x in expressions(e) for load in set(loads(x)))
+        known[e.name] = set[str]().union(*found)
+    return known[e.name]
+
+
+def _last(
+    load: Load, inputs: Mapping[str, Tensor], made: Mapping[str, Equation], known: dict[str, set[str]]
+) -> set[str]:
+    source, places = made.get(load.buffer), range(len(load.index))
+    if isinstance(source, Map):
+        axes = _axes(source, inputs, made, known)
+        near = [n for n in places if source.axes[n].name in axes]
+    elif load.buffer in inputs:
+        near = [n for n in places if inputs[load.buffer].strides[n] is dim(1)]
+    else:
+        near = [*places][-1:]
+    return {v.name for n in near for v in load.index[n].walk() if isinstance(v, Var)}

@@ -206,7 +206,7 @@ def test_an_op_that_is_refused_in_a_graph_of_numbers_is_named() -> None:
 
 
 def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(program: Any) -> Any:
+    def broken(program: Any, *_: object) -> Any:
         raise KeyError("a table without an entry")
 
     monkeypatch.setattr(pass_order, "compose", broken)
