@@ -83,11 +83,20 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
         case Op("neg", (a,)) if _wraps(w, e):
             return w.call("mlc_negated", integer(w, a, True).text), False
         case Select(cond, a, b) | Op("where", (cond, a, b)):
-            (one, first), (two, second) = spell(w, a), spell(w, b)
+            (one, first), (two, second) = _where(w, cond, a), spell(w, b)
             return Code(f"{w.of(cond, LOR)} ? {one.at(LOR)} : {two.at(TERNARY)}", TERNARY), first and second
         case Cast(arg) if arg.dtype.is_integer and arg.dtype.bits <= 32:
             return Code(f"(int){w.of(arg, UNARY)}", UNARY), True
     return c.ordinary(w, e), False
+
+
+def _where(w: Writer, cond: Expr, e: Expr) -> tuple[Code, bool]:
+    """The text of an i64 expression where a condition holds: what is added to a number below zero, as to an index that
+    counts from the end, does not wrap around."""
+    match cond, e:
+        case Op("lt", (x, Const(0))), Op("add", (y, Const(int() as n))) if x is y and n >= 0:
+            return Code(f"{integer(w, y, True).at(c.ADD)} + {n}", c.ADD), False
+    return spell(w, e)
 
 
 def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr) -> tuple[Code, bool]:
