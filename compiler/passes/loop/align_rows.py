@@ -8,7 +8,7 @@ than they are long. What lies between two rows is neither read nor written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.ir.expr import Load, Op
 from compiler.ir.statement import Kernel, Program, Store
@@ -19,18 +19,31 @@ from compiler.schedule.contraction_nest import recognise
 def align_rows(program: Program) -> Program:
     """Temporaries of contractions with their rows apart, where every kernel sees the whole temporary as it is."""
     used = {name for k in program.kernels for name in _of_contraction(k)}
+    users = users_by_name(program)
     chosen = {
         t.name: t.replace(strides=strides) for t in program.temps
-        if t.name in used and (strides := aligned_rows(t)) is not t.strides and seen_whole(program, t)
+        if t.name in used and (strides := aligned_rows(t)) is not t.strides and seen_whole(users[t.name], t)
     }  # fmt: skip
-    if not chosen:
-        return program
+    return laid_out(program, chosen) if chosen else program
+
+
+def laid_out(program: Program, chosen: Mapping[str, Tensor]) -> Program:
+    """The program with temporaries of these names as they are there."""
 
     def placed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(chosen.get(t.name, t) for t in tensors)
 
     kernels = tuple(k.replace(params=placed(k.params)) for k in program.kernels)
     return program.replace(temps=placed(program.temps), kernels=kernels)
+
+
+def users_by_name(program: Program) -> Mapping[str, Sequence[Kernel]]:
+    """The kernels that have a tensor of each name among their parameters, whatever they see of it."""
+    found: dict[str, list[Kernel]] = {t.name: [] for t in program.temps}
+    for k in program.kernels:
+        for name in dict.fromkeys(p.name for p in k.params):
+            found.setdefault(name, []).append(k)
+    return found
 
 
 def _of_contraction(kernel: Kernel) -> Iterator[str]:
@@ -41,9 +54,8 @@ def _of_contraction(kernel: Kernel) -> Iterator[str]:
         yield from (n.buffer for side in (found.left, found.right) for n in side.walk() if isinstance(n, Load))
 
 
-def seen_whole(program: Program, t: Tensor) -> bool:
+def seen_whole(users: Sequence[Kernel], t: Tensor) -> bool:
     """Each kernel has the temporary's own shape, and no index takes an axis apart that only dense rows make one."""
-    users = [k for k in program.kernels if any(p.name == t.name for p in k.params)]
     if any(p != t for k in users for p in k.params if p.name == t.name):
         return False
     accesses = (

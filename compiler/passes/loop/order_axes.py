@@ -9,7 +9,7 @@ is made of it is copied first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis.nests import wrap
@@ -19,7 +19,7 @@ from compiler.ir.linear import linear
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
-from compiler.passes.loop.align_rows import seen_whole
+from compiler.passes.loop.align_rows import laid_out, seen_whole, users_by_name
 
 RANK = 3  # axes of an image with channels, or of a batch of signals with channels
 STAYS = -1  # the axis of a temporary that is to stay as it is
@@ -27,22 +27,18 @@ STAYS = -1  # the axis of a temporary that is to stay as it is
 
 def order_axes(program: Program) -> Program:
     """Temporaries in the order of axes that their readers ask for."""
-    free = {t.name: t for t in program.temps if _may_move(program, t)}
-    wanted = {name: axis for name in free if (axis := _asked(program, name)) is not None}
-    tensors = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
+    users = users_by_name(program)
+    free = {t.name: t for t in program.temps if _may_move(users[t.name], t)}
+    asked = {name: _asked(users[name], name) for name in free}
+    wanted = {name: _with_innermost(free[name], axis) for name, axis in asked.items() if axis not in (None, STAYS)}
+    tensors = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)} | wanted
+    left = {name for name, axis in asked.items() if axis is None}
     for k in program.kernels:
-        for name, axis in _alike(k, tensors, free.keys() - wanted.keys()):
-            wanted[name] = axis
-        tensors |= {n: _with_innermost(free[n], axis) for n, axis in wanted.items() if axis != STAYS}
-    chosen = {n: tensors[n] for n in wanted if tensors[n] != free[n]}
-    if not chosen:
-        return program
-
-    def placed(held: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(chosen.get(t.name, t) for t in held)
-
-    kernels = tuple(k.replace(params=placed(k.params)) for k in program.kernels)
-    return _with_copies(program.replace(temps=placed(program.temps), kernels=kernels), chosen)
+        for name, axis in _alike(k, tensors, left):
+            wanted[name] = tensors[name] = _with_innermost(free[name], axis)
+        left -= wanted.keys()
+    chosen = {name: t for name, t in wanted.items() if t != free[name]}
+    return _with_copies(laid_out(program, chosen), chosen) if chosen else program
 
 
 def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
@@ -89,9 +85,9 @@ def _reading(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
     return k.replace(params=params, body=nodes(k.body, rule))
 
 
-def _may_move(program: Program, t: Tensor) -> bool:
+def _may_move(users: Sequence[Kernel], t: Tensor) -> bool:
     plain = len(t.shape) >= RANK and is_static(t) and t.strides == row_major(t.shape)
-    return plain and t.dtype.is_float and seen_whole(program, t)
+    return plain and t.dtype.is_float and seen_whole(users, t)
 
 
 def _with_innermost(t: Tensor, axis: int) -> Tensor:
@@ -100,9 +96,9 @@ def _with_innermost(t: Tensor, axis: int) -> Tensor:
     return t.replace(strides=tuple(steps[d] for d in range(len(order))))
 
 
-def _asked(program: Program, name: str) -> int | None:
+def _asked(users: Sequence[Kernel], name: str) -> int | None:
     """The axis that the readers of a temporary go along together."""
-    votes = {vote for k in program.kernels for vote in _votes(k, name)}
+    votes = {vote for k in users for vote in _votes(k, name)}
     return None if not votes else votes.pop() if len(votes) == 1 else STAYS
 
 

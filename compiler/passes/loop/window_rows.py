@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.analysis import access
 from compiler.analysis.guarded_factors import steady, unwidened, zero
 from compiler.analysis.nests import loop_ranges, perfect, size, wrap
 from compiler.ir import alike, loop
-from compiler.ir.expr import Expr, Load, Var, both, cast, const, fresh, loads, names, op, select, static
+from compiler.ir.expr import Expr, Load, Var, cast, const, fresh, loads, names, op, select, static
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
@@ -204,9 +205,7 @@ def _runs(w: _Window, k: Kernel, name: str) -> _Copy:
 def _copying(k: Kernel, part: str, t: Tensor, held: Tensor, there: Load) -> Kernel:
     """The kernel that makes a copy, which has zeros beyond the ends of the buffer."""
     nest = [loop.For(f"at{d}", n, "parallel", ()) for d, n in enumerate(held.shape)]
-    ranges = loop_ranges(nest)
-    guards = [c for e, n in zip(there.index, t.shape, strict=True) for c in (op("ge", e, const(0)), op("lt", e, n))]
-    guard = simplify(both(*guards), ranges)
+    guard = access.inside(there.index, t, loop_ranges(nest))
     store = Store(held.name, tuple(Var(f.var) for f in nest), select(guard, there, zero(there)))
     return _part(k, part, (t, held), (held.name,), wrap(nest, (store,)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.tensor import Axis, Equation, Reduce
@@ -53,9 +54,13 @@ def is_joined(value: Expr) -> bool:
 
 
 def _times(factor: Expr, axes: tuple[Axis, ...]) -> float:
-    """How often each element of a factor is multiplied at least; a size that is not known yet counts as large."""
-    others = [a.extent for a in axes if a.var not in set(factor.walk())]
-    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in others)
+    """How often each element of a factor is multiplied at least."""
+    return count(a.extent for a in axes if a.var not in set(factor.walk()))
+
+
+def count(extents: Iterable[Expr]) -> float:
+    """How many points there are; a size that is not known yet counts as large."""
+    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
 
 
 def is_long(a: Axis) -> bool:

@@ -15,7 +15,6 @@ more than the memory traffic it saves:
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 
 from compiler.analysis import kernel_names
 from compiler.ir.dtype import EIGHTHS, STORAGE_ONLY, f32, i8, u8
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads, names
+from compiler.ir.expr import Cast, Expr, Load, Op, Var, loads, names
 from compiler.ir.functions import COST, FUNCTIONS
 from compiler.ir.tensor import (
     Axis,
@@ -43,7 +42,7 @@ from compiler.ir.tensor import (
     shape,
 )
 from compiler.passes.tensor.compose import injective, is_view
-from compiler.passes.tensor.contractions import is_contraction, is_joined, is_long
+from compiler.passes.tensor.contractions import count, is_contraction, is_joined, is_long
 from compiler.passes.tensor.neighbours import axes_of_neighbours
 
 # What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
@@ -293,11 +292,6 @@ def _beside(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Gr
 
 def _is_of(x: Expr, e: Equation) -> bool:
     return isinstance(x, Load) and x.buffer == e.name
-
-
-def count(extents: Iterable[Expr]) -> float:
-    """How many points there are; a size that is not known yet counts as large."""
-    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
 
 
 def _around(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:

@@ -24,8 +24,8 @@ from compiler.ir.tensor import (
     shape,
 )
 from compiler.passes.tensor.compose import inline, remove_dead
-from compiler.passes.tensor.contractions import is_contraction
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, count, nest
+from compiler.passes.tensor.contractions import count, is_contraction
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, nest
 
 LEAST = 1 << 20  # bytes: what is shorter stays in a cache
 SHARE = 0.8  # of the bytes, at most, that move otherwise

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from compiler.ir.expr import Load
 from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
 from compiler.passes.tensor.compose import inline, remove_dead
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, count
+from compiler.passes.tensor.contractions import count
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
 FEW = 0.5  # of a map's elements
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from compiler.analysis import access
 from compiler.ir import tile
@@ -72,15 +72,14 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
     whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
     value: Expr = Load(buffer.name, whole, buffer.dtype)
-    # A tile may be larger than what is there where that is not known; what lies beyond is never used.
-    ends = [op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)]
     if _is_guarded(f, uses):
-        ranges = ranges_of(tuple(within(kernel.body, tile.For))) | {
-            v.name: extent_range(n) for v, n in zip(loops, shape, strict=True)
-        }
-        ends += _outside(whole, buffer, ranges)
-    if ends:
-        value = select(both(*ends), value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
+        ranges = ranges_of(tuple(within(kernel.body, tile.For)))
+        ranges |= {v.name: extent_range(n) for v, n in zip(loops, shape, strict=True)}
+        there = access.inside(whole, buffer, ranges)
+    else:
+        # A tile may be larger than what is there where that is not known; what lies beyond is never used.
+        there = both(*(op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)))
+    value = select(there, value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
     copy: tuple[Stmt, ...] = (Store(step.tile, loops, value),)
     for v, extent in zip(reversed(loops), reversed(shape), strict=True):
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
@@ -93,18 +92,6 @@ def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:
     chosen = [x for n in f.walk() if isinstance(n, Select) for x in (n.then, n.other)]
     behind = [s for n in within(f.body, If) for s in n.body]
     return any(n in uses for x in (*chosen, *behind) for n in x.walk())
-
-
-def _outside(index: Sequence[Expr], buffer: Tensor, ranges: Mapping[str, Range]) -> list[Expr]:
-    """What must hold for an element to be there, of all that is not known to."""
-    found: list[Expr] = []
-    for i, n in zip(index, buffer.shape, strict=True):
-        low, high = value_range(i, ranges)
-        if low is None or low < 0:
-            found.append(op("ge", i, const(0)))
-        if isinstance(n, Const) and (high is None or high >= n.value):
-            found.append(op("lt", i, n))
-    return found
 
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:

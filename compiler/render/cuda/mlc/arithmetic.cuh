@@ -60,33 +60,23 @@ MLC_DEVICE int mlc_mul_plain(int x, int y) {
 MLC_DEVICE int mlc_mul(int x, int y) {
     return mlc_sub(0, mlc_add(mlc_mul_plain(x, ~y), x));
 }
-MLC_DEVICE long mlc_add(long x, long y) {
 #ifdef __CUDACC__
-    long made;
-    asm("add.s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y));
-    return made;
+#define MLC_LONG(NAME, INSTRUCTION, SYMBOL)                                \
+    MLC_DEVICE long NAME(long x, long y) {                                 \
+        long made;                                                         \
+        asm(INSTRUCTION ".s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y)); \
+        return made;                                                       \
+    }
 #else
-    return (long)((unsigned long)x + (unsigned long)y);
+#define MLC_LONG(NAME, INSTRUCTION, SYMBOL)                         \
+    MLC_DEVICE long NAME(long x, long y) {                          \
+        return (long)((unsigned long)x SYMBOL (unsigned long)y);    \
+    }
 #endif
-}
-MLC_DEVICE long mlc_sub(long x, long y) {
-#ifdef __CUDACC__
-    long made;
-    asm("sub.s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y));
-    return made;
-#else
-    return (long)((unsigned long)x - (unsigned long)y);
-#endif
-}
-MLC_DEVICE long mlc_mul(long x, long y) {
-#ifdef __CUDACC__
-    long made;
-    asm("mul.lo.s64 %0, %1, %2;" : "=l"(made) : "l"(x), "l"(y));
-    return made;
-#else
-    return (long)((unsigned long)x * (unsigned long)y);
-#endif
-}
+MLC_LONG(mlc_add, "add", +)
+MLC_LONG(mlc_sub, "sub", -)
+MLC_LONG(mlc_mul, "mul.lo", *)
+#undef MLC_LONG
 template <typename T>
 MLC_DEVICE T mlc_add(T x, T y) {
     if constexpr (sizeof(T) < 4) return (T)mlc_add((int)x, (int)y);

@@ -48,8 +48,7 @@ def _alike(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
     """The operands that an iteration of the outer loop shares with the next, and of which the inner loop's neighbours
     are not neighbours."""
     ranges = loop_ranges(rows)
-    moves = ([access.strides(inside, Var(r.var), plan.tensors, ranges)] for r in rows[-2:])
-    (outer,), (inner,) = moves
+    outer, inner = (access.strides(inside, Var(r.var), plan.tensors, ranges) for r in rows[-2:])
     return sum(a == 0 and b not in (0, 1) for a, b in zip(outer, inner, strict=True))
 
 
