@@ -141,14 +141,15 @@ class _Roles:
     def _computed(self, f: tile.For) -> Body:
         """A pipeline without its copies: wait until a slot is full, compute, say that it is empty.
 
-        Where matmuls alone use the slots, a slot is given back an iteration later, when the next ones are on their way.
+        Where matmuls alone use the slots, a slot is given back an iteration later, when the next ones are on their way;
+        those of the next iteration need another slot for that.
         """
         rings, facts = self.rings[f.var], self.facts
         ring, used = rings[0], frozenset(name for r in rings for name in r.tiles)
         rest = stages.without_tiles(stages.split(f)[1], used)
         if stages.overlaps(f):
             return self.computing(overlap.computed(f, rest, (rings[0], rings[1]), facts, self.taken))
-        groups = _running(facts, rest, used)
+        groups = _running(facts, rest, used) if min(r.depth for r in rings) > 1 else 0
         wait = ring.wait("full", "compute")
         inner = [wait, *_awaiting(self.computing(rest), stages.prepared(f), ring)]
         var, slot = Var(f.var), ring.slot("compute")
