@@ -2,14 +2,14 @@
 
 A convolution reads all channels of a pixel, one of depthwise filters the same pixels of neighbouring channels, a norm
 over channels all of them: rows of channels are whole lines of memory, and what tensor cores multiply. What a kernel
-makes of such a temporary, element by element, lies as that does. Where a reader takes the axis apart, as a norm of
-groups does, or readers differ, a temporary stays as it is. An input of depthwise filters that lies otherwise than what
-is made of it is copied first.
+makes of such a temporary, element by element, lies as that does, and so does what it reads element by element beside
+it. Where a reader takes the axis apart, as a norm of groups does, or readers differ, a temporary stays as it is. An
+input of depthwise filters that lies otherwise than what is made of it is copied first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis.nests import wrap
@@ -29,13 +29,18 @@ def order_axes(program: Program) -> Program:
     """Temporaries in the order of axes that their readers ask for."""
     users = users_by_name(program)
     free = {t.name: t for t in program.temps if _may_move(users[t.name], t)}
-    asked = {name: _asked(users[name], name) for name in free}
+    temps = {t.name for t in program.temps}
+    asked = {name: _asked(users[name], name, temps) for name in free}
     wanted = {name: _with_innermost(free[name], axis) for name, axis in asked.items() if axis not in (None, STAYS)}
     tensors = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)} | wanted
     left = {name for name, axis in asked.items() if axis is None}
     for k in program.kernels:
         for name, axis in _alike(k, tensors, left):
             wanted[name] = tensors[name] = _with_innermost(free[name], axis)
+        left -= wanted.keys()
+    for k in reversed(program.kernels):
+        for name, axis in _beside(k, wanted, left):
+            wanted[name] = _with_innermost(free[name], axis)
         left -= wanted.keys()
     chosen = {name: t for name, t in wanted.items() if t != free[name]}
     return _with_copies(laid_out(program, chosen), chosen) if chosen else program
@@ -62,8 +67,7 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
 def _slid_over(kernel: Kernel, t: Tensor, chosen: Mapping[str, Tensor]) -> int | None:
     """The axis of an input that is that of the results innermost in memory, where windows slide over other axes."""
     axes = set(_votes(kernel, t.name))
-    near = {i for s in within(kernel.body, Store) if s.buffer in chosen
-            for i, step in zip(s.index, chosen[s.buffer].strides, strict=True) if step is const(1)}  # fmt: skip
+    near = _innermost(kernel, chosen)
     found = {n.index[d] for n in _loads(kernel, t.name) for d in axes if d != STAYS}
     return axes.pop() if len(axes) == 1 and near and near == found else None
 
@@ -96,9 +100,9 @@ def _with_innermost(t: Tensor, axis: int) -> Tensor:
     return t.replace(strides=tuple(steps[d] for d in range(len(order))))
 
 
-def _asked(users: Sequence[Kernel], name: str) -> int | None:
+def _asked(users: Sequence[Kernel], name: str, temps: set[str]) -> int | None:
     """The axis that the readers of a temporary go along together."""
-    votes = {vote for k in users for vote in _votes(k, name)}
+    votes = {vote for k in users for vote in _votes(k, name, temps)}
     return None if not votes else votes.pop() if len(votes) == 1 else STAYS
 
 
@@ -112,7 +116,7 @@ class _Read:
     apart: bool
 
 
-def _votes(kernel: Kernel, name: str) -> Iterator[int]:
+def _votes(kernel: Kernel, name: str, temps: Collection[str] = ()) -> Iterator[int]:
     loops = {f.var: f for f in within(kernel.body, loop.For)}
     reduced = {v for v, f in loops.items() if f.kind != "parallel"}
     for load in _loads(kernel, name):
@@ -122,7 +126,7 @@ def _votes(kernel: Kernel, name: str) -> Iterator[int]:
             yield STAYS
         elif read.slides:
             yield from over if len(over) == 1 else _filtered(kernel, load, read)
-        elif len(over) == 1 and len(read.plain) == len(load.index) and _only_reads(kernel, name):
+        elif len(over) == 1 and len(read.plain) == len(load.index) and _alone(kernel, name, reduced, temps):
             yield over[0]
 
 
@@ -154,9 +158,10 @@ def _filtered(kernel: Kernel, load: Load, read: _Read) -> Iterator[int]:
     yield from (d for d, v in read.plain.items() if any(v in names(i) for n in others for i in n.index))
 
 
-def _only_reads(kernel: Kernel, name: str) -> bool:
-    """No other buffer as large takes part, as in a matmul of two."""
-    return {n.buffer for n in _loads(kernel)} <= {name} | _smaller(kernel, name)
+def _alone(kernel: Kernel, name: str, reduced: set[str], temps: Collection[str]) -> bool:
+    """No other temporary as large is reduced with it, as in a matmul of two."""
+    together = {n.buffer for n in _loads(kernel) if any(names(i) & reduced for i in n.index)}
+    return together & set(temps) <= {name} | _smaller(kernel, name)
 
 
 def _smaller(kernel: Kernel, name: str) -> set[str]:
@@ -181,6 +186,21 @@ def _alike(kernel: Kernel, tensors: Mapping[str, Tensor], free: set[str]) -> Ite
     for s in within(kernel.body, Store):
         if s.buffer in free:
             yield from ((s.buffer, d) for d, i in enumerate(s.index) if i in near and names(i) <= loops)
+
+
+def _innermost(kernel: Kernel, made: Mapping[str, Tensor]) -> set[Expr]:
+    """The indices of what a kernel makes of these along their axes that are innermost in memory."""
+    return {i for s in within(kernel.body, Store) if s.buffer in made
+            for i, step in zip(s.index, made[s.buffer].strides, strict=True) if step is const(1)}  # fmt: skip
+
+
+def _beside(kernel: Kernel, wanted: Mapping[str, Tensor], free: set[str]) -> Iterator[tuple[str, int]]:
+    """Temporaries that a kernel reads at one element for each that it makes, along the loop whose elements are
+    neighbours there."""
+    near = _innermost(kernel, wanted)
+    for n in _loads(kernel):
+        if n.buffer in free and n.buffer not in kernel.writes:
+            yield from ((n.buffer, d) for d, i in enumerate(n.index) if i in near and isinstance(i, Var))
 
 
 def _loads(kernel: Kernel, name: str = "") -> Iterator[Load]:

@@ -38,6 +38,23 @@ def inputs(order: torch.memory_format) -> list[Tensor]:
     return [x, torch.randint(-1, 2, (CHANNELS, CHANNELS, 3, 3)) / 16, torch.randint(-2, 3, (CHANNELS, 1, 3, 3)) / 4]
 
 
+def test_temporaries_of_a_network_with_branches_lie_alike() -> None:
+    torch.manual_seed(fresh_seed())
+    x, wide = (t.bfloat16() for t in (torch.randn(2, 16, 10, 10), torch.randn(64, 16, 1, 1) / 4))
+    short, narrow = (t.bfloat16() for t in (torch.randn(64, 16, 1, 1) / 4, torch.randn(16, 64, 1, 1) / 8))
+
+    def branches(x: Tensor, wide: Tensor, short: Tensor, narrow: Tensor) -> Tensor:
+        x = F.max_pool2d(F.conv2d(x, wide), 3, 2, 1)[:, :16]
+        y = (F.conv2d(F.conv2d(x, narrow[:, :16]).relu(), wide) + F.conv2d(x, short)).relu()
+        return y + F.conv2d(F.conv2d(y, narrow).relu(), wide)
+
+    given = [x, wide, short, narrow]
+    lowering = compiler.lower(compiler.capture(branches, given).program, SM_90A)
+    images = [t for t in lowering.stages["loop"].temps if len(t.shape) == 4]
+    assert len(images) > 3 and all(t.strides[1] is const(1) for t in images), images
+    torch.testing.assert_close(called(branches, given, SM_90A.name), branches(*given), rtol=4e-2, atol=4e-2)
+
+
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["pixels", "channels"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_temporary_lies_as_it_is_read(name: str, order: torch.memory_format) -> None:
