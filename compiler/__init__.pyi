@@ -22,6 +22,7 @@ from compiler.execution.executable import eager_equations as eager_equations
 from compiler.execution.executable import execute as execute
 from compiler.execution.executable import execute_guarded as execute_guarded
 from compiler.execution.executable import headers as headers
+from compiler.execution.executable import own_equations as own_equations
 from compiler.execution.executable import rebuild as rebuild
 from compiler.execution.executable import reference as reference
 from compiler.execution.gpu_programs import architecture as architecture

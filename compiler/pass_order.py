@@ -43,6 +43,7 @@ from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor.remake import remake
+from compiler.passes.tensor.round_stored import round_stored
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.schedule import apply_schedules
@@ -176,6 +177,8 @@ PIPELINE = (
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
         lambda p, _: remake(p), True, "cuda"),
+    Pass("round-stored", "tensor", "tensor", "large values of 16 bits that kernels leave to others are rounded once",
+        lambda p, _: round_stored(p), True, "cuda"),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
     Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),

@@ -29,6 +29,7 @@ from compiler.ir.node import digest
 from compiler.ir.sizes import numbers
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.ir.tile import Mma
+from compiler.passes.tensor.round_stored import rounded_in, with_rounded
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp, header
@@ -206,6 +207,13 @@ def accuracy(lowering: Lowering) -> Accuracy:
     threefold = "tf32" in used or "tf32x3" in lowering.stages.get("triton", "")
     terms = THREEFOLD if threefold else 0.0, "exp2_ftz" in used, COARSE if coarse else 0.0
     return Accuracy.of(kind, *terms, flushes)
+
+
+def own_equations(lowering: Lowering, program: TensorProgram) -> TensorProgram:
+    """Tensor IR as it came from Torch IR, with the roundings of what the lowered program's kernels leave to others; our
+    own error bounds are derived from it."""
+    made = lowering.stages.get("tensor")
+    return program if made is None else with_rounded(program, rounded_in(made))
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:

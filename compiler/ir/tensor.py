@@ -57,11 +57,17 @@ class Equation(Node):
     def dtype(self) -> DType:
         raise NotImplementedError
 
+    @property
+    def narrow(self) -> DType | None:
+        """The 16-bit type that PyTorch would hold in memory what is computed in f32; a field of each kind."""
+        raise NotImplementedError
+
 
 class Map(Equation):
     """`name[axes] = value`."""
 
     value: Expr
+    narrow: DType | None = None
 
     @property
     def dtype(self) -> DType:
@@ -74,6 +80,7 @@ class Reduce(Equation):
     op: str
     over: tuple[Axis, ...]
     value: Expr
+    narrow: DType | None = None
 
     @property
     def dtype(self) -> DType:
@@ -86,6 +93,7 @@ class Scan(Equation):
     op: str
     along: str
     value: Expr
+    narrow: DType | None = None
 
     @property
     def dtype(self) -> DType:
@@ -104,6 +112,7 @@ class Scatter(Equation):
     index: tuple[Expr, ...]
     value: Expr
     guard: Expr
+    narrow: DType | None = None
 
     @property
     def dtype(self) -> DType:
@@ -124,6 +133,7 @@ class Order(Equation):
     how: str
     over: tuple[Axis, ...]
     value: Expr
+    narrow: DType | None = None
 
     @property
     def dtype(self) -> DType:

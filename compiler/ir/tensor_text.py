@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from compiler.ir import text
-from compiler.ir.dtype import boolean, i64
+from compiler.ir.dtype import HALVES, DType, boolean, i64
 from compiler.ir.expr import Const, Expr
 from compiler.ir.tensor import ORDERS, Axis, Equation, Group, Map, Order, Program, Reduce, Scan, Scatter, Tensor
 from compiler.ir.text import MEANT, WORD, Scope, expression, fail, function, indent, show_program, show_type, tensor
@@ -27,7 +27,8 @@ def show(program: Program) -> str:
 
 
 def show_equation(e: Equation) -> str:
-    head = f"{e.name}[{', '.join(f'{a.name}: {show_expr(a.extent)}' for a in e.axes) or '()'}]: {e.dtype} = "
+    dtype = f"{e.narrow} in {e.dtype}" if e.narrow else f"{e.dtype}"
+    head = f"{e.name}[{', '.join(f'{a.name}: {show_expr(a.extent)}' for a in e.axes) or '()'}]: {dtype} = "
     match e:
         case Map(value=value):
             return head + show_expr(value)
@@ -78,14 +79,25 @@ def parse(source: str) -> Program:
 
 def _equation(s: ast.stmt, scope: Scope) -> Equation:
     match s:
-        case ast.AnnAssign(ast.Subscript(ast.Name(name), index), ast.Name(dtype), ast.expr() as value):
+        case ast.AnnAssign(ast.Subscript(ast.Name(name), index), declared, ast.expr() as value):
             axes = _axes(index, scope)
             made = _definition(name, axes, value, scope)
+            dtype, narrow = _types(declared, s)
             if str(made.dtype) != dtype:
                 raise fail(s, f"{name} is declared {dtype} but its value is {made.dtype}")
             scope.buffers[name] = made.dtype
-            return made
+            return made.replace(narrow=narrow)
     raise fail(s, "not an equation")
+
+
+def _types(declared: ast.expr, s: ast.stmt) -> tuple[str, DType | None]:
+    """The element type of `f32`, or of `bf16 in f32`, and the narrow one."""
+    match declared:
+        case ast.Name(dtype):
+            return dtype, None
+        case ast.Compare(ast.Name(narrow), [ast.In()], [ast.Name(dtype)]) if narrow in map(str, HALVES):
+            return dtype, next(x for x in HALVES if str(x) == narrow)
+    raise fail(s, "an element type is `f32`, or `bf16 in f32`")
 
 
 def _axes(index: ast.expr, scope: Scope) -> tuple[Axis, ...]:

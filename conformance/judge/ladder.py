@@ -67,8 +67,10 @@ class Ladder:
 
     @property
     def equations(self) -> Any:
-        """The Tensor IR program that came straight from Torch IR."""
-        return next((a.after for a in self.applications if a.stage == "tensor"), None)
+        """The Tensor IR program that came straight from Torch IR, with what is rounded between kernels; None if there
+        is none."""
+        first = next((a.after for a in self.applications if a.stage == "tensor"), None)
+        return None if first is None else compiler.own_equations(self.lowering, first)
 
     @property
     def next_pass(self) -> Any:

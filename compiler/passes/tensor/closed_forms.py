@@ -25,9 +25,9 @@ def closed_form(e: Equation) -> Equation:
         case Reduce(op="sum", over=(over,), value=Cast(Op() as cond)) if e.dtype is i64 and _is_static(over):
             count = _count(cond, over)
             ranges = {a.name: extent_range(a.extent) for a in e.axes}
-            return e if count is None else Map(e.name, e.axes, simplify(count, ranges))
+            return e if count is None else Map(e.name, e.axes, simplify(count, ranges), e.narrow)
         case Reduce(op="and" | "or", value=Const() as value) if all(map(_is_static, e.over)):
-            return Map(e.name, e.axes, value)
+            return Map(e.name, e.axes, value, e.narrow)
         case Scatter():
             return _in_runs(e) or e
     return e
@@ -84,4 +84,4 @@ def _in_runs(e: Scatter) -> Reduce | None:
     if set(table) != set(extents) or len(extents) < len(e.over) or not runs or taken & {a.name for a in runs}:
         return None
     ranges = {a.name: extent_range(a.extent) for a in (*e.axes, *runs)}
-    return Reduce(e.name, e.axes, e.op, tuple(runs), simplify(substitute(e.value, table), ranges))
+    return Reduce(e.name, e.axes, e.op, tuple(runs), simplify(substitute(e.value, table), ranges), e.narrow)

@@ -76,7 +76,7 @@ def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
 
     new = with_expressions(e, lambda x: nodes(x, without)).replace(axes=tuple(a for a in e.axes if not _unit(a)))
     if isinstance(new, Scan) and not any(a.name == new.along for a in new.axes):
-        new = Map(new.name, new.axes, new.value)
+        new = Map(new.name, new.axes, new.value, new.narrow)
     if isinstance(new, Scatter):
         new = new.replace(index=tuple(new.index[n] for n in kept[e.name]))
     if isinstance(new, Reduce | Scatter | Order):

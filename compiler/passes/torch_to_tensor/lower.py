@@ -144,6 +144,7 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
     if len(made) != len(call.outputs):
         raise ValueError(f"the rule of {call.op} gives {len(made)} results, the call has {len(call.outputs)}")
     own = {e.name for e in b.equations}
+    narrow: dict[str, dt.DType] = {}
     out: dict[str, Value] = {}
     renamed: dict[str, str] = {}
     for name, kind, value in zip(call.outputs, call.types, made, strict=True):
@@ -154,8 +155,10 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
         dtype = _agreed(call, name, kind, value)
         if value.name in own and value.name not in renamed:
             renamed[value.name] = name
+        if value.name in own and value.stored is not kind.dtype and kind.dtype in dt.HALVES:
+            narrow[value.name] = kind.dtype
         out[name] = Value(renamed.get(value.name, value.name), dtype, kind.shape, value.stored, kind.strides)
-    b.equations = [_renamed(e, renamed) for e in b.equations]
+    b.equations = [_renamed(e.replace(narrow=narrow.get(e.name)), renamed) for e in b.equations]
     return out
 
 

@@ -1,0 +1,101 @@
+"""Tensor IR in, Tensor IR out: a large 16-bit value that a kernel leaves to others in memory lies there in 16 bits.
+
+Values computed from 16-bit floats are f32 inside a kernel. In memory that is twice what PyTorch moves for the same
+tensor, as the sum of a residual that a norm and the next residual read, or the branch of a network that is added later.
+Such a value is rounded once, where it is made, and all of its readers read that: as in eager, what one of them makes of
+it agrees with what the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from compiler.ir.expr import Cast, Expr, Load, cast
+from compiler.ir.rewrite import nodes
+from compiler.ir.tensor import (
+    Equation,
+    Group,
+    Map,
+    Program,
+    Reduce,
+    equations,
+    expressions,
+    reads,
+    shape,
+    with_expressions,
+)
+from compiler.passes.tensor.contractions import count
+
+LEAST = 1 << 20  # bytes in f32: what is shorter stays in a cache
+
+
+def round_stored(program: Program) -> Program:
+    """Values that are computed in f32 and read, as such, by another kernel, rounded to what PyTorch holds them in."""
+    owner = {e.name: g.name for g in program.groups for e in g.equations}
+    readers: dict[str, list[Equation]] = {name: [] for name in owner}
+    for e in equations(program):
+        for name in reads(e):
+            if name in readers:
+                readers[name].append(e)
+    return with_rounded(
+        program, {e.name for e in equations(program) if _pays(e) and _left_wide(e, readers[e.name], owner)}
+    )
+
+
+def with_rounded(program: Program, values: Collection[str]) -> Program:
+    """The program with each of these values rounded where it is made, and read so."""
+    taken = {*(e.name for e in equations(program)), *(t.name for t in program.inputs)}
+    found = (e for e in equations(program) if e.name in values and e.narrow is not None)
+    made = {e.name: _rounded(e) for e in found if _stored(e.name) not in taken}
+    return program.replace(groups=tuple(_group(g, made) for g in program.groups)) if made else program
+
+
+def rounded_in(program: Program) -> set[str]:
+    """The values that a program rounds where they are made."""
+    loads = {e.name: e.value.arg for e in equations(program) if isinstance(e, Map) and isinstance(e.value, Cast)}
+    return {x.buffer for name, x in loads.items() if isinstance(x, Load) and name == _stored(x.buffer)}
+
+
+def _stored(name: str) -> str:
+    return f"{name}_stored"
+
+
+def _pays(e: Equation) -> bool:
+    return e.narrow is not None and isinstance(e, Map | Reduce) and count(shape(e)) * e.dtype.bytes >= LEAST
+
+
+def _left_wide(e: Equation, readers: Sequence[Equation], owner: Mapping[str, str]) -> bool:
+    """Another kernel reads it, and not only rounded."""
+    return any(owner[r.name] != owner[e.name] and _reads_wide(r, e) for r in readers)
+
+
+def _reads_wide(reader: Equation, e: Equation) -> bool:
+    every = [n for x in expressions(reader) for n in x.walk()]
+    rounded = {n.arg for n in every if isinstance(n, Cast) and n.dtype is e.narrow}  # equal loads are one node
+    return any(isinstance(n, Load) and n.buffer == e.name and n not in rounded for n in every)
+
+
+def _rounded(e: Equation) -> Map:
+    assert e.narrow is not None
+    return Map(_stored(e.name), e.axes, cast(Load(e.name, tuple(a.var for a in e.axes), e.dtype), e.narrow))
+
+
+def _group(g: Group, made: Mapping[str, Map]) -> Group:
+    """The group with each of these behind what it rounds, and read in its place."""
+
+    stored = {e.name for e in made.values()}
+
+    def rule(n: object) -> Expr | None:
+        match n:
+            case Load(name, index, dtype) if name in made:
+                return cast(Load(made[name].name, index, made[name].dtype), dtype)
+            case Cast(Cast(Load(name) as load), dtype) if name in stored and load.dtype is dtype:
+                return load
+        return None
+
+    found: list[Equation] = []
+    for e in g.equations:
+        found.append(with_expressions(e, lambda x: nodes(x, rule)))
+        if e.name in made:
+            found.append(made[e.name])
+    return g.replace(equations=tuple(found))
