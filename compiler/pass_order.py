@@ -164,6 +164,16 @@ def _shared_launches(program: kernel.Program, context: Context) -> kernel.Progra
     return program if context.target.memory else shared_launches(program)  # what is made early is alive for longer
 
 
+def _round_stored(program: tensor.Program, context: Context) -> tensor.Program:
+    def kernels(values: tensor.Program) -> statement.Program:
+        made = tensor_to_loop(values)
+        for fused in (fuse_attention, recompute, fuse_rows):
+            made = _for(fused)(made, context)
+        return made
+
+    return round_stored(program, kernels)
+
+
 def _texts(context: Context) -> dict[str, str]:
     return {name: show_schedule(s) for name, s in context.schedules.items()}
 
@@ -178,7 +188,7 @@ PIPELINE = (
     Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
         lambda p, _: remake(p), True, "cuda"),
     Pass("round-stored", "tensor", "tensor", "large values of 16 bits that kernels leave to others are rounded once",
-        lambda p, _: round_stored(p), True, "cuda"),
+        _round_stored, True, "cuda"),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
     Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),

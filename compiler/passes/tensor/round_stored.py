@@ -3,43 +3,34 @@
 Values computed from 16-bit floats are f32 inside a kernel. In memory that is twice what PyTorch moves for the same
 tensor, as the sum of a residual that a norm and the next residual read, or the branch of a network that is added later.
 Such a value is rounded once, where it is made, and all of its readers read that: as in eager, what one of them makes of
-it agrees with what the others do.
+it agrees with what the others do. Which values those are depends on what later passes fuse, so kernels are made of the
+program as it is to find out; scores between two matmuls of attention, say, never lie in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
+from compiler.ir import statement
+from compiler.ir.dtype import DType
 from compiler.ir.expr import Cast, Expr, Load, cast
 from compiler.ir.rewrite import nodes
-from compiler.ir.tensor import (
-    Equation,
-    Group,
-    Map,
-    Program,
-    Reduce,
-    equations,
-    expressions,
-    reads,
-    shape,
-    with_expressions,
-)
+from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, equations, shape, with_expressions
 from compiler.passes.tensor.contractions import count
 
 LEAST = 1 << 20  # bytes in f32: what is shorter stays in a cache
 
 
-def round_stored(program: Program) -> Program:
-    """Values that are computed in f32 and read, as such, by another kernel, rounded to what PyTorch holds them in."""
-    owner = {e.name: g.name for g in program.groups for e in g.equations}
-    readers: dict[str, list[Equation]] = {name: [] for name in owner}
-    for e in equations(program):
-        for name in reads(e):
-            if name in readers:
-                readers[name].append(e)
-    return with_rounded(
-        program, {e.name for e in equations(program) if _pays(e) and _left_wide(e, readers[e.name], owner)}
-    )
+def round_stored(program: Program, kernels: Callable[[Program], statement.Program]) -> Program:
+    """Values that are computed in f32 and read, as such, by another kernel, rounded to what PyTorch holds them in.
+
+    `kernels` makes and fuses the kernels of a program.
+    """
+    large = {e.name: e.narrow for e in equations(program) if e.narrow is not None and _pays(e)}
+    if not large:
+        return program
+    made = kernels(program)
+    return with_rounded(program, {name for k in made.kernels for name in _read_wide(k, large)})
 
 
 def with_rounded(program: Program, values: Collection[str]) -> Program:
@@ -61,18 +52,17 @@ def _stored(name: str) -> str:
 
 
 def _pays(e: Equation) -> bool:
-    return e.narrow is not None and isinstance(e, Map | Reduce) and count(shape(e)) * e.dtype.bytes >= LEAST
+    return isinstance(e, Map | Reduce) and count(shape(e)) * e.dtype.bytes >= LEAST
 
 
-def _left_wide(e: Equation, readers: Sequence[Equation], owner: Mapping[str, str]) -> bool:
-    """Another kernel reads it, and not only rounded."""
-    return any(owner[r.name] != owner[e.name] and _reads_wide(r, e) for r in readers)
-
-
-def _reads_wide(reader: Equation, e: Equation) -> bool:
-    every = [n for x in expressions(reader) for n in x.walk()]
-    rounded = {n.arg for n in every if isinstance(n, Cast) and n.dtype is e.narrow}  # equal loads are one node
-    return any(isinstance(n, Load) and n.buffer == e.name and n not in rounded for n in every)
+def _read_wide(kernel: statement.Kernel, large: Mapping[str, DType]) -> Iterator[str]:
+    """Values that a kernel finds in memory and does not only read rounded."""
+    every = [n for s in kernel.body for n in s.walk()]
+    rounded = {n.arg for n in every if isinstance(n, Cast) and isinstance(n.arg, Load)
+               and n.dtype is large.get(n.arg.buffer)}  # fmt: skip
+    for n in every:  # equal loads are one node
+        if isinstance(n, Load) and n.buffer in large and n not in rounded and n.buffer not in kernel.writes:
+            yield n.buffer
 
 
 def _rounded(e: Equation) -> Map:
