@@ -208,7 +208,7 @@ def _computed(
 ) -> Factor:
     """A factor of which a thread computes as many neighbours along the `last` loop as one load brings."""
     width, found = value.dtype.bytes, loads(value)
-    guarded = any(isinstance(n, Select) for n in value.walk())
+    guarded = any(isinstance(n, Select) and last.var in names(n.cond) for n in value.walk())
     most = 16 // max(width, *(x.dtype.bytes for x in found))
     counts = (n for n in (most, 8, 4, 2, 1) if n <= most and _together(found, last, n, tensors, ranges))
     side = 1 if guarded else next(counts)

@@ -46,6 +46,8 @@ _TILES = (
     (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (16, 64, 4),
     (16, 32, 2), (32, 32, 2), (16, 256, 8), (32, 256, 8),
 )  # fmt: skip
+# Those of few columns, as a group of a grouped convolution has.
+_NARROW = ((128, 8, 4), (256, 8, 8), (128, 16, 4), (256, 16, 8))
 # Rows of tiles by wgmma and the groups of four warps that multiply them. Four groups would have too few registers each.
 _GROUPS = ((64, 1), (128, 2))
 _FROM_REGISTERS = ((64, 1), (128, 1), (128, 2), (256, 2))
@@ -103,7 +105,8 @@ def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[
     """Rows and columns of a block's tile, no more than about those of the result, its warps, and how they share it."""
     wide = row.threads > WARP
     groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
-    for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
+    few = [x for x in _NARROW if p.n <= x[1]]
+    for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else [*_TILES, *few]:
         grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
         tall = m >= 2 * matmul.up(p.m, row.m) and m > row.m
         broad = n >= 2 * matmul.up(p.n, 8) and n > 32

@@ -86,6 +86,16 @@ def test_channels_last_is_copied_in_boxes(target: str, conv: Conv, dtype: str) -
     assert copies(made) & {"cp.async", "tma"}
 
 
+@pytest.mark.parametrize(("channels", "vector"), [(32, 8), (16, 4), (48, 4), (20, 1)])
+def test_few_channels_of_a_group_are_brought_side_by_side(channels: int, vector: int) -> None:
+    made = check(Conv(images=8, channels=channels, filters=32, groups=4, side=8).text, SMALL["sm_80"])
+    inside = [n for k in made.kernels for s in k.body for n in s.walk()]
+    (lanes,) = (n for n in inside if isinstance(n, tile.For) and n.var.startswith("x_tile_at"))
+    assert dict(lanes.bind.args).get("vector", 1) == vector
+    (sums,) = (n.tensor for n in inside if isinstance(n, tile.Alloc) and n.tensor.name == "o_")
+    assert static(sums.shape[1]) == 8, "no more columns than a group has filters"
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("conv", [Conv(), Conv(images=3, side=16, filters=128), Conv(window=1, padding=0)], ids=str)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -389,8 +389,8 @@ class MatmulPlan:
         into = "" if how else f"{name}_at"
         self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle, into))
         if not how:
-            whole = own.size % length == 0 and self.p.k.size % self.t.k == 0
-            vector = x.side if whole and loops[1][1] % x.side == 0 else 1
+            along = own.size if x.order[1] == "own" else self.p.k.size  # neighbours are all within it or all behind
+            vector = x.side if along % x.side == 0 and loops[1][1] % x.side == 0 else 1
             lanes = (("threads", self.t.threads), *((("vector", vector),) if vector > 1 else ()))
             self.steps.append(Bind(into, "lanes", lanes))
         return name
