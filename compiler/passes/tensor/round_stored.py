@@ -4,19 +4,21 @@ Values computed from 16-bit floats are f32 inside a kernel. In memory that is tw
 tensor, as the sum of a residual that a norm and the next residual read, or the branch of a network that is added later.
 Such a value is rounded once, where it is made, and all of its readers read that: as in eager, what one of them makes of
 it agrees with what the others do. Which values those are depends on what later passes fuse, so kernels are made of the
-program as it is to find out; scores between two matmuls of attention, say, never lie in memory.
+program as it is to find out; scores between two matmuls of attention, say, never lie in memory. A matmul of f32 numbers
+reads its operands as blocks of memory: they stay f32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from compiler.ir import statement
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Cast, Expr, Load, cast
+from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, equations, shape, with_expressions
-from compiler.passes.tensor.contractions import count
+from compiler.passes.tensor.contractions import count, is_contraction
 
 LEAST = 1 << 20  # bytes in f32: what is shorter stays in a cache
 
@@ -29,8 +31,9 @@ def round_stored(program: Program, kernels: Callable[[Program], statement.Progra
     large = {e.name: e.narrow for e in equations(program) if e.narrow is not None and _pays(e)}
     if not large:
         return program
-    made = kernels(program)
-    return with_rounded(program, {name for k in made.kernels for name in _read_wide(k, large)})
+    multiplied = {name for e in equations(program) if is_contraction(e) for name in _wide(e.walk(), large)}
+    left = {name for k in kernels(program).kernels for s in k.body for name in _wide(s.walk(), large) - set(k.writes)}
+    return with_rounded(program, left - multiplied)
 
 
 def with_rounded(program: Program, values: Collection[str]) -> Program:
@@ -55,14 +58,12 @@ def _pays(e: Equation) -> bool:
     return isinstance(e, Map | Reduce) and count(shape(e)) * e.dtype.bytes >= LEAST
 
 
-def _read_wide(kernel: statement.Kernel, large: Mapping[str, DType]) -> Iterator[str]:
-    """Values that a kernel finds in memory and does not only read rounded."""
-    every = [n for s in kernel.body for n in s.walk()]
+def _wide(found: Iterable[Node], large: Mapping[str, DType]) -> set[str]:
+    """Values that are loaded, and not only to be rounded."""
+    every = list(found)  # equal loads are one node
     rounded = {n.arg for n in every if isinstance(n, Cast) and isinstance(n.arg, Load)
                and n.dtype is large.get(n.arg.buffer)}  # fmt: skip
-    for n in every:  # equal loads are one node
-        if isinstance(n, Load) and n.buffer in large and n not in rounded and n.buffer not in kernel.writes:
-            yield n.buffer
+    return {n.buffer for n in every if isinstance(n, Load) and n.buffer in large and n not in rounded}
 
 
 def _rounded(e: Equation) -> Map:
