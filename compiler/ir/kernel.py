@@ -134,8 +134,9 @@ class Map(Node):
 class TensorMap(Node):
     """A parameter that describes boxes of a tensor in `buffer` to the copy engine.
 
-    `box` is in elements, innermost axis first; `swizzle` is in bytes, and how a box lies in shared memory. Elements
-    of a box are `steps` apart in the tensor, by default neighbours. Axes are in the order of memory.
+    `box` is in elements, innermost axis first; `swizzle` is in bytes, and how a box lies in shared memory: 0, or the
+    length of its rows. Elements of a box are `steps` apart in the tensor, by default neighbours. Axes are in the order
+    of memory.
     """
 
     name: str
@@ -295,6 +296,9 @@ def _verify_function(f: Function, sizes: tuple[Size, ...]) -> None:
     unknown |= {n.name for s in f.body for n in s.walk() if isinstance(n, Map)} - {m.name for m in f.maps}
     if unknown:
         raise ValueError(f"function {f.name}: tensor maps of {sorted(unknown)}, which are not there")
+    short = [m for m in f.maps if m.swizzle and m.box[0] * buffers[m.buffer].bytes != m.swizzle]
+    if short:
+        raise ValueError(f"function {f.name}: rows of {short[0].name} are not as long as the swizzle they lie in")
     readonly = set(buffers) - set(f.writes)
     names = {s.name for s in sizes}
     own = {n.name if isinstance(n, Declare | Array) else n.var for s in f.body for n in s.walk()

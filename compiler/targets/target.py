@@ -66,7 +66,7 @@ class Transfer(Node):
 
     The innermost axis moves in `pieces` of so many bytes. A tensor has at most `rank` axes, a slice at most `longest`
     elements along each; 0 is any number. `swizzles` are the patterns, in bytes, in which the tile may be laid out: a
-    row then fits in one.
+    row then fits in one, and fills it where there is a `rank`, as that is the copy engine's.
     """
 
     name: str

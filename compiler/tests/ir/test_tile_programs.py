@@ -60,6 +60,10 @@ REFUSED = {
     'wgmma.m64n128k16.bf16"': ('wgmma.m64n136k16.bf16"', "does not divide tiles of 128 x 128 x 64"),
     "depth=4": ("depth=8", "take 294912 bytes, a block has 232448"),
     "bf16[128, 64], swizzle=128": ("bf16[128, 64], swizzle=48", "knows no swizzle of 48 bytes"),
+    "copy(tb[0: +128, 0: +64], b[bn * 128: +128, k * 64: +64]": (
+        "copy(tb[0: +128, 0: +32], b[bn * 128: +128, k * 64: +32]",
+        "rows of 64 bytes are no whole panels of 128, by which tma would swizzle them",
+    ),
     "acc = registers": ("acc = shared", "takes acc as f32 in registers, but acc is f32 in shared"),
     "copy(ta[0: +128, 0: +64], a[bm * 128: +128, k * 64: +64]": (
         "copy(ta[0: +128, 0: +64], a[bm * 128: +128, k * 60: +64]",
