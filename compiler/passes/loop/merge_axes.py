@@ -3,19 +3,23 @@
 The kernel then sees these buffers with fewer axes, in the same memory: the pixels of an image over which no window
 moves are one axis, as the columns of a matrix are. Runs of neighbours in memory are longer so, and what the inner loop
 leaves over of its last tile is filled by the next. Where there is neither, two loops are better than one: boxes of both
-fit more sizes.
+fit more sizes. Axes are neighbours as they lie in memory, so that the rows of images whose pixels have their channels
+side by side are those of one matrix, too; and the rows of a matmul whose factor is a matmul are merged as its own are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
+from compiler.analysis import chained_products
+from compiler.analysis.nests import perfect, wrap
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
-from compiler.ir.statement import Init, Kernel, Let, Program, Store
-from compiler.ir.tensor import Tensor, adjacent, joined
+from compiler.ir.statement import Init, Kernel, Let, Program, Store, within
+from compiler.ir.tensor import Tensor, adjacent, joined, memory_order
 from compiler.schedule.contraction_nest import recognise
 
 TILE = 64  # rows of the smallest tile of a warpgroup
@@ -27,15 +31,51 @@ def merge_axes(program: Program) -> Program:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    if recognise(kernel) is not None:
-        kernel = squeezed(kernel)
-    while (found := recognise(kernel)) is not None:
-        pairs = (pair for loops in (found.rows, found.depth) for pair in pairwise(loops))
-        made = next((m for pair in pairs if (m := merged(kernel, *pair)) is not None), None)
-        if made is None:
-            break
+    if recognise(kernel) is None and chained_products.recognise(kernel) is None:
+        return kernel
+    kernel = squeezed(kernel)
+    plain, in_order = _merged(kernel), _merged(_in_memory_order(kernel))
+    return in_order if _loops(in_order) < _loops(plain) else plain
+
+
+def _merged(kernel: Kernel) -> Kernel:
+    """The kernel with as few loops as there can be."""
+    while (made := next((m for pair in _pairs(kernel) if (m := merged(kernel, *pair)) is not None), None)) is not None:
         kernel = made
     return kernel
+
+
+def _pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
+    """Neighbouring loops over rows, and neighbouring ones that sum."""
+    if (found := recognise(kernel)) is not None:
+        for loops in (found.rows, found.depth):
+            yield from pairwise(loops)
+    elif (chain := chained_products.recognise(kernel)) is not None:
+        yield from (pair for pair in pairwise(perfect(loop.For, kernel.body)[0]) if pair[1].var == chain.row.var)
+
+
+def _loops(kernel: Kernel) -> int:
+    return sum(1 for _ in within(kernel.body, loop.For))
+
+
+def _in_memory_order(kernel: Kernel) -> Kernel:
+    """The kernel with the axes of its buffers as these lie in memory, and its outer loops as what it stores does."""
+    order = {p.name: memory_order(p) for p in kernel.params}
+
+    def ordered(n: Node) -> Node | None:
+        if isinstance(n, Load | Store) and n.buffer in order:
+            return n.replace(index=tuple(n.index[d] for d in order[n.buffer]))
+        return None
+
+    params = tuple(
+        p.replace(shape=tuple(p.shape[d] for d in order[p.name]), strides=tuple(p.strides[d] for d in order[p.name]))
+        for p in kernel.params
+    )
+    nest, body = perfect(loop.For, nodes(kernel.body, ordered))
+    stored = [n.index for s in body for n in s.walk() if isinstance(n, Store) and n.buffer in kernel.writes]
+    places = {e.name: d for index in stored[-1:] for d, e in enumerate(index) if isinstance(e, Var)}
+    nest.sort(key=lambda f: places.get(f.var, -1))
+    return kernel.replace(params=params, body=wrap(nest, body))
 
 
 def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
