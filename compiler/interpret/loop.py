@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from compiler.errors import InvalidData
 from compiler.interpret import scalar
@@ -24,7 +25,7 @@ from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.loop import For
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor
 from compiler.runtime import build
 
 _FUNCTIONS = (f"{('UNARY', 'BINARY')[f.arity - 1]}({f.name})" for f in FUNCTIONS.values() if f.library)
@@ -48,9 +49,9 @@ def run(program: Program, arrays: Sequence[Array], cache: Path | None = None) ->
     """The outputs of `program` on `arrays`, in the order of its inputs; raises InterpretError for a wrong access."""
     sizes = bind_sizes(program, [np.shape(a) for a in arrays])
     tensors = _tensors(program)
-    memory = {t.name: poison(t, [extent(e, sizes) for e in t.shape]) for t in tensors}
+    memory = {t.name: laid_out(poison(t, [extent(e, sizes) for e in t.shape]), t, sizes) for t in tensors}
     for t, a in zip(program.inputs, arrays, strict=True):
-        memory[t.name] = np.array(scalar.to_memory(np.asarray(a), t.dtype), order="C")
+        memory[t.name] = laid_out(scalar.to_memory(np.asarray(a), t.dtype), t, sizes)
     violation = np.zeros(7, np.int64)
     entry = _entry(build.build(source(program), FLAGS, cache=cache))
     buffers = [memory[t.name] for t in tensors] + [violation]
@@ -77,7 +78,17 @@ def poison(t: Tensor, shape: list[int]) -> Array:
     return out
 
 
+def laid_out(a: Array, t: Tensor, sizes: Mapping[str, int]) -> Array:
+    """A copy of an array whose elements lie in memory as the strides of its tensor say, so that views see them."""
+    steps = [extent(e, sizes) for e in t.strides]
+    reach = 1 + sum((n - 1) * step for n, step in zip(a.shape, steps, strict=True)) if a.size else 0
+    out = as_strided(np.empty(reach, a.dtype), a.shape, [n * a.itemsize for n in steps])
+    out[...] = a
+    return out
+
+
 def _result(program: Program, t: Tensor, a: Array) -> Array:
+    a = np.array(a, order="C")
     if t.dtype is boolean and (a.view(np.uint8) > 1).any():
         raise InterpretError(f"{program.name}: an element of output {t.name} was never written")
     return scalar.from_memory(a, t.dtype)
@@ -108,7 +119,7 @@ def source(program: Program) -> str:
     where = {t.name: k for k, t in enumerate(_tensors(program))}
     text = [PRELUDE]
     for k, kernel in enumerate(program.kernels):
-        text.append(_Writer(k, kernel, tuple(s.name for s in program.sizes), _tensors(program)).function())
+        text.append(_Writer(k, kernel, tuple(s.name for s in program.sizes)).function())
     text.append(
         'extern "C" __attribute__((visibility("default"))) void mlc_entry(void **buffers, const i64 *sizes, int) {'
     )
@@ -126,12 +137,9 @@ def _pointee(dtype: DType) -> str:
 class _Writer:
     """One kernel; buffers are b_NAME and variables v_NAME, so that no name of the program means something in C++."""
 
-    def __init__(self, number: int, kernel: Kernel, sizes: tuple[str, ...], bases: Sequence[Tensor]) -> None:
+    def __init__(self, number: int, kernel: Kernel, sizes: tuple[str, ...]) -> None:
         self.number, self.kernel, self.sizes = number, kernel, sizes
         self.params = {p.name: (k, p) for k, p in enumerate(kernel.params)}
-        # Views of what lies in order go by strides, so that they may overlap.
-        in_order = {t.name for t in bases if t.strides == row_major(t.shape)}
-        self.strided = {p.name for p in kernel.params if p not in bases and p.name in in_order}
 
     def function(self) -> str:
         arguments = [f"{_pointee(p.dtype)} *b_{p.name}" for p in self.kernel.params] + ["const i64 *sizes"]
@@ -186,16 +194,13 @@ class _Writer:
         return [f"{{ {kind} &slot = {there}; const {kind} old = slot; slot = {combined}; }}"]
 
     def place(self, buffer: str, index: tuple[Expr, ...], store: int) -> str:
-        """Offset of an element, row-major but for a view; every index is checked."""
+        """Offset of an element; every index is checked."""
         number, tensor = self.params[buffer]
         offset = "0"
         for d, (i, n, step) in enumerate(zip(index, tensor.shape, tensor.strides, strict=True)):
             size = self.expr(n)
             checked = f"within({self.expr(i)}, {size}, {self.number}, {number}, {d}, {store})"
-            if buffer in self.strided:
-                offset = f"{offset} + {checked} * {self.expr(step)}"
-            else:
-                offset = checked if d == 0 else f"({offset}) * {size} + {checked}"
+            offset = f"{offset} + {checked} * {self.expr(step)}"
         return offset
 
     def expr(self, e: Expr) -> str:

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from compiler.interpret import roles, scalar
 from compiler.interpret.grid import InterpretError, Span, refuse
-from compiler.interpret.loop import poison
+from compiler.interpret.loop import laid_out, poison
 from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import bind_sizes, extent
 from compiler.interpret.tile_state import Here, Machine, evaluated, points_of
@@ -25,7 +25,7 @@ from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.roles import Advance, One, RingStmt, Role
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, dtypes
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor
 from compiler.ir.text import show
 from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
@@ -40,10 +40,10 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
     written: dict[str, Array] = {}
     for t in (*program.outputs, *program.temps):
         shape = [extent(e, sizes) for e in t.shape]
-        memory[t.name] = scalar.from_memory(poison(t, shape), t.dtype)
-        written[t.name] = np.zeros(shape, np.bool_)
+        memory[t.name] = laid_out(scalar.from_memory(poison(t, shape), t.dtype), t, sizes)
+        written[t.name] = laid_out(np.zeros(shape, np.bool_), t, sizes)
     for t, a in zip(program.inputs, arrays, strict=True):
-        memory[t.name] = np.array(a, scalar.storage(t.dtype))
+        memory[t.name] = laid_out(np.asarray(a, scalar.storage(t.dtype)), t, sizes)
         written.pop(t.name, None)
     for kernel in program.kernels:
         _kernel(program, kernel, sizes, memory, written)
@@ -51,24 +51,21 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
         if not written.get(t.name, np.ones(1, np.bool_)).all():
             first = [int(i) for i in np.argwhere(~written[t.name])[0]]
             raise InterpretError(f"{program.name}: element {first} of output {t.name} was never written")
-    return tuple(memory[t.name] for t in program.outputs)
+    return tuple(np.array(memory[t.name], order="C") for t in program.outputs)
 
 
 def _kernel(
     program: Program, kernel: Kernel, sizes: dict[str, int], memory: dict[str, Array], written: dict[str, Array]
 ) -> None:
-    bases = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
-    own = {p.name: _seen(memory[p.name], p, bases[p.name], sizes) for p in kernel.params}
-    known = {p.name: _seen(written[p.name], p, bases[p.name], sizes) for p in kernel.params if p.name in written}
+    own = {p.name: _seen(memory[p.name], p, sizes) for p in kernel.params}
+    known = {p.name: _seen(written[p.name], p, sizes) for p in kernel.params if p.name in written}
     machine = Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
     roles.alone(_body(kernel.body, machine, Here()), machine.where)
 
 
-def _seen(a: Array, view: Tensor, base: Tensor, sizes: dict[str, int]) -> Array:
-    """A buffer as a kernel sees it: by strides where its elements lie in order, so that views may overlap."""
+def _seen(a: Array, view: Tensor, sizes: dict[str, int]) -> Array:
+    """A buffer as a kernel sees it: by strides, so that views may overlap."""
     shape = [extent(e, sizes) for e in view.shape]
-    if base.strides != row_major(base.shape) or not a.flags.c_contiguous:
-        return a.reshape(shape)
     return as_strided(a, shape, [extent(e, sizes) * a.itemsize for e in view.strides])
 
 
