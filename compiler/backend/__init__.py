@@ -188,7 +188,7 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced))
-    with python_kernels.whole_resizing(traced, inputs), strides, margins.derived():
+    with python_kernels.whole_resizing(inputs), strides, margins.derived():
         trace = functools.partial(
             aot_module_simplified,
             graph,

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from compiler.errors import CompilerError
-from compiler.frontend import margins
+from compiler.frontend import margins, python_kernels
 from compiler.frontend.decompose import Decompositions, decompositions
 from compiler.frontend.trace import Captured, from_graph
 
@@ -54,7 +54,7 @@ def capture_gradient(
     """
     given = (*inputs, *weights)
     try:
-        with torch.no_grad(), enable_python_dispatcher(), margins.derived():
+        with torch.no_grad(), enable_python_dispatcher(), margins.derived(), python_kernels.whole_resizing(given):
             plain = _traced(gradient(function, len(inputs), moving), given)
             # Formulas of autograd write to what they have made: only their calls can be made functional.
             graph = _traced(torch.func.functionalize(plain, remove="mutations"), given, decompositions())

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.fx import GraphModule
 
 from compiler.passes.torch_to_tensor.lower import RULES
 
@@ -43,14 +42,9 @@ def _set(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> None:
         op._dispatch_cache.clear()
 
 
-def whole_resizing(graph: GraphModule, inputs: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """Resizing is traced as the ops that have rules, in a graph without gradients and of known sizes."""
-    if any(isinstance(x, torch.SymInt) for x in inputs) or _is_derived(graph, inputs):
+def whole_resizing(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Resizing, and its gradients, are traced as the ops that have rules, in a graph of known sizes."""
+    if any(isinstance(x, torch.SymInt) for x in inputs):
         return contextlib.nullcontext()
     overloads = [attrgetter(name.removeprefix("aten."))(torch.ops.aten) for name in _RESIZING]
     return replaced({op: {key: None for key in _KEYS if key in op.py_kernels} for op in overloads})
-
-
-def _is_derived(graph: GraphModule, inputs: Sequence[Any]) -> bool:
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    return torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *graph.parameters()))

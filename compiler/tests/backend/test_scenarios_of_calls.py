@@ -329,8 +329,10 @@ def test_what_only_a_trace_allows_is_as_torch_traces_it() -> None:
     def resized(x: Tensor) -> Tensor:
         return F.interpolate(x, (4, 6), mode="bilinear")
 
-    torch.testing.assert_close(torch.compile(resized, backend="mlcomp")(picture), resized(picture), equal_nan=True)
-    picture.requires_grad_()
-    ours, traced = (torch.compile(resized, backend=backend)(picture) for backend in ("mlcomp", "aot_eager"))
+    for derived in (False, True):
+        picture.requires_grad_(derived)
+        torch.testing.assert_close(torch.compile(resized, backend="mlcomp")(picture), resized(picture), equal_nan=True)
+    compiled = (torch.compile(resized, backend=backend, dynamic=True) for backend in ("mlcomp", "aot_eager"))
+    ours, traced = (c(picture) for c in compiled)
     torch.testing.assert_close(ours, traced, equal_nan=True)
     assert ours.isnan().sum() > resized(picture).isnan().sum()

@@ -81,6 +81,7 @@ RESIZING = """
     F.interpolate(image, scale_factor=1.5, mode="bilinear")
     F.interpolate(image, scale_factor=(3, 0.5), mode="bilinear", align_corners=True)
     F.interpolate(image, scale_factor=0.7, mode="bilinear")
+    F.interpolate(image, scale_factor=(1.1, 2), mode="bilinear")
     F.interpolate(dimage, size=(9, 11), mode="bilinear")
     F.interpolate(image.half(), size=7, mode="bilinear")
     F.interpolate(image[..., 0], size=9, mode="linear")

@@ -1,0 +1,249 @@
+"""Resizing of one dimension: where in the input each element of the result is read, and with what weights.
+
+Positions are exact fractions of integers, so no rounding decides which element is read; torch computes them in floating
+point. Where that makes `nearest` read another element than the fraction says, its floating formula is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from inspect import Parameter, Signature
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import Expr, cast, const, op, select, static
+from compiler.ir.index import simplify
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim
+from compiler.passes.torch_to_tensor.positions import ranges, within
+
+Scales = Sequence[float | None] | None
+
+# A scale factor is the fraction that it was meant to be: 0.1 is 1/10.
+LARGEST_DENOMINATOR = 2**20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One dimension: `extent` elements become `wanted`, by a scale factor if there was one."""
+
+    extent: int
+    wanted: int
+    factor: float | None
+
+    @property
+    def step(self) -> Fraction:
+        """Elements of the input for each of the result."""
+        if self.factor is not None and self.factor > 0:
+            return 1 / Fraction(self.factor).limit_denominator(LARGEST_DENOMINATOR)
+        return Fraction(self.extent, self.wanted)
+
+
+def lines(b: Builder, shape: Shape, wanted: Shape, scales: Scales) -> list[Line]:
+    """The dimensions after batch and channels, of an image of this shape and of the one that it becomes."""
+    factors = list(scales) if scales else [None] * len(shape[2:])
+    made = [
+        Line(static(n, "a size to resize"), static(o, "a size to resize to"), f)
+        for n, o, f in zip(shape[2:], wanted[2:], factors, strict=True)
+    ]
+    if not all(line.extent for line in made):
+        raise b.refuse("an input without elements")
+    return made
+
+
+def rule(kind: Callable[..., Value], tensor: str, sizes: Sequence[str], options: Sequence[str], *scales: str) -> Rule:
+    """The rule with these parameters: sizes are known, `kind` gets the tensor, the options and a list of scales."""
+    given = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ("b", tensor, *sizes, *options)]
+    signature = Signature([*given, *(Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in scales)])
+
+    def made(*args: object, **kwargs: object) -> Value:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        b, x, *chosen = bound.args
+        own, factors = chosen[len(sizes) : len(given) - 2], chosen[len(given) - 2 :]
+        return kind(b, x, *own, factors[0] if scales == ("scale_factors",) else factors)
+
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
+
+
+def each_scale(count: int) -> tuple[str, ...]:
+    """What torch calls the scales of so many dimensions."""
+    return ("scales_d", "scales_h", "scales_w")[3 - count :] if count > 1 else ("scales",)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where element i of a result lies in the input: at (i * slope + offset) / unit."""
+
+    slope: int
+    offset: int
+    unit: int
+
+    def numerator(self, i: Expr) -> Expr:
+        return i * self.slope + self.offset
+
+    def first(self, p: Expr) -> Expr:
+        """The first element of the result that lies at p or behind it, where all integers are elements of it."""
+        if not self.slope:
+            return p * 0
+        return (p * self.unit + (self.slope - self.offset - 1)) // self.slope
+
+
+def fraction(slope: Fraction, offset: Fraction) -> Position:
+    """The position i * slope + offset."""
+    unit = math.lcm(slope.denominator, offset.denominator)
+    return Position(int(slope * unit), int(offset * unit), unit)
+
+
+# Nearest --------------------------------------------------------------------------------------------------------------
+
+
+def nearest_position(line: Line, half: float) -> Position:
+    return fraction(line.step, line.step * Fraction(half))
+
+
+def _nearest_step(line: Line, dtype: DType) -> float:
+    return dt.rounded(float(line.step) if line.factor else line.extent / line.wanted, dtype)
+
+
+def nearest_places(line: Line, dtype: DType, half: float) -> list[int]:
+    """What torch reads for each element: the one at floor((i + half) * step), as it computes that in `dtype`."""
+    step = _nearest_step(line, dtype)
+    return [min(math.floor(dt.rounded((k + half) * step, dtype)), line.extent - 1) for k in range(line.wanted)]
+
+
+def nearest(line: Line, i: Expr, dtype: DType, half: float) -> Expr:
+    """The element that torch reads for element i."""
+    position = nearest_position(line, half)
+
+    def exact(i: Expr) -> Expr:
+        return op("min", position.numerator(i) // position.unit, line.extent - 1)
+
+    if all(static(exact(const(k))) == place for k, place in enumerate(nearest_places(line, dtype, half))):
+        return exact(i)
+    place = op("floor", (cast(i, dtype) + half if half else cast(i, dtype)) * _nearest_step(line, dtype))
+    return op("min", cast(place, i64), line.extent - 1)
+
+
+# Between neighbours ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """What an element of the result is made of: the elements at `offsets` from its position, rounded down.
+
+    Elements outside are those at the edge. `weights` has those of the elements for how far behind the first of its two
+    neighbours the position is. An element that lies at a position itself is read alone: the others weigh nothing.
+    """
+
+    inside: bool  # positions before the first element are at it, and as many elements as there are, are these
+    offsets: tuple[int, ...]
+    weights: Callable[[Expr], list[Expr]]
+
+    def position(self, line: Line, align_corners: bool) -> Position:
+        """Of the elements of a result."""
+        if align_corners:
+            return Position(line.extent - 1, 0, line.wanted - 1) if line.wanted > 1 else Position(0, 0, 1)
+        step = Fraction(1) if self.inside and line.extent == line.wanted else line.step
+        return fraction(step, (step - 1) / 2)
+
+    def taps(self, line: Line, at: Position, i: Expr, dtype: DType) -> list[tuple[Expr, Expr]]:
+        """The elements that element i of the result is made of, each with its weight."""
+        numerator = self._numerator(at, i)
+        behind = cast(numerator % at.unit, dtype) / cast(const(at.unit), dtype)
+        return list(zip(self._places(line, at, numerator), self.weights(behind), strict=True))
+
+    def read(self, line: Line, at: Position, i: int) -> list[int]:
+        """The elements of which there is some in element i of the result."""
+        numerator = self._numerator(at, const(i))
+        alone = static(numerator) % at.unit == 0
+        found = map(static, self._places(line, at, numerator))
+        return [place for place, k in zip(found, self.offsets, strict=True) if not (alone and k)]
+
+    def _numerator(self, at: Position, i: Expr) -> Expr:
+        return op("max", at.numerator(i), 0) if self.inside else at.numerator(i)
+
+    def _places(self, line: Line, at: Position, numerator: Expr) -> list[Expr]:
+        low = numerator // at.unit
+        return [op("min", op("max", low + k, 0), line.extent - 1) for k in self.offsets]
+
+
+def _linear(t: Expr) -> list[Expr]:
+    return [const(1, t.dtype) - t, t]
+
+
+def _cubic(t: Expr) -> list[Expr]:
+    """Cubic convolution with a = -0.75."""
+    one = const(1, t.dtype)
+
+    def near(x: Expr) -> Expr:
+        return (x * 1.25 - 2.25) * x * x + 1.0
+
+    def far(x: Expr) -> Expr:
+        return ((x * -0.75 + 3.75) * x - 6.0) * x + 3.0
+
+    return [far(t + 1.0), near(t), near(one - t), far(one - t + 1.0)]
+
+
+LINEAR = Interpolation(True, (0, 1), _linear)
+CUBIC = Interpolation(False, (-1, 0, 1, 2), _cubic)
+
+
+# Who reads an element -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Element p of the input is read by none but the `count` elements of the result from `first(p)` on."""
+
+    position: Position
+    count: int
+
+    def first(self, p: Expr) -> Expr:
+        return self.position.first(p)
+
+
+def readers(at: Position, places: Sequence[Sequence[int]]) -> Readers:
+    """Those of a dimension, of which each element of the result reads `places`: none of them lies behind `at`."""
+    spans: dict[int, tuple[int, int]] = {}
+    for i, read in enumerate(places):
+        for p in read:
+            spans[p] = spans.get(p, (i, i))[0], i
+    early = max(static(at.first(const(p))) - low for p, (low, _) in spans.items())
+    begin = replace(at, offset=at.offset + max(early, 0) * at.slope)
+    return Readers(begin, max(high - static(begin.first(const(p))) + 1 for p, (_, high) in spans.items()))
+
+
+def by_cost(sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """In which order dimensions of which elements become so many others are computed one after the other.
+
+    First those that shrink: then there is less left. The last one, of which elements are not read in the order of
+    memory, is computed where there are the fewest elements.
+    """
+
+    def place(d: int) -> tuple[bool, int]:
+        before, after = sizes[d]
+        return before < after, d if after < before else -d
+
+    return sorted(range(len(sizes)), key=place)
+
+
+def weighted(b: Builder, x: Value, d: int, weights: Value, first: Callable[[Expr], Expr]) -> Value:
+    """Along a dimension, for each p the sum of the elements from first(p) on, of which the k-th has weights[k, p].
+
+    What has weight 0 is not counted, whatever it is.
+    """
+    count, extent = weights.shape
+    shape = (*x.shape[:d], extent, *x.shape[d + 1 :])
+
+    def share(at: Index, k: Index) -> Expr:
+        known = ranges((*at, *k), (*shape, count))
+        place, weight = simplify(first(at[d]) + k[0], known), weights.at((*k, at[d]))
+        product = weight * x.at(set_dim(at, d, place))
+        zero = const(0, product.dtype)
+        return select(within(place, x.shape[d], known), op("where", op("eq", weight, 0), zero, product), zero)
+
+    return b.reduce("sum", shape, (count,), share, "weighted")
