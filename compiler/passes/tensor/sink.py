@@ -64,7 +64,7 @@ def _few(reader: Equation, p: Map) -> bool:
     if not isinstance(reader, Map | Reduce):
         return False
     times = sum(isinstance(n, Load) and n.buffer == p.name for x in expressions(reader) for n in set(x.walk()))
-    return times * _share((*reader.axes, *bound(reader)), p.axes) <= FEW
+    return times * _share(bound(reader), p.axes) <= FEW
 
 
 def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:

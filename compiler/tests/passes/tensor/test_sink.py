@@ -52,3 +52,10 @@ def test_rows_may_be_empty(rows: int) -> None:
     made = torch.compile(lambda x: torch.softmax(x, 1), backend="mlcomp", options={"fallback": False})(x)
     made.sum().backward()  # type: ignore[no-untyped-call]
     assert made.shape == x.shape and x.grad is not None
+
+
+def test_equations_that_read_each_other_twice_may_be_empty() -> None:
+    """Of a map without elements another one reads all of them: whether few would do was asked for hours."""
+    x = torch.empty(0, 3)
+    made = torch.compile(torch.digamma, backend="mlcomp", options={"fallback": False})(x)
+    assert made.shape == x.shape
