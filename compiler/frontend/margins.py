@@ -26,7 +26,7 @@ def _multi_margin_loss(
     x: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    rows, target = x if x.dim() > 1 else x.unsqueeze(0), target.reshape(-1, 1)
+    rows, target = x if x.dim() > 1 else x.reshape(1, -1), target.reshape(-1, 1)
     losses = _missing(margin - rows.gather(1, target) + rows)
     losses = losses if p == 1 else losses * losses
     if weight is not None:
@@ -38,6 +38,9 @@ def _multi_margin_loss(
 
 def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the targets before the first -1."""
+    if not x.dim():
+        loss, is_target = _multilabel_margin_loss(x.reshape(1), target.reshape(1), reduction)
+        return loss, is_target.reshape(())
     classes = x.shape[-1]
     places = torch.arange(classes, device=x.device)
     counts = places < torch.where(target == -1, places, classes).amin(-1, keepdim=True)
