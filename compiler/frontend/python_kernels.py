@@ -46,5 +46,13 @@ def whole_resizing(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[N
     """Resizing, and its gradients, are traced as the ops that have rules, in a graph of known sizes."""
     if any(isinstance(x, torch.SymInt) for x in inputs):
         return contextlib.nullcontext()
-    overloads = [attrgetter(name.removeprefix("aten."))(torch.ops.aten) for name in _RESIZING]
+    overloads = [op for op in map(_overload, _RESIZING) if op is not None]
     return replaced({op: {key: None for key in _KEYS if key in op.py_kernels} for op in overloads})
+
+
+def _overload(name: str) -> Any:
+    """The op of this name, if this version of torch has it."""
+    try:
+        return attrgetter(name.removeprefix("aten."))(torch.ops.aten)
+    except AttributeError:
+        return None

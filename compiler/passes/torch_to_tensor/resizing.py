@@ -85,6 +85,10 @@ class Position:
     def numerator(self, i: Expr) -> Expr:
         return i * self.slope + self.offset
 
+    def whole(self, i: Expr) -> Expr:
+        """The position, rounded down."""
+        return self.numerator(i) // self.unit
+
     def first(self, p: Expr) -> Expr:
         """The first element of the result that lies at p or behind it, where all integers are elements of it."""
         if not self.slope:
@@ -120,7 +124,7 @@ def nearest(line: Line, i: Expr, dtype: DType, half: float) -> Expr:
     position = nearest_position(line, half)
 
     def exact(i: Expr) -> Expr:
-        return op("min", position.numerator(i) // position.unit, line.extent - 1)
+        return op("min", position.whole(i), line.extent - 1)
 
     if all(static(exact(const(k))) == place for k, place in enumerate(nearest_places(line, dtype, half))):
         return exact(i)

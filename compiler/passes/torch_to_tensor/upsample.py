@@ -7,7 +7,7 @@ from collections.abc import Callable
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr
 from compiler.ir.index import simplify
-from compiler.passes.torch_to_tensor import upsample_backward
+from compiler.passes.torch_to_tensor import antialias, upsample_backward
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, set_dim
 from compiler.passes.torch_to_tensor.positions import moved, ranges
 from compiler.passes.torch_to_tensor.resizing import (
@@ -83,5 +83,5 @@ RULES: dict[str, Rule] = {
     **_rules("upsample_bilinear2d", 2, _interpolated(LINEAR), "align_corners"),
     **_rules("upsample_trilinear3d", 3, _interpolated(LINEAR), "align_corners"),
     **_rules("upsample_bicubic2d", 2, _interpolated(CUBIC), "align_corners"),
-    **upsample_backward.RULES,
+    **upsample_backward.RULES, **antialias.RULES,
 }  # fmt: skip

@@ -104,3 +104,10 @@ def test_agrees_with_eager(expression: str) -> None:
 def test_interpolation_of_integers_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"upsample_bilinear2d.*integers"):
         check("F.interpolate(u, size=8, mode='bilinear')", inputs)
+    with pytest.raises(Unsupported, match=r"upsample_bilinear2d_aa.*integers"):
+        check("F.interpolate(u, size=8, mode='bilinear', antialias=True)", inputs)
+
+
+def test_a_scale_by_which_pixels_are_made_of_none_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"upsample_bilinear2d_aa.*made of none"):
+        check("torch.ops.aten._upsample_bilinear2d_aa(image, [10, 8], False, 0.5, 1.0)", inputs)
