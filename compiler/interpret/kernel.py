@@ -287,7 +287,7 @@ def _require(cond: Any, x: Any) -> Any:
 # fmt: off
 _INTEGERS: dict[str, Callable[..., Any]] = {
     "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0,
-    "truncdiv": _truncdiv, "rem": lambda a, b: a - b * _truncdiv(a, b) if b else 0,
+    "truncdiv": _truncdiv, "rem": lambda a, b: a - b * _truncdiv(a, b) if b else 0, "gcd": math.gcd,
     "abs": abs, "sign": lambda a: (a > 0) - (a < 0), "min": min, "max": max,
     "shl": _shift_left, "shr": _shift_right, "where": lambda c, a, b: a if c else b, "require": _require,
 }

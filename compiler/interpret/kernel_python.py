@@ -22,7 +22,7 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
     "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
 }  # fmt: skip
-_WRAPS = ("add", "sub", "mul", "neg", "abs", "floordiv", "truncdiv", "shl", "not")
+_WRAPS = ("add", "sub", "mul", "neg", "abs", "floordiv", "truncdiv", "gcd", "shl", "not")
 
 
 @dataclass

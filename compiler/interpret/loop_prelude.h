@@ -124,6 +124,21 @@ template <class T> static inline T op_floordiv(T a, T b) {
     return op_rem(a, b) != 0 && (a < 0) != (b < 0) ? (T)(q - 1) : q;
 }
 
+// By subtraction of the magnitudes, with their common powers of 2 taken out first.
+template <class T> static inline T op_gcd(T a, T b) {
+    unsigned long long x = a < 0 ? 0ULL - (unsigned long long)a : a, y = b < 0 ? 0ULL - (unsigned long long)b : b;
+    if (x == 0 || y == 0) return (T)(x | y);
+    int twos = 0;
+    for (; ((x | y) & 1) == 0; twos++) x >>= 1, y >>= 1;
+    while ((x & 1) == 0) x >>= 1;
+    while (y != 0) {
+        while ((y & 1) == 0) y >>= 1;
+        if (x > y) { unsigned long long z = x; x = y; y = z; }
+        y -= x;
+    }
+    return (T)(x << twos);
+}
+
 static inline unsigned bits_of(f32 x) { unsigned u; __builtin_memcpy(&u, &x, 4); return u; }
 static inline f32 of_bits(unsigned u) { f32 x; __builtin_memcpy(&x, &u, 4); return x; }
 static inline bf16 to_bf16(f32 x) {

@@ -135,7 +135,7 @@ def _require(cond: Array, x: Array) -> Array:
 FUNCTIONS: dict[str, Function] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
     # integers: x // 0 == x % 0 == 0, least // -1 wraps
-    "floordiv": np.floor_divide, "mod": _mod, "truncdiv": _truncdiv, "rem": np.fmod,
+    "floordiv": np.floor_divide, "mod": _mod, "truncdiv": _truncdiv, "rem": np.fmod, "gcd": np.gcd,
     "neg": np.negative, "abs": np.abs, "sign": _sign, "min": np.minimum, "max": np.maximum,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
     # a shift by at least the width, or by a negative count, gives 0 (right shift of a negative number: -1)

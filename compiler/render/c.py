@@ -37,7 +37,7 @@ LOGIC: dict[str, tuple[str, int, int, int]] = {
     "min": ("&&", LAND, LAND, EQUAL), "max": ("||", LOR, LOR, EQUAL),
 }  # fmt: skip
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "signbit")
-_CALLS = "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc shl shr floordiv truncdiv"
+_CALLS = "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc shl shr floordiv truncdiv gcd"
 # Scalar operations that are calls of device functions in every language.
 FUNCTIONS = {name: f"mlc_{name}" for name in (*_CALLS.split(), *functions.FUNCTIONS)}
 FUNCTIONS |= {"mod": "mlc_remainder", "rem": "mlc_fmod"}

@@ -47,7 +47,7 @@ HEADERS = {
     "arithmetic.h": "neg add sub mul abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 f8e4m3 f8e5m2 convert from_raw to_raw from_mask to_mask resize_mask "
     + " ".join(f"from_{t} to_{t}" for t in STORAGE_ONLY),
-    "division.h": "floordiv remainder truncdiv fmod",
+    "division.h": "floordiv remainder truncdiv fmod gcd",
     **{f.header: " ".join(g.name for g in FUNCTIONS.values() if g.header == f.header)
        for f in FUNCTIONS.values() if f.header},
     "memory.h": "load load_as load_ahead load_as_ahead load_strided load_at load_masked gather "

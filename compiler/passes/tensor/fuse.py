@@ -46,7 +46,7 @@ from compiler.passes.tensor.contractions import count, is_contraction, is_joined
 from compiler.passes.tensor.neighbours import axes_of_neighbours
 
 # What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
-_DEAR = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4}
+_DEAR = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "gcd": 100}
 _DEAR |= {name: row.cost for name, row in FUNCTIONS.items()}
 _CHEAP = {
     "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",

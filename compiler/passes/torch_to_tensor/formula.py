@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from compiler.ir.dtype import boolean
+from compiler.ir.dtype import boolean, i32
 from compiler.ir.expr import Expr, cast, const, op
 
 E = Expr
@@ -87,6 +87,13 @@ def remainder(a: E, b: E) -> E:
         return a % divisor(b)
     left_over = op("rem", a, b)
     return where(_crosses(left_over, b), left_over + b, left_over)
+
+
+def lcm(a: E, b: E) -> E:
+    """The least common multiple; of narrow types, as C computes it, in 32 bits."""
+    wide = i32 if a.dtype.bits < i32.bits else a.dtype
+    made = cast(op("truncdiv", a, op("gcd", a, b)), wide) * cast(b, wide)  # what is divided by 0, which both are, is 0
+    return cast(op("abs", made), a.dtype)
 
 
 def sign(a: E) -> E:

@@ -189,6 +189,7 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
     "copysign.*": lambda a, b: f.where(op("xor", f.signbit(a), f.signbit(b)), op("neg", a), a),
     "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy,
+    "gcd": _row2("gcd"), "lcm": f.lcm,
     "_prelu_kernel": f.prelu, "lerp.*": f.lerp,
     "bitwise_and.*": _row2("and"), "bitwise_or.*": _row2("or"), "bitwise_xor.*": _row2("xor"),
     "__and__.*": _row2("and"), "__or__.*": _row2("or"), "__xor__.*": _row2("xor"),

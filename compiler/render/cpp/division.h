@@ -110,6 +110,25 @@ MLC_INLINE V mlc_floordiv_integer(V x, V y) {
   return (r != 0) & (y != 0) & ((r < 0) != (y < 0)) ? q - 1 : q;
 }
 
+// The greatest common divisor of the magnitudes, by Euclid.
+template <typename T>
+MLC_INLINE T mlc_gcd_lane(T x, T y) {
+  typedef mlc_unsigned<T> U;
+  U a = x < 0 ? (U)0 - (U)x : (U)x, b = y < 0 ? (U)0 - (U)y : (U)y;
+  while (a != 0) {
+    const U rest = b % a;
+    b = a;
+    a = rest;
+  }
+  return (T)b;
+}
+template <typename V>
+MLC_INLINE V mlc_gcd_lanes(V x, V y) {
+  typedef mlc_lane<V> T;
+  return mlc_each_lane<V>([](T a, T b) { return mlc_gcd_lane(a, b); }, x, y, mlc_count<mlc_lanes<V>>());
+}
+MLC_BINARY(mlc_gcd)
+
 // ---- both
 
 template <typename V>

@@ -169,7 +169,7 @@ def _shr(x: Array, y: Array) -> Array:
 # Integers wrap, and NumPy's x // 0 and x % 0 are 0 as ours are.
 INTEGER: dict[str, tuple[int, Reference]] = {
     "floordiv": (2, np.floor_divide), "remainder": (2, np.remainder), "truncdiv": (2, _truncdiv), "fmod": (2, np.fmod),
-    "shl": (2, _shl), "shr": (2, _shr), "min": (2, np.minimum), "max": (2, np.maximum),
+    "gcd": (2, np.gcd), "shl": (2, _shl), "shr": (2, _shr), "min": (2, np.minimum), "max": (2, np.maximum),
     "neg": (1, np.negative), "abs": (1, np.abs), "sign": (1, np.sign),
 }  # fmt: skip
 

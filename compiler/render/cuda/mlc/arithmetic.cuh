@@ -260,6 +260,18 @@ MLC_DEVICE T mlc_floordiv(T x, T y) {
     const T q = mlc_truncdiv(x, y);
     return mlc_fmod(x, y) != T(0) && (x < T(0)) != (y < T(0)) ? (T)(q - T(1)) : q;
 }
+// The greatest common divisor of the magnitudes, by Euclid.
+template <typename T>
+MLC_DEVICE T mlc_gcd(T x, T y) {
+    typedef typename mlc_as_unsigned<T>::type U;
+    U a = x < T(0) ? (U)(U(0) - (U)x) : (U)x, b = y < T(0) ? (U)(U(0) - (U)y) : (U)y;
+    while (a != U(0)) {
+        const U rest = (U)(b % a);
+        b = a;
+        a = rest;
+    }
+    return (T)b;
+}
 // Of numbers that are not negative, by one that is positive.
 template <typename T>
 MLC_DEVICE T mlc_quotient(T x, T y) {
