@@ -145,7 +145,8 @@ OPS: dict[str, Row] = {
     # arithmetic; integers wrap; `div` is true division; `floordiv` and `mod` round to -inf, `truncdiv` and `rem` to 0
     "add": Row(2, _NUM, infix="+"), "sub": Row(2, _NUM, infix="-"), "mul": Row(2, _NUM, infix="*"),
     "div": Row(2, _FLOAT, infix="/"), "floordiv": Row(2, _NUM, infix="//"), "mod": Row(2, _NUM, infix="%"),
-    "truncdiv": Row(2, _INT), "rem": Row(2, _NUM), "gcd": Row(2, _INT), "neg": Row(1, _NUM), "abs": Row(1, _NUM), "sign": Row(1, _NUM),
+    "truncdiv": Row(2, _INT), "rem": Row(2, _NUM), "gcd": Row(2, _INT),
+    "neg": Row(1, _NUM), "abs": Row(1, _NUM), "sign": Row(1, _NUM),
     # a NaN argument gives NaN
     "min": Row(2, _ANY), "max": Row(2, _ANY),
     "lt": Row(2, _ANY, "bool", "<"), "le": Row(2, _ANY, "bool", "<="), "gt": Row(2, _ANY, "bool", ">"),

@@ -16,7 +16,8 @@ from compiler.ir.node import Node
 # What each operation is mistaken for.
 SWAPS: dict[str, tuple[str, ...]] = {
     "add": ("sub", "mul"), "sub": ("add",), "mul": ("add", "div"), "div": ("mul",), "floordiv": ("truncdiv", "mod"),
-    "mod": ("rem", "floordiv"), "truncdiv": ("floordiv",), "rem": ("mod",), "gcd": ("min",), "neg": ("abs",), "abs": ("neg",),
+    "mod": ("rem", "floordiv"), "truncdiv": ("floordiv",), "rem": ("mod",), "gcd": ("min",), "neg": ("abs",),
+    "abs": ("neg",),
     "sign": ("abs",), "min": ("max",), "max": ("min",), "lt": ("le", "gt"), "le": ("lt", "ge"), "gt": ("ge", "lt"),
     "ge": ("gt", "le"), "eq": ("ne",), "ne": ("eq",), "and": ("or",), "or": ("and",), "xor": ("or",),
     "shl": ("shr",), "shr": ("shl",), "floor": ("ceil", "trunc"), "ceil": ("floor",), "trunc": ("floor", "round"),

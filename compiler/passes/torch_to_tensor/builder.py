@@ -230,7 +230,8 @@ def element(x: Operand, index: Index, dtype: DType) -> Expr:
         return cast(x.at(broadcast(x, index)), dtype)
     if isinstance(x, Expr):  # a size
         return cast(x, dtype)
-    return cast(const(x, dt.f64 if isinstance(x, float) else dt.i64), dtype)
+    whole = not isinstance(x, float) and (-(2**63) <= x < 2**63 or not dtype.is_float)
+    return cast(const((int(x) + 2**63) % 2**64 - 2**63) if whole else const(float(x), dt.f64), dtype)
 
 
 def dims(b: Builder, d: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

@@ -177,6 +177,9 @@ def relu(x: E) -> E:
 
 
 def hardtanh(x: E, min_val: float = -1, max_val: float = 1) -> E:
+    """Of integers, the limits are whole: what is behind the point is dropped."""
+    if not x.dtype.is_float:
+        min_val, max_val = int(min_val), int(max_val)
     return op("min", op("max", x, lit(min_val, x)), lit(max_val, x))
 
 

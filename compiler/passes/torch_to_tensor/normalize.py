@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from compiler.ir.aten import Type
-from compiler.ir.dtype import DType
+from compiler.ir.dtype import STORAGE_ONLY, DType, f32
 from compiler.ir.expr import Const, Expr, cast, const, dim, op
 from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, without
@@ -86,6 +86,14 @@ def _affine(value: Expr, weight: Value | None, bias: Value | None, index: Index)
     return value if bias is None else value + cast(bias.at(index), value.dtype)
 
 
+def _check_types(b: Builder, input: Value, *given: Value | None) -> None:
+    """Parameters and statistics have the type of the input, or are f32 and the input of 16 bits, as in torch."""
+    types = {x.dtype for x in given if x is not None}
+    wider = types == {f32} and input.dtype in STORAGE_ONLY
+    if types - {input.dtype} and not wider:
+        raise b.refuse(f"an input of type {input.dtype} with parameters of type {', '.join(sorted(map(str, types)))}")
+
+
 def _inverse_root(b: Builder, spread: Value, eps: float) -> Value:
     return b.map(spread.shape, lambda at: op("rsqrt", spread.at(at) + eps), "rstd")
 
@@ -93,6 +101,7 @@ def _inverse_root(b: Builder, spread: Value, eps: float) -> Value:
 def native_layer_norm(
     b: Builder, input: Value, normalized_shape: Shape, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
+    _check_types(b, input, weight, bias)
     first = input.rank - len(normalized_shape)
     which = tuple(range(first, input.rank))
     center, spread = moments(b, input.shape, which, True, input.at)
@@ -140,6 +149,7 @@ def native_group_norm(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     del N, HxW  # sizes that the input has
+    _check_types(b, input, weight, bias)
     if C % group:
         raise b.refuse(f"{C} channels do not make {group} equal groups")
     per_group = C // group
@@ -186,6 +196,7 @@ def _of_channels(b: Builder, input: Value) -> tuple[Value, Value]:
 def _by_channel(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, center: Value, spread: Value, eps: float
 ) -> tuple[Value, Value, Value]:
+    _check_types(b, input, weight, bias)
     scale = _inverse_root(b, spread, eps)
     made = b.map(
         input.shape, lambda at: _affine((input.at(at) - center.at(at[1:2])) * scale.at(at[1:2]), weight, bias, at[1:2])
@@ -196,6 +207,8 @@ def _by_channel(
 def _by_running(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> Value:
+    _check_types(b, input, weight, bias, mean, variance)
+
     def normal(at: Index) -> Expr:
         here, channel = input.at(at), at[1:2]
         off = here - cast(mean.at(channel), here.dtype)
@@ -273,6 +286,7 @@ def instance_norm(
         return _by_running(b, input, weight, bias, running_mean, running_var, eps)
     if running_mean is not None or running_var is not None:
         raise b.refuse("training changes the running statistics")
+    _check_types(b, input, weight, bias)
     which = tuple(range(2, input.rank))
     center, spread = moments(b, input.shape, which, False, input.at)
     scale = _inverse_root(b, spread, eps)

@@ -211,7 +211,7 @@ JUMPS: dict[str, Callable[..., E]] = {
     "fmod.*": f.fmod, "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
     **{name: _rounding(name) for name in ("ceil", "floor", "trunc", "round")}, "fix": _rounding("trunc"),
     "round.decimals": f.round_decimals, "frac": lambda x: x - op("trunc", x), "sign": f.sign, "sgn": f.sign,
-    "heaviside": f.heaviside, "threshold": f.threshold, "hardshrink": f.hardshrink,
+    "threshold": f.threshold, "hardshrink": f.hardshrink,
 }
 # fmt: on
 _TENSOR_OR_SCALAR = ("Tensor", "Scalar")
@@ -223,15 +223,25 @@ def overloads(name: str) -> list[str]:
 
 
 def add(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
+    _check_factor(b, alpha)
     return pointwise(lambda x, y: f.add(x, _scaled(b, y, alpha)))(b, self, other)
 
 
 def sub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
+    _check_factor(b, alpha)
     return pointwise(lambda x, y: x - _scaled(b, y, alpha))(b, self, other)
 
 
 def rsub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
     return sub(b, other, self, alpha)
+
+
+def _check_factor(b: Builder, alpha: float) -> None:
+    """Torch takes a truth value for truth values alone, and no fraction for integers, whatever its value is."""
+    if isinstance(alpha, bool) and b.out.dtype is not boolean:
+        raise b.refuse("alpha is a truth value, and the result is none")
+    if isinstance(alpha, float) and not b.out.dtype.is_float:
+        raise b.refuse("alpha is a fraction, and the result is none")
 
 
 def _scaled(b: Builder, x: E, alpha: float) -> E:
@@ -316,6 +326,12 @@ def addcdiv(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value
     return pointwise(lambda x, y, z: x + _scaled(b, y, value) / z)(b, self, tensor1, tensor2)
 
 
+def heaviside(b: Builder, self: Value, values: Value) -> Value:
+    if self.dtype is not values.dtype:
+        raise b.refuse("tensors of different types")
+    return jump(f.heaviside)(b, self, values)
+
+
 _GREATEST = {
     dt.f64: 1.7976931348623157e308,
     dt.f32: 3.4028234663852886e38,
@@ -379,6 +395,7 @@ RULES: dict[str, Rule] = {
     "aten.where.self": where, "aten.where.ScalarSelf": where, "aten.where.ScalarOther": where,
     "aten.where.Scalar": where,
     "aten.prelu.default": prelu, "aten.addcmul.default": addcmul, "aten.addcdiv.default": addcdiv,
+    "aten.heaviside.default": heaviside,
     "aten.nan_to_num.default": nan_to_num, "aten._to_copy.default": convert, "aten.to.dtype": to_dtype,
     "prims.convert_element_type.default": convert, "prims.fma.default": pointwise(lambda a, b, c: op("fma", a, b, c)),
     "aten.clone.default": same, "aten.alias.default": same, "aten.detach.default": same,

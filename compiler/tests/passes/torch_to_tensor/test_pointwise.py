@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: F401 - of what is evaluated
 
 from compiler import frontend
 from compiler.errors import CompilerError
@@ -135,6 +136,10 @@ EXPRESSIONS = """
 
 WRAPPED = """
     u * -2
+    i + 2**63
+    i - 2**63
+    2**63 * i
+    x + 2**63
     u + 300
     -300 - u
     u == -2
@@ -213,6 +218,32 @@ def test_numbers_that_torch_refuses(expression: str) -> None:
     given = inputs()
     with pytest.raises(CompilerError, match=r"300|integers"):
         lower(frontend.capture(eval(f"lambda u, b, i: {expression}"), [given["u"], given["b"], given["i"]]).program)
+
+
+TYPES_REFUSED = """
+    torch.heaviside(x, x.double())
+    torch.heaviside(i, x)
+    torch.sub(i, i, alpha=1.0)
+    torch.add(i, i, alpha=True)
+    torch.add(x, x, alpha=True)
+    F.layer_norm(x, x.shape[-1:], x[0].double())
+    F.layer_norm(x, x.shape[-1:], x[0].bfloat16())
+    F.layer_norm(x.bfloat16(), x.shape[-1:], x[0], x[0].bfloat16())
+    F.batch_norm(x, x[0], x[0].exp(), x[0].double())
+    F.batch_norm(x, x[0].half(), x[0].half().exp())
+    F.group_norm(x, 1, x[0].double())
+    F.instance_norm(x[None], weight=x[:, 0].double())
+"""
+
+
+@pytest.mark.parametrize("expression", expressions(TYPES_REFUSED))
+def test_types_that_torch_refuses(expression: str) -> None:
+    x, i = torch.randn(4, 6), torch.randint(-9, 9, (4, 6))
+    function = eval(f"lambda x, i: {expression}")
+    with pytest.raises(RuntimeError):
+        function(x, i)
+    with pytest.raises(CompilerError):
+        lower(frontend.capture(function, [x, i]).program)
 
 
 @pytest.mark.parametrize("to", ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"])
