@@ -38,13 +38,49 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     if not x.is_floating_point() or not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
     kind, x = x.dtype, x if x.dtype is torch.float64 else x.float()
-    low, high = x.new_full((), min), x.new_full((), max)
-    if min == max:
-        low, high = x.amin(), x.amax()
-        low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
+    low, high = (x.new_full((), min), x.new_full((), max)) if min != max else _ends(x, 1)
     inside = (x >= low) & (x <= high)
-    place = torch.where(inside, (x - low) / (high - low) * bins, -1.0).trunc().clamp(max=bins - 1)
+    place = torch.where(inside, (x - low) * bins / (high - low), -1.0).trunc().clamp(max=bins - 1)
     return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(kind)
+
+
+def _ends(x: torch.Tensor, widened: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the greatest element, or numbers around these where they are one."""
+    low, high = x.amin(), x.amax()
+    return torch.where(low == high, low - widened, low), torch.where(low == high, high + widened, high)
+
+
+def _counted_between(
+    x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor | None, density: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the weights of the elements between edges, the last of which is inside, or its share of the area."""
+    values = x.flatten().unsqueeze(-1)
+    inside = (values >= edges[:-1]) & ((values < edges[1:]) | ((values == edges[-1]) & (edges[1:] == edges[-1])))
+    shares = torch.ones_like(values) if weight is None else weight.flatten().unsqueeze(-1)
+    made = torch.where(inside, shares, 0).sum(0)
+    return made / made.sum() / edges.diff() if density else made, edges
+
+
+def _histogram_of_edges(
+    x: torch.Tensor, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
+) -> Any:
+    return _counted_between(x, bins, weight, density)
+
+
+def _histogram_of_bins(
+    x: torch.Tensor, bins: int = 100, *, range: Sequence[float] | None = None, weight: torch.Tensor | None = None,
+    density: bool = False,
+) -> Any:  # fmt: skip
+    """Counts in bins of one width, and the edges of these: from both ends on, as torch computes them."""
+    if not x.numel() or isinstance(x.numel(), torch.SymInt):
+        return NotImplemented
+    low, high = _ends(x, 0.5)
+    if range is not None:
+        low, high = (x.new_full((), end) for end in range)
+        low, high = torch.where(low == high, low - 0.5, low), torch.where(low == high, high + 0.5, high)
+    step, k = (high - low) / bins, torch.arange(bins + 1, device=x.device)
+    edges = torch.where(k < (bins + 1) // 2, low + step * k, high - step * (bins - k))
+    return _counted_between(x, edges, weight, density)
 
 
 def _faked(x: torch.Tensor, scale: Any, inverse: Any, zero: Any, low: int, high: int, kind: torch.dtype) -> Any:
@@ -169,7 +205,8 @@ def _index_reduce(
 
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
-    "histc.default": _histogram,
+    "histc.default": _histogram, "histogram.bin_ct": _histogram_of_bins,
+    "histogram.bins_tensor": _histogram_of_edges,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce,

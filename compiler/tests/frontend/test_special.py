@@ -98,6 +98,18 @@ def test_counts_of_16_bits_are_those_of_f32() -> None:
     assert torch.equal(found, torch.histc(x.float(), 3).bfloat16())
 
 
+@pytest.mark.parametrize("bins", [7, 10, 30])
+def test_elements_on_edges_are_in_the_bins_that_eager_says(bins: int) -> None:
+    low, high = -0.1, 0.6
+    x = torch.tensor([round(low + (high - low) * k / bins, 4) for k in range(bins + 1)])
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        return torch.histc(x, bins, low, high)
+
+    compiled = torch.compile(counts, backend="mlcomp", dynamic=False, options={"fallback": False})
+    assert torch.equal(compiled(x), counts(x))
+
+
 def test_other_definitions() -> None:
     table, aten = decompositions(), torch.ops.aten
     x, y = torch.randn(4, 3), torch.randn(4, 3)
