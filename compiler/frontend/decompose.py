@@ -77,7 +77,7 @@ def decompositions() -> Decompositions:
 # What torch decomposes when asked to, and not by itself.
 _BESIDES = (
     "dist.default", "_batch_norm_with_update_functional.default", "tril_indices.default",
-    "triu_indices.default",
+    "triu_indices.default", "batch_norm_backward.default",
 )  # fmt: skip
 # Ops of which eager's kernels refuse several types, or integers, and definitions do not.
 _OF_ONE_TYPE = (
