@@ -83,6 +83,18 @@ def _histogram_of_bins(
     return _counted_between(x, edges, weight, density)
 
 
+def _repeated(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
+    """Each place as many times as its number says: behind how many of the ends of such runs a result lies."""
+    if output_size is None or isinstance(output_size, torch.SymInt):
+        return NotImplemented
+    if not repeats.numel():
+        return repeats.new_zeros(output_size)
+    ends = repeats.cumsum(0)
+    torch._assert_async((repeats >= 0).all() & (ends[-1] == output_size), "the numbers do not sum up to output_size")
+    ended = repeats.new_zeros(output_size + 1).scatter_add(0, ends.clamp(0, output_size), torch.ones_like(repeats))
+    return ended[:output_size].cumsum(0).to(repeats.dtype)
+
+
 def _faked(x: torch.Tensor, scale: Any, inverse: Any, zero: Any, low: int, high: int, kind: torch.dtype) -> Any:
     """Numbers rounded to those that integers from `low` to `high` stand for, and which of them are in that range.
 
@@ -206,7 +218,7 @@ def _index_reduce(
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram, "histogram.bin_ct": _histogram_of_bins,
-    "histogram.bins_tensor": _histogram_of_edges,
+    "histogram.bins_tensor": _histogram_of_edges, "repeat_interleave.Tensor": _repeated,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce,
