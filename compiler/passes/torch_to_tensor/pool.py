@@ -68,31 +68,44 @@ def sliding(
 def adaptive(b: Builder, x: Value, shape: Shape, count: int) -> Windows:
     """Windows that share the input out: element i of O covers positions i * N // O up to ceil((i + 1) * N / O)."""
     lead = x.rank - count
-    sizes = [static(n, "a pooled size") for n in x.shape[lead:]]
-    wanted = [static(n, "a pooled size") or 1 for n in shape[lead:]]  # where nothing is wanted, anything will do
-    if not all(sizes) and not is_empty(shape):
+    pairs = list(zip(x.shape[lead:], shape[lead:], strict=True))
+    if any(n is const(0) for n, _ in pairs) and not is_empty(shape):
         raise b.refuse("pooling of an input without elements")
-    longest = [
-        max((_end(i, n, o) - i * n // o for i in range(o)), default=0) for n, o in zip(sizes, wanted, strict=True)
-    ]
 
     def place(at: Index, r: Index) -> Index:
-        return (*at[:lead], *(i * n // o + k for i, k, n, o in zip(at[lead:], r, sizes, wanted, strict=True)))
+        return (*at[:lead], *(_start(i, n, o) + k for i, k, (n, o) in zip(at[lead:], r, pairs, strict=True)))
 
     def inside(at: Index, r: Index) -> Expr:
-        every = zip(place(at, r)[lead:], at[lead:], sizes, wanted, strict=True)
-        return all_of(*(op("lt", p, extent_end(i, n, o)) for p, i, n, o in every if n % o))
+        every = zip(place(at, r)[lead:], at[lead:], pairs, strict=True)
+        return all_of(*(op("lt", p, _end(i, n, o)) for p, i, (n, o) in every if _each(n, o) is None))
 
-    return Windows(shape, tuple(map(const, longest)), place, inside)
-
-
-def _end(i: int, extent: int, outputs: int) -> int:
-    return -(-(i + 1) * extent // outputs)
+    return Windows(shape, tuple(_longest(n, o) for n, o in pairs), place, inside)
 
 
-def extent_end(i: Expr, extent: int, outputs: int) -> Expr:
-    """Where the window of element i ends."""
-    return (i * extent + (extent + outputs - 1)) // outputs
+def _start(i: Expr, extent: Expr, outputs: Expr) -> Expr:
+    return i * extent // outputs if outputs is not const(0) else i  # where nothing is wanted, anything will do
+
+
+def _end(i: Expr, extent: Expr, outputs: Expr) -> Expr:
+    return (i * extent + (extent + outputs - 1)) // outputs if outputs is not const(0) else i
+
+
+def _each(extent: Expr, outputs: Expr) -> Expr | None:
+    """How many elements each window has, if all are known to have as many."""
+    if isinstance(extent, Const) and isinstance(outputs, Const):
+        n, o = static(extent), static(outputs) or 1
+        return const(n // o) if n % o == 0 else None
+    return extent if outputs is const(1) else None
+
+
+def _longest(extent: Expr, outputs: Expr) -> Expr:
+    each = _each(extent, outputs)
+    if each is not None:
+        return each
+    if isinstance(extent, Const) and isinstance(outputs, Const):
+        ends = ((const(i), extent, outputs) for i in range(static(outputs)))
+        return const(max(static(_end(*e)) - static(_start(*e)) for e in ends))
+    return (extent + outputs - 1) // outputs + 1
 
 
 # Maxima ---------------------------------------------------------------------------------------------------------------
@@ -208,9 +221,9 @@ def _adaptive_avg_pool(count: int) -> Rule:
 def shared(at: Index, extents: Shape, outputs: Shape) -> Expr:
     """How many elements the windows have that share an input out."""
     out: Expr = const(1)
-    for i, extent, wanted in zip(at, extents, outputs, strict=True):
-        n, o = static(extent), static(wanted) or 1
-        out = out * (const(n // o) if n % o == 0 else extent_end(i, n, o) - i * n // o)
+    for i, n, o in zip(at, extents, outputs, strict=True):
+        each = _each(n, o)
+        out = out * (each if each is not None else _end(i, n, o) - _start(i, n, o))
     return out
 
 

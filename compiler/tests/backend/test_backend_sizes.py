@@ -105,12 +105,29 @@ def _rotary(x: Tensor) -> Tensor:
         lambda x: x.quantile(0.5, 0) * 2,
         lambda x: x.median(0).values + x.flatten().median(),
         lambda x: nn.functional.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
+        lambda x: nn.functional.adaptive_avg_pool2d(x[None], (3, 4)),
     ],
 )
 @pytest.mark.filterwarnings("error::compiler.backend.SpecialisationWarning")
 def test_what_is_computed_from_sizes(function: Callable[[Tensor], Tensor]) -> None:
     seed = seeded()
     agree(function, *((torch.randn(n, 6),) for n in (9, 4, 7, 16)), seed=seed, dynamic=True)
+
+
+@pytest.mark.filterwarnings("error::compiler.backend.SpecialisationWarning")
+def test_gradients_of_pools_whose_windows_depend_on_sizes() -> None:
+    seed = seeded()
+    torch._dynamo.reset()
+
+    def pooled(x: Tensor) -> Tensor:
+        x = x[None]
+        return nn.functional.adaptive_avg_pool2d(x, (3, 4)).sum() + nn.functional.adaptive_max_pool2d(x, (2, 5)).sum()
+
+    compiled = torch.compile(pooled, backend="mlcomp", dynamic=True, options={"fallback": "error"})
+    for rows in (9, 5, 7):
+        x = torch.randn(rows, 8).requires_grad_()
+        found, right = (torch.autograd.grad(f(x), x)[0] for f in (compiled, pooled))
+        torch.testing.assert_close(found, right, msg=f"{rows} rows, seed {seed}")
 
 
 def test_strides_of_each_call() -> None:
