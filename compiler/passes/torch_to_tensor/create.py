@@ -77,17 +77,18 @@ def arange_to(b: Builder, end: Number | Expr, *, dtype: DType | None = None) -> 
     return arange(b, 0, end, dtype=dtype)
 
 
-def linspace(b: Builder, start: Number, end: Number, steps: int, *, dtype: DType | None = None) -> Value:
+def linspace(b: Builder, start: Number | Expr, end: Number | Expr, steps: int, *, dtype: DType | None = None) -> Value:
     """From both ends to the middle, so that the ends are exact."""
     del dtype
     kind = b.out.dtype
     if not kind.is_float:
         raise b.refuse("the result is of an integer type")
-    step = (end - start) / (steps - 1) if steps > 1 else 0.0
+    first, last = (cast(x, f64) if isinstance(x, Expr) else float(x) for x in (start, end))
+    step = (last - first) / (steps - 1) if steps > 1 else 0.0
 
     def element(at: Index) -> Expr:
-        up = cast(at[0], f64) * step + float(start)
-        down = const(float(end), f64) - cast(steps - 1 - at[0], f64) * step
+        up = cast(at[0], f64) * step + first
+        down = last - cast(steps - 1 - at[0], f64) * step
         return rounded(op("where", op("lt", at[0], max(steps // 2, 1)), up, down), kind)
 
     return b.map(b.out.shape, element)

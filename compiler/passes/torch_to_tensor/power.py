@@ -36,9 +36,13 @@ def power(b: Builder, self: Operand, exponent: Operand) -> Value:
     return b.map(b.out.shape, signed)
 
 
-def power_by(b: Builder, self: Value, exponent: float) -> Value:
-    """A power with an exponent that is known when compiling."""
+def power_by(b: Builder, self: Value, exponent: float | Expr) -> Value:
+    """A power with one exponent for all elements."""
     dtype = b.out.dtype
+    if isinstance(exponent, Expr):
+        if not dtype.is_float:
+            raise b.refuse("the exponent of integers must be known when compiling")
+        return power(b, self, exponent)
     if dtype.is_float:
         return pointwise(lambda x: f.power_by(x, exponent))(b, self)
     count = static(scalar(b, exponent, dtype))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from compiler.ir.expr import Expr, both, cast, const, op, product, select, static
 from compiler.ir.expr import dim as as_dim
 from compiler.ir.index import simplify, value_range
-from compiler.ir.text import show
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
     Index,
@@ -82,17 +81,28 @@ def movedim(b: Builder, self: Value, source: int | Sequence[int], destination: i
 # Some of the elements -------------------------------------------------------------------------------------------------
 
 
-def start_of(b: Builder, start: int | Expr | None, extent: Expr) -> Expr:
+def start_of(start: int | Expr | None, extent: Expr) -> Expr:
     """Where a slice begins: counted from the end if negative, never outside."""
     if start is None:
         return const(0)
-    first = as_dim(start)
-    low, high = value_range(first, {})
+    return simplify(op("min", op("max", _from_start(start, extent), 0), extent), {}, index=True)
+
+
+def _from_start(place: int | Expr, extent: Expr) -> Expr:
+    """A place in a dimension, where a negative one counts from the end."""
+    counted = as_dim(place)
+    low, high = value_range(counted, {})
     if high is not None and high < 0:
-        first = first + extent
-    elif low is None or low < 0:
-        raise b.refuse(f"a slice begins at {show(first)}, which may count from either end")
-    return simplify(op("min", op("max", first, 0), extent), {}, index=True)
+        return counted + extent
+    if low is not None and low >= 0:
+        return counted
+    return op("where", op("lt", counted, 0), counted + extent, counted)
+
+
+def _picked(index: int | Expr, extent: Expr) -> Expr:
+    """The place of one element, which torch has found to be in the dimension."""
+    place = _from_start(index, extent)
+    return place if isinstance(index, int) else op("min", op("max", place, 0), extent - 1)
 
 
 def slice_(
@@ -100,7 +110,7 @@ def slice_(
 ) -> Value:
     del end  # the declared shape tells
     d = one_dim(b, dim, self.rank)
-    return sliced(b, self, b.out.shape, d, start_of(b, start, self.shape[d]), step)
+    return sliced(b, self, b.out.shape, d, start_of(start, self.shape[d]), step)
 
 
 def sliced(b: Builder, self: Value, shape: Shape, d: int, start: Expr | int, step: int = 1) -> Value:
@@ -114,10 +124,10 @@ def narrow(b: Builder, self: Value, dim: int, start: int, length: int) -> Value:
     return slice_(b, self, dim, start)
 
 
-def pick(b: Builder, self: Value, dim: int, index: int) -> Value:
+def pick(b: Builder, self: Value, dim: int, index: int | Expr) -> Value:
     """`select`: one index of a dimension, which disappears."""
     d = one_dim(b, dim, self.rank)
-    place = const(index) + (self.shape[d] if index < 0 else 0)
+    place = _picked(index, self.shape[d])
     return moved(b, self, without(self.shape, (d,)), lambda at: merge(at, (place,), (d,)))
 
 
@@ -156,7 +166,7 @@ def tensor_split(b: Builder, self: Value, sections: int, dim: int = 0) -> tuple[
 
 def tensor_split_at(b: Builder, self: Value, indices: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
     d = one_dim(b, dim, self.rank)
-    return pieces(b, self, d, [0, *(start_of(b, i, self.shape[d]) for i in indices)])
+    return pieces(b, self, d, [0, *(start_of(i, self.shape[d]) for i in indices)])
 
 
 def unbind(b: Builder, self: Value, dim: int = 0) -> tuple[Value | None, ...]:
@@ -314,7 +324,7 @@ def slice_scatter(
 ) -> Value:
     del end  # `src` has as many elements as the slice
     d = one_dim(b, dim, self.rank)
-    first = start_of(b, start, self.shape[d])
+    first = start_of(start, self.shape[d])
 
     def place(at: Index) -> tuple[Index, Expr]:
         off = at[d] - first
@@ -324,9 +334,9 @@ def slice_scatter(
     return _replaced(b, self, src, place)
 
 
-def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: int) -> Value:
+def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: int | Expr) -> Value:
     d = one_dim(b, dim, self.rank)
-    place = const(index) + (self.shape[d] if index < 0 else 0)
+    place = _picked(index, self.shape[d])
     return _replaced(b, self, src, lambda at: ((*at[:d], *at[d + 1 :]), op("eq", at[d], place)))
 
 

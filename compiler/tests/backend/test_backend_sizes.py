@@ -160,6 +160,31 @@ def test_whole_numbers_that_change_between_calls(monkeypatch: pytest.MonkeyPatch
     agree(lambda x, k: x * (k + 1), *((x, k) for k in (-2, -5, 3, 0, 7, -1, 1)))
 
 
+def _written_at(x: Tensor, k: int) -> Tensor:
+    made = x.clone()
+    made[k - 3] = 2
+    made[:, k - 4] += x[k]
+    return made
+
+
+@pytest.mark.filterwarnings("error::compiler.backend.SpecialisationWarning")
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, k: x[k] * x[0][k], id="an element"),
+        pytest.param(lambda x, k: x[-k] * x[k - 3], id="an element from either end"),
+        pytest.param(lambda x, k: x[k - 3 :] * 2, id="a slice from either end"),
+        pytest.param(_written_at, id="a write"),
+        pytest.param(lambda x, k: x**k, id="a power"),
+        pytest.param(lambda x, k: x * torch.linspace(-k, k + 1, 8), id="even steps"),
+    ],
+)
+def test_numbers_that_say_where_and_how_often(function: Callable[[Tensor, int], Tensor]) -> None:
+    seed = seeded()
+    x = torch.randn(8, 8)
+    agree(function, *((x, k) for k in (4, 5, 6, 2, 7, 3)), seed=seed)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_products_of_which_all_sizes_vary(dtype: torch.dtype) -> None:
     seed = seeded()
