@@ -116,8 +116,7 @@ class _Maker(Places):
         self.width, self.columns = self.padded(self.features), dim(step.columns)
         self.dtype = found.accumulator.dtype
         (place, self.turn), count = map(Var, step.made.blocks), pieces(self.queries, self.rows)
-        every = (*found.rows, *(p.depth for p in found.products))
-        self.ranges = loop_ranges(every)
+        self.ranges = loop_ranges(found.rows)
         self.ranges |= {place.name: extent_range(count), self.turn.name: extent_range(pieces(self.keys, self.cols))}
         self.reach = list(recognised.reach(found.weight, self.query))
         self.blocks: tuple[Var, Expr] = place, count

@@ -148,7 +148,7 @@ class Places:
     def product(self, scores: str, loops: tuple[str, str], found: Scores) -> Stmt:
         """What adds a product to its tile."""
         (row, column), depth = loops, found.depth.var
-        self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
+        self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1), depth: (0, self.padded(self.depth) - 1)}
         ends = self.inside("depth", depth)
         left, right = (self.at(x, row, column) for x in (found.left, found.right))
         left = self.guarded(left, *self.bounds(left, "row", row), ends)

@@ -147,6 +147,26 @@ def test_weights_are_made_anew_on_gpus(
     assert max(static(numel(t.shape)) for t in made.temps) < shapes[0] * shapes[1]
 
 
+@pytest.mark.parametrize("size", [4, 24])
+def test_a_tile_deeper_than_a_head_holds_nothing_of_the_next(size: int) -> None:
+    """Heads lie side by side, and behind the last one there is nothing to read."""
+
+    def f(*given: Tensor) -> Tensor:
+        q, k, v = (x.view(2, 9, 3, size).transpose(1, 2) for x in given)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(seed := fresh_seed())
+    print("seed", seed)
+    inputs = [torch.randn(2, 9, 3 * size).bfloat16() for _ in range(3)]
+    grad = torch.randn(2, 9, 3 * size).bfloat16()
+    captured = compiler.capture_gradient(f, inputs, [grad], [0, 1, 2])
+    lowering = compiler.lower(captured.program, compiler.target("sm_90a"))
+    leaves = [x.double().requires_grad_() for x in inputs]
+    wanted = torch.autograd.grad(f(*leaves), leaves, grad.double())
+    for got, right in zip(compiler.execute(lowering, "tile", [*inputs, grad]), wanted, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=0.05, atol=0.05 * float(right.abs().max()))
+
+
 def test_what_an_older_torch_declares_as_f32_stays_f64() -> None:
     """The logsumexp of queries in f64: its kernels have always made that f64; as a result it is refused by name."""
     x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
