@@ -250,7 +250,7 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
     if contractions:
         return len(contractions) == 1 and _around(members, contractions[0], found, groups)
     if any(isinstance(e, Scan) for e in sweeps):
-        return len(sweeps) == 1 and _follow(sweeps[0], members, found)
+        return len(sweeps) == 1 and _follow(sweeps[0], members, found) and _nothing_dear_twice(members, found, stored)
     rows = {a.name for a in found.rows}
     follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
     if sweeps and follows and _few(found.rows):
