@@ -137,6 +137,8 @@ def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | Non
         return Unsupported(str(node.target), elsewhere, f"all tensors of a region must be on one device, here {device}")
     if not tensors or str(node.target) in frontend.IGNORED:
         return Unsupported(str(node.target), (), "computes no tensor")
+    if any(x.is_complex() for x in tensors):
+        return _problem_of_complex(node, graph)
     try:
         torch_to_tensor.lower(frontend.from_graph(_alone(node, graph)).program)
     except CompilerError as problem:
@@ -144,6 +146,15 @@ def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | Non
     except Exception:  # a bug, which is found where the region fails
         return None
     return None
+
+
+def _problem_of_complex(node: Node, graph: GraphModule) -> CompilerError:
+    """Why a call on complex numbers is not compiled: because of what it is, or because of another one of its graph."""
+    try:
+        frontend.as_real(_alone(node, graph))
+    except Unsupported as problem:
+        return Unsupported(problem.op, (problem.args_text,), problem.why)  # without the trace that torch adds
+    return Unsupported(str(node.target), (), "complex numbers are compiled where all calls of a graph on them are")
 
 
 def _alone(node: Node, graph: GraphModule) -> GraphModule:

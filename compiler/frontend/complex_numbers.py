@@ -38,6 +38,10 @@ class Pair:
     def parts(self) -> tuple[Tensor, Tensor]:
         return self.re, self.im
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.re.shape
+
 
 def is_complex(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_complex()
@@ -146,11 +150,12 @@ class _OfParts(Holding):
         if packet in _TRANSFORMS:
             made = _TRANSFORMS[packet](lambda roots: self.held[roots.name], *args, **kwargs)
             return made if isinstance(made, Pair) else _dense(made, self.node.meta[_ORDER])
-        if packet in _FORMULAS:
-            return _FORMULAS[packet](*args, **kwargs)
+        if packet in _FORMULAS and (made := _FORMULAS[packet](*args, **kwargs)) is not NotImplemented:
+            return made
         if packet in _BY_PARTS or target in _CALLS:
             return _by_parts(target, args, kwargs)
-        shown = [str(getattr(x, "shape", x)) for x in values[1:]]
+        given = pytree.tree_leaves((args, kwargs))
+        shown = [str(list(x.shape)) if isinstance(x, Tensor | Pair) else str(x) for x in given]
         raise Unsupported(str(target), shown, "no rule for this op on complex numbers")
 
     def whole(self, x: Pair, order: list[int]) -> Tensor:
@@ -213,6 +218,9 @@ def _product(how: Callable[..., Any]) -> Callable[..., Any]:
     return formula
 
 
+_times = _product(operator.mul)
+
+
 def _quotient(x: Any, y: Any) -> Pair:
     a, b = pair(x), pair(y)
     if not isinstance(y, Pair | complex):
@@ -238,6 +246,16 @@ def _filled(how: Callable[..., Any]) -> Callable[..., Any]:
     return formula
 
 
+def _power(x: Any, exponent: Any) -> Any:
+    """The powers that eager computes by multiplication."""
+    if not isinstance(x, Pair) or not isinstance(exponent, int | float) or exponent not in range(4):
+        return NotImplemented
+    made = pair(torch.ones_like(x.re))
+    for n in range(int(exponent)):
+        made = _times(made, x) if n else x
+    return made
+
+
 def _sign(x: Pair) -> Pair:
     size = torch.hypot(x.re, x.im)
     safe = torch.where(size == 0, 1, size)
@@ -258,7 +276,8 @@ def _exponential(x: Pair) -> Pair:
 
 
 _FORMULAS: dict[Any, Callable[..., Any]] = {
-    _aten.add: _sum(operator.add), _aten.sub: _sum(operator.sub), _aten.mul: _product(operator.mul),
+    _aten.add: _sum(operator.add), _aten.sub: _sum(operator.sub), _aten.mul: _times,
+    _aten.square: lambda x: _times(x, x), _aten.reciprocal: lambda x: _quotient(1.0, x), _aten.pow: _power,
     _aten.mm: _product(torch.mm), _aten.bmm: _product(torch.bmm), _aten.div: _quotient, _aten._to_copy: _converted,
     _aten.full: _filled(_aten.full), _aten.scalar_tensor: _filled(_aten.scalar_tensor),
     _aten.fill: lambda x, value: Pair(*map(_aten.fill, x.parts, pair(value).parts)),

@@ -215,6 +215,22 @@ def _index_reduce(
     return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
 
 
+def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **where: Any) -> Any:
+    """Of the terms of a Fourier transform: from 0 up, then from the lowest up."""
+    kind = dtype or torch.get_default_dtype()
+    if not kind.is_floating_point:
+        return NotImplemented
+    places = torch.arange(n, device=where.get("device"))
+    return torch.where(places < (n + 1) // 2, places, places - n).to(kind) * (1.0 / (n * d))
+
+
+def _real_frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **where: Any) -> Any:
+    kind = dtype or torch.get_default_dtype()
+    if not kind.is_floating_point:
+        return NotImplemented
+    return torch.arange(n // 2 + 1, device=where.get("device")).to(kind) * (1.0 / (n * d))
+
+
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram, "histogram.bin_ct": _histogram_of_bins,
@@ -225,6 +241,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "smooth_l1_loss_backward.default": _smooth_l1_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
+    "fft_fftfreq.default": _frequencies, "fft_rfftfreq.default": _real_frequencies,
     "_scaled_mm.default": _scaled_mm, "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized_if,
     "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized_channels,

@@ -1,6 +1,7 @@
 """Complex numbers as pairs of real ones, and Fourier transforms, against eager."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,18 +53,47 @@ def constants(z: Tensor, x: Tensor) -> list[Tensor]:
     return [rows * torch.tensor([1, 2j, 3, 4, 5]), x * torch.tensor(1j), torch.fft.hfft(x)]
 
 
-def test_complex_numbers_that_a_program_holds(seed: int) -> None:
+def powers(z: Tensor, x: Tensor) -> list[Tensor]:
+    steps = torch.fft.ifft(torch.fft.fft(x) * (1j * torch.fft.fftfreq(5, 0.1))).real
+    return [z**2 + 1, z**3 * z.square(), (z + 3).reciprocal(), z**1.0 * 2, steps + torch.fft.rfftfreq(8)]
+
+
+@pytest.mark.parametrize("function", [constants, powers])
+def test_complex_numbers_that_a_program_makes(function: Callable[..., list[Tensor]], seed: int) -> None:
     torch.manual_seed(seed)
     given = [torch.randn(6, 5, dtype=torch.complex64), torch.randn(6, 5)]
-    compiled: Any = torch.compile(constants, backend="mlcomp", options={"fallback": "error"})
+    compiled: Any = torch.compile(function, backend="mlcomp", options={"fallback": "error"})
     found = []
-    for function in (constants, compiled):
+    for called in (function, compiled):
         leaves = [x.clone().requires_grad_() for x in given]
-        made = function(*leaves)
+        made = called(*leaves)
         total = torch.stack([y.abs().sum() for y in made]).sum()
         found.append((made, torch.autograd.grad(total, leaves)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     assert [y.stride() for y in found[1][0]] == [y.stride() for y in found[0][0]]
+
+
+def test_frequencies_are_those_of_eager() -> None:
+    def f(x: Tensor) -> list[Tensor]:
+        made = [torch.fft.fftfreq(n, 0.3) for n in (1, 2, 7, 8)] + [torch.fft.rfftfreq(n, 0.3) for n in (1, 7, 8)]
+        return [x * 2, *made, torch.fft.fftfreq(5, dtype=torch.float64)]
+
+    compiled: Any = torch.compile(f, backend="mlcomp", options={"fallback": "error"})
+    torch.testing.assert_close(compiled(torch.ones(3)), f(torch.ones(3)), rtol=1e-6, atol=0)
+
+
+def test_powers_that_have_no_products_run_in_eager(seed: int) -> None:
+    torch.manual_seed(seed)
+    z = torch.randn(3, 3, dtype=torch.complex64)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda z: torch.pow(2.0, z) * z,
+        lambda z: torch.pow(z, 0.5) * z,
+        lambda z: torch.pow(z, torch.tensor(2)) * z,
+    ]
+    for f in functions:
+        compiled: Any = torch.compile(f, backend="mlcomp")
+        with pytest.warns(FallbackWarning, match=r"aten\.pow\.\w+\(.*\): no rule for this op on complex numbers"):
+            torch.testing.assert_close(compiled(z), f(z))
 
 
 def test_an_op_without_a_meaning_on_parts_runs_in_eager() -> None:
@@ -78,4 +108,5 @@ def test_an_op_without_a_meaning_on_parts_runs_in_eager() -> None:
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 torch.testing.assert_close(compiled(x, 0), x.cumprod(0))
-            assert any(w.category is FallbackWarning for w in seen)
+            (told,) = (str(w.message) for w in seen if w.category is FallbackWarning)
+            assert "aten.cumprod.default([3, 3], 0): no rule for this op on complex numbers" in told
