@@ -22,7 +22,11 @@ static void mlc_lay_pairs(long k, long n, const mlc_bf16* b, long b_k, long b_n,
       for (long p = 0; p < whole; p += W) {
         mlc_vec<unsigned, W> row[W];
 #pragma GCC unroll 64
-        for (int i = 0; i < W; i++) row[i] = mlc_load_pairs<W>(b + (j + i) * b_n + 2 * p);
+        for (int i = 0; i < W; i++) {
+          const mlc_bf16* pairs = b + (j + i) * b_n + 2 * p;
+          row[i] = mlc_load_pairs<W>(pairs);
+          mlc_prefetch<2>(pairs, W * b_n * (long)sizeof(*b));  // the columns after these, too few of each for the machine
+        }
         mlc_transpose_steps<1>(row);
 #pragma GCC unroll 64
         for (int i = 0; i < W; i++) mlc_store(to + (p + i) * NR + j, row[i]);

@@ -26,9 +26,11 @@ template <typename S, typename V>
 MLC_INLINE void mlc_store_as(S* p, V v) {
   mlc_store((mlc_raw<S>*)p, mlc_to_raw<S>(v));
 }
-// Memory is asked for what is so many bytes behind p. No pointer goes there: it may be outside of what p points into.
+// Memory is asked for what is so many bytes behind p, to bring it to the first level of cache or to the second. No pointer
+// goes there: it may be outside of what p points into.
+template <int LEVEL = 1>
 MLC_INLINE void mlc_prefetch(const void* p, long bytes) {
-  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes));
+  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes), 0, 4 - LEVEL);
 }
 // The same loads, while memory is asked for what comes 4 KiB later: the machine's own prefetching stops at each page.
 template <typename T, int N>

@@ -82,11 +82,18 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
 
     def tile(m: int, n: int) -> float:
         vectors = n if flat else ceildiv(n, target.lanes(size))
+        if row.function == PAIRS:  # whose panel was laid out in the first level just before
+            return max(m * vectors / 2, (m + vectors) * near, c["latency"]) if m and n else 0.0
         loads = m * far + vectors * near if flat else m * near + vectors * far
         return max(m * vectors / 2, loads, c["latency"]) + (m + vectors) * c["load"] if m and n else 0.0
 
     (down, low), (across, narrow) = divmod(m, row.m), divmod(n, row.n)
     return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
+
+
+def fetching(target: Target, held: int) -> float:
+    """Cycles to read so many bytes of an operand once again, which stay in the second level only if they fit."""
+    return held / LINE * costs(target)["shared"] if held > target.l2 else 0.0
 
 
 def packing(target: Target, along: bool, direct: bool) -> float:

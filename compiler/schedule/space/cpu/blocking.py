@@ -136,12 +136,9 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     """Smaller blocks, for which what is packed may be packed more often, and operands packed that need not be."""
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, b.row.m)
-        again = (
-            (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k)
-            if b.pack_b
-            else 0.0
-        )
-        yield replace(b, m=m, cycles=b.cycles + again)
+        each = p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k) if b.pack_b else 0.0
+        each += 0.0 if b.strips else cost.fetching(target, p.k * p.n * p.size)
+        yield replace(b, m=m, cycles=b.cycles + (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * each)
     if b.n > 2 * b.row.n:
         yield replace(b, n=cut(p.n, b.n // 2, p.b.unit if 1 < p.b.unit <= b.n // 2 else b.row.n))
     if not b.pack_b:
@@ -171,9 +168,10 @@ def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
         n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)
     pack_a, pack_b = not p.a.direct or p.a.along != "k", not p.b.direct
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
-    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) / (p.bytes // p.size)
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k)
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
+    cycles += ceildiv(p.m, m) * cost.fetching(target, p.k * p.n * p.size)
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
@@ -223,6 +221,7 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     )
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "k" if flat else "n", target, k) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
+    cycles += ceildiv(p.m, m) * cost.fetching(target, p.k * p.n * p.size)
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
