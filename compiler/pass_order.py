@@ -44,6 +44,7 @@ from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor.remake import remake
 from compiler.passes.tensor.round_stored import round_stored
+from compiler.passes.tensor.scatters import scatters
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.schedule import apply_schedules
@@ -184,6 +185,8 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation",
          lambda p, context: compose(p, context.target.kind == "cuda")),
     Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
+    Pass("scatters", "tensor", "tensor", "scatters hold the maps that only they read; counts up to a place are totals",
+        lambda p, _: scatters(p), True, "cpu"),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
         lambda p, _: remake(p), True, "cuda"),

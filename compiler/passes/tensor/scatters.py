@@ -1,0 +1,86 @@
+"""Tensor IR in, Tensor IR out, for CPUs: counts of numbers up to a place are scatters, which hold what feeds them.
+
+How many of m numbers are at most i, for each of n places i, is a running total of how many are i: m + n steps in place
+of m times n. A core makes the updates of a scatter one after the other, so what only the scatter reads, each element
+once, may as well be computed there: it needs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Cast, Const, Load, Op, Var, dim, identity, loads, op
+from compiler.ir.tensor import Equation, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads, shape
+from compiler.passes.tensor.compose import injective, inline, remove_dead
+from compiler.passes.tensor.contractions import count
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
+
+MANY = 16  # numbers: fewer are compared with each place as fast
+
+
+def scatters(program: Program) -> Program:
+    """Counts turned into scatters and running totals, and maps inlined into the scatters that alone read them."""
+    every = {e.name: e for e in equations(program)}
+    program = _with(program, {e.name: _running_total(e, every) for e in every.values()})
+    while fed := _fed(program):
+        program = _with(program, {e.name: (fed.get(e.name, e),) for e in equations(program)})
+    return program
+
+
+def _with(program: Program, made: Mapping[str, tuple[Equation, ...]]) -> Program:
+    """The program with what was made for each equation in its place, but for what no output needs any more."""
+    groups = (g.replace(equations=tuple(x for e in g.equations for x in made[e.name])) for g in program.groups)
+    return remove_dead(program.replace(groups=tuple(groups)))
+
+
+def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation, ...]:
+    """What makes `e`: for a count of numbers up to each place, how many are that place, and their running total."""
+    if not isinstance(e, Reduce) or e.dtype is not i64 or e.op != "sum":
+        return (e,)
+    compared = {n: p for n in reads(e) if isinstance(p := every.get(n), Map) and p.dtype is boolean}
+    match inline(e, compared):
+        case Reduce(axes=(place,), over=(over,), value=Cast(Op("le" | "lt" as how, (Load() as x, Var() as i)))):
+            few = isinstance(over.extent, Const) and over.extent.value < MANY
+            each = f"{e.name}_each"
+            if few or x.dtype is not i64 or i is not place.var or i in set(x.walk()) or each in every:
+                return (e,)
+            later = int(how == "lt")  # places behind its own are those that a number is counted at
+            at, guard = op("max", x, dim(-later)) + later, op("lt", x, place.extent - later)
+            return (
+                Scatter(each, e.axes, identity("sum", i64), "sum", e.over, (at,), dim(1), guard),
+                Scan(e.name, e.axes, "sum", place.name, Load(each, (place.var,), i64)),
+            )
+    return (e,)
+
+
+def _fed(program: Program) -> dict[str, Equation]:
+    """The scatters that hold maps they have not held before."""
+    made = {e.name: e for e in equations(program)}
+    results = {t.name for t in program.outputs}
+    readers: dict[str, set[str]] = {}
+    for e in made.values():
+        for name in reads(e):
+            readers.setdefault(name, set()).add(e.name)
+    out: dict[str, Equation] = {}
+    for e in made.values():
+        if isinstance(e, Scatter):
+            alone = [made[n] for n in reads(e) if n in made and n not in results and readers[n] == {e.name}]
+            fitting = {p.name: p for p in alone if isinstance(p, Map) and _once(p, e) and _light(p, made)}
+            out |= {e.name: inline(e, fitting)} if fitting else {}
+    return out
+
+
+def _once(p: Map, e: Scatter) -> bool:
+    """An update reads the map at one place, and no other reads it there but for loops that the map has not."""
+    found = {n.index for x in expressions(e) for n in loads(x) if n.buffer == p.name}
+    (index,) = found if len(found) == 1 else ((),)
+    own = tuple(a for a in e.over if any(a.var in set(i.walk()) for i in index))
+    return len(found) == 1 and injective(index, shape(p), own)
+
+
+def _light(p: Map, made: dict[str, Equation]) -> bool:
+    """The map costs little, and is made of one tensor of as many elements at most that has to be computed."""
+    size = count(shape(p))
+    behind = [n for n in reads(p) if n in made and count(shape(made[n])) >= size]
+    return cost(p.value) < WORTH_KEEPING and len(behind) <= 1
