@@ -121,7 +121,7 @@ def _steps(p: Matmul, row: Instruction, target: Target) -> float:
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
     """Blockings for instructions of one kind, that for the fastest of them first."""
     rows = [r for r in target.instructions if r.function == function and _takes(r, p) and r.m <= p.m]
-    timed = sorted((step(p.m, p.n, p.bytes, target, r), -r.m * r.n, n) for n, r in enumerate(rows))[:ROWS]
+    timed = sorted((step(p.m, p.n, p.bytes, target, r), _loads(p, r, target), n) for n, r in enumerate(rows))[:ROWS]
     if timed:
         (least, _, best), *others = timed
         made = _blocks(p, target, rows[best])
@@ -130,6 +130,12 @@ def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
         steps = _steps(p, made.row, target)
         for cycles, _, n in others:
             yield replace(made, row=rows[n], cycles=made.cycles + steps * (cycles - least))
+
+
+def _loads(p: Matmul, row: Instruction, target: Target) -> float:
+    """How many loads an instruction makes for each of its multiply-adds."""
+    vectors = row.n if row.function == DOT else row.n // target.lanes(p.bytes)
+    return (row.m + vectors) / (row.m * vectors)
 
 
 def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
