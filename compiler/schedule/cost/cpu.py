@@ -10,6 +10,7 @@ from compiler.ir.multiples import ceildiv
 from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
+EVEN = 1.05  # the most that one core may have of what would be its share
 PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", "mlc_pair_block"  # functions of instructions
 
 

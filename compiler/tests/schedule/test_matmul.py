@@ -328,3 +328,12 @@ def test_weights_that_many_rows_come_by_are_laid_out_in_pairs(m: int, function: 
     rows = Operand(True, "k", 2, False)
     first = space(Sizes(m, 5632, 2048, 1, rows, rows, "f32", 4, "bf16", 2), machine)[0]
     assert first.row.function == function
+
+
+@pytest.mark.parametrize("cores", [2, 3, 8])
+def test_strips_that_cores_share_unevenly_are_not_blocks_of_their_own(cores: int) -> None:
+    """B is packed for each block that a core takes, which is of more rows than an instruction has."""
+    machine = cpu.AVX512.replace(cores=cores, l1=48 << 10, l2=1 << 20)
+    rows, pixels = Operand(True, "m", 1024, False), Operand(True, "n", 3136, False, dense=True)
+    first = space(Sizes(256, 784, 128, 1, rows, pixels, "f32", 4, "f32", 4), machine)[0]
+    assert first.strips and first.pack_b and first.m >= 4 * first.row.m, first

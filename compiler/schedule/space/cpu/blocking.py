@@ -198,7 +198,9 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     m = min(row.m, p.m)
     if k < p.k:
         m = cut(p.m, l2 // 4 // (n * size), row.m)
-    if p.batch * ceildiv(p.n, n) < cores:
+    # Where blocks of columns do not come out even, each core takes its share of the rows, and not strip by strip: B is
+    # packed for each block of rows.
+    if cost.imbalance(p.batch * ceildiv(p.n, n), cores) > cost.EVEN:
         m = cut(p.m, min(l2 // 4 // (n * size), ceildiv(p.m, cores)), row.m)
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
     times = ceildiv(p.m, m) if k < p.k or m > row.m else 1

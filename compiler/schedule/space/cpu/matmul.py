@@ -44,7 +44,6 @@ from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
 DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
-EVEN = 1.05  # the most that one core may have of what would be its share
 SHORT = 2  # vectors of a row: in shorter ones more is left over than there are vectors
 MASKED = 4  # bytes of the least elements that can be loaded in some lanes only
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
@@ -307,7 +306,7 @@ class _Plan:
         blocks = {self.m.outer: -(-self.m.size // chosen.m), self.n.outer: -(-self.n.size // chosen.n)}
         sizes = {f.var: size(f) for f in self.around} | blocks
         taken, count = 0, 1
-        while taken < len(outside) and cost.imbalance(count, chosen.cores) > EVEN:
+        while taken < len(outside) and cost.imbalance(count, chosen.cores) > cost.EVEN:
             count *= sizes[outside[taken]]
             taken += 1
         if count > 1:
