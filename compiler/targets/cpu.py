@@ -11,12 +11,14 @@ COSTS = {
     "latency": 4.0,  # until an accumulator is ready for the next of what it sums (x86 of the last ten years)
     # Instructions that a core has under way: 224 of Skylake, 320 of Zen 4, 512 of Golden Cove (the vendors' manuals).
     "flight": 320.0,
-    "load": 0.3,  # what any load costs beside multiply-adds, measured with 4 to 14 rows and 2 to 4 vectors (AVX-512)
+    # What a load costs beside multiply-adds, as those of a dot product; in a panel, the vectors of which are few, less:
+    # products of 64 to 1024 of depth take 0.62 and 0.52 cycles for a vector (Zen 5, AVX-512).
+    "load": 0.3, "panel": 0.1,
     # A vector of 64 bytes stored to the last level of cache, or moved from or to memory: 50 and 20 GB/s at 4 GHz.
     "shared": 4.0, "memory": 12.0,
     "near": 0.5, "far": 2.0,  # to load one vector from the first level, and from the second at half its peak
     "lanes": 4.0,  # to add up the lanes of an accumulator and to store the sum
-    "copy": 0.1, "transpose": 0.35, "compute": 2.0,  # to pack an element: of a row, against the grain, or otherwise
+    "copy": 0.1, "transpose": 0.45, "compute": 2.0,  # to pack an element: of a row, against the grain, or otherwise
     # A vector of a softmax beside products: a weight, one more or less of which does not show, a sum that is scaled or
     # added to, and an element that is turned.
     "weight": 12.0, "sum": 3.0, "turn": 6.0,

@@ -26,7 +26,8 @@ SELDOM = 32  # one column in so many may be computed twice to save an instance o
 # Few iterations are not worth a loop of checks ahead of them. Checks of fewer than a piece cost more, those of more are
 # made long before what they are about; beside a longer loop within, a check costs little.
 CHECKS = Checks(ahead=8, scalars=32, within=2, vectors=4)
-PAGE, LINE = 4096, 64  # bytes: rows that are whole pages would compete for the same few lines of a cache
+LINE = 64  # bytes
+FAR = 8 * LINE  # rows that are whole multiples of this apart fall on an eighth of the sets of a cache, or fewer
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
@@ -79,11 +80,11 @@ def _vectors_again(scheduled: Kernel) -> set[str]:
 
 
 def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
-    """The step with the vectors that its loops have room for; rows of whole pages are a line longer."""
+    """The step with the vectors that its loops have room for; rows that share few sets of a cache are a line longer."""
     (held,) = (t for t in allocated(scheduled.body) if t.name == step.tile)
     row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
-    whole = len(held.shape) > 1 and row * held.dtype.bytes % PAGE == 0
-    pad = LINE // held.dtype.bytes if whole else 0
+    shared = len(held.shape) > 1 and row * held.dtype.bytes % FAR == 0
+    pad = LINE // held.dtype.bytes if shared else 0
     over = any(f.var in again for _, f in vectors_into(scheduled, step.tile))
     return step.replace(width=filled_by(scheduled, step.tile), pad=step.pad or pad, again=step.again or over)
 

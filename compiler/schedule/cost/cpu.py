@@ -83,10 +83,13 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
 
     def tile(m: int, n: int) -> float:
         vectors = n if flat else ceildiv(n, target.lanes(size))
-        if row.function == PAIRS:  # whose panel was laid out in the first level just before
-            return max(m * vectors / 2, (m + vectors) * near, c["latency"]) if m and n else 0.0
-        loads = m * far + vectors * near if flat else m * near + vectors * far
-        return max(m * vectors / 2, loads, c["latency"]) + (m + vectors) * c["load"] if m and n else 0.0
+        if not m or not n:
+            return 0.0
+        if flat:
+            return max(m * vectors / 2, m * far + vectors * near, c["latency"]) + (m + vectors) * c["load"]
+        if row.function == PAIRS:  # a panel of them was laid out in the first level just before
+            return max(m * vectors / 2, (m + vectors) * near, c["latency"])
+        return max(m * vectors / 2, m * near + vectors * far, c["latency"]) + (m + vectors) * c["panel"]
 
     (down, low), (across, narrow) = divmod(m, row.m), divmod(n, row.n)
     return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)

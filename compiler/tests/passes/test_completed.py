@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import compiler
+from compiler.ir.expr import static
+from compiler.ir.tile import Alloc
 from compiler.schedule import steps
 from compiler.schedule.steps import Bind, Cache, Checks, Schedule, ScheduleError
+from compiler.targets import cpu
 
 
 def softmax_sum(x: Any) -> Any:
@@ -70,3 +74,13 @@ def test_checks_of_data() -> None:
     assert lowered(program, "cpu:avx2", {name: Schedule(schedule.steps[:-1])})[0] != emitted
     with pytest.raises(ScheduleError, match="threads check data one iteration at a time"):
         lowered(program, "sm_90a", {name: Schedule((Checks(ahead=8),))})
+
+
+def test_rows_of_tiles_do_not_share_few_sets_of_a_cache() -> None:
+    """Those of the panel of weights, 512 f32 wide, would all fall on two of every 64 lines: they are a line longer."""
+    machine = cpu.AVX512.replace(cores=2, l1=48 << 10, l2=1 << 20)
+    program = compiler.capture(F.linear, [torch.zeros(64, 2048), torch.zeros(2048, 2048)]).program
+    made = compiler.lower(program, machine, until="tile").stages["tile"]
+    tiles = [n.tensor for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, Alloc)]
+    steps_between = {t.name: [static(n) * t.dtype.bytes for n in t.strides] for t in tiles}
+    assert tiles and not [x for x in steps_between.values() if any(n % 512 == 0 for n in x)], steps_between

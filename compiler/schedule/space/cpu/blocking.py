@@ -23,6 +23,7 @@ NARROWEST = 512  # columns of a block, where there are so many: long rows of B a
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
 OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
+STRIPPED = 96  # rows that come by a block of B in strips, where there are more
 PAIRED_PANEL = 24 << 10  # bytes that mlc_pair_block lays out at a time
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
@@ -155,7 +156,7 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
 
 def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
-    if row.function == PANEL and plain and ceildiv(p.m, row.m) > OFTEN:
+    if row.function == PANEL and plain and p.m > STRIPPED:
         return _strips(p, target, row)
     return _paired(p, target, row) if row.function == PAIRS else _tiles(p, target, row)
 
@@ -241,11 +242,17 @@ def _packs_b(p: Matmul, row: Instruction) -> bool:
 
 
 def _packs_a(p: Matmul, row: Instruction, k: int) -> bool:
-    """A cannot be read where it lies, in blocks of so much of k, or is read so often that a copy pays."""
-    if not p.a.direct or p.a.narrow or row.function != DOT:
-        return not p.a.direct or p.a.narrow
+    """A cannot be read where it lies, in blocks of so much of k, or is read so often that a copy pays.
+
+    Rows that are whole pages apart all fall on the same sets of the first level, where a panel of B wants to stay.
+    """
+    if not p.a.direct or p.a.narrow:
+        return True
+    paged = p.a.dense and p.k * p.size % PAGE == 0
+    if row.function != DOT:
+        return paged and p.m > row.m and p.n > OFTEN * row.n
     # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
-    same = p.a.dense and k == p.k and p.k * p.size % PAGE != 0
+    same = p.a.dense and k == p.k and not paged
     return p.a.along != "k" or (p.m > row.m and p.n > OFTEN * row.n and not same)
 
 
