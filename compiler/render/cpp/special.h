@@ -2,10 +2,11 @@
 //
 // In float erf is one of sixteen polynomials, whose coefficients fit registers; in double it is x + x p(x^2) near zero,
 // else 1 - exp(l(|x|)) with l a minimax polynomial of log(erfc). Both have relative accuracy everywhere. erfc in float is
-// computed in double as exp(-x^2) times a polynomial in (x - 2) / (x + 2).
+// computed in double as exp(-x^2) times a polynomial in (x - 2) / (x + 2), and so is lgamma in float.
 #pragma once
 #include "convert.h"
 #include "exponential.h"
+#include "logarithm.h"
 
 // erf(k s + d) as a polynomial in d, |d| <= s / 2, s = 65 / 256: its coefficients, lowest first, for k = 0 ... 15.
 alignas(64) static constexpr float mlc_erf_pieces[6][16] = {
@@ -120,8 +121,85 @@ MLC_INLINE double mlc_lgamma_library(double x) {
   int sign;
   return __builtin_lgamma_r(x, &sign);
 }
+// log(gamma(a)) = near(a) - log(over / times) for 0 <= a < 3.5, near a polynomial of the distance to 0, 1, 2 or 3, which
+// vanishes at 1 and 2 as it must: log(gamma(2 + u)) = u (u + 1) p(u).
+template <typename V>
+MLC_INLINE V mlc_lgamma_near(V a, V& over, V& times) {
+  const V one = V{} + 1.;
+  V u = a - (a < 0.5 ? V{} : a < 1.5 ? one : a < 2.5 ? one + one : V{} + 3.), p;
+  over = a < 0.5 ? a * (a + 1.) : a < 1.5 ? a : one;
+  times = a < 2.5 ? one : a - 1.;
+  p = u * 0x1.15190f28cb281p-21 - 0x1.245388b4e0c0bp-20;
+  p = p * u + 0x1.d7867f70c1588p-20;
+  p = p * u - 0x1.f5dbaf57c6e4cp-19;
+  p = p * u + 0x1.144d306e09055p-17;
+  p = p * u - 0x1.28bea7fbc0f20p-16;
+  p = p * u + 0x1.402b8bbb93778p-15;
+  p = p * u - 0x1.5c8304a0e4011p-14;
+  p = p * u + 0x1.7ed744b2ffe59p-13;
+  p = p * u - 0x1.a96a51f0b1f54p-12;
+  p = p * u + 0x1.dfebcf62f0610p-11;
+  p = p * u - 0x1.145121e2c02b7p-9;
+  p = p * u + 0x1.47974853c311ep-8;
+  p = p * u - 0x1.95ce223ab6f0bp-7;
+  p = p * u + 0x1.0e0c9df2934efp-5;
+  p = p * u - 0x1.9ae6509ea1059p-4;
+  p = p * u + 0x1.b0ee6072093cep-2;
+  return u * (u + 1.) * p;
+}
+// The same for larger a by Stirling's series, which takes arguments from 8 on.
+template <typename V>
+MLC_INLINE V mlc_lgamma_far(V a, V& over) {
+  V more = a * (a + 1.) * ((a + 2.) * (a + 3.)) * ((a + 4.) * (a + 5.));
+  over = a < 8. ? more : V{} + 1.;
+  V z = a < 8. ? a + 6. : a, w = 1. / z, s = w * w, p;
+  p = s * 0x1.a41a41a41a41ap-8 - 0x1.f6ab0d9993c7dp-10;
+  p = p * s + 0x1.b951e2b18ff23p-11;
+  p = p * s - 0x1.3813813813814p-11;
+  p = p * s + 0x1.a01a01a01a01ap-11;
+  p = p * s - 0x1.6c16c16c16c17p-9;
+  p = p * s + 0x1.5555555555555p-4;
+  return (z - 0.5) * mlc_log(z) - z + 0x1.d67f1c864beb5p-1 + w * p;
+}
+// |sin(pi a)|
+template <typename V>
+MLC_INLINE V mlc_lgamma_sine(V a) {
+  const V magic = V{} + mlc_magic<V>;
+  V t = mlc_smaller(V{} + 0x1p40, a), f = t - ((t + magic) - magic), s = f * f, p;
+  p = s * 0x1.9d462020fcc78p-21 - 0x1.6f7acdb8f6580p-16;
+  p = p * s + 0x1.e8f3675ee37ddp-12;
+  p = p * s - 0x1.e3074dfaf87afp-8;
+  p = p * s + 0x1.5078348551854p-4;
+  p = p * s - 0x1.32d2cce627c86p-1;
+  p = p * s + 0x1.466bc6775aa7dp+1;
+  p = p * s - 0x1.4abbce625be52p+2;
+  p = p * s + 0x1.921fb54442d18p+1;
+  return mlc_abs_bits(f) * p;
+}
+// lgamma of doubles to the accuracy of float, near its zeros too; of negative ones by reflection
+template <typename V>
+MLC_INLINE V mlc_lgamma_double(V x) {
+  const V one = V{} + 1.;
+  V a = mlc_smaller(V{} + 1e40, mlc_abs_bits(x)), over, times = one, log_of = a;  // a float of 1e40 is infinite
+  auto near = a < 3.5, negative = x < 0.;
+  if (mlc_all(near))
+    log_of = mlc_lgamma_near(a, over, times);
+  else {
+    log_of = mlc_lgamma_far(a, over);
+    if (mlc_any(near)) {
+      V over_near, close = mlc_lgamma_near(a, over_near, times);
+      log_of = near ? close : log_of;
+      over = near ? over_near : over;
+      times = near ? times : one;
+    }
+  }
+  if (!mlc_any(negative)) return log_of + mlc_log(times / over);
+  V up = over * 0x1.921fb54442d18p+1, down = a * mlc_lgamma_sine(a) * times;
+  V rest = mlc_log((negative ? up : times) / (negative ? down : over));
+  return negative ? rest - log_of : rest + log_of;
+}
 template <typename V>
 MLC_INLINE V mlc_lgamma_lanes(V x) {
-  return mlc_each_lane<V>([](float y) { return (float)mlc_lgamma_library(y); }, x, mlc_count<mlc_lanes<V>>());
+  return mlc_through_double([](auto y) { return mlc_lgamma_double(y); }, x);
 }
 MLC_UNARY_LIBRARY(mlc_lgamma, mlc_lgamma_library)
