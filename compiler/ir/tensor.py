@@ -11,7 +11,7 @@ def softmax(x: f32[64, 100]):
 ```
 There are five kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load
 is itself an expression), a reduction, a scan, a scatter, and an order. A contraction is a sum of products, a
-convolution one of shifted loads.
+convolution one of shifted loads. What PyTorch would hold in 16 bits and is computed in f32 is of type `bf16 in f32`.
 """
 
 from __future__ import annotations
