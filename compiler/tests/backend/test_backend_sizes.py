@@ -58,9 +58,9 @@ def test_views_and_numbers_that_depend_on_sizes_are_passed_on() -> None:
 
 def test_what_needs_a_number_is_compiled_for_each_size_with_a_warning() -> None:
     seed = seeded()
-    with pytest.warns(SpecialisationWarning, match=r"aten._adaptive_avg_pool2d.*must be known"):
+    with pytest.warns(SpecialisationWarning, match=r"aten._upsample_bilinear2d_aa.*must be known"):
         agree(
-            lambda x: nn.functional.adaptive_avg_pool2d(x[None], 3),
+            lambda x: nn.functional.interpolate(x[None, None], (3, 3), mode="bilinear", antialias=True),
             *((torch.randn(n, 6),) for n in (4, 5, 7)),
             seed=seed,
             dynamic=True,
@@ -72,7 +72,7 @@ def test_what_is_compiled_for_each_size_lies_as_torch_has_traced_it_for_all() ->
     seed = seeded()
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        pooled = nn.functional.adaptive_avg_pool2d(x, 2)  # which needs the sizes
+        pooled = nn.functional.interpolate(x, (2, 2), mode="bilinear", antialias=True)  # which needs the sizes
         turned = pooled.mT + 1
         # What torch predicts of these sizes, for the other operand is a number: dense rows.
         return torch.copysign(pooled.mT, y), turned[1:], turned.mT, (pooled * 2)[1:], pooled

@@ -57,9 +57,11 @@ def test_every_stage_at_several_sizes(name: str, target: str) -> None:
 
 def test_an_op_that_needs_a_number_is_refused_by_name() -> None:
     captured = compiler.capture(
-        lambda x: torch.nn.functional.adaptive_avg_pool2d(x[None], 3), [torch.randn(9, 5)], dynamic_shapes=({0: N},)
+        lambda x: torch.ops.aten._upsample_bilinear2d_aa(x[None, None], [3, 3], False),
+        [torch.randn(9, 5)],
+        dynamic_shapes=({0: N},),
     )
-    with pytest.raises(compiler.Unsupported, match=r"aten.adaptive_avg_pool2d.*f32\[1, s0, 5\].*must be known"):
+    with pytest.raises(compiler.Unsupported, match=r"aten._upsample_bilinear2d_aa.*f32\[1, 1, s0, 5\].*must be known"):
         compiler.lower(captured.program, compiler.target("cpu"))
 
 

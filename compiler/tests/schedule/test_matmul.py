@@ -16,6 +16,7 @@ from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.ir import kernel_text, tensor_text, tile
 from compiler.ir.expr import static
+from compiler.ir.tensor import Tensor
 from compiler.passes.tile import steps
 from compiler.schedule.space.cpu.blocking import Matmul as Sizes
 from compiler.schedule.space.cpu.blocking import Operand, space
@@ -79,13 +80,16 @@ class Matmul:
 
 
 def arrays(program: Any, seed: int) -> list[Any]:
-    """Small integers: whatever the order of a sum, its value is exact."""
+    """Small integers: whatever the order of a sum, its value is exact. Elements are alike along axes without stride."""
     rng = np.random.default_rng(seed)
     wide = {"f64": np.float64, "f16": np.float16}
-    return [
-        rng.integers(-3, 4, [static(n) for n in t.shape]).astype(wide.get(t.dtype.name, np.float32))
-        for t in program.inputs
-    ]
+
+    def made(t: Tensor) -> Any:
+        shape = list(map(static, t.shape))
+        own = [1 if static(step) == 0 else n for n, step in zip(shape, t.strides, strict=True)]
+        return np.broadcast_to(rng.integers(-3, 4, own), shape).astype(wide.get(t.dtype.name, np.float32))
+
+    return [made(t) for t in program.inputs]
 
 
 def check(p: Matmul | str, target: str, native: bool = False) -> pipeline.Lowering:
