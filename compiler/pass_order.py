@@ -166,10 +166,15 @@ def _shared_launches(program: kernel.Program, context: Context) -> kernel.Progra
 
 
 def _round_stored(program: tensor.Program, context: Context) -> tensor.Program:
+    """Values are rounded that are in memory between kernels once these are made and fused."""
+    names = [p.name for p in PIPELINE]
+    until_fused = PIPELINE[names.index("tensor-to-loop") : names.index("demote")]
+
     def kernels(values: tensor.Program) -> statement.Program:
-        made = tensor_to_loop(values)
-        for fused in (fuse_attention, recompute, fuse_rows):
-            made = _for(fused)(made, context)
+        made: Any = values
+        for p in until_fused:
+            made = p.run(made, context)
+        assert isinstance(made, statement.Program)
         return made
 
     return round_stored(program, kernels)

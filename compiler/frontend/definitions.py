@@ -38,16 +38,15 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     if not x.is_floating_point() or not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
     kind, x = x.dtype, x if x.dtype is torch.float64 else x.float()
-    low, high = (x.new_full((), min), x.new_full((), max)) if min != max else _ends(x, 1)
+    low, high = (x.new_full((), min), x.new_full((), max)) if min != max else _apart(x.amin(), x.amax(), 1)
     inside = (x >= low) & (x <= high)
     place = torch.where(inside, (x - low) * bins / (high - low), -1.0).trunc().clamp(max=bins - 1)
     return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(kind)
 
 
-def _ends(x: torch.Tensor, widened: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest element, or numbers around these where they are one."""
-    low, high = x.amin(), x.amax()
-    return torch.where(low == high, low - widened, low), torch.where(low == high, high + widened, high)
+def _apart(low: torch.Tensor, high: torch.Tensor, by: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two ends, or numbers around them where they are one."""
+    return torch.where(low == high, low - by, low), torch.where(low == high, high + by, high)
 
 
 def _counted_between(
@@ -74,10 +73,8 @@ def _histogram_of_bins(
     """Counts in bins of one width, and the edges of these: from both ends on, as torch computes them."""
     if not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
-    low, high = _ends(x, 0.5)
-    if range is not None:
-        low, high = (x.new_full((), end) for end in range)
-        low, high = torch.where(low == high, low - 0.5, low), torch.where(low == high, high + 0.5, high)
+    low, high = (x.amin(), x.amax()) if range is None else (x.new_full((), end) for end in range)
+    low, high = _apart(low, high, 0.5)
     step, k = (high - low) / bins, torch.arange(bins + 1, device=x.device)
     edges = torch.where(k < (bins + 1) // 2, low + step * k, high - step * (bins - k))
     return _counted_between(x, edges, weight, density)

@@ -27,6 +27,7 @@ from compiler.ir.loop import For
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.runtime import build
+from compiler.runtime.guarded import reach
 
 _FUNCTIONS = (f"{('UNARY', 'BINARY')[f.arity - 1]}({f.name})" for f in FUNCTIONS.values() if f.library)
 PRELUDE = f"#define FUNCTIONS {' '.join(_FUNCTIONS)}\n" + (Path(__file__).parent / "loop_prelude.h").read_text(
@@ -81,8 +82,7 @@ def poison(t: Tensor, shape: list[int]) -> Array:
 def laid_out(a: Array, t: Tensor, sizes: Mapping[str, int]) -> Array:
     """A copy of an array whose elements lie in memory as the strides of its tensor say, so that views see them."""
     steps = [extent(e, sizes) for e in t.strides]
-    reach = 1 + sum((n - 1) * step for n, step in zip(a.shape, steps, strict=True)) if a.size else 0
-    out = as_strided(np.empty(reach, a.dtype), a.shape, [n * a.itemsize for n in steps])
+    out = as_strided(np.empty(reach(a.shape, steps), a.dtype), a.shape, [n * a.itemsize for n in steps])
     out[...] = a
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from compiler.ir import text
-from compiler.ir.dtype import HALVES, DType, boolean, i64
+from compiler.ir.dtype import DTYPES, HALVES, DType, boolean, i64
 from compiler.ir.expr import Const, Expr
 from compiler.ir.tensor import ORDERS, Axis, Equation, Group, Map, Order, Program, Reduce, Scan, Scatter, Tensor
 from compiler.ir.text import MEANT, WORD, Scope, expression, fail, function, indent, show_program, show_type, tensor
@@ -95,8 +95,8 @@ def _types(declared: ast.expr, s: ast.stmt) -> tuple[str, DType | None]:
     match declared:
         case ast.Name(dtype):
             return dtype, None
-        case ast.Compare(ast.Name(narrow), [ast.In()], [ast.Name(dtype)]) if narrow in map(str, HALVES):
-            return dtype, next(x for x in HALVES if str(x) == narrow)
+        case ast.Compare(ast.Name(narrow), [ast.In()], [ast.Name(dtype)]) if DTYPES.get(narrow) in HALVES:
+            return dtype, DTYPES[narrow]
     raise fail(s, "an element type is `f32`, or `bf16 in f32`")
 
 

@@ -9,7 +9,7 @@ side by side are those of one matrix, too; and the rows of a matmul whose factor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from compiler.analysis import chained_products
@@ -60,22 +60,12 @@ def _loops(kernel: Kernel) -> int:
 
 def _in_memory_order(kernel: Kernel) -> Kernel:
     """The kernel with the axes of its buffers as these lie in memory, and its outer loops as what it stores does."""
-    order = {p.name: memory_order(p) for p in kernel.params}
-
-    def ordered(n: Node) -> Node | None:
-        if isinstance(n, Load | Store) and n.buffer in order:
-            return n.replace(index=tuple(n.index[d] for d in order[n.buffer]))
-        return None
-
-    params = tuple(
-        p.replace(shape=tuple(p.shape[d] for d in order[p.name]), strides=tuple(p.strides[d] for d in order[p.name]))
-        for p in kernel.params
-    )
-    nest, body = perfect(loop.For, nodes(kernel.body, ordered))
+    kernel = _with_axes(kernel, {p.name: memory_order(p) for p in kernel.params})
+    nest, body = perfect(loop.For, kernel.body)
     stored = [n.index for s in body for n in s.walk() if isinstance(n, Store) and n.buffer in kernel.writes]
     places = {e.name: d for index in stored[-1:] for d, e in enumerate(index) if isinstance(e, Var)}
     nest.sort(key=lambda f: places.get(f.var, -1))
-    return kernel.replace(params=params, body=wrap(nest, body))
+    return kernel.replace(body=wrap(nest, body))
 
 
 def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
@@ -120,19 +110,23 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
 
 def squeezed(kernel: Kernel) -> Kernel:
     """The kernel with its buffers seen without their axes of one element."""
-    kept = {p.name: [d for d, n in enumerate(p.shape) if n is not const(1)] for p in kernel.params}
+    return _with_axes(kernel, {p.name: [d for d, n in enumerate(p.shape) if n is not const(1)] for p in kernel.params})
 
-    def without(n: Node) -> Node | None:
+
+def _with_axes(kernel: Kernel, axes: Mapping[str, Sequence[int]]) -> Kernel:
+    """The kernel with its buffers seen with these of their axes, in this order."""
+
+    def seen(n: Node) -> Node | None:
         match n:
-            case Load() | Store() if n.buffer in kept:
-                return n.replace(index=tuple(n.index[d] for d in kept[n.buffer]))
+            case Load() | Store() if n.buffer in axes:
+                return n.replace(index=tuple(n.index[d] for d in axes[n.buffer]))
         return None
 
     params = tuple(
-        p.replace(shape=tuple(p.shape[d] for d in kept[p.name]), strides=tuple(p.strides[d] for d in kept[p.name]))
+        p.replace(shape=tuple(p.shape[d] for d in axes[p.name]), strides=tuple(p.strides[d] for d in axes[p.name]))
         for p in kernel.params
     )
-    return kernel.replace(body=nodes(kernel.body, without), params=params)
+    return kernel.replace(body=nodes(kernel.body, seen), params=params)
 
 
 def _names(kernel: Kernel) -> set[str]:

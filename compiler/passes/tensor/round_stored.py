@@ -19,8 +19,7 @@ from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, equations, shape, with_expressions
 from compiler.passes.tensor.contractions import count, is_contraction
-
-LEAST = 1 << 20  # bytes in f32: what is shorter stays in a cache
+from compiler.passes.tensor.remake import LEAST
 
 
 def round_stored(program: Program, kernels: Callable[[Program], statement.Program]) -> Program:
