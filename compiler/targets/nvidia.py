@@ -71,7 +71,7 @@ _ASSUMED = {
     # along the result's rows or not; of tiles beyond the result's edge, whose elements are guarded one by one, and
     # those of which parts are added up.
     "store": 28.5, "store.edge": 36.3, "join": 40.1, "join.down": 33.5,
-    "join.edge": 133.0, "join.down.edge": 173.0, "sum.edge": 211.0,
+    "join.edge": 133.0, "join.down.edge": 173.0, "sum.edge": 211.0, "sum.join.edge": 350.0,
     "sector": 2.9,  # one of which a warp stores a part only
     "boxes": 481.0,  # more that a block alone on its multiprocessor takes to begin and end, where tiles are boxes
     "launch": 1770.0,  # a second launch
@@ -106,8 +106,9 @@ _COSTS = {
         "reached": 1.0, "reached.split": 0.779,  # of the multiply-adds; the latter of numbers split into two
         "beside": 53.0, "beside.split": 46.4,  # a group of warps between the products of two steps
         "prepare": 619.0, "prepare.column": 1.8,  # the warps that split the columns of a tile
-        # Bytes of tiles, and of those of blocks that make parts of a sum; of memory; until a tile is there.
-        "l2": 62.0, "l2.split": 67.7, "l2.parts": 63.9, "dram": 15.4, "latency": 1230.0,
+        # Bytes of tiles, and of those of blocks that make parts of a sum, as 30 kernels of an H100 have it whose sizes
+        # are mostly no multiples of tiles; of memory; until a tile is there.
+        "l2": 62.0, "l2.split": 67.7, "l2.parts": 50.0, "dram": 15.4, "latency": 1230.0,
         "start": 969.0, "fill": 1200.0, "fill.split": 1800.0,  # a kernel; a wave of blocks before pipelines are full
         # What a step takes longer where blocks share a multiprocessor; an element more of a tile stored in boxes
         # of 64 or 32 bytes, and for each that its thread stores: from times of 90 products in bf16 on an H100.

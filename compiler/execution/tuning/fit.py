@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import numpy as np
 
 from compiler.execution import named
 from compiler.execution.tuning import replay
-from compiler.execution.tuning.tables import Table, Trial
+from compiler.execution.tuning.tables import Table
+from compiler.execution.tuning.tune import plain
 from compiler.ir import loop_text
 from compiler.schedule import space, steps
 from compiler.schedule.space.members import Price
@@ -58,6 +59,11 @@ def recorded(table: Table) -> Recorded:
     On a GPU nothing else runs, and seconds are compared; what a CPU does beside a race its contestants share.
     """
     good = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
+    found = _prices(table, {table.head.schedules[t.number] for t in good})
+    priced = [t for t in good if table.head.schedules[t.number] in found]
+    if 2 * len(priced) >= len(good):
+        good = priced
+    prices = tuple(found[table.head.schedules[t.number]] for t in good) if good is priced else ()
     seconds, ratios = (np.log([getattr(t, name) for t in good]) for name in ("seconds", "ratio"))
     machine = table.head.target
     whole = not machine.startswith("cpu")
@@ -66,29 +72,29 @@ def recorded(table: Table) -> Recorded:
     # Where no intervals are recorded: how much the time of the first candidate differs between races.
     apart = np.log(known) if known else 2 * np.abs(ratios - seconds - np.median(ratios - seconds))
     within = max(float(np.median(apart)), LEAST_APART)
-    prices = tuple(_prices(table, good))
     costs = np.log([table.head.costs[t.number] for t in good])
     return Recorded(table.head.name, table.head.family, machine, times, within, costs, whole, prices)
 
 
-def _prices(table: Table, good: Sequence[Trial]) -> Iterator[Price]:
-    """The prices of candidates, in their order; none unless the space of today has all of them, with prices."""
+def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
+    """The prices of those of these candidates that the space of today has, if it has prices."""
     try:
         program, target = loop_text.parse(table.head.program), named.target(table.head.target)
     except ValueError:
-        return
+        return {}
     if len(program.kernels) != 1:
-        return
-    wanted = {table.head.schedules[t.number] for t in good}
+        return {}
     found: dict[str, Price] = {}
     (kernel,), private = program.kernels, [t.name for t in program.temps]
-    for p in itertools.takewhile(lambda p: p.price is not None, space.space(kernel, private, target)):
-        text = steps.show(p.schedule)
-        if text in wanted and p.price is not None:
-            found.setdefault(text, p.price)
-        if len(found) == len(wanted):
-            yield from (found[table.head.schedules[t.number]] for t in good)
-            return
+    # As planners make them, then as they are stored, which is slower to find out and has other names in some.
+    for made in (space.space(kernel, private, target), plain(program, target)):
+        for p in itertools.takewhile(lambda p: p.price is not None, made):
+            text = steps.show(p.schedule)
+            if text in wanted and p.price is not None:
+                found.setdefault(text, p.price)
+            if len(found) == len(wanted):
+                return found
+    return found
 
 
 def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
@@ -165,16 +165,16 @@ def _head(what: Program, at: Bench, effort: Effort) -> tables.Head | str:
     )  # fmt: skip
 
 
-def plain(what: Program, target: Target, count: int) -> list[Planned]:
-    """The cheapest schedules of a kernel, as they are stored: what caches need not keep depends on the kernels that are
-    beside it, and is decided where it is used."""
+def plain(what: Program, target: Target) -> Iterator[Planned]:
+    """The schedules of a kernel, cheapest first, as they are stored: what caches need not keep depends on the kernels
+    that are beside it, and is decided where it is used."""
 
-    def made(p: Planned) -> Planned:
-        kept = tuple(s for s in p.schedule.steps if not isinstance(s, CacheHints))
-        return Planned(p.family, p.cost, lambda: kept)
+    def kept(p: Planned) -> tuple[steps.Step, ...]:
+        return tuple(s for s in p.schedule.steps if not isinstance(s, CacheHints))
 
     (kernel,) = what.kernels
-    return [made(p) for p in itertools.islice(pipeline.space(what, kernel, target), count)]
+    for p in pipeline.space(what, kernel, target):
+        yield Planned(p.family, p.cost, partial(kept, p), p.price)
 
 
 def _search(

@@ -49,7 +49,7 @@ def _verified(record: Record, at: Bench) -> Verified:
             captured = expression.capture(record.code, 0)[2]
         if record.key not in search_of.kernels(captured.program, at.target):
             return Verified(record, problem=f"{record.code} has no such kernel any more")
-    first = steps.show(search_of.plain(program, at.target, 1)[0].schedule)
+    first = steps.show(next(search_of.plain(program, at.target)).schedule)
     texts = at.builders.build(record.program, [first, record.schedule], BUILT_IN)
     for what, made in zip(("the heuristic's schedule", "its schedule"), texts, strict=True):
         if "failed" in made:

@@ -6,6 +6,7 @@ Whatever a candidate does, it does it here: a crash or a hang costs this process
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import sys
@@ -55,7 +56,7 @@ def ready(_: Held) -> Mapping[str, Any]:
 def candidates(held: Held, program: str, count: int) -> Mapping[str, Any]:
     """The cheapest schedules of a kernel, each once, with their estimates."""
     chosen: dict[str, float] = {}
-    members = plain(loop_text.parse(program), held.target, count)
+    members = list(itertools.islice(plain(loop_text.parse(program), held.target), count))
     for p in members:
         chosen.setdefault(steps.show(p.schedule), p.cost)
     return {"family": members[0].family, "costs": [*chosen.values()], "schedules": [*chosen]}

@@ -51,6 +51,8 @@ def _is_zero_else(e: Expr, cond: Expr, other: Expr, scope: Scope) -> bool:
     """What is chosen where a condition does not hold is zero, and was loaded as such."""
     while isinstance(e, Cast):
         e = e.arg
+    while isinstance(other, Cast):
+        other = other.arg
     if not (isinstance(other, Const) and str(other.value) in ("0", "0.0")) or not isinstance(e, Load):
         return False
     held = (scope.zeros or {}).get(e.buffer)

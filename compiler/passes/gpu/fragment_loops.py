@@ -32,7 +32,13 @@ def fragment_of(state: Emission, f: tile.For) -> Fragment | None:
 
 
 def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body:
-    """The loop over rows of fragments: what stands in it outside of loops over columns, all threads of a row do."""
+    """The loop over rows of fragments: what stands in it outside of loops over columns, all threads of a row do.
+
+    One over fragments that have one value for each column goes over these."""
+    if fragment.shape[0] == 1 and f.extent is const(fragment.shape[1]) and f.kind == "parallel":
+        alone = scope.inner(level="thread")
+        alone.part = Part(fragment, "", const(0))
+        return over_columns(state, f, alone)
     if static(f.extent, f"the extent of {f.var}") != fragment.shape[0] or f.kind != "parallel":
         raise ValueError(
             f"kernel {state.facts.name}: {f.var} goes over {f.extent} rows of fragments of {fragment.shape}, or reduces"

@@ -182,12 +182,12 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     each = m * n / threads / (b.parts if cluster else 1)
     whole = p.m % m == 0 and p.n % n == 0
-    held = matmul.ahead(p, b.row, (m, n), b.grid, b.parts, target)
-    joined = p.joined or (p.ahead and not held)
+    held, all_held = matmul.ahead(p, b.row, (m, n), b.grid, b.parts, target)
+    joined = p.joined or (p.ahead and not all_held) or (any(p.vectors) and not held)
     if not joined and (whole or b.parts == 1):
         return each * c["store" if whole else "store.edge"]
-    if not whole and not joined:
-        return each * c["sum.edge"] * (2 + b.parts) / 4
+    if not whole and (not joined or b.apart):
+        return each * c["sum.join.edge" if joined else "sum.edge"] * (2 + b.parts) / 4
     return each * c[("join" if p.across else "join.down") + ("" if whole else ".edge")]
 
 

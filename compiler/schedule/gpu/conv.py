@@ -26,7 +26,7 @@ from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.box_shapes import box
 from compiler.schedule.gpu.matmul import Operand
-from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, Result, axis, factor
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, Result, axis, factor, joined_with
 from compiler.schedule.steps import Pad, Permute, Reorder, Split, Step
 
 MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
@@ -53,7 +53,8 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 m.near, n.near = not across, across
                 beforehand = *permuted_copy.prepared((first, second), tensors), read_by(left, right, tensors=tensors)
                 if m.boxed or n.boxed or first or second or len(c.depth) > 1:
-                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand)
+                    joined = tuple(x for x in joined_with(c, m, n, tensors, ranges) if not x.is_block)
+                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand, joined)
 
 
 def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: Mapping[str, Tensor]) -> Axis | None:

@@ -41,10 +41,10 @@ class Matmul:
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
     where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
     those that make m and n, and `near` says of which neighbours are neighbours in the result. What is done with a sum
-    loads `ahead` bytes for each that can be loaded before it; `joined` says that it loads others. `sectors` is in how
-    many sectors of memory a warp stores an element, where rows of the result begin anywhere. A sum over
-    boxes goes through `step` elements of k at a time. One over a single loop, of which operands are zero behind its
-    end, is `cut` anywhere.
+    loads `ahead` bytes for each that can be loaded before it, and as many `vectors` along m and along n; `joined` says
+    that it loads others. `sectors` is in how many sectors of memory a warp stores an element, where rows of the result
+    begin anywhere. A sum over boxes goes through `step` elements of k at a time. One over a single loop, of which
+    operands are zero behind its end, is `cut` anywhere.
     """
 
     m: int
@@ -65,6 +65,7 @@ class Matmul:
     sectors: float = 0.0
     ahead: int = 0
     cut: bool = False
+    vectors: tuple[int, int] = (0, 0)
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
@@ -111,15 +112,22 @@ def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[in
     return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
 
 
-def ahead(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], parts: int, target: Target) -> int:
+def ahead(
+    p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], parts: int, target: Target
+) -> tuple[int, bool]:
     """32-bit registers of a thread for what its results are joined with, if it has so many and other warps copy; none
-    for parts of a sum."""
+    for parts of a sum. Whether that is all, or vectors alone, for which there are registers rather than for blocks."""
     if parts > 1 or row.threads <= WARP:
-        return 0
-    threads = math.prod(grid) * row.threads
-    words = math.prod(tile) * p.ahead // (4 * threads)
-    free = available(threads, True, p.terms > 1, target) - registers(p, row, tile, grid)
-    return words if words <= free else 0
+        return 0, False
+    m, n = (x // g for x, g in zip(tile, grid, strict=True))
+    # Of 64 rows by 8 columns a thread has two of each (PTX ISA, "Register fragments for wgmma"). Values that are not
+    # loaded in pairs have a register each.
+    vectors = m // 32 * p.vectors[0] + n // 4 * p.vectors[1]
+    paired = p.across and p.m % tile[0] == 0 and p.n % tile[1] == 0
+    words = vectors + m * n // row.threads * (ceildiv(p.ahead, 2) if paired else p.ahead) // 2
+    free = available(math.prod(grid) * row.threads, True, p.terms > 1, target) - registers(p, row, tile, grid)
+    free -= BESIDES - OTHER_REGISTERS
+    return (words, True) if words <= free else (vectors, False) if vectors <= free else (0, False)
 
 
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:

@@ -87,6 +87,19 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A buffer that results are joined with: a block of it for a tile, or a vector along m or n alone."""
+
+    buffer: str
+    bytes: int
+    along: tuple[bool, bool]  # m, n
+
+    @property
+    def is_block(self) -> bool:
+        return all(self.along)
+
+
+@dataclass(frozen=True)
 class MatmulAxes:
     """The axes and operands of a matmul: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
 
@@ -105,7 +118,7 @@ class MatmulAxes:
     copies: tuple[Step, ...] = ()  # steps that copy buffers beforehand, so that factors are blocks of the copies
     copied: tuple[int, ...] = ()  # bytes that each of these reads and writes
     read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
-    joined: tuple[tuple[str, int], ...] = ()  # buffers that results are joined with, and the bytes of their elements
+    joined: tuple[Joined, ...] = ()  # what results are joined with that can be loaded before the sum
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
@@ -130,7 +143,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 batch = tuple(f for f in c.rows if f.var not in tiled)
                 across = not any(f.var in even for f in rows)
                 result = _result(c, m, n, tensors, ranges)
-                joined = tuple(_joined(c, m, n, tensors, ranges))
+                joined = tuple(joined_with(c, m, n, tensors, ranges))
                 for (a, first), (b, second) in itertools.product(
                     _factors(left, right, m, k, tensors, ranges), _factors(right, left, n, k, tensors, ranges)
                 ):
@@ -288,18 +301,21 @@ def _result(
     return replace(made, how="plain", piece=math.gcd(rows, ROW), twin=True)
 
 
-def _joined(
+def joined_with(
     c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
-) -> Iterator[tuple[str, int]]:
-    """Buffers that are loaded after the sum only, each at one place, a block of it for a tile of the result."""
+) -> Iterator[Joined]:
+    """Buffers that are loaded after the sum only, each at one place, a block or a vector of it for a tile of the
+    result."""
     found = list(dict.fromkeys(x for s in c.after for x in loads(s)))
     others = {x.buffer for f in (c.left, c.right, c.first) for x in loads(f)} | {
         s.buffer for s in c.after if isinstance(s, Store)
     }
     for x in found:
-        alone = [y.buffer for y in found].count(x.buffer) == 1 and x.buffer not in others
-        if alone and x.buffer in tensors and _axes(x.buffer, x.index, (m, n), tensors, ranges):
-            yield x.buffer, x.dtype.bytes
+        alone = [y.buffer for y in found].count(x.buffer) == 1 and x.buffer not in others and loads(x) == (x,)
+        along = tuple(any(f.var in names(x) for f in part.loops) for part in (m, n))
+        parts = [part for part, moves in zip((m, n), along, strict=True) if moves]
+        if alone and x.buffer in tensors and parts and _axes(x.buffer, x.index, parts, tensors, ranges):
+            yield Joined(x.buffer, x.dtype.bytes, (along[0], along[1]))
 
 
 def _stores(result: Result | None) -> Iterator[Result | None]:

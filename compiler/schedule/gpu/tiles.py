@@ -38,6 +38,7 @@ class Tiling:
     blocks: int = 0
     grid: tuple[int, int] = (1, 1)
     ahead: int = 0  # registers of a thread for what results are joined with
+    whole: bool = False  # that is all of it, rather than vectors alone
 
 
 # Tiles of a thread block, and the warps that multiply them.
@@ -98,7 +99,7 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
             for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
                 takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                 if math.isfinite(takes):
-                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid, held)
+                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid, *held)
 
 
 def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:

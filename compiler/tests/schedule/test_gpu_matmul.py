@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -128,11 +129,34 @@ def test_rows_that_begin_anywhere_are_copied_further_apart(p: Matmul, padded: st
     assert {t.name.removesuffix("_padded") for t in made.temps if t.name.endswith("_padded")} == set(padded)
 
 
+@pytest.mark.parametrize(("epilogue", "buffer"), [("residual", "r"), ("bias", "e"), ("relu", "e")])
 @pytest.mark.parametrize("n", [264, 267])
-def test_what_a_result_is_joined_with_is_loaded_before_the_sum(n: int) -> None:
-    made = check(Matmul(200, n, 128, right="nk", dtype="bf16", epilogue="residual"), TARGETS["sm_90a"])
+def test_what_a_result_is_joined_with_is_loaded_before_the_sum(n: int, epilogue: str, buffer: str) -> None:
+    made = check(Matmul(200, n, 128, right="nk", dtype="bf16", epilogue=epilogue), TARGETS["sm_90a"])
     ahead = [a.tensor for k in made.kernels for s in k.body for a in s.walk() if isinstance(a, tile.Alloc)]
-    assert [t.name for t in ahead if t.name.endswith("_ahead")] == ["r_ahead"]
+    assert [t.name for t in ahead if t.name.endswith("_ahead")] == [f"{buffer}_ahead"]
+
+
+def test_vectors_of_both_axes_are_loaded_before_the_sum() -> None:
+    text = Matmul(200, 264, 128, right="nk", dtype="bf16", epilogue="bias").text
+    text = text.replace("r: f32[200, 264]", "r: f32[200]").replace("+ e[j]", "* r[i] + e[j]")
+    made = check(text, TARGETS["sm_90a"])
+    ahead = [a.tensor for k in made.kernels for s in k.body for a in s.walk() if isinstance(a, tile.Alloc)]
+    shapes = {t.name: len(t.shape) for t in ahead if t.name.endswith("_ahead")}
+    assert shapes == {"r_ahead": 1, "e_ahead": 1}
+
+
+def test_pairs_that_are_loaded_behind_a_guard_do_not_wait_for_each_other() -> None:
+    made = tensor_text.parse(Matmul(1000, 512, 512, right="nk", dtype="bf16", epilogue="residual").text)
+    loops = pipeline.lower(made, nvidia.SM_90A, {}, source="tensor", until="loop").stages["loop"]
+    (kernel,) = loops.kernels
+    for member in itertools.islice(pipeline.space(loops, kernel, nvidia.SM_90A), 60):
+        chosen = {kernel.name: member.schedule}
+        text = pipeline.lower(made, nvidia.SM_90A, chosen, source="tensor").stages["cuda"]
+        if "mlc_load_where<2>(&r_near[0]" in text:
+            break
+    filled = [line for line in text.splitlines() if line.strip().startswith("r_ahead[") and "=" in line]
+    assert filled and not any("?" in line for line in filled), "a select of what was just loaded waits for it"
 
 
 @pytest.mark.parametrize("k", [192, 576])

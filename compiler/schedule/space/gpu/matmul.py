@@ -131,12 +131,18 @@ def _sizes(p: MatmulAxes) -> Matmul:
     batch = math.prod(map(size, p.batch))
     out = p.result.bytes if p.result and p.result.how else 0
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
-    others = {x.buffer for s in p.found.after for x in loads(s)} - {name for name, _ in p.joined}
+    others = {x.buffer for s in p.found.after for x in loads(s)} - {x.buffer for x in p.joined}
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
         (p.m.near, p.n.near), bool(others), math.prod(p.k.box) if p.k.boxed else 0, _sectors(p),
-        sum(n for _, n in p.joined), len(p.k.loops) == 1 and not p.k.boxed,
+        sum(x.bytes for x in p.joined if x.is_block), len(p.k.loops) == 1 and not p.k.boxed,
+        (_along(p, (True, False)), _along(p, (False, True))),
     )  # fmt: skip
+
+
+def _along(p: MatmulAxes, along: tuple[bool, bool]) -> int:
+    """How many vectors results are joined with that lie along m alone, or along n alone."""
+    return sum(x.along == along for x in p.joined)
 
 
 def _sectors(p: MatmulAxes) -> float:
@@ -224,10 +230,12 @@ class MatmulPlan:
 
     def load_ahead(self, nest: tuple[str, ...]) -> None:
         """What results are joined with is asked for before the sum, and is there when that is done."""
-        for buffer, _ in self.p.joined:
-            tile = f"{buffer}_ahead"
-            into = numbered(f"{tile}_at", len(nest))
-            self.steps.append(LoadAhead(buffer, tile, nest, into))
+        for x in self.p.joined:
+            if x.is_block and not self.t.whole:
+                continue
+            tile = f"{x.buffer}_ahead"
+            into = numbered(f"{tile}_at", sum(x.along))
+            self.steps.append(LoadAhead(x.buffer, tile, nest, into))
             self.spread(into)
 
     def raster(self) -> list[str]:
@@ -319,7 +327,8 @@ class MatmulPlan:
 
     def pipeline(self, producers: int, held: int) -> None:
         """Copies by warps of their own; the threads that multiply hold so many words of tiles together."""
-        held += self.t.ahead * self.t.threads
+        if self.t.ahead:
+            held += (self.t.ahead + matmul.BESIDES - matmul.OTHER_REGISTERS) * self.t.threads
         registers = matmul.reallocated(held // self.t.threads, self.t.threads, producers, self.target)
         args = ("depth", self.t.depth), ("producers", producers), *registers
         self.steps.append(Bind(self.p.k.outer, "pipeline", args))
@@ -375,7 +384,8 @@ class MatmulPlan:
         self.steps += [Tensorize(nest, self.t.row.name, self.t.grid) for nest in nests]
 
     def spread(self, nest: tuple[str, ...]) -> None:
-        self.steps += [Bind(nest[0], "lanes", (("threads", self.t.threads),)), Bind(nest[1], "lanes")]
+        self.steps.append(Bind(nest[0], "lanes", (("threads", self.t.threads),)))
+        self.steps += [Bind(var, "lanes") for var in nest[1:]]
 
     def shared(self, x: Factor, own: Axis, word: str, length: int) -> str:
         """A factor's tile in shared memory; one that is not copied is computed by all threads."""
