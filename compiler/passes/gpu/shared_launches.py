@@ -1,8 +1,10 @@
-"""Kernel IR in, Kernel IR out: short functions that wait for nothing but the program's inputs are one launch.
+"""Kernel IR in, Kernel IR out: short functions that do not wait for each other are one launch.
 
 The weights of a model are rounded, and put into the order of tiles, by as many kernels as it has layers, each of which
 takes about as long to start as to run. None waits for another: blocks of one launch do them all, each its own. What
-only such functions have made is there early, too, so that what is made of it is one launch behind them.
+only such functions have made is there early, too, so that what is made of it is one launch behind them. Of the rest,
+a function joins the nearest before it that it need not wait for, such as the products of one token with several
+matrices; all of these but the longest are short.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from compiler.passes.gpu.dependent_launch import WAIT, overlaps
 
 SHORT = 10 << 20  # bytes that a function reads and writes, at most: it runs about as long as it takes to start
 MOST = 24  # functions of a launch, for its parameters and its text
+FAR = 8  # launches by which a function may begin earlier: what it makes is alive for so long
 SHARED = 16 << 10  # bytes of shared memory, which its blocks all have then
 _PLAIN = (Let, k.Declare, k.Assign, k.Store, k.For, k.If, k.Array)
 _MOVES = ("mlc_load", "mlc_store")
@@ -41,27 +44,69 @@ def shared_launches(program: k.Program) -> k.Program:
         left = [f for f in left if f not in ready]
         there = there | {w for f in ready for w in f.writes}
         front += _launches(ready, [f.name for f in (*front, *program.functions)])
+    left = _beside(left, own, [f.name for f in (*front, *program.functions)])
     if len(front) + len(left) == len(program.functions):
         return program
     return program.replace(functions=(*front, *left))
+
+
+def _beside(functions: list[k.Function], own: set[str], taken: list[str]) -> list[k.Function]:
+    """Functions in order, as few launches as come of each with the nearest before it that it may run beside."""
+    groups: list[list[k.Function]] = []
+    for f in functions:
+        place = _place(groups, f, own) if _is_plain(f, own) else None
+        if place is None:
+            groups.append([f])
+        else:
+            groups[place].append(f)
+    return [_one(some, taken) if len(some) > 1 else some[0] for some in groups]
+
+
+def _place(groups: list[list[k.Function]], f: k.Function, own: set[str]) -> int | None:
+    """The last group that a function may join: it neither waits for that nor for those after it."""
+    for n in range(len(groups) - 1, max(len(groups) - 1 - FAR, -1), -1):
+        some = groups[n]
+        if any(_wait(before, f) for before in some):
+            return None
+        sizes = sorted(sum(map(known_bytes, x.params)) for x in (*some, f))
+        fits = len(some) < MOST and sum(sizes[:-1]) <= SHORT
+        if fits and _kind(some[0]) == _kind(f) and all(_is_plain(x, own) for x in some):
+            return n
+    return None
+
+
+def _wait(before: k.Function, f: k.Function) -> bool:
+    """Whether a function has to wait for one before it."""
+    mine, theirs = {p.name for p in f.params}, {p.name for p in before.params}
+    return not mine.isdisjoint(before.writes) or not theirs.isdisjoint(f.writes)
 
 
 def _launches(ready: list[k.Function], taken: list[str]) -> list[k.Function]:
     """As few launches as do what these functions do, none of which waits for another."""
     kinds: dict[Hashable, list[k.Function]] = {}
     for f in ready:
-        kinds.setdefault((f.block, *{(a.dtype, a.align) for a in _shared(f)}), []).append(f)
+        kinds.setdefault(_kind(f), []).append(f)
     parts = [some[n : n + MOST] for some in kinds.values() for n in range(0, len(some), MOST)]
     return [_one(some, taken) if len(some) > 1 else some[0] for some in parts]
 
 
+def _kind(f: k.Function) -> Hashable:
+    """What functions of one launch have in common."""
+    return f.block, *{(a.dtype, a.align) for a in _shared(f)}
+
+
 def _is_short(f: k.Function, there: set[str], own: set[str]) -> bool:
     """A short function that reads what is `there` and writes what is its own, block by block."""
-    plain = f.block and f.cluster == 1 and not f.maps and not f.exchanged and all(isinstance(n, Const) for n in f.grid)
     read = {p.name for p in f.params} - set(f.writes)
-    if not plain or not read or not read <= there or not own.issuperset(f.writes):
+    return bool(read) and read <= there and sum(map(known_bytes, f.params)) <= SHORT and _is_plain(f, own)
+
+
+def _is_plain(f: k.Function, own: set[str]) -> bool:
+    """A function that writes what is its own, whose blocks have nothing to do with each other."""
+    plain = f.block and f.cluster == 1 and not f.maps and not f.exchanged and all(isinstance(n, Const) for n in f.grid)
+    if not plain or not own.issuperset(f.writes):
         return False
-    if sum(map(known_bytes, f.params)) > SHORT or len(_shared(f)) > 1 or any(a.align > 128 for a in _shared(f)):
+    if len(_shared(f)) > 1 or any(a.align > 128 for a in _shared(f)):
         return False
     return all(map(_is_alone, f.body)) and sum(a.size * a.dtype.bytes for a in _shared(f)) <= SHARED
 
@@ -74,7 +119,7 @@ def _is_alone(s: k.Stmt) -> bool:
                 return False
             case k.Barrier(scope) if scope != "block":
                 return False
-            case k.Together() | k.Peer() | Op("require"):
+            case k.Peer() | Op("require"):
                 return False
             case k.Stmt() if not isinstance(n, (*_PLAIN, k.Call, k.Barrier)):
                 return False
