@@ -77,18 +77,23 @@ def arange_to(b: Builder, end: Number | Expr, *, dtype: DType | None = None) -> 
     return arange(b, 0, end, dtype=dtype)
 
 
+def _end(b: Builder, value: Number | Expr, kind: DType) -> Expr:
+    """An end of a range, of integers a whole number."""
+    if kind.is_float:
+        return cast(value, f64) if isinstance(value, Expr) else const(float(value), f64)
+    return cast(scalar(b, value, kind), f64)
+
+
 def linspace(b: Builder, start: Number | Expr, end: Number | Expr, steps: int, *, dtype: DType | None = None) -> Value:
-    """From both ends to the middle, so that the ends are exact."""
+    """From both ends to the middle, so that the ends are exact; a fused product decides which integer is below."""
     del dtype
     kind = b.out.dtype
-    if not kind.is_float:
-        raise b.refuse("the result is of an integer type")
-    first, last = (cast(x, f64) if isinstance(x, Expr) else float(x) for x in (start, end))
-    step = (last - first) / (steps - 1) if steps > 1 else 0.0
+    first, last = (_end(b, x, kind) for x in (start, end))
+    step = (last - first) / (steps - 1.0) if steps > 1 else const(0.0, f64)
 
     def element(at: Index) -> Expr:
-        up = cast(at[0], f64) * step + first
-        down = last - cast(steps - 1 - at[0], f64) * step
+        up = op("fma", cast(at[0], f64), step, first)
+        down = op("fma", cast(at[0] - (steps - 1), f64), step, last)
         return rounded(op("where", op("lt", at[0], max(steps // 2, 1)), up, down), kind)
 
     return b.map(b.out.shape, element)

@@ -99,6 +99,8 @@ def take(b: Builder, self: Value, index: Value) -> Value:
 def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
     d = one_dim(b, dim, self.rank)
     if not self.rank:
+        if not all(map(is_one, index.shape)):
+            raise b.refuse("a scalar has one element")
         return b.map((), lambda at: _of_scalar(_listed(index, const(0, i64)), stored(self, ())), "gathered")
     return _read(b, self, index, lambda at: _along(self, at, d, _listed(index, at[d])))
 

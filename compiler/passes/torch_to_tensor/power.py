@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.ir.dtype import boolean
-from compiler.ir.expr import Expr, op, static
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, boolean, i64
+from compiler.ir.expr import Expr, cast, op, static
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
 from compiler.passes.torch_to_tensor.pointwise import pointwise, promote, scalar
@@ -40,9 +41,7 @@ def power_by(b: Builder, self: Value, exponent: float | Expr) -> Value:
     """A power with one exponent for all elements."""
     dtype = b.out.dtype
     if isinstance(exponent, Expr):
-        if not dtype.is_float:
-            raise b.refuse("the exponent of integers must be known when compiling")
-        return power(b, self, exponent)
+        return power(b, self, exponent if dtype.is_float else _whole(exponent, dtype))
     if dtype.is_float:
         return pointwise(lambda x: f.power_by(x, exponent))(b, self)
     count = static(scalar(b, exponent, dtype))
@@ -54,6 +53,12 @@ def power_by(b: Builder, self: Value, exponent: float | Expr) -> Value:
         return base if int(count) >> n & 1 else f.lit(1, base)
 
     return _by_digits(b, max(int(count).bit_length(), 1), factor)
+
+
+def _whole(exponent: Expr, dtype: DType) -> Expr:
+    """The exponent, which integers of this type must have: the program fails where it is negative or too large."""
+    n = cast(exponent, i64)
+    return op("require", op("and", op("ge", n, 0), op("le", n, dt.integer_range(dtype)[1])), n)
 
 
 def _by_digits(b: Builder, bits: int, factor: Callable[[Index, int], Expr]) -> Value:

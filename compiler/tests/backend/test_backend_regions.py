@@ -328,6 +328,7 @@ REFUSED: dict[str, tuple[Function, Tensor, Tensor]] = {
     "targets": (F.cross_entropy, torch.ones(2, 3), torch.tensor([0, 2], dtype=torch.int32)),
     "weights": (lambda x, y: F.nll_loss(x, torch.tensor([0, 2]), y), torch.ones(2, 3), torch.ones(3).double()),
     "rows": (lambda x, y: x.index_select(0, y), torch.ones(3), torch.tensor([0.0, 1.0])),
+    "a scalar": (lambda x, y: x.index_select(0, y), torch.tensor(1.0), torch.tensor([0, 0])),
     "mask": (lambda x, y: x * (1 - y), torch.ones(2), torch.tensor([True, False])),
     "cross product": (torch.linalg.cross, torch.ones(2, 3), torch.ones(2, 3).long()),
     "gates": (lambda x, y: F.glu(x) + y, torch.ones(4).long(), torch.ones(2)),
@@ -338,7 +339,7 @@ REFUSED: dict[str, tuple[Function, Tensor, Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_types_that_eager_refuses_are_refused(name: str) -> None:
+def test_arguments_that_eager_refuses_are_refused(name: str) -> None:
     f, x, y = REFUSED[name]
     with pytest.raises(RuntimeError) as problem:
         f(x, y)

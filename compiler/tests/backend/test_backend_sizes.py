@@ -176,6 +176,7 @@ def _written_at(x: Tensor, k: int) -> Tensor:
         pytest.param(lambda x, k: x[k - 3 :] * 2, id="a slice from either end"),
         pytest.param(_written_at, id="a write"),
         pytest.param(lambda x, k: x**k, id="a power"),
+        pytest.param(lambda x, k: ((x * 3).long() ** k, (x > 0) ** k, k ** (x > 0).int()), id="a power of integers"),
         pytest.param(lambda x, k: x * torch.linspace(-k, k + 1, 8), id="even steps"),
     ],
 )
@@ -183,6 +184,16 @@ def test_numbers_that_say_where_and_how_often(function: Callable[[Tensor, int], 
     seed = seeded()
     x = torch.randn(8, 8)
     agree(function, *((x, k) for k in (4, 5, 6, 2, 7, 3)), seed=seed)
+
+
+def test_an_exponent_that_integers_do_not_have() -> None:
+    compiled = torch.compile(lambda x, k: x ** (k - 3), backend="mlcomp", options={"fallback": "error"})
+    x = torch.tensor([1, 2, -3], dtype=torch.int8)
+    for k in (5, 6, 4, 9):
+        assert torch.equal(compiled(x, k), x ** (k - 3))
+    for k in (2, 200):
+        with pytest.raises(RuntimeError, match=r"aten\.pow.*(negative integer powers|without overflow)"):
+            compiled(x, k)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
