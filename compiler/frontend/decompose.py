@@ -31,6 +31,7 @@ from compiler.frontend import (
     floats,
     foreach,
     graphs,
+    incomplete_gamma,
     linalg,
     margins,
     samples,
@@ -60,7 +61,9 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
     table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
-    families = (definitions, distances, embeddings, linalg, margins, samples, selections, floats, windows)
+    families = (
+        definitions, distances, embeddings, floats, incomplete_gamma, linalg, margins, samples, selections, windows,
+    )  # fmt: skip
     own = {name: how for family in families for name, how in family.DEFINITIONS.items()}
     table |= {_overload(name): _laid_out(_overload(name), how) for name, how in own.items()}
     table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]

@@ -349,10 +349,14 @@ def nan_to_num(
 
 
 def convert(
-    b: Builder, self: Value, dtype: DType | None = None, memory_format: str | None = None, non_blocking: bool = False
-) -> Value:
-    """To another element type; to a 16-bit float it rounds, since the program says so."""
+    b: Builder, self: Value | float, dtype: DType | None = None, memory_format: str | None = None,
+    non_blocking: bool = False,
+) -> Value:  # fmt: skip
+    """To another element type; to a 16-bit float it rounds, since the program says so. `vmap` converts numbers too."""
     del memory_format, non_blocking  # the result's strides say it
+    if not isinstance(self, Value):
+        number = scalar(b, self, b.out.dtype)
+        return b.map((), lambda at: number)
     wanted = dtype or self.dtype
     if wanted is self.dtype:
         return self

@@ -272,6 +272,7 @@ PROGRAMS: dict[str, tuple[Any, Callable[[], tuple[Tensor, ...]]]] = {
     "half inside": (half_inside, wide),
     "gradient inside": (lambda x: torch.func.grad(lambda y: (y**3).sum())(x), wide),
     "vmap inside": (lambda x: torch.func.vmap(lambda y: y.softmax(0) * 2)(x), wide),
+    "vmap of a number": (lambda x: torch.func.vmap(lambda y: y / (1 + y.abs().sum()))(x), wide),
     "checkpoint": (lambda x: checkpoint(lambda y: y.sin().exp(), x, use_reentrant=False), wide),
     "own gradient": (half_slope, wide),
     "hook": (hooked, wide),

@@ -37,6 +37,28 @@ def test_special_functions(dtype: torch.dtype) -> None:
             assert got.dtype == want.dtype
 
 
+# Lower and upper function to 17 digits, computed with 40.
+GAMMA = {
+    (0.5, 1.1): (0.861989262431340456, 0.138010737568659544), (1e-3, 1e-3): (0.99368764670886029, 0.00631235329113971),
+    (25.57, 18.01): (0.054048667617790841, 0.945951332382209159), (3.0, 0.2): (0.0011484812448621326, 0.99885151875513787),
+    (30.0, 120.0): (1.0, 2.25446219640636719e-23), (1e4, 10100.0): (0.841348750447179622, 0.158651249552820378),
+}  # fmt: skip
+
+
+def test_incomplete_gamma_functions() -> None:
+    lower, upper = (decompositions()[getattr(torch.ops.aten, name).default] for name in ("igamma", "igammac"))
+    points = torch.tensor(list(GAMMA), dtype=torch.float64).T
+    for n, how in enumerate((lower, upper)):
+        want = torch.tensor([found[n] for found in GAMMA.values()], dtype=torch.float64)
+        torch.testing.assert_close(how(*points), want, rtol=1e-13, atol=0)
+    edges = torch.tensor([0.0, -0.0, 0.5, 30.0, 1e30, math.inf, -math.inf, math.nan, -1.0])
+    every = torch.cartesian_prod(edges, edges).T
+    for op, how in ((torch.igamma, lower), (torch.igammac, upper)):
+        torch.testing.assert_close(how(*every), op(*every), rtol=1e-4, atol=1e-30, equal_nan=True)
+    whole = torch.ones(3, dtype=torch.int64)
+    assert lower(whole, whole) is NotImplemented
+
+
 def test_places_among_edges_and_counts() -> None:
     edges = torch.tensor([-1.0, 0.0, 0.0, 2.5])
     x = torch.tensor([[-2.0, -1.0, 0.0], [1.0, 2.5, math.nan]])
