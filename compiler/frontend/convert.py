@@ -53,6 +53,7 @@ def convert(
     name: str = "f",
     ranges: Mapping[Any, Any] = {},
     into: Sequence[str] = (),
+    placed: bool = False,
 ) -> Converted:
     """A functional ATen graph, whose nodes carry example values, as Torch IR.
 
@@ -60,9 +61,9 @@ def convert(
     not tensors are left out: torch has specialised the graph to their values, or they are sizes of tensors. A size that
     no tensor has is that of an input which nobody reads, of one element's memory, in the place of the number. `ranges`
     are those of symbolic sizes, by torch's symbol. `into` has for each result the one of these names that it may
-    overwrite, or "".
+    overwrite, or "". If they are `placed`, inputs begin where they do now in their memory, as far as `offsets` tells.
     """
-    reader = _Reader(graph, Symbols(ranges))
+    reader = _Reader(graph, Symbols(ranges), placed)
     placeholders = graphs.placeholders(graph)
     names = [reader.bind(n, wanted[k] if k < len(wanted) else n.name) for k, n in enumerate(placeholders)]
     taken = {
@@ -147,8 +148,9 @@ def offsets(graph: GraphModule) -> dict[str, int]:
 class _Reader:
     """Reads the calls of one graph, with the names that its nodes have been given."""
 
-    def __init__(self, graph: GraphModule, symbols: Symbols) -> None:
+    def __init__(self, graph: GraphModule, symbols: Symbols, placed: bool) -> None:
         self.graph = graph
+        self.placed = placed
         self.names: dict[Node, str] = {}
         self.taken: set[str] = set(_RESERVED)
         self.symbols = symbols
@@ -203,9 +205,9 @@ class _Reader:
         return [Call(names, kinds, str(op), args, kwargs, "" if origin == str(op) else origin)]
 
     def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node, last: int) -> tuple[Any, ...]:
-        """The arguments without an offset, the last of them, that is that of the tensor itself.
+        """The arguments with an offset, the last of them, that counts from the first element of the tensor.
 
-        Another one counts from the beginning of the memory, of which an input may be any part.
+        As given, it counts from the beginning of the memory, of which an input may be any part.
         """
         base = node.args[0].meta["val"]  # type: ignore[union-attr]
         given = args[last] if len(args) > last else kwargs.get("storage_offset")
@@ -213,11 +215,12 @@ class _Reader:
             return args[:last]
         memory = base.untyped_storage()._cdata
         outer = [n.meta.get("val") for n in self.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
-        if base.storage_offset() or any(
-            x.untyped_storage()._cdata == memory for x in outer if isinstance(x, torch.Tensor)
-        ):
+        inside = any(x.untyped_storage()._cdata == memory for x in outer if isinstance(x, torch.Tensor))
+        if inside and not self.placed:
             raise Unsupported(str(node.target), self.shown(node), "an offset into memory that an input is part of")
-        return (*args[:last], given)
+        if not isinstance(given, int) or not isinstance(base.storage_offset(), int) or given < base.storage_offset():
+            raise Unsupported(str(node.target), self.shown(node), "an offset before the elements of the tensor")
+        return (*args[:last], given - base.storage_offset())
 
     def refuse_effects(self, op: OpOverload, node: Node) -> None:
         why = ""

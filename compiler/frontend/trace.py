@@ -210,6 +210,7 @@ def from_graph(
     `constants` are the known values of some of its placeholders, by position. Decompose with `decompositions()` before.
     Results that share memory in eager are views of one output of the program. `into` names, for some results by their
     position, the placeholder that they may overwrite: what shares memory with no other result then does, if it can.
+    Inputs begin in their memory where those of the examples do, for which `offsets` tells what to check.
     """
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)
@@ -223,7 +224,7 @@ def from_graph(
     }  # fmt: skip
     places = [alone.get(k, "") for k in range(len(wanted.computed))] if alone else []
     computed = expand(with_results(graph, wanted.computed))
-    made = convert(computed, [n.name for n in placeholders], constants, into=places)
+    made = convert(computed, [n.name for n in placeholders], constants, into=places, placed=True)
     arguments = tuple(made.inputs[n] for n in made.taken)
     views = wanted.views(made.symbols)
     return Captured(made.program, made.constants, arguments, structure, literals, made.guards, views, made.taken)

@@ -276,6 +276,8 @@ COUNTED: dict[str, Callable[[Tensor], Tensor]] = {
     "of a view": lambda x: torch.as_strided(x[2:], (2, 2), (2, 1), 2) * 2 + 1,
     "size": lambda x: torch.as_strided(x, (2, x.shape[0] // 4), (2, 1), 0) * 2 + 1,
     "own": lambda x: torch.as_strided(x, (2, 2), (2, 1)) * 2 + 1,
+    "put": lambda x: torch.as_strided_scatter(x * 2, torch.ones(2, 2), (2, 2), (2, 1), 1),
+    "copied": lambda x: torch.as_strided_copy(x, (2, 2), (2, 1), 5),
 }
 
 
@@ -290,6 +292,23 @@ def test_offsets_count_from_the_beginning_of_a_memory(name: str) -> None:
         for first in ((0, 4, 8), (4, 0, 8))[run]:
             for x in (memory[first : first + 8], memory[first : first + 12]):
                 torch.testing.assert_close(own(x), COUNTED[name](x))
+
+
+def test_offsets_within_an_input_are_compiled() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        beside = torch.as_strided(x[1:], (2, 2), (1, 3), 4) * 2
+        return (
+            beside,
+            torch.as_strided_copy(x, (2, 3), (2, 1), 1),
+            torch.as_strided_scatter(x, beside, (2, 2), (1, 2), 3),
+        )
+
+    x = torch.randn(4, 3, requires_grad=True)
+    found = [
+        (made := f(x), torch.autograd.grad([y.sin().sum() for y in made], x))
+        for f in (torch.compile(function, backend="mlcomp", options={"fallback": "error"}), function)
+    ]
+    torch.testing.assert_close(*found)
 
 
 COMPLEX: dict[str, Callable[[Tensor], Any]] = {
