@@ -295,14 +295,21 @@ def _in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed
 
 def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
     """Compile each region that a graph calls."""
+
+    def one(region: GraphModule, _: Sequence[Any]) -> Boxed:
+        return _program(region, options, _refitting(region, options), report)
+
     for node in list(graph.graph.nodes):
         if node.op == "call_module":
             region = getattr(graph, node.target)
+            examples, before = [n.meta.get("val") for n in graphs.placeholders(region)], len(report.regions)
             try:
-                made = _program(region, options, _refitting(region, options), report)
+                made = numbers.compiled(region, examples, one, fallback=False)
+                counted = [replace(r, calls=len(regions.calls(region))) for r in report.regions[before:]]
+                report.regions[before:] = counted  # not the calls on parts of complex numbers
             except Exception as problem:
                 made = _bisected(region, problem, options, report)
-            setattr(graph, node.target, _Region(made))
+            setattr(graph, node.target, regions.Region(made))
     return lambda inputs: graph.forward(*inputs)
 
 
@@ -316,17 +323,6 @@ def _bisected(graph: GraphModule, problem: Exception, options: Options, report: 
         return lambda inputs: graph.forward(*inputs)
     report.attempts -= 1
     return _parts(regions.halves(graph), options, report)
-
-
-class _Region(torch.nn.Module):
-    """A module that runs a compiled region in place of its graph."""
-
-    def __init__(self, run: Boxed) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, *inputs: Any) -> Sequence[Any]:
-        return self.run(list(inputs))
 
 
 def _in_eager(graph: GraphModule, problem: Exception, options: Options) -> Boxed:

@@ -29,36 +29,38 @@ Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
 
 
 def giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
-    """A function that gives the results of the graph from its inputs and from the results of the program."""
+    """A function that gives the results of the graph from its inputs and from the results of the program.
+
+    Those of the graph that are neither are made by its calls.
+    """
     places = {n: k for k, n in enumerate((*placeholders, *computed))}
-    made_anew = {n: _maker(x, placeholders) for n, x in enumerate(listed) if x not in places}
+    made_anew = {n: _maker(x, places) for n, x in enumerate(listed) if x not in places}
     picked = [places.get(x, 0) for x in listed]
 
     def give(inputs: list[Any], made: Sequence[Any]) -> list[Any]:
         every = (*inputs, *made)
         results = [every[k] for k in picked]
         for n, make in made_anew.items():
-            results[n] = make(inputs)
+            results[n] = make(every)
         return results
 
     return give
 
 
-def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
-    """A function that gives a result of the graph from its inputs alone."""
+def _maker(result: Any, places: Mapping[Node, int]) -> Callable[[Sequence[Any]], Any]:
+    """A function that gives a result of the graph from the values of nodes, which are at these places."""
     if not isinstance(result, Node):
-        return lambda inputs: result
-    positions = {n: k for k, n in enumerate(placeholders)}
+        return lambda known: result
 
-    def again(node: Node, inputs: list[Any]) -> Any:
-        if node in positions:
-            return inputs[positions[node]]
+    def again(node: Node, known: Sequence[Any]) -> Any:
+        if node in places:
+            return known[places[node]]
         if node.op == "get_attr":
             return operator.attrgetter(node.target)(node.graph.owning_module)  # type: ignore[arg-type]
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, inputs))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, known))
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    return lambda inputs: again(result, inputs)
+    return lambda known: again(result, known)
 
 
 def begins(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:

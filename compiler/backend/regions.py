@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from compiler import frontend
+from compiler.backend.writes import Boxed
 from compiler.errors import CompilerError, Unsupported
 from compiler.frontend.graphs import output, placeholders
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
@@ -137,24 +138,17 @@ def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | Non
         return Unsupported(str(node.target), elsewhere, f"all tensors of a region must be on one device, here {device}")
     if not tensors or str(node.target) in frontend.IGNORED:
         return Unsupported(str(node.target), (), "computes no tensor")
-    if any(x.is_complex() for x in tensors):
-        return _problem_of_complex(node, graph)
+    alone = _alone(node, graph)
     try:
-        torch_to_tensor.lower(frontend.from_graph(_alone(node, graph)).program)
+        real = frontend.as_real(alone) if frontend.has_complex(alone) else alone
+        torch_to_tensor.lower(frontend.from_graph(real).program)
+    except Unsupported as problem:
+        return Unsupported(problem.op, (problem.args_text,), problem.why)  # without the trace that torch adds
     except CompilerError as problem:
         return problem
     except Exception:  # a bug, which is found where the region fails
         return None
     return None
-
-
-def _problem_of_complex(node: Node, graph: GraphModule) -> CompilerError:
-    """Why a call on complex numbers is not compiled: because of what it is, or because of another one of its graph."""
-    try:
-        frontend.as_real(_alone(node, graph))
-    except Unsupported as problem:
-        return Unsupported(problem.op, (problem.args_text,), problem.why)  # without the trace that torch adds
-    return Unsupported(str(node.target), (), "complex numbers are compiled where all calls of a graph on them are")
 
 
 def _alone(node: Node, graph: GraphModule) -> GraphModule:
@@ -225,3 +219,14 @@ def _device(graph: GraphModule) -> str:
     made = [x for n in graph.graph.nodes if n.op == "call_function" for x in _tensors(_value(n))]
     count = Counter(str(x.device) for x in made if x.device.type in TARGETS)
     return count.most_common(1)[0][0] if count else ""
+
+
+class Region(torch.nn.Module):
+    """A module that runs a compiled region in place of its graph."""
+
+    def __init__(self, run: Boxed) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *inputs: Any) -> Sequence[Any]:
+        return self.run(list(inputs))

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
-from compiler.frontend import fourier, graphs
+from compiler.frontend import complex_functions, fourier, graphs
 from compiler.frontend.decompose import Holding, expand, retrace
 
 _aten = torch.ops.aten
@@ -65,9 +66,10 @@ def without_complex(graph: GraphModule) -> GraphModule:
 def as_real(graph: GraphModule) -> GraphModule:
     """The graph on real numbers; raises Unsupported."""
     values = [n.meta.get("val") for n in graphs.placeholders(graph)]
-    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    every = [n.meta.get("val") for n in graph.graph.nodes]
+    mode = next((v.fake_mode for v in every if isinstance(v, FakeTensor)), None)
     if mode is None:
-        raise Unsupported("complex numbers", (), "a graph without inputs")
+        raise Unsupported("complex numbers", (), "a graph without tensors")
     graph = _holding_parts(graph)
     for n in graph.graph.nodes:
         x = n.meta.get("val")
@@ -183,6 +185,11 @@ def pair(x: Any) -> Pair:
 
 def _by_parts(target: Any, args: Any, kwargs: Any) -> Any:
     """What is made of real parts, beside what is made of imaginary ones."""
+    if isinstance(target, OpOverload):  # of a whole number, as of any other, the imaginary part is 0
+        args = [
+            complex(x) if isinstance(a.type, torch.NumberType) else x
+            for x, a in zip(args, target._schema.arguments, strict=False)
+        ]
 
     def part(x: Any, k: int) -> Any:
         if isinstance(x, Pair | complex | float) or (isinstance(x, Tensor) and x.is_floating_point()):
@@ -229,7 +236,15 @@ def _quotient(x: Any, y: Any) -> Pair:
     return Pair((a.re * b.re + a.im * b.im) / size, (a.im * b.re - a.re * b.im) / size)
 
 
+def _holds(x: Any) -> Any:
+    """Where a number is not 0."""
+    known = pair(x)
+    return (known.re != 0) | (known.im != 0)
+
+
 def _converted(x: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
+    if dtype is torch.bool:
+        return _holds(x)
     if dtype is not None and not dtype.is_complex:
         return _aten._to_copy(x.re, dtype=dtype)
     known = pair(x)
@@ -239,21 +254,96 @@ def _converted(x: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
 
 def _filled(how: Callable[..., Any]) -> Callable[..., Any]:
     def formula(*args: Any, **kwargs: Any) -> Pair:
-        *shape, value = args
-        options = kwargs | {"dtype": PARTS.get(kwargs.get("dtype"), torch.get_default_dtype())}  # type: ignore[arg-type]
+        *like, value = args
+        shape = [x.re if isinstance(x, Pair) else x for x in like]
+        kind = PARTS.get(kwargs.get("dtype"), None if shape != like else torch.get_default_dtype())  # type: ignore[arg-type]
+        options = kwargs if kind is None else kwargs | {"dtype": kind}
         return Pair(*(how(*shape, part, **options) for part in pair(value).parts))
 
     return formula
 
 
+def _only_real(how: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes real numbers, or is of a shape only, as complex ones."""
+
+    def formula(*args: Any, **kwargs: Any) -> Any:
+        given = [x.re if isinstance(x, Pair) else x for x in args]
+        if any(isinstance(x, complex) for x in given):
+            return NotImplemented
+        kind = PARTS.get(kwargs.get("dtype"))  # type: ignore[arg-type]
+        return pair(how(*given, **(kwargs if kind is None else kwargs | {"dtype": kind})))
+
+    return formula
+
+
+def _function(how: Callable[[Tensor, Tensor], complex_functions.Parts]) -> Callable[[Any], Pair]:
+    return lambda x: Pair(*how(*x.parts))
+
+
+_log, _exponential = (_function(complex_functions.FUNCTIONS[name]) for name in ("log", "exp"))
+
+
 def _power(x: Any, exponent: Any) -> Any:
-    """The powers that eager computes by multiplication."""
-    if not isinstance(x, Pair) or not isinstance(exponent, int | float) or exponent not in range(4):
-        return NotImplemented
-    made = pair(torch.ones_like(x.re))
-    for n in range(int(exponent)):
-        made = _times(made, x) if n else x
+    """Those that eager computes by multiplication, and others by logarithms; 0 has none."""
+    if isinstance(x, Pair) and isinstance(exponent, int | float) and exponent in range(4):
+        made = pair(torch.ones_like(x.re))
+        for n in range(int(exponent)):
+            made = _times(made, x) if n else x
+        return made
+    kind = torch.result_type(*(y.re if isinstance(y, Pair) else y for y in (x, exponent)))
+    base, power = (
+        Pair(*(y.to(kind) if isinstance(y, Tensor) else torch.scalar_tensor(y, dtype=kind) for y in pair(z).parts))
+        for z in (x, exponent)
+    )
+    made = _exponential(_times(_log(base), power))
+    zero = _holds(base).logical_not() & (power.re > 0)
+    return Pair(*(torch.where(zero, 0, part) for part in made.parts))
+
+
+def _sigmoid(x: Pair) -> Pair:
+    """By the exponential of what has no positive real part."""
+    low = x.re < 0
+    small = _exponential(Pair(-x.re.abs(), torch.where(low, x.im, -x.im)))
+    share = _quotient(1.0, Pair(1 + small.re, small.im))
+    other = _times(small, share)
+    return Pair(torch.where(low, other.re, share.re), torch.where(low, other.im, share.im))
+
+
+def _add(x: Any, y: Any) -> Pair:
+    return _FORMULAS[_aten.add](x, y)  # type: ignore[no-any-return]
+
+
+def _product_added(how: Callable[..., Any]) -> Callable[..., Any]:
+    times = _product(how)
+
+    def formula(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+        made = times(a, b)
+        return _add(x if beta == 1 else _times(x, beta), made if alpha == 1 else _times(made, alpha))
+
+    return formula
+
+
+def _lerp(x: Any, y: Any, weight: Any) -> Pair:
+    return _add(x, _times(weight, _FORMULAS[_aten.sub](y, x)))
+
+
+def _variance(x: Pair, *args: Any, **kwargs: Any) -> Tensor:
+    re, im = (_aten.var.correction(part, *args, **kwargs) for part in x.parts)
+    made: Tensor = re + im
     return made
+
+
+def _masked(x: Any, mask: Tensor, value: Any) -> Pair:
+    return Pair(*(torch.where(mask, v, part) for v, part in zip(pair(value).parts, pair(x).parts, strict=True)))
+
+
+def _index_added(x: Any, dim: int, index: Tensor, source: Any, *, alpha: Any = 1) -> Pair:
+    added = pair(source if alpha == 1 else _times(source, alpha))
+    return Pair(*(torch.index_add(p, dim, index, q) for p, q in zip(pair(x).parts, added.parts, strict=True)))
+
+
+def _norm(x: Pair, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _aten.linalg_vector_norm(torch.hypot(x.re, x.im), *args, dtype=PARTS.get(dtype, dtype), **kwargs)
 
 
 def _sign(x: Pair) -> Pair:
@@ -270,35 +360,46 @@ def _joined(re: Tensor, im: Tensor) -> Pair:
     return Pair(*torch.broadcast_tensors(re, im))  # type: ignore[no-untyped-call]
 
 
-def _exponential(x: Pair) -> Pair:
-    size = torch.exp(x.re)
-    return Pair(size * torch.cos(x.im), size * torch.sin(x.im))
-
-
 _FORMULAS: dict[Any, Callable[..., Any]] = {
     _aten.add: _sum(operator.add), _aten.sub: _sum(operator.sub), _aten.mul: _times,
     _aten.square: lambda x: _times(x, x), _aten.reciprocal: lambda x: _quotient(1.0, x), _aten.pow: _power,
     _aten.mm: _product(torch.mm), _aten.bmm: _product(torch.bmm), _aten.div: _quotient, _aten._to_copy: _converted,
-    _aten.full: _filled(_aten.full), _aten.scalar_tensor: _filled(_aten.scalar_tensor),
+    **{op: _filled(op) for op in (_aten.full, _aten.full_like, _aten.new_full, _aten.scalar_tensor)},
     _aten.fill: lambda x, value: Pair(*map(_aten.fill, x.parts, pair(value).parts)),
     _aten.complex: _joined, _aten.polar: lambda size, angle: Pair(size * torch.cos(angle), size * torch.sin(angle)),
     _aten.view_as_complex: lambda x: Pair(x[..., 0], x[..., 1]),
     _aten._conj: _conjugate, _aten._conj_physical: _conjugate, _aten.conj_physical: _conjugate,
     _aten.resolve_conj: lambda x: x, _aten.abs: lambda x: torch.hypot(x.re, x.im),
-    _aten.angle: lambda x: torch.atan2(x.im, x.re), _aten.sgn: _sign, _aten.exp: _exponential,
+    _aten.angle: lambda x: torch.atan2(x.im, x.re), _aten.sgn: _sign,
     _aten.eq: lambda x, y: (pair(x).re == pair(y).re) & (pair(x).im == pair(y).im),
     _aten.ne: lambda x, y: (pair(x).re != pair(y).re) | (pair(x).im != pair(y).im),
+    _aten.rsqrt: lambda x: _quotient(1.0, _function(complex_functions.sqrt)(x)), _aten.sigmoid: _sigmoid,
+    _aten.rsub: lambda x, y, alpha=1: _FORMULAS[_aten.sub](y, x, alpha), _aten.lerp: _lerp,
+    _aten.mv: _product(torch.mv), _aten.dot: _product(torch.dot),
+    _aten.vdot: lambda x, y: _FORMULAS[_aten.dot](_conjugate(x), y),
+    _aten.addmm: _product_added(torch.mm), _aten.baddbmm: _product_added(torch.bmm),
+    _aten.addmv: _product_added(torch.mv),
+    _aten.addcmul: lambda x, a, b, *, value=1: _add(x, _times(value, _times(a, b))),
+    _aten.addcdiv: lambda x, a, b, *, value=1: _add(x, _times(value, _quotient(a, b))),
+    _aten.var: _variance, _aten.std: lambda x, *args, **kwargs: _variance(x, *args, **kwargs).sqrt(),
+    _aten.masked_fill: _masked, _aten.index_add: _index_added, _aten.linalg_vector_norm: _norm,
+    _aten.isnan: lambda x: x.re.isnan() | x.im.isnan(), _aten.isinf: lambda x: x.re.isinf() | x.im.isinf(),
+    _aten.isfinite: lambda x: x.re.isfinite() & x.im.isfinite(), _aten.logical_not: lambda x: _holds(x).logical_not(),
+    _aten.any: lambda x, *args: _aten.any(_holds(x), *args), _aten.all: lambda x, *args: _aten.all(_holds(x), *args),
+    **{op: _only_real(op) for op in (_aten.ones, _aten.ones_like, _aten.new_ones, _aten.eye, _aten.linspace,
+                                     _aten.arange)},
+    **{getattr(_aten, name): _function(how) for name, how in complex_functions.FUNCTIONS.items()},
 }  # fmt: skip
 # Ops of which each part of a result is that of the parts of the arguments.
 _BY_PARTS = {
     getattr(_aten, name)
     for name in (
-        "alias", "as_strided", "cat", "clone", "constant_pad_nd", "copy", "cumsum", "detach", "diagonal",
-        "diagonal_scatter", "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh_copy",
-        "mean", "neg", "new_empty_strided", "new_zeros", "permute", "repeat", "roll", "scatter", "scatter_add",
-        "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "stack",
-        "sum", "t", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "_unsafe_view",
-        "where", "zeros_like", "reshape", "zeros",
+        "_unsafe_view", "alias", "as_strided", "cat", "clone", "constant_pad_nd", "copy", "cumsum", "detach",
+        "diag_embed", "diagonal", "diagonal_scatter", "embedding", "expand", "flip", "gather", "index", "index_copy",
+        "index_fill", "index_put", "index_select", "lift_fresh_copy", "mean", "neg", "new_empty_strided", "new_zeros",
+        "permute", "repeat", "reshape", "roll", "scatter", "scatter_add", "select", "select_scatter", "slice",
+        "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "sum", "t", "take", "transpose", "tril",
+        "triu", "unbind", "unfold", "unsqueeze", "view", "where", "zeros", "zeros_like",
     )
 }  # fmt: skip
 _CALLS = {operator.getitem}

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from compiler import backend
 from compiler.backend import FallbackWarning
-from compiler.frontend import fourier
+from compiler.frontend import complex_functions, fourier
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 65, 96, 127, 360, 1000])
@@ -82,18 +84,95 @@ def test_frequencies_are_those_of_eager() -> None:
     torch.testing.assert_close(compiled(torch.ones(3)), f(torch.ones(3)), rtol=1e-6, atol=0)
 
 
-def test_powers_that_have_no_products_run_in_eager(seed: int) -> None:
+@pytest.mark.parametrize("name", [*complex_functions.FUNCTIONS, "sigmoid", "rsqrt"])
+def test_functions(name: str, seed: int) -> None:
     torch.manual_seed(seed)
-    z = torch.randn(3, 3, dtype=torch.complex64)
-    functions: list[Callable[[Tensor], Tensor]] = [
-        lambda z: torch.pow(2.0, z) * z,
-        lambda z: torch.pow(z, 0.5) * z,
-        lambda z: torch.pow(z, torch.tensor(2)) * z,
-    ]
-    for f in functions:
-        compiled: Any = torch.compile(f, backend="mlcomp")
-        with pytest.warns(FallbackWarning, match=r"aten\.pow\.\w+\(.*\): no rule for this op on complex numbers"):
-            torch.testing.assert_close(compiled(z), f(z))
+    edges = torch.tensor([0.0, 1e-5, 0.4, 1.0, -1.0, -3.0, 20.0])
+    ends = torch.stack([edges.repeat(7), edges.repeat_interleave(7)], -1)
+    near_1 = torch.polar(1 + 1e-4 * torch.randn(50), 2 * torch.randn(50))
+    z = torch.cat([torch.view_as_complex(ends), torch.randn(200, dtype=torch.complex64), near_1])
+    function = getattr(torch, name)
+    right = function(z.to(torch.complex128))
+    z, right = z[right.abs().isfinite()], right[right.abs().isfinite()]
+    compiled: Any = torch.compile(function, backend="mlcomp", options={"fallback": "error"})
+    made = compiled(z)
+    theirs = ((function(z) - right).abs() / right.abs().clamp(min=1e-30)).max()
+    ours = ((made - right).abs() / right.abs().clamp(min=1e-30)).max()
+    assert ours < max(2 * theirs, 5e-7), f"{ours}, eager {theirs}"
+
+
+def general_powers(z: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:
+    return [z**w, z**0.5, z**-1, z**-2.5, 2**z, x.abs() ** z, z**x, z ** torch.tensor(2), (z * 0) ** 2.5]
+
+
+def numbers_among_complex(z: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:
+    i = torch.tensor([0, 3])
+    made = [F.pad(z, (1, 2), value=1), z.scatter(0, i.expand(1, 2), 3), z.masked_fill(x > 0, 2), z.index_fill(0, i, 1)]
+    made += [torch.full_like(z, 2), z.new_full((2,), 1), torch.ones_like(z) * w, 2 - z, torch.lerp(z, w, 0.3)]
+    made += [torch.addcmul(z, z, w, value=2), torch.addcdiv(z, w, w + 3), z.index_add(0, i, w[:2], alpha=2)]
+    return [*made, torch.linspace(0, 1, 5, dtype=z.dtype) * z, torch.eye(5, dtype=z.dtype) @ w.mT]
+
+
+def products_and_sums(z: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:
+    made = [torch.vdot(z[0], w[0]), torch.dot(z[0], w[0]), z @ w[0], F.linear(z, w, z[0]), z.var(0), z.std()]
+    made += [torch.baddbmm(z[None], z.mT[None], w[None], beta=0.5, alpha=2), z.norm()]
+    return [*made, torch.linalg.vector_norm(z, dim=1), torch.addmm(z, z[:, :4], w[:4], beta=2)]
+
+
+@pytest.mark.parametrize("function", [general_powers, numbers_among_complex, products_and_sums])
+def test_arithmetic_by_other_ops(function: Callable[..., list[Tensor]], seed: int) -> None:
+    torch.manual_seed(seed)
+    given = [torch.randn(5, 5, dtype=torch.complex64), torch.randn(5, 5, dtype=torch.complex64), torch.randn(5, 5)]
+    compiled: Any = torch.compile(function, backend="mlcomp", options={"fallback": "error"})
+    torch.testing.assert_close(compiled(*given), function(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_what_holds_of_complex_numbers() -> None:
+    def function(z: Tensor) -> list[Tensor]:
+        made = [z.bool(), z.isnan(), z.isinf(), z.isfinite(), z.logical_not(), z.any(), z.all(0), z.any(1)]
+        return [*made, torch.where(z.bool(), z, 1)]
+
+    z = torch.tensor([[0, 1j, complex("nan"), 2], [complex("inf"), 0, -0.0, 1j]])
+    compiled: Any = torch.compile(function, backend="mlcomp", options={"fallback": "error"})
+    torch.testing.assert_close(compiled(z), function(z), equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_only_the_op_without_a_meaning_on_parts_runs_in_eager(dynamic: bool | None, seed: int) -> None:
+    torch.manual_seed(seed)
+
+    def function(z: Tensor, w: Tensor) -> list[Tensor]:
+        made = z * w + 1
+        return [(torch.linalg.inv(made) * (z * w)).abs(), (made * 1j).sum(0) * 2, (w @ z).conj()]
+
+    compiled: Any = torch.compile(function, backend="mlcomp", dynamic=dynamic)
+    for n in (3, 4, 5) if dynamic else (3,):
+        leaves = [[torch.randn(n, n, dtype=torch.complex64).requires_grad_() for _ in range(2)]]
+        leaves.append([x.detach().clone().requires_grad_() for x in leaves[0]])
+        found = []
+        for called, given in zip((compiled, function), leaves, strict=True):
+            made = called(*given)
+            found.append((made, torch.autograd.grad(torch.stack([y.abs().sum() for y in made]).sum(), given)))
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+    (report,) = backend.explain(function, [x.detach() for x in leaves[0]], {})
+    assert report.calls - sum(r.calls for r in report.regions) == 1
+    assert len(report.eager) == 1 and "aten.linalg_inv_ex.default" in str(report.eager)
+
+
+def test_results_that_are_views_of_complex_numbers_are_views() -> None:
+    def function(z: Tensor) -> list[Tensor]:
+        made = z * 2
+        return [made.conj(), made[:2], made[2:], z.t(), z[0].conj(), z.real, made.imag]
+
+    z = torch.randn(4, 3, dtype=torch.complex64)
+    compiled: Any = torch.compile(function, backend="mlcomp", options={"fallback": "error"})
+    for given in (z, z.conj()):
+        found = [called(given.clone()) for called in (compiled, function)]
+        for made in found:
+            made[0].mul_(1j)  # is seen through the next two and the last
+            made[3].add_(1)
+        torch.testing.assert_close(*found)
+        assert [(x.is_conj(), x.stride()) for x in found[0]] == [(x.is_conj(), x.stride()) for x in found[1]]
 
 
 def test_an_op_without_a_meaning_on_parts_runs_in_eager() -> None:

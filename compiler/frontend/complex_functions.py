@@ -1,0 +1,90 @@
+"""Functions of complex numbers, as formulas of their real and imaginary parts.
+
+Those whose parts would be differences of what is nearly equal are written so that they are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Parts = tuple[Tensor, Tensor]
+
+
+def exp(re: Tensor, im: Tensor) -> Parts:
+    size = torch.exp(re)
+    return size * torch.cos(im), size * torch.sin(im)
+
+
+def _expm1(re: Tensor, im: Tensor) -> Parts:
+    half = torch.sin(im / 2)
+    return torch.expm1(re) * torch.cos(im) - 2 * half * half, torch.exp(re) * torch.sin(im)
+
+
+def log(re: Tensor, im: Tensor) -> Parts:
+    a, b = torch.maximum(re.abs(), im.abs()), torch.minimum(re.abs(), im.abs())
+    size = torch.hypot(re, im)
+    near = 0.5 * torch.log1p((a - 1) * (a + 1) + b * b)
+    return torch.where((size > 0.5) & (size < 2), near, torch.log(size)), torch.atan2(im, re)
+
+
+def _log1p(re: Tensor, im: Tensor) -> Parts:
+    size = torch.hypot(re + 1, im)
+    near = 0.5 * torch.log1p(re * (re + 2) + im * im)
+    return torch.where((size > 0.5) & (size < 2), near, torch.log(size)), torch.atan2(im, re + 1)
+
+
+def _log_to(base: float) -> Callable[[Tensor, Tensor], Parts]:
+    def function(re: Tensor, im: Tensor) -> Parts:
+        real, imaginary = log(re, im)
+        return real / math.log(base), imaginary / math.log(base)
+
+    return function
+
+
+def sqrt(re: Tensor, im: Tensor) -> Parts:
+    large = torch.sqrt((torch.hypot(re, im) + re.abs()) / 2)
+    small = torch.where(large == 0, 0, im.abs() / (2 * large))
+    return torch.where(re >= 0, large, small), torch.copysign(torch.where(re >= 0, small, large), im)
+
+
+def _sinh(re: Tensor, im: Tensor) -> Parts:
+    return torch.sinh(re) * torch.cos(im), torch.cosh(re) * torch.sin(im)
+
+
+def _cosh(re: Tensor, im: Tensor) -> Parts:
+    return torch.cosh(re) * torch.cos(im), torch.sinh(re) * torch.sin(im)
+
+
+def _tanh(re: Tensor, im: Tensor) -> Parts:
+    """Times e^-2|re| above and below, which is at most 1."""
+    size = re.abs()
+    less, sine, cosine = torch.exp(-2 * size), torch.sin(im), torch.cos(im)
+    below = torch.expm1(-2 * size) ** 2 + 4 * less * cosine * cosine
+    return torch.copysign(-torch.expm1(-4 * size), re) / below, 4 * less * sine * cosine / below
+
+
+def _turned(function: Callable[[Tensor, Tensor], Parts]) -> Callable[[Tensor, Tensor], Parts]:
+    """The function that is -i times this one at i times a number."""
+
+    def made(re: Tensor, im: Tensor) -> Parts:
+        real, imaginary = function(-im, re)
+        return imaginary, -real
+
+    return made
+
+
+def _atanh(re: Tensor, im: Tensor) -> Parts:
+    up, down = _log1p(re, im), _log1p(-re, -im)
+    return (up[0] - down[0]) / 2, (up[1] - down[1]) / 2
+
+
+# By the name of the op.
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Parts]] = {
+    "exp": exp, "expm1": _expm1, "log": log, "log1p": _log1p, "log2": _log_to(2), "log10": _log_to(10), "sqrt": sqrt,
+    "sinh": _sinh, "cosh": _cosh, "tanh": _tanh, "atanh": _atanh, "sin": _turned(_sinh), "tan": _turned(_tanh),
+    "atan": _turned(_atanh), "cos": lambda re, im: _cosh(-im, re),
+}  # fmt: skip
