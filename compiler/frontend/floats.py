@@ -70,18 +70,9 @@ def _segment_reduce(
 ) -> Any:  # fmt: skip
     """Each of neighbours as many as `lengths` say, or between `offsets`; every segment looks at all elements."""
     del unsafe
-    if indices is not None or not x.numel():
+    if indices is not None or not x.numel() or (offsets is None and lengths is None):
         return NotImplemented
-    if offsets is not None:
-        starts, ends = offsets[..., :-1], offsets[..., 1:]
-    elif lengths is not None:
-        ends = lengths.cumsum(-1)
-        starts = ends - lengths
-    else:
-        return NotImplemented
-    places = torch.arange(x.shape[axis], device=x.device)
-    inside = (places >= starts.unsqueeze(-1)) & (places < ends.unsqueeze(-1))
-    inside = inside.reshape(*inside.shape, *[1] * (x.dim() - axis - 1))
+    inside = _segments(x, lengths, offsets, axis)
     start = _START[reduce] if initial is None else initial
     rows = torch.where(inside, x.unsqueeze(axis), _START[reduce])
     along = axis + 1
@@ -97,8 +88,48 @@ def _segment_reduce(
     return torch.where(count == 0, empty, made / count.clamp(min=1)).to(x.dtype)
 
 
+def _segments(x: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> Tensor:
+    """Which elements along an axis are in each segment; the segments are along that axis, the elements behind it."""
+    if offsets is not None:
+        starts, ends = offsets[..., :-1], offsets[..., 1:]
+    else:
+        assert lengths is not None, "segments have lengths or offsets"
+        ends = lengths.cumsum(-1)
+        starts = ends - lengths
+    places = torch.arange(x.shape[axis], device=x.device)
+    inside = (places >= starts.unsqueeze(-1)) & (places < ends.unsqueeze(-1))
+    return inside.reshape(*inside.shape, *[1] * (x.dim() - axis - 1))
+
+
+def _segment_reduce_backward(
+    grad: Tensor, made: Tensor, x: Tensor, reduce: str, *, lengths: Tensor | None = None,
+    offsets: Tensor | None = None, axis: int = 0, initial: float | None = None,
+) -> Any:  # fmt: skip
+    """Extremes share their gradient, and each factor has the product of the others."""
+    if not x.numel() or not grad.numel():
+        return NotImplemented
+    inside, along = _segments(x, lengths, offsets, axis), axis + 1
+    grad, made, x = grad.unsqueeze(along), made.unsqueeze(along), x.unsqueeze(axis)
+    if reduce == "mean":
+        grad = grad / inside.sum(along, keepdim=True).clamp(min=1)
+    elif reduce in ("max", "min"):
+        inside = inside & ((x == made) | (x.isnan() & made.isnan()))
+        grad = grad / inside.sum(along, keepdim=True).clamp(min=1)
+    elif reduce == "prod":
+        grad = grad * _product_of_others(x, inside, along) * (1.0 if initial is None else initial)
+    return torch.where(inside, grad, 0).sum(axis)
+
+
+def _product_of_others(x: Tensor, inside: Tensor, along: int) -> Tensor:
+    none, unknown = (inside & (x == 0)), inside & x.isnan()
+    rest = torch.where(inside & ~none & ~unknown, x, 1)
+    others = rest.prod(along, keepdim=True) / rest
+    zeros, unknowns = (holds.sum(along, keepdim=True) - holds.long() for holds in (none, unknown))
+    return torch.where(unknowns > 0, math.nan, torch.where(zeros > 0, 0, others))
+
+
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "frexp.Tensor": _frexp, "ldexp.Tensor": _ldexp, "nextafter.default": _nextafter,
-    "segment_reduce.default": _segment_reduce,
+    "segment_reduce.default": _segment_reduce, "_segment_reduce_backward.default": _segment_reduce_backward,
 }  # fmt: skip

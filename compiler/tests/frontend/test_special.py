@@ -239,6 +239,24 @@ def test_segments() -> None:
             torch.testing.assert_close(found, want, equal_nan=True, msg=f"{reduce} {initial}")
 
 
+def test_gradients_of_segments() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    backward = aten._segment_reduce_backward.default
+    x = torch.tensor([2.0, 2.0, 0.0, 3.0, 0.0, 0.0, math.nan, 5.0, 0.0, -1.0, math.nan, math.nan])
+    x = torch.stack([x, x.flip(0)], -1)
+    cases: list[dict[str, Any]] = [
+        {"lengths": torch.tensor([2, 0, 2, 3, 2, 1, 2])}, {"offsets": torch.tensor([0, 3, 3, 6, 12])},
+    ]  # fmt: skip
+    for reduce in ("sum", "mean", "max", "min", "prod"):
+        for given in cases:
+            for initial in (None, 0.5):
+                made = aten.segment_reduce(x, reduce, initial=initial, **given)
+                args = (torch.rand(made.shape), made, x, reduce)  # eager shares positive gradients only
+                want = backward(*args, initial=initial, **given)
+                found = table[backward](*args, initial=initial, **given)
+                torch.testing.assert_close(found, want, equal_nan=True, msg=f"{reduce} {initial} {found} {want}")
+
+
 @pytest.mark.parametrize("size", [(4, 5), (3, 4, 5)])
 def test_samples_at_places_that_are_no_number(size: tuple[int, ...]) -> None:
     table, aten, rank = decompositions(), torch.ops.aten, len(size)
