@@ -175,6 +175,7 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False, whole: bool = False) -> Boxed:
         with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
+            gm = frontend.without_higher_order(gm)
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
             if (problem := writes.refused(gm)) is not None:

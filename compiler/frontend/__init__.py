@@ -5,6 +5,7 @@ from compiler.frontend.complex_numbers import as_real, has_complex, is_complex, 
 from compiler.frontend.convert import Converted, convert, offsets
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
 from compiler.frontend.gradient import capture_gradient, gradient
+from compiler.frontend.higher_order import without_higher_order
 from compiler.frontend.quantize import quantized, restored, rounded
 from compiler.frontend.results import sources, with_results
 from compiler.frontend.run import FirstOfEqual, execute, refuse, resolve
@@ -15,5 +16,5 @@ __all__ = [
     "IGNORED", "Captured", "Converted", "Decompositions", "FirstOfEqual", "as_real", "capture", "capture_gradient",
     "convert", "decompositions", "execute", "expand", "from_graph", "gradient", "has_complex", "is_complex",
     "offsets", "our_dtype", "parts", "quantized", "refuse", "resolve", "restored", "rounded", "sources", "specialised",
-    "tensor_type", "torch_dtype", "with_assertions", "with_results", "without_dropout",
+    "tensor_type", "torch_dtype", "with_assertions", "with_results", "without_dropout", "without_higher_order",
 ]  # fmt: skip

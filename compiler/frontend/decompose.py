@@ -171,6 +171,11 @@ def _as_promised(x: Any, lies: _Lies | None) -> Any:
     return x.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
+def as_laid(x: Any, like: Any) -> Any:
+    """A tensor that lies in memory as another one does."""
+    return _as_promised(x, _lies(like)) if isinstance(like, torch.Tensor) else x
+
+
 def _laid(x: Any, lies: _Lies | None) -> Any:
     return x if lies is None or _lies(x) == lies else _as_promised(x, lies)
 
@@ -244,9 +249,7 @@ def _encoder_layer(
 def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
     """The graph with nothing left that is decomposable and has no rule, and no update in place."""
     graph = exported.graph_module
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.detach_.default:  # of a fresh constant: nothing sees the difference
-            node.target = torch.ops.aten.detach.default
+    kept_constants(graph)
     _refuse_unseen(graph)
     if not _updates(spec) and not any(graphs.mutates(n) for n in graph.graph.nodes):
         graph = expand(graph)
@@ -259,6 +262,13 @@ def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
     if updated:
         raise Unsupported("in-place update", updated, "a program must leave its inputs and weights as they are")
     return expand(functional.graph_module)
+
+
+def kept_constants(graph: GraphModule) -> None:
+    """Make constants views of what is held, which torch detaches in place: nothing sees the difference."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.detach_.default:
+            node.target = torch.ops.aten.detach.default
 
 
 def _updates(spec: Any) -> list[str]:
@@ -294,7 +304,7 @@ def expand(graph: GraphModule) -> GraphModule:
 
 def retrace(
     graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None,
-    reader: type[Holding] | None = None, lies: Sequence[_Lies | None] = (),
+    reader: type[Holding] | None = None, lies: Sequence[_Lies | None] = (), pre_dispatch: bool = True,
 ) -> GraphModule:  # fmt: skip
     """The graph traced anew on fake examples; tensors that it holds stay what they are.
 
@@ -313,7 +323,7 @@ def retrace(
     with torch.no_grad(), torch._C._DisableAutocast(), mode:
         fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
         with fx_traceback.preserve_node_meta():
-            made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)
+            made = make_fx(run, decomposition_table=table, pre_dispatch=pre_dispatch)(*examples, *fakes)
     placeholders = graphs.placeholders(made)
     for number, (node, value) in enumerate(zip(placeholders[len(examples) :], tensors.values(), strict=True)):
         made.register_buffer(f"held_{number}", value)

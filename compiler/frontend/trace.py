@@ -24,6 +24,7 @@ from compiler.frontend import graphs
 from compiler.frontend.complex_numbers import without_complex
 from compiler.frontend.convert import convert
 from compiler.frontend.decompose import decompose, expand
+from compiler.frontend.higher_order import without_higher_order
 from compiler.frontend.results import View, results, with_results
 from compiler.frontend.symbols import Guard
 from compiler.ir.aten import Program
@@ -89,7 +90,7 @@ def capture(
     distinct = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(inputs))
     exported = _export(module, distinct, function, dynamic_shapes)
     spec = exported.graph_signature
-    graph = without_complex(decompose(exported, spec))
+    graph = without_complex(expand(without_higher_order(decompose(exported, spec))))
     names = iter(_argument_names(function, inputs))
     wanted: list[str] = []
     values: dict[int, torch.Tensor] = {}

@@ -117,7 +117,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
          "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default",
-         "aten.new_empty_strided.default", "aten.empty_permuted.default", "aten._efficientzerotensor.default"),
+         "aten.new_empty_strided.default", "aten.empty_permuted.default", "aten._efficientzerotensor.default",
+         "aten._new_zeros_with_same_feature_meta.default"),
         filled(0)),
     "aten.arange.default": arange_to, "aten.arange.start": arange, "aten.arange.start_step": arange,
     "aten.linspace.default": linspace, "aten.eye.default": eye, "aten.eye.m": eye, "aten.one_hot.default": one_hot,
