@@ -12,6 +12,7 @@ from typing import Any
 from compiler.ir import aten, kernel, statement, tensor
 from compiler.ir.stages import IRS
 from compiler.passes.applications import Applications
+from compiler.passes.cpu.held import held
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.exact import exact
 from compiler.passes.gpu import dependent_launch
@@ -225,6 +226,8 @@ PIPELINE = (
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each data check is one hoisted statement", _requirements, True),
     Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
+    Pass("held", "kernel", "kernel", "vectors that are added to where data say are in registers", lambda p, _: held(p),
+        True, "cpu"),
     Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
     Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),

@@ -20,6 +20,7 @@ from compiler.schedule.space.cpu.nests import Nest, touched, work
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreAt
 
+HELD = 8  # vectors of a row that stay in registers while places are the same, as the pass `held` has it
 COLUMNS = 128  # of rows that go from place to place, as a core takes them at least: 8 lines of f32
 SHORT = 256  # iterations of a loop whose beginning and end cost as much as the vectors between them
 # Independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86). Those named first
@@ -66,7 +67,7 @@ def _within(nest: Nest, path: tuple[loop.For, ...]) -> Iterator[Step]:
     body = path[-1].body
     width = fitting_width(target.lanes(access.widest(body, {f.var for f in last.loops})), extent)
     if width > 1 and not access.not_vectorizable(body, Var(nest.last.var), nest.memory.tensors, nest.known(path)):
-        yield Bind(name, "vector", (("width", width), ("unroll", 1)))
+        yield Bind(name, "vector", (("width", width), ("unroll", fitting_unroll(extent, width, HELD))))
 
 
 def _part(rows: int, cores: int) -> int:
