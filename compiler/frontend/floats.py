@@ -32,19 +32,15 @@ def _frexp(x: Tensor) -> Any:
 
 
 def _nextafter(x: Tensor, y: Tensor) -> Any:
-    """One spacing further, which is half of it towards zero from a power of two."""
+    """What is nearest to x where that lies between half a spacing and one and a half further, towards zero from a power
+    of two too, where spacings are half as long."""
     if x.dtype is torch.float64 or x.dtype != y.dtype:
         return NotImplemented
     x, kind = x.to(torch.float32).to(x.dtype), torch.finfo(x.dtype)  # the step is one of the number as it is stored
-    least = math.log2(kind.smallest_normal * kind.eps)  # of the denormal numbers
     x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
-    mantissa, exponent = _frexp(x)
-    up = y > x
-    grows = (x > 0) == up
-    places = exponent + math.log2(kind.eps) - torch.where((mantissa.abs() == 0.5) & grows.logical_not(), 2, 1)
-    step = torch.exp2(places.clamp(min=least).to(torch.float64))
-    found = torch.copysign((x.to(torch.float64) + torch.where(up, step, -step)).to(x.dtype), x)
-    found = torch.where(x == 0, torch.where(up, 2.0**least, -(2.0**least)).to(x.dtype), found)
+    wide, least = x.to(torch.float64), kind.smallest_normal * kind.eps
+    step = (wide.abs() * (0.625 * kind.eps)).clamp(min=0.75 * least)
+    found = (wide + torch.where(y > x, step, -step)).to(x.dtype)
     found = torch.where(x.isinf(), torch.copysign(torch.full_like(x, kind.max), x), found)
     return torch.where(x == y, y, torch.where(x.isnan() | y.isnan(), math.nan, found))
 

@@ -27,20 +27,6 @@ def _erfcx(let: Let, x: E) -> E:
     return where(op("gt", x, 10.0), beyond, op("exp", near * near) * op("erfc", near))
 
 
-def _ndtri(let: Let, y: E) -> E:
-    """Abramowitz and Stegun's 26.2.23 for the nearer end, and two steps by Newton."""
-    least = let(op("min", y, 1.0 - y))
-    p = let(where(op("gt", least, 0.0), least, lit(0.5, y)))
-    t = let(op("sqrt", -2.0 * op("log", p)))
-    x = t - polynomial(t, (2.515517, 0.802853, 0.010328)) / polynomial(t, (1.0, 1.432788, 0.189269, 0.001308))
-    for _ in range(2):
-        x = let(x)
-        density = op("exp", x * x * -0.5) / math.sqrt(2 * math.pi)
-        x = x + (op("erfc", x / math.sqrt(2)) * 0.5 - p) / density
-    ends = where(op("eq", y, 0.0), lit(-math.inf, y), where(op("eq", y, 1.0), lit(math.inf, y), lit(math.nan, y)))
-    return where(op("gt", least, 0.0), where(op("gt", y, 0.5), x, -x), ends)
-
-
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 
 
@@ -103,7 +89,7 @@ def in_f64(formula: Callable[..., E]) -> Rule:
     return rule
 
 
-_UNARY: dict[str, Callable[[Let, E], E]] = {**bessel.FORMULAS, "special_erfcx": _erfcx, "special_ndtri": _ndtri}
+_UNARY: dict[str, Callable[[Let, E], E]] = {**bessel.FORMULAS, "special_erfcx": _erfcx}
 RULES: dict[str, Rule] = {
     **{f"aten.{name}.default": in_f64(formula) for name, formula in _UNARY.items()},
     **{
