@@ -17,7 +17,7 @@ from compiler.ir import loop
 from compiler.ir.expr import Const, Var, dim
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.space.cpu import partitioned, turned
+from compiler.schedule.space.cpu import partitioned, strips, turned
 from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, either, ranked, relative
 from compiler.schedule.steps import Bind, Split, Step, StoreAt
@@ -51,7 +51,8 @@ def space(nest: Nest) -> Iterator[Member]:
     whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
     before = touched(nest.inside) * cost.accesses(nest.across(), nest.lanes) / nest.lanes
     edges = iter(()) if nest.rows_as_lanes else partitioned.guarded(nest, least)
-    return either(whole, partitioned.space(nest, least), edges, turned.space(nest, least, before))
+    others = partitioned.space(nest, least), edges, turned.space(nest, least, before), strips.space(nest, least)
+    return either(whole, *others)
 
 
 def _ways(nest: Nest) -> Iterator[_Way]:
