@@ -110,7 +110,8 @@ class Pass:
 
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
-    return torch_to_tensor.lower(program, orders=context.target.kind == "cpu")
+    on_cpu = context.target.kind == "cpu"
+    return torch_to_tensor.lower(program, orders=on_cpu, parts=on_cpu)
 
 
 def _for(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:

@@ -87,8 +87,11 @@ def combining(how: str, dtype: DType) -> str:
 class Builder:
     """Collects the equations of one call at a time, and gives them names that are free in the whole program."""
 
-    def __init__(self, taken: Iterable[str], sizes: Iterable[str] = (), orders: bool = False) -> None:
+    def __init__(
+        self, taken: Iterable[str], sizes: Iterable[str] = (), orders: bool = False, parts: bool = False
+    ) -> None:
         self.orders = orders  # what comes in order may be one equation
+        self.parts = parts  # parts of a result may be sums of their own
         self._taken = {*taken, *sizes}
         self._numbers: dict[str, int] = {}
         # Of an axis `s`, loops would be called `s0` and `s1`, as sizes may be.

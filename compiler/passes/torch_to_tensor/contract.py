@@ -5,17 +5,25 @@ Operands of 16-bit types are read as these types hold them, sums are f32: so do 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Expr, cast, const, dim, op, select, static
+from compiler.ir.expr import Const, Expr, cast, const, dim, op, select, static
 from compiler.ir.expr import both as all_of
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, element, is_one
 from compiler.passes.torch_to_tensor.formula import mul
 from compiler.passes.torch_to_tensor.reduce import over
 
 Element = Callable[[Index, Index], Expr]
+# What meets in a transposed convolution: places in the kernel and in the input, when they do, and when the kernel has
+# such a place.
+Met = tuple[list[Expr], list[Expr], list[Expr], list[Expr]]
+Meeting = Callable[[Index, Index], Met]
+Weighed = Callable[[Shape, Shape, Meeting], Value]
+MOST_PHASES = 16  # of a transposed convolution, each of which may be a kernel of its own
 
 
 def product(b: Builder, shape: Shape, over: Shape, left: Element, right: Element, hint: str = "product") -> Value:
@@ -256,72 +264,169 @@ def _convolved(
     return product(b, shape, (dim(per_input), *weight.shape[2:]), shifted, lambda at, r: weight.rounded_at((at[1], *r)))
 
 
-def _transposed(
-    b: Builder, shape: Shape, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int,
-) -> Value:  # fmt: skip
-    """Each position of the result by its distance to the last input before it: of `stride` many such phases each
-    meets its own positions of the kernel, and no others are gone through.
+@dataclass(frozen=True)
+class _Spread:
+    """A dimension of a transposed convolution, whose result has `stride` phases for each element of the input.
 
     At place = m * stride + phase (padding included), kernel position k meets input (place - k * dilation) / stride
     where that is whole: k is one number modulo stride / gcd(stride, dilation), which the phase gives.
     """
-    space, kernel = input.shape[2:], weight.shape[2:]
+
+    stride: int
+    padding: int
+    dilation: int
+    kernel: Expr
+    extent: Expr
+
+    @property
+    def common(self) -> int:
+        return math.gcd(self.stride, self.dilation)
+
+    @property
+    def period(self) -> int:
+        return self.stride // self.common
+
+    @property
+    def skipped(self) -> int:
+        """Places before the first element of the result, but for whole strides."""
+        return self.padding % self.stride
+
+    def first(self, phase: Expr) -> Expr:
+        """The first position in the kernel that meets an input."""
+        inverse = pow(self.dilation // self.common, -1, self.period) if self.period > 1 else 0
+        return phase // self.common * inverse % self.period
+
+    def turns(self, phase: Expr) -> Expr:
+        """How many positions in the kernel meet an input, those before the first of each period included."""
+        return (self.kernel - self.first(phase) + (self.period - 1)) // self.period
+
+    def meet(self, m: Expr, phase: Expr, turn: Expr) -> tuple[Expr, Expr]:
+        """The places in the kernel and in the input that meet."""
+        first = self.first(phase)
+        k = turn * self.period + first
+        i = m + self.padding // self.stride - turn * (self.dilation // self.common)
+        return k, i + (phase - first * self.dilation) // self.stride
+
+    def edges(self, i: Expr) -> list[Expr]:
+        """Where there is such an input."""
+        return [op("ge", i, 0), op("lt", i, self.extent)]
+
+
+def _transposed(
+    b: Builder, shape: Shape, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    """Each position of the result by its phase: each of these meets its own positions of the kernel, and no others are
+    gone through."""
     per_input = static(input.shape[1], "channels") // groups
     per_output = static(shape[1], "channels") // groups
-    common = [math.gcd(s, e) for s, e in zip(stride, dilation, strict=True)]
-    period = [s // g for s, g in zip(stride, common, strict=True)]
-    inverse = [pow(e // g, -1, n) if n > 1 else 0 for e, g, n in zip(dilation, common, period, strict=True)]
-    split = [d for d, s in enumerate(stride) if s > 1]
-    turns = [(n + (m - 1)) // m for n, m in zip(kernel, period, strict=True)]
+    spread = list(map(_Spread, stride, padding, dilation, weight.shape[2:], input.shape[2:]))
+    last = b.parts and any(s.stride > 1 for s in spread) and b.out.strides[1] is const(1)
 
-    def parts(at: Index) -> list[tuple[Expr, Expr]]:
-        """For each dimension, m and phase of a position of what is summed."""
-        phases = iter(at[2:])
-        inner = [next(phases) if d in split else dim(0) for d in range(len(space))]
-        return [*zip(at[2 + len(split) :], inner, strict=True)]
+    def lie(at: Index) -> Index:
+        """Sums lie as the result does, with its channels last or not."""
+        return (at[0], *at[2:], at[1]) if last else at
 
-    def meet(at: Index, r: Index) -> tuple[list[Expr], list[Expr], list[Expr], list[Expr]]:
-        """The places in the kernel and in the input that meet; when they do, and when the kernel has such a place."""
+    def stand(at: Index) -> Index:
+        return (at[0], at[-1], *at[1:-1]) if last else at
+
+    def weighed(whole: Shape, turns: Shape, meet: Meeting) -> Value:
+        """The sums over channels and turns; `meet` has the places in the kernel and in the input, when they do meet,
+        and when the kernel has such a place."""
+
+        def shifted(at: Index, r: Index) -> Expr:
+            _, here, conditions, _ = meet(at[2:], r[1:])
+            channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
+            value = input.rounded_at((at[0], channel, *here))
+            return select(all_of(*conditions), value, const(0, value.dtype))
+
+        def weighted(at: Index, r: Index) -> Expr:
+            places, _, _, within = meet(at[2:], r[1:])
+            group = at[1] // per_output
+            value = weight.rounded_at((group * per_input + r[0], at[1] % per_output, *places))
+            return select(all_of(*within), value, const(0, value.dtype))
+
+        return product(
+            b, lie((*shape[:2], *whole)), (dim(per_input), *turns),
+            lambda at, r: shifted(stand(at), r), lambda at, r: weighted(stand(at), r),
+        )  # fmt: skip
+
+    return (_apart if b.parts and _uneven(spread) else _together)(b, shape, spread, weighed, lie)
+
+
+def _together(
+    b: Builder, shape: Shape, spread: list[_Spread], weighed: Weighed, lie: Callable[[Index], Index]
+) -> Value:
+    """All phases by one sum, of as many turns as any of them has."""
+    split = [d for d, s in enumerate(spread) if s.stride > 1]
+
+    def meet(at: Index, r: Index) -> Met:
+        phases = iter(at)
+        inner = [next(phases) if d in split else dim(0) for d in range(len(spread))]
         places, here, conditions, within = [], [], [], []
-        for d, (m, phase) in enumerate(parts(at)):
-            first = phase // common[d] * inverse[d] % period[d]
-            k = r[1 + d] * period[d] + first
-            i = m + padding[d] // stride[d] - r[1 + d] * (dilation[d] // common[d])
-            i = i + (phase - first * dilation[d]) // stride[d]
-            conditions += [op("eq", phase % common[d], 0)] if common[d] > 1 else []
-            there = [op("lt", k, kernel[d])] if period[d] > 1 else []
-            conditions += [op("ge", i, 0), op("lt", i, space[d]), *there]
+        for s, m, phase, turn in zip(spread, at[len(split) :], inner, r, strict=True):
+            k, i = s.meet(m, phase, turn)
+            there = [op("lt", k, s.kernel)] if s.period > 1 else []
+            conditions += [op("eq", phase % s.common, 0)] if s.common > 1 else []
+            conditions += [*s.edges(i), *there]
             within += there
             places.append(k)
             here.append(i)
         return places, here, conditions, within
 
-    def shifted(at: Index, r: Index) -> Expr:
-        _, here, conditions, _ = meet(at, r)
-        channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
-        value = input.rounded_at((at[0], channel, *here))
-        return select(all_of(*conditions), value, const(0, value.dtype))
-
-    def weighted(at: Index, r: Index) -> Expr:
-        places, _, _, within = meet(at, r)
-        group = at[1] // per_output
-        value = weight.rounded_at((group * per_input + r[0], at[1] % per_output, *places))
-        return select(all_of(*within), value, const(0, value.dtype))
-
-    skipped = [p % s for p, s in zip(padding, stride, strict=True)]
-    whole = [(n + (e + s - 1)) // s for n, e, s in zip(shape[2:], skipped, stride, strict=True)]
-    phases = [dim(stride[d]) for d in split]
-    made = product(b, (*shape[:2], *phases, *whole), (dim(per_input), *turns), shifted, weighted)
+    phases = [dim(spread[d].stride) for d in split]
+    whole = [(n + (s.skipped + s.stride - 1)) // s.stride for n, s in zip(shape[2:], spread, strict=True)]
+    made = weighed((*phases, *whole), tuple(s.turns(dim(0)) for s in spread), meet)
     if not split:
         return made
 
     def apart(at: Index) -> Index:
-        places = [o + e for o, e in zip(at[2:], skipped, strict=True)]
-        phases = (places[d] % stride[d] for d in split)
-        return (*at[:2], *phases, *(x // s for x, s in zip(places, stride, strict=True)))
+        places = [o + s.skipped for o, s in zip(at[2:], spread, strict=True)]
+        own = (places[d] % spread[d].stride for d in split)
+        return (*at[:2], *own, *(x // s.stride for x, s in zip(places, spread, strict=True)))
 
-    return b.map(shape, lambda at: made.at(apart(at)))
+    return b.map(shape, lambda at: made.at(lie(apart(at))))
+
+
+def _uneven(spread: list[_Spread]) -> bool:
+    """Phases of a known kernel have not all as many turns, so that a sum of all of them would be of zeros too."""
+    kernels = [s.kernel for s in spread]
+    if math.prod(s.stride for s in spread) > MOST_PHASES or not all(isinstance(n, Const) for n in kernels):
+        return False
+    return any(s.common > 1 or static(n) % s.period for s, n in zip(spread, kernels, strict=True))
+
+
+def _apart(b: Builder, shape: Shape, spread: list[_Spread], weighed: Weighed, lie: Callable[[Index], Index]) -> Value:
+    """Each phase by a sum of its own, for the elements of the result with the same remainder by the stride."""
+    whole = tuple((n + (s.stride - 1)) // s.stride for n, s in zip(shape[2:], spread, strict=True))
+    made: dict[tuple[int, ...], Value] = {}
+    for rest in itertools.product(*(range(s.stride) for s in spread)):
+        ahead = [divmod(x + s.skipped, s.stride) for x, s in zip(rest, spread, strict=True)]
+        turns = tuple(s.turns(dim(p)) if p % s.common == 0 else dim(0) for (_, p), s in zip(ahead, spread, strict=True))
+
+        def meet(at: Index, r: Index, ahead: list[tuple[int, int]] = ahead) -> Met:
+            met = [s.meet(m + n, dim(p), t) for s, m, (n, p), t in zip(spread, at, ahead, r, strict=True)]
+            edges = [e for s, (_, i) in zip(spread, met, strict=True) for e in s.edges(i)]
+            return [k for k, _ in met], [i for _, i in met], edges, []
+
+        if all(static(n) for n in turns):
+            made[rest] = weighed(whole, turns, meet)
+
+    zero = const(0, next(iter(made.values())).compute)  # of phases that meet nothing
+
+    def chosen(at: Index, rest: tuple[int, ...] = ()) -> Expr:
+        d = len(rest)
+        if d == len(spread):
+            here = tuple(o // s.stride for o, s in zip(at[2:], spread, strict=True))
+            return made[rest].at(lie((*at[:2], *here))) if rest in made else zero
+        *others, last = (chosen(at, (*rest, x)) for x in range(spread[d].stride))
+        for x in reversed(range(len(others))):
+            how = op("eq", at[2 + d] % spread[d].stride, x)
+            # Neighbours are of all phases: an element of each is there for each of them.
+            last = op("where", how, others[x], last) if d == len(spread) - 1 else select(how, others[x], last)
+        return last
+
+    return b.map(shape, chosen)
 
 
 def _per_dim(given: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -54,18 +54,21 @@ ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
-def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool = False) -> Program:
+def lower(
+    program: aten.Program, *, round_every_call: bool = False, orders: bool = False, parts: bool = False
+) -> Program:
     """The Tensor program that computes the same; raises Unsupported.
 
     What the program both gives back and reads is rounded to its own element type where it is made: its readers then
     read what the caller gets. So is what matmuls read, which round it in any case, and other calls too: it then lies in
     memory once. With `round_every_call`, the result of every call is, which is what eager does. Where targets have
-    something for it, what comes in order `orders` by one equation.
+    something for it, what comes in order `orders` by one equation; where they need no large kernels, `parts` of results
+    that differ in what is summed are by sums of their own.
     """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
     known = aten.types(program)
-    b = Builder(known, [s.name for s in program.sizes], orders)
+    b = Builder(known, [s.name for s in program.sizes], orders, parts)
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype, i.type.strides) for i in program.inputs}
     groups: list[Group] = []
     read = {name for call in calls for name in _read(call)}

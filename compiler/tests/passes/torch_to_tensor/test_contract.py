@@ -1,9 +1,18 @@
 """Matmuls, einsum and convolution: the Tensor program gives what eager gives."""
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 
+from compiler import frontend
+from compiler.ir.expr import static
+from compiler.ir.tensor import Reduce
+from compiler.passes.torch_to_tensor.lower import lower
+from compiler.tests.called import called
 from compiler.tests.eager import check, expressions
+from compiler.tests.meaning import fresh_seed
 
 nan = float("nan")
 
@@ -103,3 +112,22 @@ def test_products(expression: str) -> None:
 @pytest.mark.parametrize("expression", expressions(CONVOLUTIONS))
 def test_convolutions(expression: str) -> None:
     check(expression, images)
+
+
+@pytest.mark.parametrize(
+    ("size", "dilation", "taps"), [(3, 1, [1, 2, 2, 4]), (5, 1, [4, 6, 6, 9]), (1, 1, [1]), (3, 2, [9]), (4, 1, [4])]
+)
+def test_transposed_convolutions_by_parts_sum_no_zeros(size: int, dilation: int, taps: list[int]) -> None:
+    """Each phase is a sum of its own where they have not all as many positions of the kernel; some have none."""
+    torch.manual_seed(seed := fresh_seed())
+    x, w = torch.randn(2, 4, 9, 9), torch.randn(4, 3, size, size)
+
+    def doubled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w, stride=2, dilation=dilation)
+
+    program = lower(frontend.capture(doubled, [x, w]).program, parts=True)
+    sums = [e for g in program.groups for e in g.equations if isinstance(e, Reduce)]
+    assert sorted(math.prod(static(a.extent) for a in e.over[1:]) for e in sums) == taps
+    near = x.contiguous(memory_format=torch.channels_last)
+    for image in (x, near):
+        torch.testing.assert_close(called(doubled, [image, w], "cpu"), doubled(image, w), msg=f"seed {seed}")
