@@ -181,9 +181,10 @@ class Pack(Step):
     tile is filled as far outside as the operand's dependences allow: by one copy if the operand is a block of the
     buffer, otherwise by loops `into`, where a loop whose index the operand takes apart becomes several, numbered. The
     innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many;
-    with `again`, as a loop bound to `vector` has it. With `masked`, an innermost loop along which all addresses are
-    even is left whole, its guards are masks of vectors, and loops on which no guard depends go inside. A `narrow` tile
-    keeps the operand's narrow type and widens elements as they are read. Rows of the tile are padded by `pad` elements.
+    with `again`, as a loop bound to `vector` has it. With `masked`, an innermost loop is left whole as far as all
+    addresses are even along it, its guards are masks of vectors, and loops on which no guard depends go inside. A
+    `narrow` tile keeps the operand's narrow type and widens elements as they are read. Rows of the tile are padded by
+    `pad` elements.
     """
 
     makes = ("tile", "into")

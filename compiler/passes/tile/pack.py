@@ -9,12 +9,11 @@ from compiler.analysis.access import address, stride
 from compiler.analysis.guarded_factors import block, unwidened
 from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.vectors import fitting_width, vector_problem
-from compiler.ir import tile
+from compiler.ir import rewrite, tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, cast, dim, names, op, substitute, variables
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
-from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import (
@@ -69,8 +68,8 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
         held, own, fill = _filled(step, kept, loops, ranges_of(around), tensors)
         product = total.replace(value=cast(Load(held.name, own, kept.dtype), factor.dtype) * other)
         target = around[depth]
-        new = replaced((target,), total, product)
-        return kernel.replace(body=replaced(kernel.body, target, (tile.Alloc(held, "local"), *fill, *new)))
+        new = rewrite.replaced((target,), total, product)
+        return kernel.replace(body=rewrite.replaced(kernel.body, target, (tile.Alloc(held, "local"), *fill, *new)))
     raise ScheduleError(
         step, f"no contraction within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )
@@ -150,10 +149,12 @@ def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
 
 def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
     """The innermost loop in vectors whose lanes are masked by the guards, the other loops inside: where they change no
-    guard, innermost."""
+    guard, innermost. Digits that keep addresses from moving evenly along it get loops of their own."""
     (*outer, inner), body = perfect(tile.For, (f,))
+    (*around, inner), body = perfect(tile.For, (_with_even_addresses(inner, ranges, tensors),))
+    outer += around
     if outer:
-        known = ranges | {inner.var: (0, longest_of(inner.extent, ranges))}
+        known = ranges | {g.var: (0, longest_of(g.extent, ranges)) for g in (*around, inner)}
         (above,) = wrap(outer, body)
         assert isinstance(above, tile.For)
         nest, body = perfect(tile.For, (_unravelled(above, known, tensors),))
@@ -162,6 +163,19 @@ def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[
     over = (("again", 1),) if step.again else ()
     args = (("width", fitting_width(step.width, inner.extent)), ("unroll", 1), ("masked", 1), *over)
     return (inner.replace(bind=tile.Bind("vector", args), body=body),)
+
+
+def _with_even_addresses(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
+    """The loop, or loops for as few of its digits as it takes to go along neighbours in the innermost."""
+    plain = f.replace(body=rewrite.nodes(f.body, lambda n: n.then if isinstance(n, Select) else None))
+    digits = _digits(plain, ranges, tensors)
+    for some in (digits[: n + 1] for n in range(len(digits))):
+        *around, inner = perfect(tile.For, (_split_by(plain, some, ranges),))[0]
+        known = ranges | {g.var: (0, longest_of(g.extent, ranges)) for g in (*around, inner)}
+        loads = [n for n in inner.walk() if isinstance(n, Load)]
+        if all(stride(address(n.index, tensors[n.buffer], known), Var(inner.var)) in (0, 1) for n in loads):
+            return _split_by(f, some, ranges)
+    return f
 
 
 def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:

@@ -189,6 +189,22 @@ CONV = """def f(x: f32[2, 3, 10, 11], w: f32[5, 3, 3, 3]):
             for c in range(3) for r in range(3) for s in range(3))
     result(o, f32[2, 5, 10, 11])
 """
+# Images of so few pixels that several fill a vector.
+IMAGES = """def f(x: f32[7, 5, 2, 3], w: f32[9, 5, 3, 3]):
+    with kernel("conv"):
+        o[n: 7, f: 9, y: 2, x1: 3]: f32 = sum((x[n, c, y + r - 1, x1 + s - 1]
+            if (y + r >= 1) & (y + r < 3) & (x1 + s >= 1) & (x1 + s < 4) else 0.0) * w[f, c, r, s]
+            for c in range(5) for r in range(3) for s in range(3))
+    result(o, f32[7, 9, 2, 3])
+"""
+# Sums over several images, which begin with zeros.
+WEIGHTS = """def f(g: f32[3, 8, 6, 5], x: f32[3, 4, 6, 5]):
+    with kernel("conv"):
+        w[f: 8, c: 4, r: 3, s: 3]: f32 = sum(g[n, f, y, x1] * (x[n, c, y + r - 1, x1 + s - 1]
+            if (y + r >= 1) & (y + r < 7) & (x1 + s >= 1) & (x1 + s < 6) else 0.0)
+            for n in range(3) for y in range(6) for x1 in range(5))
+    result(w, f32[8, 4, 3, 3])
+"""
 GROUPS = """def f(q: f32[2, 6, 4, 8], k: f32[2, 3, 11, 8]):
     with kernel("scores"):
         s[b: 2, h: 6, i: 4, j: 11]: f32 = sum(q[b, h, i, d] * k[b, h // 2, j, d] for d in range(8))
@@ -226,11 +242,19 @@ PADDED = """def f(x: f32[2, 9, 20], y: f32[3, 29, 17]):
 @pytest.mark.parametrize("target", ["tiny", "avx512"])
 @pytest.mark.parametrize(
     "text",
-    [LINEAR, HEADS, GROUPS, CONV, ROUNDED, PROMOTED, SQUARE, TRANSPOSED, PADDED],
-    ids=["linear", "heads", "groups", "conv", "rounded", "promoted", "gram", "strides", "padded"],
+    [LINEAR, HEADS, GROUPS, CONV, IMAGES, WEIGHTS, ROUNDED, PROMOTED, SQUARE, TRANSPOSED, PADDED],
+    ids=["linear", "heads", "groups", "conv", "images", "weights", "rounded", "promoted", "gram", "strides", "padded"],
 )
 def test_other_contractions(text: str, target: str) -> None:
     assert instructions(check(text, target))
+
+
+def test_images_of_few_pixels_are_columns_together() -> None:
+    lowering = pipeline.lower(tensor_text.parse(IMAGES), cpu.AVX512, source="tensor", until="tile")
+    text = lowering.show("tile")
+    assert "for ny" in text or "nyx1" in text, text
+    masked = pipeline.lower(tensor_text.parse(WEIGHTS), cpu.AVX512, source="tensor", until="tile").show("tile")
+    assert "masked=1" in masked, masked
 
 
 NEST = """

@@ -46,6 +46,7 @@ SELDOM = 64  # one row in so many may be computed twice
 DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
 SHORT = 2  # vectors of a row: in shorter ones more is left over than there are vectors
 MASKED = 4  # bytes of the least elements that can be loaded in some lanes only
+WIDE = 4  # vectors of a row: fewer make too little of what is read of the other factor
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 
@@ -93,6 +94,9 @@ class _Plan:
         self.a, self.b = (c.right, c.left) if swap else (c.left, c.right)
         rows, columns = reversed(own) if swap else own
         self.m_loops, self.n_loops = self.together(rows, self.a), self.together(columns, self.b)
+        self.run_loops = self.n_loops  # over columns that are neighbours in the result
+        if self.packed(self.b, self.n_loops[-1:]):
+            self.n_loops = self.wide(columns)
         self.k_loops = self.in_order(list(c.depth))
         tiled = {f.var for f in (*self.m_loops, *self.n_loops)}
         self.around = [f for f in c.rows if f.var not in tiled]
@@ -116,6 +120,14 @@ class _Plan:
                 break
             out.insert(0, f)
         return out
+
+    def wide(self, loops: list[loop.For]) -> list[loop.For]:
+        """The columns with those around them, such as the pixels of several images, until they fill a few vectors: the
+        other factor is read, and may be packed, once for each block of them."""
+        count, size_of = len(self.n_loops), self.axis
+        while count < len(loops) and size_of(loops[-count:]).size < WIDE * self.target.lanes(self.bytes):
+            count += 1
+        return loops[len(loops) - count :]
 
     def in_order(self, loops: list[loop.For]) -> list[loop.For]:
         """The loops that are summed over in an order in which elements of A are neighbours and, where it can be, of B,
@@ -270,10 +282,21 @@ class _Plan:
         if access.not_vectorizable(stored, column, self.tensors, self.ranges):
             after = 1
         rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
-        for name, most in ((nests.first[-1], width), (nests.last[-1], after)):
-            lanes = fitting_width(most, self.n.extent)
+        for name, most, extent in ((nests.first[-1], width, self.n.extent), self.neighbours(nests.last[-1], after)):
+            lanes = fitting_width(most, extent)
             if lanes > 1:
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
+
+    def neighbours(self, name: str, lanes: int) -> tuple[str, int, Expr]:
+        """The loop over columns that are neighbours in the result, the lanes that it may have, and its extent."""
+        extent, run = self.n.extent, self.axis(self.run_loops).size
+        if self.run_loops == self.n_loops:
+            return name, lanes, extent
+        if not isinstance(extent, Const) or int(extent.value) % run or run == 1:
+            return name, 1, extent
+        outer, inner = naming.pieces(name)
+        self.steps.append(Split(name, run, (outer, inner)))
+        return inner, lanes, dim(run)
 
     def split(self, x: _Axis, block: int) -> None:
         if block < x.size:
@@ -323,18 +346,21 @@ class _Plan:
                 tile = f"{buffer}_{word}"
                 into = suffixed(loops, tile)
                 narrow = chosen.row.a_type != self.found.first.value.dtype.name
-                masked = part is self.n and self.masked(factor, buffer)
+                along, block = (self.n_loops, chosen.n) if order[-1] is self.n else (self.k_loops, chosen.k)
+                masked = part is self.n and self.masked(factor, buffer, along, block)
                 width = self.target.lanes(self.bytes)
                 self.steps.append(Pack(buffer, tile, loops, into, width, narrow, masked=masked))
 
-    def masked(self, factor: Expr, buffer: str) -> bool:
-        """Rows of several loops of B, with elements between them that are zeros instead, are one row in memory, and
-        so short that it is faster to find out which lanes are in it than to go along each."""
+    def masked(self, factor: Expr, buffer: str, loops: Sequence[loop.For], block: int) -> bool:
+        """Rows of several loops, with elements between them that are zeros instead, are one row in memory, and so short
+        that it is faster to find out which lanes are in it than to go along each."""
         match factor:
             case Select(cond, Load() as load, Const()) if "avx2" in self.target.features and load.dtype.bytes >= MASKED:
-                long = [f for f in self.n_loops if size(f) > 1]
-                steps = [self.stride(buffer, load.index, f.var) for f in long]
-                sizes = [math.prod(map(size, long[n + 1 :])) for n in range(len(long))]
-                short = len(long) > 1 and size(long[-1]) < SHORT * self.target.lanes(self.bytes)
-                return short and steps == sizes and bool(names(cond) & {f.var for f in long})
+                row: list[loop.For] = []
+                for f in reversed([f for f in loops if size(f) > 1]):
+                    if self.stride(buffer, load.index, f.var) != self.axis(row).size:
+                        break
+                    row.insert(0, f)
+                short = len(row) > 1 and size(row[-1]) < SHORT * self.target.lanes(self.bytes)
+                return short and block % self.axis(row).size == 0 and bool(names(cond) & {f.var for f in row})
         return False
