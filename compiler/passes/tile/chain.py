@@ -25,7 +25,7 @@ from compiler.ir.expr import (
     substitute,
 )
 from compiler.ir.index import extent_range, simplify
-from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.statement import Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import SERIAL, Body
 from compiler.passes.tile.places import Places, check_own, pieces, without
@@ -119,7 +119,7 @@ class _Maker(Places):
         self.ranges = loop_ranges(found.rows)
         self.ranges |= {place.name: extent_range(count), self.turn.name: extent_range(pieces(self.keys, self.cols))}
         self.reach = list(recognised.reach(found.weight, self.query))
-        self.blocks: tuple[Var, Expr] = place, count
+        self.blocks = place, count
         # Rows that have most columns begin first.
         self.top = (count - 1 - place if any(s > 0 for s, _, _ in self.reach) else place) * self.rows
         self.start = (self.turn + self.least()) * self.cols
@@ -127,18 +127,15 @@ class _Maker(Places):
         self.held = {v: x for v, x in zip((*made.rows, *made.columns), held, strict=True)}
 
     def body(self) -> Body:
-        f, step = self.found, self.step.made
-        o, zero = f.accumulator.name, identity("sum", self.dtype)
-        inside: list[Stmt] = [
+        step, o, zero = self.step.made, self.found.accumulator.name, identity("sum", self.dtype)
+        return self.over_blocks(
+            self.found.batch,
             self.alloc(o, self.width),
             *self.loaded(step.row, self.rows, self.made.rows, "row"),
             self.rows_and(step.begin, dim(self.width), lambda i, d: Store(o, (i, d), zero)),
             tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
             self.last(),
-        ]
-        place, count = self.blocks
-        outer = self.nest([*((r.var, r.extent, r.kind) for r in f.batch), (place.name, count, "parallel")], inside)
-        return simplify((outer,), self.ranges)
+        )
 
     def least(self) -> Expr:
         """The first block of columns of which any counts."""
@@ -201,14 +198,6 @@ class _Maker(Places):
     def last(self) -> Stmt:
         """What becomes of the sums."""
         f, (row, feature) = self.found, self.step.made.last
-        own = {f.accumulator: Load(f.accumulator.name, (Var(row), Var(feature)), self.dtype)}
-        stores = tuple(
-            s.replace(
-                index=tuple(self.at(i, row, "", feature) for i in s.index),
-                value=self.at(substitute(s.value, own), row, "", feature),
-            )
-            for s in f.after
-        )
-        cond = both(self.inside("row", row), self.inside("feature", feature))
-        body = stores if isinstance(cond, Const) else (If(cond, stores),)
+        own: dict[Expr, Expr] = {f.accumulator: Load(f.accumulator.name, (Var(row), Var(feature)), self.dtype)}
+        body = self.stored(f.after, own, row, feature, self.inside("row", row), self.inside("feature", feature))
         return self.nest([(row, dim(self.rows), "parallel"), (feature, dim(self.width), "parallel")], body)

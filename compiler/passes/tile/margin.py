@@ -12,7 +12,7 @@ from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import loops_in, named, ranges_of
+from compiler.passes.tile.nests import loops_along, loops_in, named, ranges_of, ranges_within
 from compiler.schedule.steps import Margin, ScheduleError
 
 
@@ -41,10 +41,7 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
     """
     outside = next(around for around, g in loops_in(kernel.body) if g is f)
     around = ranges_of((*outside, f))
-    inside: dict[str, Range] = {}
-    for n in f.walk():
-        if isinstance(n, tile.For) and n is not f:
-            inside |= ranges_of((n,))
+    inside = ranges_within(f)
     value, load = _guarded(kernel, step, f)
     axes = [_axis(step, k, i, set(around), inside) for k, i in enumerate(load.index)]
     kept = [a for a in axes if a.count > 1]
@@ -56,10 +53,8 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
     within = (c for i, n in zip(place, sizes, strict=True) for c in (op("ge", i, 0), op("lt", i, n)))
     element = cast(load.replace(index=place), value.dtype)
     filled = select(both(*(simplify(c, around) for c in within)), element, zero(value))
-    copy: tuple[Stmt, ...] = (Store(step.tile, loops, filled),)
-    for a, v in reversed(at.items()):
-        copy = (tile.For(v.name, const(a.count), "parallel", tile.Bind("serial"), copy),)
     shape = tuple(const(a.count) for a in kept)
+    copy = loops_along(loops, shape, Store(step.tile, loops, filled))
     held = Tensor(step.tile, value.dtype, shape, row_major(shape))
     body = substitute(f.body, {value: Load(step.tile, tuple(a.inside for a in kept), value.dtype)})
     return (f.replace(body=(tile.Alloc(held, "local"), *copy, *body)),)

@@ -10,7 +10,7 @@ from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, op, substi
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
-from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.ir.statement import If, Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
 from compiler.schedule.steps import ScheduleError, Step
 
@@ -107,10 +107,14 @@ def ranges_of(loops: Loops) -> dict[str, Range]:
     ranges: dict[str, Range] = {}
     for f in loops:
         high = value_range(f.extent, ranges)[1]
-        ranges[f.var] = (
-            extent_range(f.extent) if isinstance(f.extent, Const) else (0, None if high is None else high - 1)
-        )
+        known = isinstance(f.extent, Const)
+        ranges[f.var] = extent_range(f.extent) if known else (0, None if high is None else high - 1)
     return ranges
+
+
+def ranges_within(f: tile.For) -> dict[str, Range]:
+    """The ranges of the loops in a loop, each by itself."""
+    return {v: r for n in within(f.body, tile.For) for v, r in ranges_of((n,)).items()}
 
 
 def ranges_around(kernel: Kernel, target: tile.For) -> dict[str, Range]:
@@ -137,6 +141,13 @@ def named(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:
     if len(called) != count:
         raise ScheduleError(step, f"it makes {count} loops here, and names {', '.join(called) or 'none'}")
     return tuple(map(Var, called))
+
+
+def loops_along(loops: Sequence[Var], extents: Sequence[Expr], *body: Stmt) -> Body:
+    """Statements within parallel loops of these extents, outermost first."""
+    for v, n in zip(reversed(loops), reversed(extents), strict=True):
+        body = (tile.For(v.name, n, "parallel", SERIAL, body),)
+    return body
 
 
 def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:

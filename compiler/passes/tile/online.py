@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from compiler.analysis import online_softmax as recognised
 from compiler.analysis.online_softmax import KEY, guarded, reach
@@ -140,7 +140,8 @@ class _Maker(Block):
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         zero, low = identity("sum", self.dtype), identity("max", self.dtype)
         first, rows = Var(self.step.made.first[0]), dim(self.rows)
-        inside: list[Stmt] = [
+        return self.over_blocks(
+            f.batch,
             self.alloc(o, self.width),
             self.alloc(m),
             self.alloc(total),
@@ -149,10 +150,7 @@ class _Maker(Block):
             self.rows_and(self.step.made.begin, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
             tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
             *self.last(),
-        ]
-        place, count = self.blocks
-        outer = self.nest([*((r.var, r.extent, r.kind) for r in f.batch), (place.name, count, "parallel")], inside)
-        return simplify((outer,), self.ranges)
+        )
 
     def turns(self) -> Expr:
         """How many blocks of keys count for a block of queries."""
@@ -325,19 +323,9 @@ class _Maker(Block):
         done = held * inverse if divided else substitute(f.last, own | {f.accumulator: held})
         table = own | {f.accumulator: done}
 
-        def stored(stores: Iterable[Stmt], *inside: Expr) -> Body:
-            made = tuple(
-                s.replace(
-                    index=tuple(self.at(i, row.name, "", feature.name) for i in s.index),
-                    value=self.at(substitute(s.value, table), row.name, "", feature.name),
-                )
-                for s in stores
-                if isinstance(s, Store)
-            )
-            cond = both(*([] if self.local else [self.inside("row", row.name)]), *inside)
-            return made if isinstance(cond, Const) or not made else (If(cond, made),)
-
-        body = stored(f.after, self.inside("feature", feature.name))
+        there = [] if self.local else [self.inside("row", row.name)]
+        each = self.stored(f.row_after, table, row.name, feature.name, *there)
+        body = self.stored(f.after, table, row.name, feature.name, *there, self.inside("feature", feature.name))
         before = (Let(inverse.name, const(1.0, self.dtype) / total),) if divided else ()
         columns = self.nest([(feature.name, dim(self.width), "parallel")], body)
-        yield self.nest([(row.name, rows, "parallel")], [*stored(f.row_after), *before, columns])
+        yield self.nest([(row.name, rows, "parallel")], [*each, *before, columns])

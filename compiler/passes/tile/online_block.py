@@ -43,7 +43,7 @@ class Block(Places):
         (place, self.turn), count = map(Var, self.step.made.blocks), pieces(self.queries, self.rows)
         self.scale, self.weights, self.scores, self.turned_sums = self.step.made_tiles
         self.ranges[place.name] = extent_range(count)
-        self.blocks: tuple[Var, Expr] = place, count
+        self.blocks = place, count
         self.block: Expr = count - 1 - place if reach(f.score, self.query) else place
         self.top, self.start = self.block * self.rows, self.turn * self.cols
         self.ranges[self.turn.name] = extent_range(pieces(self.keys, self.cols))

@@ -135,16 +135,15 @@ def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
     if step.masked:
         return _masked(f, step, ranges, tensors)
     f = _unravelled(f, ranges, tensors)
-    nest = [f]
-    while isinstance(nest[-1].body[0], tile.For):
-        nest.append(nest[-1].body[0])
-        ranges = ranges | {nest[-1].var: (0, longest_of(nest[-1].extent, ranges))}
+    nest, _ = perfect(tile.For, (f,))
     inner = nest[-1]
+    for g in nest[1:]:
+        ranges = ranges | {g.var: (0, longest_of(g.extent, ranges))}
     out: Body = (inner,)
     if guarded(inner):
         out = peel(Peel(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
     out = tuple(_lanes(g, step, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
-    return wrap(tuple(nest[:-1]), out)
+    return wrap(nest[:-1], out)
 
 
 def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:

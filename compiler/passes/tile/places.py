@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from compiler.analysis.guarded_factors import zero
 from compiler.analysis.online_softmax import KEY, Scores
-from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute
+from compiler.ir import loop, tile
+from compiler.ir.dtype import STORAGE_ONLY, DType, boolean
 from compiler.ir.expr import Cast, Const, Expr, Load, Var, both, cast, const, dim, loads, names, op, select, substitute
 from compiler.ir.index import simplify
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Kernel, Program, Stmt, Store
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL
+from compiler.passes.tile.nests import SERIAL, Body
 from compiler.schedule.steps import ScheduleError, Step
 
 T = TypeVar("T")
@@ -50,7 +51,8 @@ def without(kernel: Kernel, inner: Collection[str], body: tuple[Stmt, ...]) -> K
 class Places:
     """Where the rows, columns and features of a block of `rows` x `cols` lie, and loops over them.
 
-    Rows begin at `top` and columns at `start`; those that there are end before `queries` and `keys`. Sums are padded
+    Rows begin at `top` and columns at `start`; those that there are end before `queries` and `keys`. `blocks` are the
+    loop over blocks of rows and how many there are. Sums are padded
     to `width` features, products in depth, to multiples of `unit`.
     """
 
@@ -68,6 +70,7 @@ class Places:
     top: Expr
     start: Expr
     columns: Expr
+    blocks: tuple[Var, Expr]
     dtype: DType
     depth: int = 0
     local: bool = False
@@ -103,7 +106,7 @@ class Places:
         """A factor that is zero where it is outside."""
         if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
             return cast(self.guarded(factor.arg, *inside), factor.dtype)
-        return select(both(*inside), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
+        return select(both(*inside), factor, zero(factor))
 
     def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
         """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own.
@@ -123,6 +126,25 @@ class Places:
         (out,) = made
         assert isinstance(out, tile.For)
         return out
+
+    def over_blocks(self, batch: Iterable[tile.For | loop.For], *inside: Stmt) -> Body:
+        """What is done for a block of rows, for all of them in each of a batch."""
+        place, count = self.blocks
+        around = [*((r.var, r.extent, r.kind) for r in batch), (place.name, count, "parallel")]
+        return simplify((self.nest(around, inside),), self.ranges)
+
+    def stored(self, stores: Iterable[Stmt], table: Mapping[Expr, Expr], row: str, feature: str, *inside: Expr) -> Body:
+        """Stores of what the table has in the place of the sums, for a row and feature that are inside."""
+        made = tuple(
+            s.replace(
+                index=tuple(self.at(i, row, "", feature) for i in s.index),
+                value=self.at(substitute(s.value, table), row, "", feature),
+            )
+            for s in stores
+            if isinstance(s, Store)
+        )
+        cond = both(*inside)
+        return made if isinstance(cond, Const) or not made else (If(cond, made),)
 
     def rows_and(
         self, loops: tuple[str, str], extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop

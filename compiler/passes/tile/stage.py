@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from compiler.analysis import access
+from compiler.analysis.guarded_factors import zero
 from compiler.ir import tile
-from compiler.ir.dtype import compute
-from compiler.ir.expr import Const, Expr, Load, Select, both, cast, const, names, op, select, substitute
+from compiler.ir.expr import Const, Expr, Load, Select, both, const, names, op, select, substitute
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, has_sizes, linear
 from compiler.ir.ranges import Range
@@ -16,7 +16,7 @@ from compiler.ir.rewrite import statements
 from compiler.ir.statement import If, Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.stage_copy import staged
-from compiler.passes.tile.nests import named, padded, ranges_of, read_by
+from compiler.passes.tile.nests import Body, loops_along, named, padded, ranges_of, ranges_within, read_by
 from compiler.schedule.steps import ScheduleError, Stage, StoreAt
 
 
@@ -71,7 +71,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     loops = named(step, step.into, len(kept))
     moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
     whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
-    value: Expr = Load(buffer.name, whole, buffer.dtype)
+    value = Load(buffer.name, whole, buffer.dtype)
     if _is_guarded(f, uses):
         ranges = ranges_of(tuple(within(kernel.body, tile.For)))
         ranges |= {v.name: extent_range(n) for v, n in zip(loops, shape, strict=True)}
@@ -79,10 +79,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     else:
         # A tile may be larger than what is there where that is not known; what lies beyond is never used.
         there = both(*(op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)))
-    value = select(there, value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
-    copy: tuple[Stmt, ...] = (Store(step.tile, loops, value),)
-    for v, extent in zip(reversed(loops), reversed(shape), strict=True):
-        copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
+    copy = loops_along(loops, shape, Store(step.tile, loops, select(there, value, zero(value))))
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
     return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
 
@@ -97,10 +94,7 @@ def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
     """For each axis of a buffer how much of it an iteration of `f` uses, as `_part` has it."""
     around = {f.var} | {n.var for n in within(kernel.body, tile.For) if f in set(n.walk())}
-    ranges: dict[str, Range] = {}
-    for n in f.walk():
-        if isinstance(n, tile.For) and n is not f:
-            ranges |= ranges_of((n,))
+    ranges = ranges_within(f)
     return [_part(extent, [u.index[k] for u in uses], around, ranges) for k, extent in enumerate(buffer.shape)]
 
 
@@ -130,12 +124,8 @@ def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
 
 
 def _reindex(
-    body: tuple[Stmt, ...],
-    buffer: str,
-    axes: list[tuple[int, Expr]],
-    name: str = "",
-    uses: Sequence[Load] | None = None,
-) -> tuple[Stmt, ...]:
+    body: Body, buffer: str, axes: list[tuple[int, Expr]], name: str = "", uses: Sequence[Load] | None = None
+) -> Body:
     """The body with the buffer, called `name` from now on, reduced to the axes that are left, counted from `start`.
 
     Of loads only `uses` change, if given.

@@ -38,70 +38,13 @@ from compiler.passes.tile.pack import pack
 from compiler.passes.tile.partial_sums import partial_sums
 from compiler.passes.tile.partition import partition
 from compiler.passes.tile.peel import peel
+from compiler.passes.tile.places import without
 from compiler.passes.tile.stage import stage, stored_at
-from compiler.schedule.block_steps import Chain, Online
-from compiler.schedule.steps import (
-    Bind,
-    Cache,
-    CacheHints,
-    Checks,
-    Collapse,
-    Distribute,
-    Flatten,
-    Hoist,
-    LoadAhead,
-    Margin,
-    NameTaken,
-    Owners,
-    Pack,
-    Pad,
-    PartialSums,
-    Partition,
-    Peel,
-    Permute,
-    Persist,
-    Promote,
-    Raster,
-    Reorder,
-    Schedule,
-    ScheduleError,
-    Split,
-    SplitReduction,
-    SplitScan,
-    SplitShifted,
-    SplitTf32,
-    Stage,
-    Step,
-    StoreAt,
-    Tensorize,
-    Wrap,
-    Writeback,
-)
+from compiler.schedule import block_steps, steps
+from compiler.schedule.steps import NameTaken, Schedule, ScheduleError, Step
 
 # Steps of a whole model: a planner applies them as it completes schedules, and carrying these out applies them again.
 REMEMBERED = 4096
-Change = Callable[[tile.For], tuple[Stmt, ...]]
-# Steps that need to know nothing but the kernel.
-_OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
-    Permute: permute,
-    Flatten: flatten,
-    Distribute: tensorize.distribute,
-    Pack: pack,
-    Owners: owners,
-    Tensorize: tensorize.tensorize,
-    Pad: pad,
-    Cache: cache,
-    Promote: promote,
-    SplitTf32: split_tf32,
-    Writeback: writeback,
-    LoadAhead: load_ahead,
-    CacheHints: cache_hints,
-    Checks: checks,
-    Raster: raster,
-    Persist: persist,
-    SplitScan: split_scan,
-    SplitReduction: split_reduction,
-}
 
 
 def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
@@ -146,55 +89,26 @@ def bound(kernel: Kernel) -> Iterator[str]:
 
 def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
     """The kernel after one step."""
-    if type(step) in _OF_KERNEL:
-        return _OF_KERNEL[type(step)](kernel, step)
-    match step:
-        case Split():
-            new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
-        case SplitShifted():
-            new = at_loop(kernel, step, step.loop, lambda f: split_shifted(step, f))
-        case Wrap():
-            new = at_loop(kernel, step, step.loop, lambda f: wrap(step, f))
-        case Reorder():
-            new = at_loop(kernel, step, step.loops[0], lambda f: reorder(step, f), any_of=step.loops)
-        case Collapse():
-            new = at_loop(kernel, step, step.outer, lambda f: collapse(step, f))
-        case Bind():
-            new = at_loop(kernel, step, step.loop, lambda f: bind(step, f))
-        case StoreAt():
-            new = store_at(program, kernel, step)
-        case Stage():
-            new = at_loop(kernel, step, step.loop, lambda f: stage(kernel, step, f))
-        case Margin():
-            new = at_loop(kernel, step, step.loop, lambda f: margin(kernel, step, f))
-        case Partition():
-            new = at_loop(kernel, step, step.loop, lambda f: partition(step, f, ranges_around(kernel, f)))
-        case PartialSums():
-            new = at_loop(kernel, step, step.loop, lambda f: partial_sums(step, f, kernel))
-        case Peel():
-            new = at_loop(kernel, step, step.loop, lambda f: peel(step, f, ranges_around(kernel, f)))
-        case Hoist():
-            new = at_loop(kernel, step, step.loop, lambda f: hoist(step, f))
-        case Online():
-            new = online(program, kernel, step)
-        case Chain():
-            new = chain(program, kernel, step)
-        case _:
-            raise ScheduleError(step, "no such step")
-    return new
+    kind = type(step)
+    if kind in _OF_LOOP:
+        return at_loop(kernel, step, lambda f: _OF_LOOP[kind](step, f, kernel))
+    if kind in _OF_PROGRAM:
+        return _OF_PROGRAM[kind](program, kernel, step)
+    return _OF_KERNEL[kind](kernel, step)
 
 
-def at_loop(kernel: Kernel, step: Step, var: str, change: Change, any_of: tuple[str, ...] = ()) -> Kernel:
-    """`kernel` with its loop `var` (or whichever of `any_of` is outermost) replaced."""
-    wanted = any_of or (var,)
-    found = [s for s in within(kernel.body) if isinstance(s, tile.For) and s.var in wanted]
-    if not found:
-        have = [s.var for s in within(kernel.body) if isinstance(s, tile.For)]
-        raise ScheduleError(step, f"kernel {kernel.name} has no loop {var}; it has {', '.join(have)}")
-    return kernel.replace(body=replaced(kernel.body, found[0], change(found[0])))
+def at_loop(kernel: Kernel, step: Any, change: Callable[[tile.For], tuple[Stmt, ...]]) -> Kernel:
+    """`kernel` with the loop of a step replaced: the outermost, where a step has several."""
+    wanted = step.loops if isinstance(step, steps.Reorder) else (getattr(step, "outer", "") or step.loop,)
+    loops = list(within(kernel.body, tile.For))
+    found = next((f for f in loops if f.var in wanted), None)
+    if found is None:
+        have = ", ".join(f.var for f in loops)
+        raise ScheduleError(step, f"kernel {kernel.name} has no loop {wanted[0]}; it has {have}")
+    return kernel.replace(body=replaced(kernel.body, found, change(found)))
 
 
-def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
+def split(step: steps.Split, f: tile.For) -> tuple[Stmt, ...]:
     """`split("i", 16, into=("i0", "i1"))`
 
     before:
@@ -214,7 +128,7 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
     return (tile.For(outer.name, count, f.kind, f.bind, (tile.For(inner.name, left, f.kind, f.bind, body),)),)
 
 
-def split_shifted(step: SplitShifted, f: tile.For) -> tuple[Stmt, ...]:
+def split_shifted(step: steps.SplitShifted, f: tile.For) -> tuple[Stmt, ...]:
     """`split_shifted("i", 16, into=("i0", "i1"))`
 
     before:
@@ -238,7 +152,7 @@ def split_shifted(step: SplitShifted, f: tile.For) -> tuple[Stmt, ...]:
     return (tile.For(outer.name, const(ranges[outer.name][1] + 1), f.kind, f.bind, (within,)),)
 
 
-def wrap(step: Wrap, f: tile.For) -> tuple[Stmt, ...]:
+def wrap(step: steps.Wrap, f: tile.For) -> tuple[Stmt, ...]:
     """`wrap("i", into="one")`
 
     before:
@@ -253,7 +167,7 @@ def wrap(step: Wrap, f: tile.For) -> tuple[Stmt, ...]:
     return (tile.For(loop.name, const(1), "parallel", f.bind, (f,)),)
 
 
-def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
+def bind(step: steps.Bind, f: tile.For) -> tuple[Stmt, ...]:
     """`bind("i", vector, width=8)`
 
     before:
@@ -272,7 +186,7 @@ def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
     return (f.replace(bind=binding),)
 
 
-def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
+def reorder(step: steps.Reorder, f: tile.For) -> tuple[Stmt, ...]:
     """`reorder(("j", "i"))`
 
     before:
@@ -306,7 +220,7 @@ def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
     return body
 
 
-def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
+def collapse(step: steps.Collapse, f: tile.For) -> tuple[Stmt, ...]:
     """`collapse("i", "j", into="ij")`
 
     before:
@@ -328,7 +242,7 @@ def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
     raise ScheduleError(step, f"{step.inner} is not the only statement of {step.outer}, or of another kind")
 
 
-def store_at(program: Program, kernel: Kernel, step: StoreAt) -> Kernel:
+def store_at(program: Program, kernel: Kernel, step: steps.StoreAt) -> Kernel:
     """`store_at("t", "i")`
 
     before:
@@ -347,7 +261,34 @@ def store_at(program: Program, kernel: Kernel, step: StoreAt) -> Kernel:
     users = [k.name for k in program.kernels if any(p.name == step.buffer for p in k.params)]
     if buffer is None or users != [kernel.name]:
         raise ScheduleError(step, f"{step.buffer} is not a temporary of this kernel alone")
-    return at_loop(kernel, step, step.loop, lambda f: stored_at(step, kernel, f, buffer)).replace(
-        params=tuple(p for p in kernel.params if p.name != buffer.name),
-        writes=tuple(w for w in kernel.writes if w != buffer.name),
-    )
+    made = at_loop(kernel, step, lambda f: stored_at(step, kernel, f, buffer))
+    return without(kernel, (buffer.name,), made.body)
+
+
+# What steps change: all of a kernel, a loop of it, or a kernel as its program has it.
+_OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
+    steps.Permute: permute, steps.Flatten: flatten, steps.Distribute: tensorize.distribute, steps.Pack: pack,
+    steps.Owners: owners, steps.Tensorize: tensorize.tensorize, steps.Pad: pad, steps.Cache: cache,
+    steps.Promote: promote, steps.SplitTf32: split_tf32, steps.Writeback: writeback, steps.LoadAhead: load_ahead,
+    steps.CacheHints: cache_hints, steps.Checks: checks, steps.Raster: raster, steps.Persist: persist,
+    steps.SplitScan: split_scan, steps.SplitReduction: split_reduction,
+}  # fmt: skip
+_OF_LOOP: dict[type[Step], Callable[[Any, tile.For, Kernel], tuple[Stmt, ...]]] = {
+    steps.Split: lambda step, f, _: split(step, f),
+    steps.SplitShifted: lambda step, f, _: split_shifted(step, f),
+    steps.Wrap: lambda step, f, _: wrap(step, f),
+    steps.Reorder: lambda step, f, _: reorder(step, f),
+    steps.Collapse: lambda step, f, _: collapse(step, f),
+    steps.Bind: lambda step, f, _: bind(step, f),
+    steps.Hoist: lambda step, f, _: hoist(step, f),
+    steps.Stage: lambda step, f, kernel: stage(kernel, step, f),
+    steps.Margin: lambda step, f, kernel: margin(kernel, step, f),
+    steps.PartialSums: partial_sums,
+    steps.Partition: lambda step, f, kernel: partition(step, f, ranges_around(kernel, f)),
+    steps.Peel: lambda step, f, kernel: peel(step, f, ranges_around(kernel, f)),
+}
+_OF_PROGRAM: dict[type[Step], Callable[[Program, Kernel, Any], Kernel]] = {
+    steps.StoreAt: store_at,
+    block_steps.Online: online,
+    block_steps.Chain: chain,
+}

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.analysis.guarded_factors import read_narrow
-from compiler.analysis.nests import wrap
-from compiler.ir import tile
+from compiler.analysis.nests import perfect, wrap
+from compiler.ir import loop, tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, names, substitute
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
@@ -80,11 +80,7 @@ def _parts(step: Distribute, body: Body) -> _Parts:
         raise ScheduleError(step, f"{step.accumulator} does not begin inside {step.loops[-1]}")
     before, first, nest, after = body[:place], body[place], body[place + 1], body[place + 2 :]
     assert isinstance(first, Init)
-    loops: list[tile.For] = []
-    inside: Body = (nest,)
-    while len(inside) == 1 and isinstance(inside[0], tile.For):
-        loops.append(inside[0])
-        inside = inside[0].body
+    loops, inside = perfect(tile.For, (nest,), loop.KINDS)
     lets = {Var(s.name, s.value.dtype): s.value for s in (*before, *inside) if isinstance(s, Let)}
     sums = [s for s in inside if not isinstance(s, Let)]
     if not all(isinstance(s, Let) for s in before):

@@ -11,8 +11,7 @@ from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr, Load, Op, Var, identity, op, substitute
 from compiler.ir.rewrite import bodies, replaced, statements
 from compiler.ir.statement import Kernel, Stmt, Store, within
-from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, named
+from compiler.passes.tile.nests import Body, Loops, find_nest, loops_along, named
 from compiler.schedule.steps import Promote, ScheduleError, SplitTf32
 
 
@@ -62,22 +61,16 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
     count = len(part.shape)
 
     first, last = (named(step, called, count) for called in (step.first, step.last))
-    first_nest, last_nest = (_loops(vars, part) for vars in (first, last))
     held = Load(part.name, last, part.dtype)
     adds = next(n for n, s in enumerate(f.body) if step.accumulator in tile.buffers((s,)))
     body = (
         *f.body[:adds],
         alloc.replace(tensor=part),
-        *wrap(first_nest, (Store(part.name, first, identity("sum", part.dtype)),)),
+        *loops_along(first, part.shape, Store(part.name, first, identity("sum", part.dtype))),
         *statements(f.body[adds:], renamed),
-        *wrap(last_nest, (Store(step.accumulator, held.index, held, "sum"),)),
+        *loops_along(last, part.shape, Store(step.accumulator, held.index, held, "sum")),
     )
     return kernel.replace(body=replaced(kernel.body, f, (f.replace(body=body),)))
-
-
-def _loops(vars: Sequence[Var], t: Tensor) -> Loops:
-    """Loops along the axes of a tile."""
-    return tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(vars, t.shape, strict=True))
 
 
 def _makes(n: object, name: str) -> bool:
@@ -177,7 +170,7 @@ def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
     big = whole.replace(buffer=called[0])
     stores = (Store(big.buffer, index, op("tf32", whole)), Store(called[1], index, whole - big))
     allocs = (alloc.replace(tensor=t.replace(name=name)) for name in called[:2])
-    return (*allocs, *wrap(_loops(index, t), stores))
+    return (*allocs, *loops_along(index, t.shape, *stores))
 
 
 def _copied(nest: Loops, loops: Sequence[Var], s: Stmt) -> Body:

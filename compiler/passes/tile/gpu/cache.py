@@ -13,7 +13,16 @@ from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import SERIAL, Body, Loops, factors_from, named, ranges_of, tile_along, whole_lengths
+from compiler.passes.tile.nests import (
+    Body,
+    Loops,
+    factors_from,
+    loops_along,
+    named,
+    ranges_of,
+    tile_along,
+    whole_lengths,
+)
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Cache, ScheduleError
 
@@ -98,10 +107,8 @@ def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, 
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     if isinstance(step.into, tuple):
         loops = named(step, step.into, len(shape))
-        made: Body = (Store(held.name, loops, substitute(factor, dict(zip(map(Var, long), loops, strict=True)))),)
-        for v, n in zip(reversed(loops), reversed(shape), strict=True):
-            made = (tile.For(v.name, n, "parallel", SERIAL, made),)
-        return held, tuple(map(Var, long)), made
+        fill = Store(held.name, loops, substitute(factor, dict(zip(map(Var, long), loops, strict=True))))
+        return held, tuple(map(Var, long)), loops_along(loops, shape, fill)
     size = product(shape)
     (at,) = named(step, (step.into,) if step.into else (), 1)
     places: list[Expr] = []
@@ -112,5 +119,4 @@ def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, 
     ranges = {at.name: (0, static(size) - 1)}
     index = tuple(simplify(p, ranges, index=True) for p in places)
     value = simplify(substitute(factor, dict(zip(map(Var, long), index, strict=True))), ranges)
-    fill = tile.For(at.name, size, "parallel", SERIAL, (Store(held.name, index, value),))
-    return held, tuple(map(Var, long)), (fill,)
+    return held, tuple(map(Var, long)), loops_along((at,), (size,), Store(held.name, index, value))

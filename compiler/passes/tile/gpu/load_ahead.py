@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from compiler.analysis.guarded_factors import zero
 from compiler.ir import tile
-from compiler.ir.dtype import compute
-from compiler.ir.expr import Expr, Load, Var, both, cast, const, dim, loads, names, op, select, substitute
+from compiler.ir.expr import Expr, Load, Var, both, dim, loads, names, op, select, substitute
 from compiler.ir.index import value_range
 from compiler.ir.rewrite import replaced
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, find_nest, longest, named, ranges_of, read_by
+from compiler.passes.tile.nests import find_nest, longest, loops_along, named, ranges_of, read_by
 from compiler.schedule.steps import LoadAhead, ScheduleError
 
 
@@ -52,23 +52,15 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
     shape = tuple(map(dim, long))
     held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
     (value,) = substitute((_inside(load, buffer, ranges),), {Var(f.var): v for f, v in zip(own, into, strict=True)})
-    fill: Stmt = Store(held.name, into, value)
-    for v, n in zip(reversed(into), reversed(shape), strict=True):
-        fill = tile.For(v.name, n, "parallel", SERIAL, (fill,))
+    fill = loops_along(into, shape, Store(held.name, into, value))
     place = Load(held.name, tuple(Var(f.var) for f in own), buffer.dtype)
     (used,) = substitute((nest[0],), {load: place})
-    body = (tile.Alloc(held, "registers"), fill, *replaced(around[-1].body, nest[0], (used,)))
+    body = (tile.Alloc(held, "registers"), *fill, *replaced(around[-1].body, nest[0], (used,)))
     return kernel.replace(body=replaced(kernel.body, around[-1], (around[-1].replace(body=body),)))
 
 
 def _inside(load: Load, buffer: Tensor, ranges: dict[str, tuple[int | None, int | None]]) -> Expr:
     """The element, or zero where a tile goes beyond its buffer: what lies there is never used."""
-    beyond = {i: n for i, n in zip(load.index, buffer.shape, strict=True) if _exceeds(value_range(i - n, ranges)[1])}
-    if not beyond:
-        return load
-    zero = cast(const(0, compute(buffer.dtype)), buffer.dtype)
-    return select(both(*(op("lt", i, n) for i, n in beyond.items())), load, zero)
-
-
-def _exceeds(most: int | None) -> bool:
-    return most is None or most >= 0
+    ends = {i: (n, value_range(i - n, ranges)[1]) for i, n in zip(load.index, buffer.shape, strict=True)}
+    beyond = (op("lt", i, n) for i, (n, most) in ends.items() if most is None or most >= 0)
+    return select(both(*beyond), load, zero(load))

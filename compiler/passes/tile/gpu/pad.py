@@ -107,13 +107,11 @@ def _rows(
     out: list[Stmt] = []
     for n, s in enumerate(body):
         match s:
-            case tile.For() if s.kind == "parallel":
-                out.append(s.replace(body=_rows(step, s.body, guards, tensors, {**ranges, **ranges_of((s,))})))
             case Let() | Init() | Accum():
                 out.append(s.replace(value=_clipped(s.value, guards, tensors, ranges)))
             case tile.For():
                 out.append(s.replace(body=_rows(step, s.body, guards, tensors, {**ranges, **ranges_of((s,))})))
-                if any(isinstance(x, Init) for x in body):
+                if s.kind != "parallel" and any(isinstance(x, Init) for x in body):
                     return (*out, *_if(body[n + 1 :], list(guards.values())))
             case _:
                 raise ScheduleError(step, f"{type(s).__name__} stands in a sum")
@@ -127,13 +125,10 @@ def _clipped(
     narrowed = unwidened(value)
     if narrowed is not value:
         return cast(_clipped(narrowed, guards, tensors, ranges), value.dtype)
-    match value:
-        case Load(index=index):
-            mine = [v for v in guards if any(v in names(i) for i in index)]
-            return guarded(value, [b for v in mine for b in _within(value, v, guards[v], tensors, ranges)])
-        case Select(_, Load(index=index) as load, other) if other is zero(value):
-            mine = [v for v in guards if any(v in names(i) for i in index)]
-            return guarded(value, [b for v in mine for b in _within(load, v, guards[v], tensors, ranges)])
+    load = value.then if isinstance(value, Select) and value.other is zero(value) else value
+    if isinstance(load, Load):
+        mine = [v for v in guards if v in names(load)]
+        return guarded(value, [b for v in mine for b in _within(load, v, guards[v], tensors, ranges)])
     return value.map(lambda x: _clipped(x, guards, tensors, ranges) if isinstance(x, Expr) else x)
 
 

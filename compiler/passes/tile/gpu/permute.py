@@ -3,12 +3,10 @@ further apart."""
 
 from __future__ import annotations
 
-from compiler.analysis.nests import wrap
-from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Store
-from compiler.passes.tile.nests import SERIAL, Body, named, read_by
+from compiler.passes.tile.nests import loops_along, named, read_by
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.steps import Permute, ScheduleError
 
@@ -33,15 +31,14 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
     if len(every) != len(buffer.shape) or min(every) < 1:
         raise ScheduleError(step, f"{every} are not steps along the {len(buffer.shape)} axes of {step.buffer}")
     held = permuted_copy.held(step, buffer)
-    shape, loops = held.shape, named(step, step.into, len(held.shape))
-    index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(shape)))
+    loops = named(step, step.into, len(held.shape))
+    index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(loops)))
     copy = Store(held.name, loops, Load(buffer.name, index, buffer.dtype))
-    nest = tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(loops, shape, strict=True))
     found = {n for s in kernel.body for n in s.walk() if isinstance(n, Load) and n.buffer == buffer.name}
     if not all(_met(e, n) for x in found for e, n in zip(x.index, every, strict=True)):
         raise ScheduleError(step, f"kernel {kernel.name} loads elements of {step.buffer} between those of {every}")
     table: dict[Expr, Expr] = {n: permuted_copy.load(n, step) for n in found}
-    body: Body = (*wrap(nest, (copy,)), *substitute(kernel.body, table))
+    body = (*loops_along(loops, held.shape, copy), *substitute(kernel.body, table))
     return kernel.replace(body=body, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.analysis.nests import wrap
+from compiler.analysis.nests import perfect, wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
@@ -39,11 +39,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
 
     What is scanned is read twice, and each part adds up the totals of those before it.
     """
-    rows: list[tile.For] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], tile.For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
+    rows, body = perfect(tile.For, kernel.body)
     match body:
         case (Init(name, first), tile.For(var=var, extent=Const(), kind="scan") as f) if (
             name == step.accumulator and var == step.loop
@@ -56,13 +52,12 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
     extent = static(f.extent)
     count = -(-extent // step.length)
     part, total, following, before = named(step, step.into, 4)
-    held = Tensor(step.tile, first.dtype, (dim(count), *(r.extent for r in rows)), ())
-    held = held.replace(strides=row_major(held.shape))
+    shape = (dim(count), *(r.extent for r in rows))
+    held = Tensor(step.tile, first.dtype, shape, row_major(shape))
     place = tuple(Var(r.var) for r in rows)
 
     def moved(s: tuple[Stmt, ...], which: Var, inner: Expr) -> tuple[Stmt, ...]:
-        made: tuple[Stmt, ...] = substitute(s, {Var(f.var): which * step.length + inner})
-        return made
+        return substitute(s, {Var(f.var): which * step.length + inner})
 
     scalar = Var(name, first.dtype)
     own = {scalar: Var(step.total, first.dtype)}  # the names that the first of the two nests has for itself

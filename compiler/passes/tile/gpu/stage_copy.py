@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from compiler.ir import tile
@@ -45,7 +46,7 @@ def staged(
             groups.append([d])
     if not groups:
         raise ScheduleError(step, f"one element of {buffer.name} is no tile")
-    shape = tuple(dim(_count(lengths, g)) for g in groups)
+    shape = tuple(dim(math.prod(lengths[d] for d in g)) for g in groups)
     strides = row_major(shape[::-1])[::-1] if step.turned else row_major(shape)
     held = Tensor(step.tile, buffer.dtype, shape, strides)
     whole_tile = tile.Slice(held.name, (const(0),) * len(shape), tuple(map(static, shape)))
@@ -66,13 +67,6 @@ def staged(
 def _together(buffer: Tensor, d: int) -> bool:
     """The axis before goes on where this one ends."""
     return static(buffer.strides[d - 1]) == static(buffer.strides[d]) * static(buffer.shape[d])
-
-
-def _count(lengths: Sequence[int], group: Sequence[int]) -> int:
-    out = 1
-    for d in group:
-        out *= lengths[d]
-    return out
 
 
 def _flat(local: Sequence[Expr], lengths: Sequence[int], group: Sequence[int]) -> Expr:

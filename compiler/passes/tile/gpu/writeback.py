@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.analysis.guarded_factors import at_least_zero
+from compiler.analysis.guarded_factors import at_least_zero, zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
-from compiler.ir.dtype import compute
-from compiler.ir.expr import Expr, Var, both, cast, const, loads, names, select, substitute
+from compiler.ir.expr import Expr, Var, both, loads, names, select, substitute
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
@@ -71,8 +70,7 @@ def _unguarded(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
     table: dict[Expr, Expr] = {}
     for n in loads(s):
         mine = [g for g in guards if names(g) & names(n)]
-        zero = cast(const(0, compute(n.dtype)), n.dtype)
         if mine and n.buffer not in own:
-            table[n] = select(both(*mine), n, zero)
+            table[n] = select(both(*mine), n, zero(n))
     (out,) = substitute((s,), table)
     return out
