@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import Expr, Load, Op, Select, Size, Var, type_error
+from compiler.ir.expr import Expr, Load, Op, Select, Size, Var, const, type_error
 from compiler.ir.node import Node
 from compiler.ir.statement import Stmt as Stmt
 from compiler.ir.tensor import Tensor, verify_params
@@ -176,6 +176,11 @@ class For(Stmt):
     step: int
     body: tuple[Stmt, ...]
     mark: str = ""
+
+
+def unrolled(var: Var, extent: int, *body: Stmt) -> For:
+    """A loop that is written out."""
+    return For(var.name, const(0), const(extent), 1, body, "unroll")
 
 
 class If(Stmt):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from compiler.ir import tile
-from compiler.ir.statement import If, Kernel, Program, Stmt, within
+from compiler.ir.launches import is_bound
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Kernel, Program, Stmt, within
 from compiler.passes.gpu import stages
 
 
@@ -16,22 +18,13 @@ def assign_stages(program: Program) -> Program:
 
 def _kernel(kernel: Kernel) -> Kernel:
     tiles = frozenset(n.tensor.name for n in within(kernel.body, tile.Alloc))
-    return kernel.replace(body=_body(kernel.body, tiles))
 
+    def rule(s: Stmt) -> Stmt | None:
+        if is_bound(s, "pipeline") and (stages.is_specialised(s) or dict(s.bind.args).get("depth", 1) > 1):
+            return s.replace(body=_stages(s, s.body, tiles))
+        return None
 
-def _body(body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
-    out: list[Stmt] = []
-    for s in body:
-        match s:
-            case tile.For(bind=tile.Bind("pipeline", args), body=inner) if stages.is_specialised(s) or (
-                dict(args).get("depth", 1) > 1
-            ):
-                out.append(s.replace(body=_stages(s, _body(inner, tiles), tiles)))
-            case tile.For(body=inner) | If(body=inner):
-                out.append(s.replace(body=_body(inner, tiles)))
-            case _:
-                out.append(s)
-    return tuple(out)
+    return kernel.replace(body=statements(kernel.body, rule))
 
 
 def _stages(f: tile.For, body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:

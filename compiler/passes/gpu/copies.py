@@ -42,9 +42,9 @@ def copy(state: Emission, s: tile.Copy, scope: Scope) -> Body:
         return mma.load_fragment(state, s, scope)
     if s.how == "tma":
         if not state.facts.specialised:
-            raise ValueError(f"kernel {state.facts.name}: a tensor copy stands in no kernel with producers")
+            raise state.refuse("a tensor copy stands in no kernel with producers")
         if s.full is None and s.target.buffer in state.shared:
-            raise ValueError(f"kernel {state.facts.name}: no mbarrier is told of the tensor copy to {s.target.buffer}")
+            raise state.refuse(f"no mbarrier is told of the tensor copy to {s.target.buffer}")
         if s.full is not None:
             return tma.load(state, s, address(state, s.full, scope), scope)
         return tma.store(state, s, scope)
@@ -54,7 +54,7 @@ def copy(state: Emission, s: tile.Copy, scope: Scope) -> Body:
 def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """The loop over the pieces of a copy that each thread moves."""
     if s.how not in BY_THREADS:
-        raise ValueError(f"kernel {state.facts.name}: a {s.how} copy to {s.target.buffer} outside of its place")
+        raise state.refuse(f"a {s.how} copy to {s.target.buffer} outside of its place")
     size, width, threads = scope.buffers[s.source.buffer].dtype.bytes, s.width, scope.role.threads
     row, count = row_of_pieces(s, size), counted(s, size)
     every = -(-count // threads)
@@ -76,7 +76,7 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
         inside = simplify(op("lt", number, const(count)), inner.ranges, index=True)
         body = [k.If(inside, tuple(body))]
     if rounds > 1:
-        body = [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll")]
+        body = [k.unrolled(turn, rounds, *body)]
     return [k.For(first.name, const(0), const(every), rounds, tuple(body))] if isinstance(first, Var) else body
 
 
@@ -157,7 +157,7 @@ def _loads(
     dtype = scope.buffers[s.source.buffer].dtype
     zero = Const(0.0, dtype) if dtype in STORAGE_ONLY else const(0, dtype)
     i = Var(state.fresh("n"))
-    blank = k.For(i.name, const(0), const(width), 1, (k.Store(to.buffer, i, zero),), "unroll")
+    blank = k.unrolled(i, width, k.Store(to.buffer, i, zero))
     return [k.If(inside, (load,), (blank,))]
 
 

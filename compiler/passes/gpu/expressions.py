@@ -24,8 +24,8 @@ def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
             return scope.values.get(name, e)
         case Load(buffer, index, dtype):
             where, place = place_of(state, buffer, index, scope)
-            if (where, place) in (scope.ready or {}):
-                where, place = (scope.ready or {})[where, place]
+            if (where, place) in scope.ready:
+                where, place = scope.ready[where, place]
             elif elsewhere(state, buffer, scope):
                 there, rank = apart(state, k.Address(where, place), scope)
                 return k.Peer(there.buffer, there.index, rank, dtype)
@@ -55,19 +55,19 @@ def _is_zero_else(e: Expr, cond: Expr, other: Expr, scope: Scope) -> bool:
         other = other.arg
     if not (isinstance(other, Const) and str(other.value) in ("0", "0.0")) or not isinstance(e, Load):
         return False
-    held = (scope.zeros or {}).get(e.buffer)
+    held = scope.zeros.get(e.buffer)
     return held is not None and uniform(cond, held.lane, held.width, scope.multiples) is held.guard
 
 
 def place_of(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[str, Expr]:
     """Where an element is: in a thread's own array, or at a flat index."""
-    if buffer in state.facts.fragments and buffer in (scope.registers or {}):
-        return (scope.registers or {})[buffer], _register(state, buffer, index, scope)
-    if buffer in (scope.registers or {}):
+    if buffer in state.facts.fragments and buffer in scope.registers:
+        return scope.registers[buffer], _register(state, buffer, index, scope)
+    if buffer in scope.registers:
         around = scope.lanes
         if around is None or index != (Var(around.var),) or around.thread_map != scope.thread_maps[buffer]:
-            raise ValueError(
-                f"kernel {state.facts.name}: tile {buffer} is in registers, spread over {scope.thread_maps[buffer]}; "
+            raise state.refuse(
+                f"tile {buffer} is in registers, spread over {scope.thread_maps[buffer]}; "
                 "it can be used in loops that are spread alike, at their own place, only"
             )
         return buffer, around.slot
@@ -98,8 +98,8 @@ def _register(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
             )
     row, column = offsets
     if part is None or row is None or column is None or not fragments.same_distribution(part.fragment, own):
-        raise ValueError(
-            f"kernel {state.facts.name}: {buffer} is spread over threads as {own.shape} for a tensor instruction; "
+        raise state.refuse(
+            f"{buffer} is spread over threads as {own.shape} for a tensor instruction; "
             "it can be used at the rows and columns of loops over lanes that go over it, only"
         )
     return fragments.register(own, row, column, scope.ranges)
@@ -163,9 +163,7 @@ def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
     if scope.after_barrier:
         return simplify(part * group.size + flat, scope.ranges, index=True)
     if part is not group.block:
-        raise ValueError(
-            f"kernel {state.facts.name}: a block of the cluster makes another part of {buffer} than its own"
-        )
+        raise state.refuse(f"a block of the cluster makes another part of {buffer} than its own")
     return flat
 
 

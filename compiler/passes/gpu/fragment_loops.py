@@ -40,15 +40,13 @@ def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) ->
         alone.part = Part(fragment, "", const(0))
         return over_columns(state, f, alone)
     if static(f.extent, f"the extent of {f.var}") != fragment.shape[0] or f.kind != "parallel":
-        raise ValueError(
-            f"kernel {state.facts.name}: {f.var} goes over {f.extent} rows of fragments of {fragment.shape}, or reduces"
-        )
+        raise state.refuse(f"{f.var} goes over {f.extent} rows of fragments of {fragment.shape}, or reduces")
     start, _ = state.origin(fragment)
     inner = scope.inner(level="thread")
     digits = [d for d in fragment.registers if d.row]
     if _stores_down(f, scope) and digits:
         return _down(state, f, fragment, inner)
-    variables, offset = _variables(state, digits, [d.row for d in digits], inner, "row")
+    variables, offset = _variables(state, digits, inner, "row")
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, offset)
     return _loops(variables, digits, sequence(state, f.body, inner))
@@ -131,12 +129,12 @@ def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Bod
     columns = f.body[0]
     assert isinstance(columns, tile.For)
     if static(columns.extent, f"the extent of {columns.var}") != fragment.shape[1]:
-        raise ValueError(f"kernel {state.facts.name}: {columns.var} goes over fragments of {fragment.shape[1]} columns")
+        raise state.refuse(f"{columns.var} goes over fragments of {fragment.shape[1]} columns")
     row, column = state.origin(fragment)
     across = [d for d in fragment.registers if d.column]
-    variables, aside = _variables(state, across, [d.column for d in across], inner, "column")
-    count, rest = _neighbours([d for d in fragment.registers if d.row], [d.row for d in fragment.registers if d.row])
-    others, down = _variables(state, rest, [d.row for d in rest], inner, "row")
+    variables, aside = _variables(state, across, inner, "column")
+    count, rest = _neighbours([d for d in fragment.registers if d.row], "row")
+    others, down = _variables(state, rest, inner, "row")
     lane = Var(state.fresh("row"))
     inner.ranges[lane.name] = (0, count - 1)
     inner.values[f.var] = simplify(row + down + lane, inner.ranges, index=True)
@@ -146,13 +144,13 @@ def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Bod
     return _loops(variables, across, _loops(others, rest, made))
 
 
-def _neighbours(digits: list[Digit], steps: list[int]) -> tuple[int, list[Digit]]:
-    """How many places next to each other the digits reach together, and the digits that are left."""
-    count, rest = 1, list(zip(digits, steps, strict=True))
-    while found := next((x for x in rest if x[1] == count), None):
+def _neighbours(digits: list[Digit], axis: str) -> tuple[int, list[Digit]]:
+    """How many places next to each other the digits reach together along an axis, and the digits that are left."""
+    count, rest = 1, list(digits)
+    while found := next((d for d in rest if getattr(d, axis) == count), None):
         rest.remove(found)
-        count *= found[0].extent
-    return count, [d for d, _ in rest]
+        count *= found.extent
+    return count, rest
 
 
 def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
@@ -161,7 +159,7 @@ def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
     assert part is not None
     fragment = part.fragment
     if static(f.extent, f"the extent of {f.var}") != fragment.shape[1]:
-        raise ValueError(f"kernel {state.facts.name}: {f.var} goes over fragments of {fragment.shape[1]} columns")
+        raise state.refuse(f"{f.var} goes over fragments of {fragment.shape[1]} columns")
     inner = scope.inner()
     outer = accumulated(f, scope)
     before = own_parts(state, outer, inner)
@@ -180,8 +178,8 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
     digits = [d for d in fragment.registers if d.column]
     if vector := dict(f.bind.args).get("vector"):
         return _run(_Columns(state, f, start, part, inner.inner()), digits, vector)
-    count, rest = _neighbours(digits, [d.column for d in digits])
-    variables, offset = _variables(state, rest, [d.column for d in rest], inner, "column")
+    count, rest = _neighbours(digits, "column")
+    variables, offset = _variables(state, rest, inner, "column")
     lane = Var(state.fresh("column"))
     inner.ranges[lane.name] = (0, count - 1)
     at = offset + lane if count > 1 else offset
@@ -201,7 +199,7 @@ def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
     f = place.f
     step = Bind(f.var, f.bind.level, f.bind.args)
     match f.body:
-        case (Store(to, _, value, "set"),) if to in (place.scope.registers or {}) and loads(value):
+        case (Store(to, _, value, "set"),) if to in place.scope.registers and loads(value):
             taken, rest = _first_registers(digits, vector)
         case _:
             raise ScheduleError(step, f"{f.var} does something other than fill registers from memory")
@@ -237,7 +235,7 @@ class _Columns:
 
     def at(self, count: int, taken: list[Digit], rest: list[Digit]) -> tuple[list[Expr], Var]:
         """The loops around the lanes, and these, at their place."""
-        variables, offset = _variables(self.state, rest, [d.column for d in rest], self.scope, "column")
+        variables, offset = _variables(self.state, rest, self.scope, "column")
         lane, weight = Var(self.state.fresh("column")), 1
         self.scope.ranges[lane.name] = (0, count - 1)
         for d in taken:
@@ -279,28 +277,25 @@ def _sharers(state: Emission, fragment: Fragment) -> int:
             break
         count *= d.extent
     if math.prod(d.extent for d in fragment.threads if d.column) != count or count > WARP:
-        raise ValueError(f"kernel {state.facts.name}: a row of a fragment is spread over several warps and reduced")
+        raise state.refuse("a row of a fragment is spread over several warps and reduced")
     return count
 
 
-def _variables(
-    state: Emission, digits: list[Digit], steps: list[int], scope: Scope, stem: str
-) -> tuple[list[Expr], Expr]:
-    """A variable for each digit, and how far they go together."""
+def _variables(state: Emission, digits: list[Digit], scope: Scope, axis: str) -> tuple[list[Expr], Expr]:
+    """A variable for each digit, and how far they go together along an axis."""
     made: list[Expr] = []
     offset: Expr = const(0)
-    for d, step in zip(digits, steps, strict=True):
-        var = Var(state.fresh(stem)) if d.extent > 1 else const(0)
+    for d in digits:
+        var = Var(state.fresh(axis)) if d.extent > 1 else const(0)
         if isinstance(var, Var):
             scope.ranges[var.name] = (0, d.extent - 1)
         made.append(var)
-        offset = offset + var * step
+        offset = offset + var * getattr(d, axis)
     return made, offset
 
 
 def _loops(variables: list[Expr], digits: list[Digit], body: Body) -> Body:
     """Unrolled loops around a body, the fastest digit innermost."""
     for var, d in zip(variables, digits, strict=True):
-        if isinstance(var, Var):
-            body = [k.For(var.name, const(0), const(d.extent), 1, tuple(body), "unroll")]
+        body = [k.unrolled(var, d.extent, *body)] if isinstance(var, Var) else body
     return body

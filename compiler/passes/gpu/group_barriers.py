@@ -82,7 +82,7 @@ def over_blocks(state: Emission, f: tile.For, scope: Scope) -> Body:
     """A loop over the blocks of a cluster, behind the one that made the parts: each block has its iteration again."""
     group = state.group
     if group is None or not group.cluster or not scope.after_barrier or f.extent is not const(group.count):
-        raise ValueError(f"kernel {state.facts.name}: the loop {f.var} over blocks is inside {scope.level}s")
+        raise state.refuse(f"the loop {f.var} over blocks is inside {scope.level}s")
     inner = scope.inner()
     inner.values[f.var] = group.block
     return sequence(state, f.body, inner)

@@ -26,8 +26,7 @@ class InstructionLoops:
         """All repetitions, those along k outside, so that matmuls into one accumulator do not follow each other."""
         for axis in "nmk":
             var = self.at[axis]
-            if isinstance(var, Var):
-                body = [k.For(var.name, const(0), const(self.counts[axis]), 1, tuple(body), "unroll")]
+            body = [k.unrolled(var, self.counts[axis], *body)] if isinstance(var, Var) else body
         return body
 
 

@@ -40,14 +40,10 @@ def thread_map_of(state: Emission, f: tile.For, scope: Scope) -> ThreadMap:
     here = {"warp": WARP, "column": scope.role.threads // WARP}.get(scope.level, scope.role.threads)
     threads = given.get("threads", here)
     if threads != here:
-        raise ValueError(
-            f"kernel {state.facts.name}: {f.var} is spread over {threads} threads, of which a {scope.level} has others"
-        )
+        raise state.refuse(f"{f.var} is spread over {threads} threads, of which a {scope.level} has others")
     vector = given.get("vector", 1)
     if not divides(lowered(state, f.extent, scope), vector):
-        raise ValueError(
-            f"kernel {state.facts.name}: {f.var} has no multiple of {vector} iterations: run `thread_maps`"
-        )
+        raise state.refuse(f"{f.var} has no multiple of {vector} iterations: run `thread_maps`")
     return ThreadMap(f.extent, threads, vector)
 
 
@@ -112,7 +108,7 @@ def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, s
     given = dict(f.bind.args)
     rounds = given.get("rounds") or every
     if rounds is None:
-        raise ValueError(f"kernel {state.facts.name}: {f.var} does not say how many rounds are written out")
+        raise state.refuse(f"{f.var} does not say how many rounds are written out")
     whole = "rounds" not in given
     gathered = thread_map.vector == 1 and rounds > 1
     me = thread_of(scope)
@@ -136,7 +132,7 @@ def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, s
     def phase(body: Body) -> Body:
         guarded = body if exact else [k.If(there, tuple(body))]
         made = (k.Declare(number.name, place), *guarded)
-        return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
+        return [k.unrolled(turn, rounds, *made)] if rounds > 1 else list(made)
 
     apart = rounds > 1 and share.loads and share.words * rounds <= given.get("ahead", 0)
     phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
@@ -188,7 +184,7 @@ def wide(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vecto
                 return wide(state, inner, scope, lane, vector) if alike.value else []
             if alike is not None:
                 return [k.If(alike, tuple(wide(state, inner, scope, lane, vector)))]
-            return [k.For(lane.name, const(0), const(vector), 1, tuple(sequence(state, body, scope)), "unroll")]
+            return [k.unrolled(lane, vector, *sequence(state, body, scope))]
     return vector_loop(state, body, scope, lane, vector)
 
 
@@ -227,7 +223,7 @@ def thread_body(
         after += _stores(state, to, source, buffer, vector * dtype.bytes, vector)
         inner.gathered[buffer] = (array, flat)
     made = sequence(state, body, inner)
-    rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
+    rest = [*before, k.unrolled(lane, vector, *made), *after]
     words = sum(-(-vector * inner.buffers[b].dtype.bytes // 4) for b, _ in found.loads)
     return ThreadBody(arrays, loads, rest, words)
 
@@ -250,7 +246,7 @@ def _row(
 ) -> ThreadBody | None:
     """A copy into the thread's own part of a tile is a wide load of it."""
     match body:
-        case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in (inner.registers or {}):
+        case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in inner.registers:
             array, at = place_of(state, to, index, inner)
             flat = place_of(state, buffer, place, inner)[1]
             side = access.stride(simplify(at, inner.ranges, index=True), lane) == 1
@@ -316,6 +312,6 @@ def register_slice(s: tile.Alloc, scope: Scope) -> Body:
         return []
     assert isinstance(thread_map, ThreadMap)
     rounds = -(-static(thread_map.extent) // (thread_map.threads * thread_map.vector))
-    scope.registers = {**(scope.registers or {}), tensor.name: tensor.name}
+    scope.registers |= {tensor.name: tensor.name}
     scope.thread_maps = {**scope.thread_maps, tensor.name: thread_map}
     return [k.Array(tensor.name, tensor.dtype, rounds * thread_map.vector, "local", 16)]

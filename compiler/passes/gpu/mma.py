@@ -39,7 +39,7 @@ def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
         begin = fragments.register(fragment, starts[0], starts[1], inner.ranges)
         for axis in axes:
             begin = begin + all_of.at[axis] * fragment.stride(axis)
-        return k.Address((scope.registers or {})[x.buffer], simplify(begin, inner.ranges, index=True))
+        return k.Address(scope.registers[x.buffer], simplify(begin, inner.ranges, index=True))
 
     args = (operand(s.acc, "mn", acc), operand(s.a, "mk", a), operand(s.b, "kn", b))
     return all_of.around([k.Call(row.function, (row.m, row.n, row.k), args, (args[0].buffer,))])
@@ -51,14 +51,12 @@ def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
 def load_fragment(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """A slice of a tile in shared memory as a fragment: by ldmatrix where that deals the elements out alike."""
     fragment = state.facts.fragments[s.target.buffer]
-    array = (scope.registers or {})[s.target.buffer]
+    array = scope.registers[s.target.buffer]
     if s.source.buffer not in state.shared or any(not isinstance(e, Const) or e.value for e in s.target.starts):
-        raise ValueError(f"kernel {state.facts.name}: fragment {s.target.buffer} is loaded whole, from shared memory")
+        raise state.refuse(f"fragment {s.target.buffer} is loaded whole, from shared memory")
     shape = tuple(static(n) for n in state.facts.tiles[s.target.buffer].shape)
     if tuple(n for n in s.source.lengths if n) != shape:
-        raise ValueError(
-            f"kernel {state.facts.name}: fragment {s.target.buffer} of {shape} is loaded from a part of it"
-        )
+        raise state.refuse(f"fragment {s.target.buffer} of {shape} is loaded from a part of it")
     dtype = state.facts.tiles[s.target.buffer].dtype
     how = matrices(fragment, dtype)
     if how is None:
@@ -183,7 +181,7 @@ def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, sco
     near = state.fresh(f"{s.source.buffer}_near")
     load = k.Call("mlc_load", (count,), (k.Address(near, const(0)), source), (near,))
     put = k.Store(array, place, Load(near, (lane,), dtype))
-    dealt = k.For(lane.name, const(0), const(count), 1, (put,), "unroll")
+    dealt = k.unrolled(lane, count, put)
     return _unrolled(variables, [k.Array(near, dtype, count, "local", 16), load, dealt])
 
 
@@ -198,5 +196,5 @@ def address(state: Emission, s: tile.Slice, row: Expr, column: Expr, scope: Scop
 
 def _unrolled(variables: list[tuple[Var, int]], body: Body) -> Body:
     for var, extent in variables:
-        body = [k.For(var.name, const(0), const(extent), 1, tuple(body), "unroll")]
+        body = [k.unrolled(var, extent, *body)]
     return body

@@ -37,6 +37,9 @@ class Variables:
     def fresh(self, name: str) -> str:
         return fresh(name, self.taken)
 
+    def refuse(self, problem: str) -> ValueError:
+        return ValueError(f"kernel {self.facts.name}: {problem}")
+
     def lane(self) -> Expr:
         """The number of this thread in its warp."""
         return self.once("lane", k.Builtin("thread.lane"), WARP)

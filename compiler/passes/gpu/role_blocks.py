@@ -52,7 +52,7 @@ def _kinds(state: Emission, own: list[Role]) -> tuple[Role, Role, Role | None]:
             return compute, copy, None
         case [Role("compute") as compute, Role("copy") as copy, Role("prepare") as prepare]:
             return compute, copy, prepare
-    raise ValueError(f"kernel {state.facts.name}: no threads are there for {', '.join(r.kind for r in own)}")
+    raise state.refuse(f"no threads are there for {', '.join(r.kind for r in own)}")
 
 
 def _ready(state: Emission, asking: int) -> Body:

@@ -32,7 +32,7 @@ def over_scan(state: Emission, f: tile.For, scope: Scope) -> Body:
             and all(isinstance(s, Let) for s in head) and all(isinstance(s, Let | Store) for s in tail)
         ):  # fmt: skip
             return _scan(state, f, head, total, tuple(tail), scope)
-    raise ValueError(f"kernel {state.facts.name}: the scan {f.var} is no running total, which threads can share")
+    raise state.refuse(f"the scan {f.var} is no running total, which threads can share")
 
 
 def _scan(
@@ -42,7 +42,7 @@ def _scan(
     count = simplify(lowered(state, f.extent, scope) // thread_map.vector, scope.ranges, index=True)
     high = range_below(count, scope.ranges)[1]
     if high is None:
-        raise ValueError(f"kernel {state.facts.name}: how long the scan {f.var} is must be known when compiling")
+        raise state.refuse(f"how long the scan {f.var} is must be known when compiling")
     carried = scope.values[total.name]
     assert isinstance(carried, Var)
     dtype, rounds = carried.dtype, high // thread_map.threads + 1
@@ -76,7 +76,7 @@ def _scan(
 
     def phase(made: Body) -> Body:
         made = [k.Declare(number.name, place), *made]
-        return [k.For(turn.name, const(0), const(ahead), 1, tuple(made), "unroll")] if ahead > 1 else made
+        return [k.unrolled(turn, ahead, *made)] if ahead > 1 else made
 
     scratch = state.scratch_for(dtype, thread_map.threads)
     where: Expr | k.Address = k.Address(scratch, const(0)) if scratch else k.Address(before, const(0))

@@ -72,16 +72,16 @@ class Scope:
     role: Role
     level: str = "block"
     # Tiles in registers: the name of each thread's share, and how loops over threads spread those that they do.
-    registers: dict[str, str] | None = None
+    registers: dict[str, str] = field(default_factory=dict)
     thread_maps: dict[str, ThreadMap] = field(default_factory=dict)
     lanes: Lanes | None = None
     part: Part | None = None
     # Loads that were made beforehand: which buffer and flat index stand where.
-    ready: dict[tuple[str, Expr], tuple[str, Expr]] | None = None
+    ready: dict[tuple[str, Expr], tuple[str, Expr]] = field(default_factory=dict)
     # Arrays of these in which zeros are where a guard of `width` lanes does not hold.
-    zeros: dict[str, Guarded] | None = None
+    zeros: dict[str, Guarded] = field(default_factory=dict)
     # Buffers whose stores are gathered, and in which array.
-    gathered: dict[str, tuple[str, Expr]] | None = None
+    gathered: dict[str, tuple[str, Expr]] = field(default_factory=dict)
     # What is known to divide variables.
     multiples: dict[str, int] = field(default_factory=dict)
     # Tiles that each thread has for itself, whole.
@@ -92,7 +92,7 @@ class Scope:
 
     def inner(self, **changes: object) -> Scope:
         return replace(self, values=dict(self.values), ranges=self.ranges.new_child(), buffers=dict(self.buffers),
-                       registers=dict(self.registers or {}), **changes)  # type: ignore[arg-type]  # fmt: skip
+                       registers=dict(self.registers), **changes)  # type: ignore[arg-type]  # fmt: skip
 
     def tile_ranges(self) -> Mapping[str, Range]:
         """Ranges by the names that Tile IR uses."""

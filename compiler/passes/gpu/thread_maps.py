@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from compiler.ir import tile
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Load, Var, const, loads, substitute
+from compiler.ir.expr import Const, Load, Var, const, fresh, loads, substitute
 from compiler.ir.index import extent_range, range_below, simplify, value_range
 from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment, ThreadMap
@@ -232,13 +232,7 @@ def _flattened(f: tile.For, taken: set[str]) -> tile.For | None:
     inner = f.body[0]
     if not isinstance(inner.extent, Const) or f.kind != inner.kind:
         return None
-    name = stem = f"{f.var}_{inner.var}"
-    number = 0
-    while name in taken:
-        number += 1
-        name = f"{stem}_{number}"
-    taken.add(name)
-    both = Var(name)
+    both = Var(fresh(f"{f.var}_{inner.var}", taken))
     table = {Var(f.var): both // inner.extent, Var(inner.var): both % inner.extent}
     args = tuple((dict(f.bind.args) | {x: v for x, v in inner.bind.args if x == "vector"}).items())
-    return tile.For(name, f.extent * inner.extent, f.kind, tile.Bind("lanes", args), substitute(inner.body, table))
+    return tile.For(both.name, f.extent * inner.extent, f.kind, tile.Bind("lanes", args), substitute(inner.body, table))

@@ -126,7 +126,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
         case tile.For(bind=tile.Bind(level="columns")) if scope.level == "block":
             return _over_columns(state, s, scope)
         case tile.For(bind=tile.Bind(level="blocks" | "warps" | "columns" | "pipeline" as level)) if not is_part(s):
-            raise ValueError(f"kernel {state.facts.name}: the loop {s.var} over {level} is inside {scope.level}s")
+            raise state.refuse(f"the loop {s.var} over {level} is inside {scope.level}s")
         case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
             return lanes.by_vector(state, s, scope, vector)
         case tile.For(bind=tile.Bind(level="votes")):
@@ -153,7 +153,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
             return _if(state, s, scope)
         case tile.Alloc():
             return _alloc(state, s, scope)
-    raise ValueError(f"kernel {state.facts.name}: {type(s).__name__} has no meaning for threads")
+    raise state.refuse(f"{type(s).__name__} has no meaning for threads")
 
 
 def _if(state: Emission, s: If, scope: Scope) -> Body:
@@ -175,13 +175,13 @@ def _declare(state: Emission, name: str, value: Expr, scope: Scope, varies: bool
 def _store(state: Emission, s: Store, scope: Scope) -> Body:
     value = lowered(state, s.value, scope)
     buffer, place = place_of(state, s.buffer, s.index, scope)
-    if (scope.gathered or {}).get(s.buffer, ("", None))[1] is place:
-        array, lane = (scope.gathered or {})[s.buffer][0], scope.values["neighbour"]
+    if scope.gathered.get(s.buffer, ("", None))[1] is place:
+        array, lane = scope.gathered[s.buffer][0], scope.values["neighbour"]
         return [k.Store(array, lane, value)]
     made = k.Store(buffer, place, value, s.op)
-    if scope.part is not None and not scope.part.columns and s.buffer not in (scope.registers or {}):
+    if scope.part is not None and not scope.part.columns and s.buffer not in scope.registers:
         return [k.If(fragment_loops.only_one(state, scope.part.fragment), (made,))]
-    if scope.level == "thread" or s.buffer in (scope.registers or {}):
+    if scope.level == "thread" or s.buffer in scope.registers:
         return [made]
     first = op("eq", thread_of(scope), const(0))
     return [k.If(first, (made,))]
@@ -192,8 +192,8 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
     state.taken.add(tensor.name)
     scope.buffers[tensor.name] = tensor
     if tensor.name in state.facts.fragments and scope.level == "block":
-        array = tensor.name if tensor.name not in (scope.registers or {}) else state.fresh(tensor.name)
-        scope.registers = {**(scope.registers or {}), tensor.name: array}
+        array = tensor.name if tensor.name not in scope.registers else state.fresh(tensor.name)
+        scope.registers = {**scope.registers, tensor.name: array}
         return [k.Array(array, tensor.dtype, state.facts.fragments[tensor.name].count, "local", 16)]
     if scope.level == "thread":
         scope.local |= {tensor.name}
@@ -202,9 +202,8 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
         state.allocate(s, s.slots)
         return []
     if s.space != "registers":
-        raise ValueError(
-            f"kernel {state.facts.name}: tile {tensor.name} of a {scope.level} is in {s.space} memory, which its "
-            "threads do not share"
+        raise state.refuse(
+            f"tile {tensor.name} of a {scope.level} is in {s.space} memory, which its threads do not share"
         )
     return lanes.register_slice(s, scope)
 
@@ -214,7 +213,7 @@ def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:
     extent = lowered(state, f.extent, scope)
     most = value_range(extent, scope.ranges)[1]
     if most is None or most > scope.role.threads // WARP:
-        raise ValueError(f"kernel {state.facts.name}: {f.var} has more iterations than a block has warps")
+        raise state.refuse(f"{f.var} has more iterations than a block has warps")
     inner = scope.inner(level="warp")
     var, lane = state.fresh(f.var), state.fresh("lane")
     inner.values[f.var], inner.values["lane"] = Var(var), Var(lane)
@@ -229,7 +228,7 @@ def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:
 def _over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
     """One iteration to each lane of all warps, which share it."""
     if lowered(state, f.extent, scope) is not const(WARP):
-        raise ValueError(f"kernel {state.facts.name}: {f.var} must have an iteration for each of {WARP} lanes")
+        raise state.refuse(f"{f.var} must have an iteration for each of {WARP} lanes")
     inner = scope.inner(level="column")
     var, warp = state.fresh(f.var), state.fresh("warp")
     inner.values[f.var], inner.values["warp"] = Var(var), Var(warp)

@@ -56,13 +56,11 @@ def _boxes(
     order = memory_order(scope.buffers[outside.buffer])
     axes = [d for d in tile.moved(outside) if outside.lengths[d] > 1]
     if axes != [d for d in order if outside.lengths[d] > 1] or inside.order or inside.steps:
-        raise ValueError(f"kernel {state.facts.name}: {outside.buffer} and {inside.buffer} do not lie alike")
+        raise state.refuse(f"{outside.buffer} and {inside.buffer} do not lie alike")
     far = [simplify(lowered(state, outside.starts[d], scope), scope.ranges, index=True) for d in order]
     extents = [outside.lengths[d] or 1 for d in order]
     if not outside.lengths[order[-1]] or extents[-1] != lengths[-1]:
-        raise ValueError(
-            f"kernel {state.facts.name}: a tensor copy of {inside.buffer} has no elements beside each other"
-        )
+        raise state.refuse(f"a tensor copy of {inside.buffer} has no elements beside each other")
     extents[-1] = width
     for column in range(0, lengths[-1], width):
         place = shared_memory.slot_offset(held, (*starts[:-1], starts[-1] + column), scope.ranges)

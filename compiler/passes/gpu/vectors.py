@@ -61,7 +61,7 @@ class _Body:
 
     def wide(self, buffer: str, index: tuple[Expr, ...]) -> tuple[Expr, Expr] | None:
         """Where a lane's element is and where that of the first lane is, of lanes that access neighbours."""
-        own = buffer in (self.scope.registers or {}) or buffer in self.scope.local
+        own = buffer in self.scope.registers or buffer in self.scope.local
         if own or buffer not in self.scope.buffers or any(names(i) & self.bound for i in index):
             return None
         flat = self.place(buffer, index)

@@ -60,7 +60,7 @@ def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
     extent = lowered(state, f.extent, scope)
     high = range_below(extent, scope.ranges)[1]
     if scope.level != "warp" or update is None or high is None or high >= 1 << 30:
-        raise ValueError(f"kernel {state.facts.name}: {f.var} is no loop of a warp over updates under one condition")
+        raise state.refuse(f"{f.var} is no loop of a warp over updates under one condition")
     room = power(WARP * tests + ahead - 1)
     ring = _Ring(state.fresh(f"{f.var}_ring"), room, Var(state.fresh("found"), i32), Var(state.fresh("made"), i32))
     state.arrays.append(k.Array(ring.array, i32, state.facts.threads // WARP * room, "shared", 16))
@@ -125,8 +125,8 @@ def _tests(
     )
     return [
         k.Array(hits, i32, tests, "local", 16),
-        k.For(turn.name, const(0), const(tests), 1, (k.Declare(number.name, place), vote), "unroll"),
-        k.For(turn.name, const(0), const(tests), 1, found, "unroll"),
+        k.unrolled(turn, tests, k.Declare(number.name, place), vote),
+        k.unrolled(turn, tests, *found),
     ]
 
 
@@ -176,9 +176,9 @@ def _share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> _Shar
     step = access.stride(flat, neighbour)
     most = range_below(count, scope.ranges)[1] if across is not None else 0
     if step is None or most is None or most >= WARP or not is_global(state, store.buffer):
-        raise ValueError(f"kernel {state.facts.name}: lanes have no neighbours each of what {f.var} changes")
+        raise state.refuse(f"lanes have no neighbours each of what {f.var} changes")
     if across is not None and any({f.var, across.var} <= names(i) for i in store.index):
-        raise ValueError(f"kernel {state.facts.name}: lanes change other elements in each iteration of {f.var}")
+        raise state.refuse(f"lanes change other elements in each iteration of {f.var}")
     probe = (store.replace(value=const(0, store.value.dtype), op="set"),)
     wide = vector > 1 and bool(lanes.side_by_side(state, probe, inner, neighbour, vector).stores)
     kept = Var(state.fresh(f"{store.buffer}_at"))
@@ -210,13 +210,12 @@ def _made(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, 
     here = Var(state.fresh("here"))
     change = [k.Declare(here.name, Load(places, (turn,), i64)), *_changed(state, share, here, values, turn)]
     left = select(last, ring.found, ring.found - const(ahead - 1, i32))
-    several = const(ahead)
     changes = k.If(op("lt", number, ring.found), tuple(change))
     body = (
         k.Array(places, i64, ahead, "local", 16),
         k.Array(values, share.update.store.value.dtype, ahead * share.vector, "local", 16),
-        *_guarded(share, k.For(turn.name, const(0), several, 1, tuple(load), "unroll")),
-        *_guarded(share, k.For(turn.name, const(0), several, 1, (changes,), "unroll")),
+        *_guarded(share, k.unrolled(turn, ahead, *load)),
+        *_guarded(share, k.unrolled(turn, ahead, changes)),
         k.Assign(ring.made.name, cast(first + ahead, i32)),
     )
     return k.For(first.name, cast(ring.made, i64), cast(left, i64), ahead, body, "rolled")
@@ -231,7 +230,7 @@ def _loaded(state: Emission, share: _Share, values: str, turn: Var, scope: Scope
     slot = turn * share.vector
     assert scope.lanes is not None
     thread_map = scope.lanes.thread_map
-    inner.registers = {**(scope.registers or {}), values: values}
+    inner.registers = {**scope.registers, values: values}
     inner.thread_maps = {**scope.thread_maps, values: thread_map}
     inner.buffers[values] = Tensor(values, value.dtype, (across.extent,), (const(1),))
     body: tuple[Stmt, ...] = (Store(values, (Var(across.var),), value),)
@@ -254,7 +253,7 @@ def _changed(state: Emission, share: _Share, here: Var, values: str, turn: Var) 
 
 
 def _each(share: _Share, s: k.Stmt) -> k.Stmt:
-    return k.For(share.neighbour.name, const(0), const(share.vector), 1, (s,), "unroll")
+    return k.unrolled(share.neighbour, share.vector, s)
 
 
 def _fetched(state: Emission, share: _Share, here: Var) -> k.Stmt:

@@ -37,7 +37,7 @@ _TYPES = {
 def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
     """Starts acc += a . b as one group; from here on the accumulator is in flight."""
     acc = state.facts.fragments[s.acc.buffer]
-    array = (scope.registers or {})[s.acc.buffer]
+    array = scope.registers[s.acc.buffer]
     inner = scope.inner()
     all_of = instruction_loops(state, s, row, inner)
     long, at = all_of.long, all_of.at
@@ -55,9 +55,7 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
         held = state.shared[x.buffer]
         bytes_ = held.tensor.dtype.bytes
         if not held.swizzle and held.width * bytes_ != ROW:
-            raise ValueError(
-                f"kernel {state.facts.name}: {x.buffer} is not swizzled: its rows must have {ROW} bytes for {row.name}"
-            )
+            raise state.refuse(f"{x.buffer} is not swizzled: its rows must have {ROW} bytes for {row.name}")
         local = iter(place[axis] for axis in axes)
         starts = (lowered(state, e, scope) for e in x.starts)
         index = tuple(e + next(local) if n else e for e, n in zip(starts, x.lengths, strict=True))
@@ -83,7 +81,7 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     else:
         left = state.facts.fragments[s.a.buffer]
         begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
-        a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
+        a = k.Address(scope.registers[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate, b_moved), (array,))
         state.matmuls.read.add(a.buffer)
     # One fence is enough for matmuls that follow each other; what is in flight already need not be held.
@@ -100,16 +98,16 @@ def _held_left(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> 
     """An operand in registers is complete before the first matmul."""
     if row.a_space == "shared" or row.a_type not in ("bf16", "f16"):
         return []
-    a = k.Address((scope.registers or {})[s.a.buffer], const(0))
+    a = k.Address(scope.registers[s.a.buffer], const(0))
     return [k.Call("mlc_wgmma_hold", (state.facts.fragments[s.a.buffer].count,), (a,), (a.buffer,))]
 
 
 def wait_if_touched(state: Emission, s: Stmt, scope: Scope) -> Body:
     """A wait for the matmuls in flight, where a statement touches what they do."""
-    touched = {(scope.registers or {}).get(b, b) for b in tile.buffers((s,))}
+    touched = {scope.registers.get(b, b) for b in tile.buffers((s,))}
     if is_asynchronous(state.facts.target, s):
         assert isinstance(s, tile.Mma)
-        return wait_all(state) if (scope.registers or {}).get(s.a.buffer) in state.matmuls.running else []
+        return wait_all(state) if scope.registers.get(s.a.buffer) in state.matmuls.running else []
     state.matmuls.latest = ""
     return wait_all(state) if touched & (state.matmuls.running.keys() | state.matmuls.read) else []
 
@@ -186,11 +184,10 @@ def zeroed_behind(state: Emission, begun: tuple[str, ...], extent: Expr, scope: 
         return []
     out: Body = []
     for name in begun:
-        array, dtype = (scope.registers or {})[name], state.facts.tiles[name].dtype
+        array, dtype = scope.registers[name], state.facts.tiles[name].dtype
         n = Var(state.fresh("n"))
         made = select(op("lt", const(0), extent), Load(array, (n,), dtype), const(0, dtype))
-        count = const(state.facts.fragments[name].count)
-        chosen = k.For(n.name, const(0), count, 1, (k.Store(array, n, made),), "unroll")
+        chosen = k.unrolled(n, state.facts.fragments[name].count, k.Store(array, n, made))
         if array in state.matmuls.running:
             state.matmuls.blanked[array] = chosen
         else:
