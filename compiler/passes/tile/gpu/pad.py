@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from compiler.analysis.guarded_factors import block, guarded, unwidened, zero
 from compiler.analysis.nests import wrap
@@ -14,7 +15,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import Body, Loops, find_nest, longest, padded, ranges_of
+from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of
 from compiler.schedule.steps import Pad, ScheduleError
 
 
@@ -48,33 +49,31 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
     tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
-    made = replaced(kernel.body, nest[0], wrap(full, _padded(kernel, step, nest, guards, ranges, tiles)))
+    summing = {f.var for f in nest if f.kind == "reduce"}
+    inside = _Inside(guards, summing, {p.name: p for p in kernel.params}, ranges)
+    made = replaced(kernel.body, nest[0], wrap(full, _padded(step, nest[-1].body, inside, tiles)))
     for stored in nest[-1].body:
         if isinstance(stored, Store) and stored.buffer in tiles:
             made = _grown(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
     return kernel.replace(body=made)
 
 
-def _padded(
-    kernel: Kernel, step: Pad, nest: Loops, guards: Mapping[str, Expr], ranges: Mapping[str, Range], tiles: Set[str]
-) -> Body:
+def _padded(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
     """The body of a nest whose loops have more iterations, of which those where guards hold count."""
-    tensors = {p.name: p for p in kernel.params}
-    summing = {f.var for f in nest if f.kind == "reduce"}
-    only_read = tensors.keys() - {n.buffer for n in within(nest[-1].body, Store)}
-    match nest[-1].body:
-        case body if any(within(body, Init)) and only_read >= {x.buffer for s in body for x in loads(s)}:
-            return _rows(step, body, guards, tensors, ranges)
+    guards = inside.guards
+    only_read = inside.tensors.keys() - {n.buffer for n in within(body, Store)}
+    match body:
+        case _ if any(within(body, Init)) and only_read >= {x.buffer for s in body for x in loads(s)}:
+            return _rows(step, body, inside)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
-            value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
             moving = {n for i in index for n in names(i)}
             asked = [g for v, g in guards.items() if v in moving] if buffer not in tiles else []
-            return _if((s.replace(value=value),), asked)
+            return _if((s.replace(value=op("mul", *map(inside.factor, factors))),), asked)
         case (Accum(_, "sum", Op("mul", factors)) as s,):
-            return (s.replace(value=op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))),)
-        case (Store(buffer, _, value, "set"),) as body if buffer in tiles and not loads(value):
+            return (s.replace(value=op("mul", *map(inside.factor, factors))),)
+        case (Store(buffer, _, value, "set"),) if buffer in tiles and not loads(value):
             return body
-    return _if(nest[-1].body, list(guards.values()))
+    return _if(body, list(guards.values()))
 
 
 def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
@@ -99,37 +98,22 @@ def _if(body: Body, conditions: Sequence[Expr]) -> Body:
     return (If(both(*conditions), body),) if conditions else body
 
 
-def _rows(
-    step: Pad, body: Body, guards: Mapping[str, Expr], tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
-) -> Body:
+def _rows(step: Pad, body: Body, inside: _Inside) -> Body:
     """What a row does, for rows of which there are too many: its sums read nothing outside of the buffers, and what
     follows them is left out."""
     out: list[Stmt] = []
     for n, s in enumerate(body):
         match s:
             case Let() | Init() | Accum():
-                out.append(s.replace(value=_clipped(s.value, guards, tensors, ranges)))
+                out.append(s.replace(value=inside.clipped(s.value)))
             case tile.For():
-                out.append(s.replace(body=_rows(step, s.body, guards, tensors, {**ranges, **ranges_of((s,))})))
+                known = replace(inside, ranges={**inside.ranges, **ranges_of((s,))})
+                out.append(s.replace(body=_rows(step, s.body, known)))
                 if s.kind != "parallel" and any(isinstance(x, Init) for x in body):
-                    return (*out, *_if(body[n + 1 :], list(guards.values())))
+                    return (*out, *_if(body[n + 1 :], list(inside.guards.values())))
             case _:
                 raise ScheduleError(step, f"{type(s).__name__} stands in a sum")
     return tuple(out)
-
-
-def _clipped(
-    value: Expr, guards: Mapping[str, Expr], tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
-) -> Expr:
-    """A value that is zero where its loads are outside of their buffers."""
-    narrowed = unwidened(value)
-    if narrowed is not value:
-        return cast(_clipped(narrowed, guards, tensors, ranges), value.dtype)
-    load = value.then if isinstance(value, Select) and value.other is zero(value) else value
-    if isinstance(load, Load):
-        mine = [v for v in guards if v in names(load)]
-        return guarded(value, [b for v in mine for b in _within(load, v, guards[v], tensors, ranges)])
-    return value.map(lambda x: _clipped(x, guards, tensors, ranges) if isinstance(x, Expr) else x)
 
 
 def _below(value: Expr, end: Expr) -> Expr:
@@ -144,50 +128,55 @@ def _below(value: Expr, end: Expr) -> Expr:
     return op("lt", from_linear((added, 0)), from_linear((taken, -rest)))
 
 
-def _guarded(
-    factor: Expr,
-    guards: Mapping[str, Expr],
-    summing: set[str],
-    tensors: Mapping[str, Tensor],
-    ranges: Mapping[str, Range],
-) -> Expr:
-    """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers.
+@dataclass(frozen=True)
+class _Inside:
+    """What holds where each loop that is too long is inside, those of them that sum, and the buffers of the kernel."""
 
-    One that is broadcast along the sum is no exception: infinity times the other factor's zero would be NaN.
-    """
-    narrowed = unwidened(factor)
-    if narrowed is not factor:
-        return cast(_guarded(narrowed, guards, summing, tensors, ranges), factor.dtype)
-    mine = {v: g for v, g in guards.items() if v in names(factor)}
-    wanted = [g for v, g in guards.items() if v in summing]
-    load = block(factor, {name: t.shape for name, t in tensors.items()}) if tensors.keys() >= _loaded(factor) else None
-    load = factor if isinstance(factor, Load) else load
-    for v in (v for v in mine if v not in summing):
-        wanted += [mine[v]] if load is None else _within(load, v, mine[v], tensors, ranges)
-    return guarded(factor, wanted)
+    guards: Mapping[str, Expr]
+    summing: Set[str]
+    tensors: Mapping[str, Tensor]
+    ranges: Mapping[str, Range]
 
+    def clipped(self, value: Expr) -> Expr:
+        """A value that is zero where its loads are outside of their buffers."""
+        narrowed = unwidened(value)
+        if narrowed is not value:
+            return cast(self.clipped(narrowed), value.dtype)
+        load = value.then if isinstance(value, Select) and value.other is zero(value) else value
+        if isinstance(load, Load):
+            mine = [v for v in self.guards if v in names(load)]
+            return guarded(value, [b for v in mine for b in self.within(load, v)])
+        return value.map(lambda x: self.clipped(x) if isinstance(x, Expr) else x)
 
-def _loaded(factor: Expr) -> set[str]:
-    return {x.buffer for x in loads(factor)}
+    def factor(self, factor: Expr) -> Expr:
+        """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers.
 
+        One that is broadcast along the sum is no exception: infinity times the other factor's zero would be NaN.
+        """
+        narrowed = unwidened(factor)
+        if narrowed is not factor:
+            return cast(self.factor(narrowed), factor.dtype)
+        wanted = [g for v, g in self.guards.items() if v in self.summing]
+        known = self.tensors.keys() >= {x.buffer for x in loads(factor)}
+        load = block(factor, {name: t.shape for name, t in self.tensors.items()}) if known else None
+        load = factor if isinstance(factor, Load) else load
+        for v in self.guards:
+            if v in names(factor) and v not in self.summing:
+                wanted += [self.guards[v]] if load is None else self.within(load, v)
+        return guarded(factor, wanted)
 
-def _within(
-    load: Load, var: str, guard: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
-) -> list[Expr]:
-    """What keeps a load within its buffer: the loop's own end, unless its index only grows with the loop."""
-    return _bounds(load, var, tensors, ranges) if all(_grows(i, var) for i in load.index) else [guard]
+    def within(self, load: Load, var: str) -> list[Expr]:
+        """What keeps a load within its buffer: the loop's own end, unless its index only grows with the loop."""
+        if not all(_grows(i, var) for i in load.index):
+            return [self.guards[var]]
+        if load.buffer not in self.tensors:
+            return []
+        extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
+        found = [simplify(_below(i, n), self.ranges) for i, n in extents if var in names(i)]
+        return [g for g in found if not isinstance(g, Const)]
 
 
 def _grows(index: Expr, var: str) -> bool:
     """Whether the variable is in the index, if at all, as a positive multiple."""
     terms, _ = linear(index)
     return all((isinstance(t, Var) and c > 0) or var not in names(t) for t, c in terms.items())
-
-
-def _bounds(load: Load, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> list[Expr]:
-    """What keeps a load within its buffer along the axes that move with a loop."""
-    if load.buffer not in tensors:
-        return []
-    extents = zip(load.index, tensors[load.buffer].shape, strict=True)
-    found = [simplify(_below(i, n), ranges) for i, n in extents if var in names(i)]
-    return [g for g in found if not isinstance(g, Const)]
