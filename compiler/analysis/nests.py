@@ -12,7 +12,7 @@ from compiler.ir import loop, tile
 from compiler.ir.expr import Const, Load, Var, static
 from compiler.ir.index import Ranges, extent_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, If, Init, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
 F = TypeVar("F", loop.For, tile.For)
@@ -62,6 +62,12 @@ def wrap(nest: Sequence[loop.For] | Sequence[tile.For], body: Body) -> Body:
     for f in reversed(nest):
         body = (f.replace(body=body),)
     return body
+
+
+def bound(kernel: Kernel) -> set[str]:
+    """What a kernel of Loop IR calls its loops, values and scalars."""
+    named = (s for s in within(kernel.body) if isinstance(s, loop.For | Let | Init))
+    return {s.var if isinstance(s, loop.For) else s.name for s in named}
 
 
 def accumulated(body: Body) -> dict[str, str]:

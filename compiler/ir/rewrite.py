@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, overload
 
-from compiler.ir.expr import Const, Expr, N, Var, canonical
+from compiler.ir.expr import Const, Expr, Load, N, Var, canonical
 from compiler.ir.node import Node, mapped
-from compiler.ir.statement import Stmt
+from compiler.ir.statement import Stmt, Store
 
 
 def statements(body: tuple[Stmt, ...], rule: Callable[[Any], Stmt | tuple[Stmt, ...] | None]) -> tuple[Stmt, ...]:
@@ -46,6 +46,11 @@ def bodies(body: tuple[Stmt, ...], rule: Callable[[tuple[Stmt, ...]], tuple[Stmt
     within = statements(body, inside)
     made = rule(within)
     return within if made is None else made
+
+
+def accesses(body: tuple[Stmt, ...], rule: Callable[[Any], Any]) -> tuple[Stmt, ...]:
+    """`body` with what `rule` makes of every load and every store to a buffer; None leaves it."""
+    return nodes(body, lambda n: rule(n) if isinstance(n, Load | Store) else None)
 
 
 @overload

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, static, type_error, variables
-from compiler.ir.index import simplify
+from compiler.ir.index import extent_range, simplify
 from compiler.ir.node import Node
+from compiler.ir.ranges import Range
 
 
 class Axis(Node):
@@ -196,6 +197,11 @@ def bound(equation: Equation) -> tuple[Axis, ...]:
         case Scatter():
             return equation.over
     return equation.axes
+
+
+def axis_ranges(axes: Iterable[Axis]) -> dict[str, Range]:
+    """The range of each axis' variable."""
+    return {a.name: extent_range(a.extent) for a in axes}
 
 
 def is_static(t: Tensor) -> bool:

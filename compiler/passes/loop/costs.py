@@ -36,11 +36,8 @@ WARP_FEATURES = 128  # that a warp by itself has registers for, with all else; g
 # Matmuls of f32 by four warps each, between which scores stay in the L2, take less time than those by single warps
 # with scores in registers: for heads of 128 features 1.0 to 1.9 times less, for those of 64 1.1 to 1.4 times more.
 NARROW_F32, FEW_KEYS_F32 = 64, 32
-GROUP_ROWS, STAGES, STEP = (
-    64,
-    2,
-    16,
-)  # queries and keys of a group's least block, blocks of keys held, a matmul's depth
+# Queries and keys of a group's least block, blocks of keys held, the depth of a matmul.
+GROUP_ROWS, STAGES, STEP = 64, 2, 16
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
 
 

@@ -7,11 +7,11 @@ gains nothing by itself; where all of it then is an online reduction, what is in
 from __future__ import annotations
 
 from compiler.analysis import kernel_names
-from compiler.analysis.nests import perfect, wrap
+from compiler.analysis.nests import bound, perfect, wrap
 from compiler.analysis.size_hints import with_size_hints
 from compiler.ir import alike, loop
 from compiler.ir.expr import Load, Var, sizes_in, substitute
-from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store, within
+from compiler.ir.statement import Accum, Kernel, Program, Stmt, Store, within
 from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
 from compiler.targets.target import Target
 
@@ -113,7 +113,7 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
     """
     if set(second.writes) & {p.name for p in first.params} - set(first.writes):
         return None
-    first = _renamed(first, {p.name for p in second.params}, _bound(second))
+    first = _renamed(first, {p.name for p in second.params}, bound(second))
     rows, body = perfect(loop.For, first.body)
     others, rest = perfect(loop.For, _beside(second, first).body)
     pairs = _pairs(first, second, (rows, body), (others, rest))
@@ -169,12 +169,12 @@ def _indices(buffer: str, body: Body) -> list[tuple[object, ...]]:
 
 def _beside(kernel: Kernel, other: Kernel) -> Kernel:
     """The kernel with no name in it that the other one has."""
-    return _renamed(kernel, _bound(other) | {p.name for p in other.params}, set())
+    return _renamed(kernel, bound(other) | {p.name for p in other.params}, set())
 
 
 def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
     """The kernel that binds none of these names, and no others anew; `i1` is left to the step that splits `i`."""
-    mine = _bound(kernel)
+    mine = bound(kernel)
     if not mine & names:
         return kernel
     taken, table = names | others | mine | {p.name for p in kernel.params}, {}
@@ -186,11 +186,3 @@ def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
         taken.add(name)
     made: Kernel = alike.renamed(kernel, table)
     return made
-
-
-def _bound(kernel: Kernel) -> set[str]:
-    return {
-        s.var if isinstance(s, loop.For) else s.name
-        for s in within(kernel.body)
-        if isinstance(s, loop.For | Let | Init)
-    }

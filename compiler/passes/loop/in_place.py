@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.analysis.nests import perfect
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, dim, static
-from compiler.ir.rewrite import nodes
+from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
 
@@ -47,16 +48,15 @@ def _placed(program: Program, name: str, place: Tensor) -> Program | None:
 def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
     """The program without the tensor `name`: `axes` are its axes for those of `place`, -1 where that has but one."""
 
-    def rule(n: object) -> object:
-        if isinstance(n, Load | Store) and n.buffer == name:
-            return n.replace(buffer=place.name, index=tuple(n.index[d] if d >= 0 else dim(0) for d in axes))
-        return None
+    def rule(n: Load | Store) -> object:
+        index = tuple(n.index[d] if d >= 0 else dim(0) for d in axes)
+        return n.replace(buffer=place.name, index=index) if n.buffer == name else None
 
     def changed(k: Kernel) -> Kernel:
         return k.replace(
             params=tuple(place if p.name == name else p for p in k.params),
             writes=tuple(place.name if w == name else w for w in k.writes),
-            body=nodes(k.body, rule),
+            body=accesses(k.body, rule),
         )
 
     return program.replace(
@@ -68,11 +68,7 @@ def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) ->
 
 def _copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
     """The loops, the store and the load of a kernel that does nothing but copy."""
-    loops: list[loop.For] = []
-    body = k.body
-    while len(body) == 1 and isinstance(body[0], loop.For):
-        loops.append(body[0])
-        body = body[0].body
+    loops, body = perfect(loop.For, k.body, loop.KINDS)
     match body:
         case (Store(value=Load() as load, op="set") as store,):
             return loops, store, load

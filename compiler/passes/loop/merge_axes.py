@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from compiler.analysis import chained_products
-from compiler.analysis.nests import perfect, wrap
+from compiler.analysis.nests import bound, perfect, wrap
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.node import Node
-from compiler.ir.rewrite import nodes
-from compiler.ir.statement import Init, Kernel, Let, Program, Store, within
+from compiler.ir.rewrite import accesses, nodes
+from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, memory_order
 from compiler.schedule.contraction_nest import recognise
 
@@ -75,7 +75,7 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     `for ij in parallel(32)` with y[7, ij] = x[ij].
     """
     pair, one = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
-    if outer.body != (inner,) or one.name in _names(kernel):
+    if outer.body != (inner,) or one.name in bound(kernel) | {p.name for p in kernel.params}:
         return None
     axes: dict[str, int] = {}
     tensors = {p.name: p for p in kernel.params}
@@ -116,23 +116,14 @@ def squeezed(kernel: Kernel) -> Kernel:
 def _with_axes(kernel: Kernel, axes: Mapping[str, Sequence[int]]) -> Kernel:
     """The kernel with its buffers seen with these of their axes, in this order."""
 
-    def seen(n: Node) -> Node | None:
-        match n:
-            case Load() | Store() if n.buffer in axes:
-                return n.replace(index=tuple(n.index[d] for d in axes[n.buffer]))
-        return None
+    def seen(n: Load | Store) -> Node | None:
+        return n.replace(index=tuple(n.index[d] for d in axes[n.buffer])) if n.buffer in axes else None
 
     params = tuple(
         p.replace(shape=tuple(p.shape[d] for d in axes[p.name]), strides=tuple(p.strides[d] for d in axes[p.name]))
         for p in kernel.params
     )
-    return kernel.replace(body=nodes(kernel.body, seen), params=params)
-
-
-def _names(kernel: Kernel) -> set[str]:
-    bound = (n for s in kernel.body for n in s.walk())
-    own = {n.var if isinstance(n, loop.For) else n.name for n in bound if isinstance(n, loop.For | Let | Init)}
-    return own | {p.name for p in kernel.params}
+    return kernel.replace(body=accesses(kernel.body, seen), params=params)
 
 
 def _together(t: Tensor, d: int, extent: Expr) -> bool:

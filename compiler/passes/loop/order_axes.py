@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from compiler.analysis.nests import wrap
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, names, product
+from compiler.ir.expr import Const, Expr, Load, Var, const, names, product, substitute
 from compiler.ir.linear import linear
-from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
 from compiler.passes.loop.align_rows import laid_out, seen_whole, users_by_name
@@ -82,11 +81,8 @@ def _copying(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
 def _reading(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
     """The kernel with the copy for the input."""
 
-    def rule(n: object) -> Load | None:
-        return n.replace(buffer=held.name) if isinstance(n, Load) and n.buffer == t.name else None
-
-    params = tuple(held if p == t else p for p in k.params)
-    return k.replace(params=params, body=nodes(k.body, rule))
+    table = {n: n.replace(buffer=held.name) for n in _loads(k, t.name)}
+    return k.replace(params=tuple(held if p == t else p for p in k.params), body=substitute(k.body, table))
 
 
 def _may_move(users: Sequence[Kernel], t: Tensor) -> bool:

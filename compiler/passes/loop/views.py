@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, permutations
 
+from compiler.analysis.nests import loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Op, const, names, op, static
-from compiler.ir.index import Ranges, extent_range, simplify
+from compiler.ir.index import Ranges, simplify
 from compiler.ir.linear import linear
-from compiler.ir.node import Node
-from compiler.ir.rewrite import nodes
-from compiler.ir.statement import Accum, Kernel, Program, Store
+from compiler.ir.rewrite import accesses
+from compiler.ir.statement import Accum, Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, row_major
 
 ROW = 128  # bytes of a row of a tile: axes made of whole tiles need no end of their own
@@ -36,17 +36,12 @@ def views(program: Program) -> Program:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ranges, batches = _ranges(kernel), _batches(kernel)
+    ranges, batches = loop_ranges(within(kernel.body, loop.For)), _batches(kernel)
     for p in kernel.params:
         t = p
         while (seen := _merged(kernel, t, ranges) or _split(kernel, t, ranges, batches)) is not None:
             kernel, t = seen
     return kernel
-
-
-def _ranges(kernel: Kernel) -> Ranges:
-    found = (n for s in kernel.body for n in s.walk())
-    return {n.var: extent_range(n.extent) for n in found if isinstance(n, loop.For)}
 
 
 def _indices(kernel: Kernel, buffer: str) -> list[Index]:
@@ -67,13 +62,8 @@ def _batches(kernel: Kernel) -> set[str]:
 def _seen(kernel: Kernel, t: Tensor, seen: Tensor, change: dict[Index, Index]) -> tuple[Kernel, Tensor]:
     """The kernel with another view of a buffer, whose indices are these."""
 
-    def moved(n: Node) -> Node | None:
-        if isinstance(n, Load | Store) and n.buffer == t.name:
-            return n.replace(index=change[n.index])
-        return None
-
-    params = tuple(seen if p.name == t.name else p for p in kernel.params)
-    return kernel.replace(params=params, body=nodes(kernel.body, moved)), seen
+    body = accesses(kernel.body, lambda n: n.replace(index=change[n.index]) if n.buffer == t.name else None)
+    return kernel.replace(params=tuple(seen if p.name == t.name else p for p in kernel.params), body=body), seen
 
 
 def _parts(indices: Iterable[Expr]) -> int:
@@ -143,7 +133,7 @@ def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
     users = [(k, p) for k in program.kernels for p in k.params if p.name == t.name]
     if any(p != t for _, p in users):
         return None
-    found = [(_indices(k, t.name), _ranges(k)) for k, _ in users]
+    found = [(_indices(k, t.name), loop_ranges(within(k.body, loop.For))) for k, _ in users]
     if t.strides != row_major(t.shape) or not _parts(e for indices, _ in found for i in indices for e in i):
         return None
 

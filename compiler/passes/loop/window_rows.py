@@ -15,13 +15,13 @@ from typing import Any
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import steady, unwidened, zero
-from compiler.analysis.nests import loop_ranges, perfect, size, wrap
+from compiler.analysis.nests import bound, loop_ranges, perfect, size, wrap
 from compiler.ir import alike, loop
 from compiler.ir.expr import Expr, Load, Var, cast, const, fresh, loads, names, op, select, static
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
-from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store, within
+from compiler.ir.statement import Accum, Kernel, Let, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
 from compiler.schedule import space
 from compiler.schedule.contraction_nest import Contraction, recognise
@@ -135,7 +135,7 @@ Made = tuple[tuple[Kernel, ...], tuple[Tensor, ...]]  # kernels, and the tempora
 
 def _made(c: Contraction, w: _Window, k: Kernel, program: Program) -> Made | None:
     """The kernels that do what one did, by runs; None where what else has the window's loops cannot be arranged so."""
-    taken = {t.name for t in (*program.inputs, *program.outputs, *program.temps)} | _bound(k)
+    taken = {t.name for t in (*program.inputs, *program.outputs, *program.temps)} | bound(k)
     run = loop.For(fresh(f"{w.along.var}{w.channel.var}", taken), const(w.run), w.along.kind, ())
     runs = _runs(w, k, fresh(f"{w.load.buffer}_runs", taken))
     ahead = loop_ranges(c.loops)
@@ -164,11 +164,6 @@ def _made(c: Contraction, w: _Window, k: Kernel, program: Program) -> Made | Non
     params = tuple(p for p in (*views, *k.params) if p.name in used)
     kernels = (*kernels, k.replace(params=params, writes=writes, body=body))
     return (kernels if run.kind == "reduce" else (*kernels, copy.kernel)), (runs.held, copy.held)
-
-
-def _bound(k: Kernel) -> set[str]:
-    every = [n for s in k.body for n in s.walk()]
-    return {n.var for n in every if isinstance(n, loop.For)} | {n.name for n in every if isinstance(n, Let | Init)}
 
 
 def _others(some: Sequence[Any], w: _Window) -> list[Any]:

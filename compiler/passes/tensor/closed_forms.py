@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from compiler.ir.dtype import STORAGE_ONLY, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, identity, op, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear, times
-from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scatter
+from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scatter, axis_ranges
 
 
 def closed_form(e: Equation) -> Equation:
@@ -24,8 +24,7 @@ def closed_form(e: Equation) -> Equation:
     match e:
         case Reduce(op="sum", over=(over,), value=Cast(Op() as cond)) if e.dtype is i64 and _is_static(over):
             count = _count(cond, over)
-            ranges = {a.name: extent_range(a.extent) for a in e.axes}
-            return e if count is None else Map(e.name, e.axes, simplify(count, ranges), e.narrow)
+            return e if count is None else Map(e.name, e.axes, simplify(count, axis_ranges(e.axes)), e.narrow)
         case Reduce(op="and" | "or", value=Const() as value) if all(map(_is_static, e.over)):
             return Map(e.name, e.axes, value, e.narrow)
         case Scatter():
@@ -83,5 +82,5 @@ def _in_runs(e: Scatter) -> Reduce | None:
             table[var] = axis.var * length + runs[-1].var
     if set(table) != set(extents) or len(extents) < len(e.over) or not runs or taken & {a.name for a in runs}:
         return None
-    ranges = {a.name: extent_range(a.extent) for a in (*e.axes, *runs)}
+    ranges = axis_ranges((*e.axes, *runs))
     return Reduce(e.name, e.axes, e.op, tuple(runs), simplify(substitute(e.value, table), ranges), e.narrow)

@@ -8,11 +8,12 @@ caller. On GPUs, a contraction reads what joins tensors as it is.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TypeGuard
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, loads, requiring, substitute
-from compiler.ir.index import extent_range, simplify, value_range
+from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
@@ -26,6 +27,7 @@ from compiler.ir.tensor import (
     Scan,
     Scatter,
     Tensor,
+    axis_ranges,
     bound,
     equations,
     expressions,
@@ -110,9 +112,7 @@ def _moves(value: Expr) -> bool:
             return True
         case Cast(arg, dtype):
             return dtype not in dt.STORAGE_ONLY and (arg.dtype in dt.STORAGE_ONLY or not _data(arg)) and _moves(arg)
-        case Select(cond, then, other):
-            return not _data(cond) and _moves(then) and _moves(other)
-        case Op("where", (cond, then, other)):
+        case Select(cond, then, other) | Op("where", (cond, then, other)):
             return not _data(cond) and _moves(then) and _moves(other)
         case Op(_, args):
             return not any(map(_data, args)) and not value.dtype.is_float
@@ -150,7 +150,7 @@ def _forward(program: Program, joins: bool) -> Program:
 
 def inline(e: Equation, producers: dict[str, Map]) -> Equation:
     """`e` with every load of a producer replaced by the producer's value at that index, and simplified."""
-    ranges = {a.name: extent_range(a.extent) for a in (*e.axes, *bound(e))}
+    ranges = axis_ranges((*e.axes, *bound(e)))
 
     def expand(x: Expr) -> Expr:
         table: dict[Expr, Expr] = {}
@@ -237,8 +237,7 @@ def _reindexed(source: Map | Reduce, name: str, axes: tuple[Axis, ...], index: t
         over.append(Axis(fresh, a.extent))
     table: dict[Expr, Expr] = {a.var: i for a, i in zip(source.axes, index, strict=True)}
     table |= {a.var: b.var for a, b in zip(bound(source)[len(source.axes) :], over, strict=True)}
-    ranges = {a.name: extent_range(a.extent) for a in (*axes, *over)}
-    value = simplify(substitute(source.value, table), ranges)
+    value = simplify(substitute(source.value, table), axis_ranges((*axes, *over)))
     return Map(name, axes, value) if isinstance(source, Map) else Reduce(name, axes, source.op, tuple(over), value)
 
 
@@ -247,7 +246,7 @@ def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, .
     out: Expr = dim(0)
     for i, s in zip(index, row_major(extents), strict=True):
         out = out + i * s
-    return simplify(out, {a.name: extent_range(a.extent) for a in axes}, index=True)
+    return simplify(out, axis_ranges(axes), index=True)
 
 
 def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
@@ -269,7 +268,7 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
 def _inside(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
     """Every point of `axes` reads an element that there is, also where a guard of the reader takes another value."""
     own: dict[Expr, Expr] = {a.var: a.extent for a in axes}
-    ranges = {a.name: extent_range(a.extent) for a in axes}
+    ranges = axis_ranges(axes)
 
     def inside(i: Expr, n: Expr) -> bool:
         low, high = value_range(i, ranges)
@@ -298,6 +297,15 @@ def _alias_outputs(program: Program) -> Program:
                     taken.add(buffer)
         outputs.append(new)
     return program.replace(outputs=tuple(outputs))
+
+
+def readers_of(made: Iterable[Equation]) -> dict[str, set[str]]:
+    """By tensor the names of the equations that read it."""
+    readers: dict[str, set[str]] = {}
+    for e in made:
+        for name in reads(e):
+            readers.setdefault(name, set()).add(e.name)
+    return readers
 
 
 def remove_dead(program: Program) -> Program:

@@ -41,7 +41,7 @@ from compiler.ir.tensor import (
     reads,
     shape,
 )
-from compiler.passes.tensor.compose import injective, is_view
+from compiler.passes.tensor.compose import injective, is_view, readers_of
 from compiler.passes.tensor.contractions import count, is_contraction, is_joined, is_long
 from compiler.passes.tensor.neighbours import axes_of_neighbours
 
@@ -178,14 +178,10 @@ def fuse(program: Program, cores: int = 1) -> Program:
     whole = kernel_names.whole(source for g in program.groups for source in g.origin)
     sources = {e.name: _sources(e, g, whole) for g in program.groups for e in g.equations}
     place = {e.name: k for k, e in enumerate(every)}
-    readers: dict[str, set[str]] = {}
-    for e in every:
-        for name in reads(e):
-            readers.setdefault(name, set()).add(e.name)
     bytes_of = {t.name: count(t.shape) * t.dtype.bytes for t in program.inputs}
     bytes_of |= {e.name: count(a.extent for a in e.axes) * e.dtype.bytes for e in every}
     inputs = {t.name: t for t in program.inputs}
-    groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores, inputs, bytes_of)
+    groups = _Groups({}, {}, readers_of(every), {t.name for t in program.outputs}, cores, inputs, bytes_of)
     for k, e in enumerate(every):
         groups.members[k] = [e]
         groups.owner[e.name] = k

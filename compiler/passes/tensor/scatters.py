@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Load, Op, Var, dim, identity, loads, op
 from compiler.ir.tensor import Equation, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads, shape
-from compiler.passes.tensor.compose import injective, inline, remove_dead
+from compiler.passes.tensor.compose import injective, inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
@@ -58,10 +58,7 @@ def _fed(program: Program) -> dict[str, Equation]:
     """The scatters that hold maps they have not held before."""
     made = {e.name: e for e in equations(program)}
     results = {t.name for t in program.outputs}
-    readers: dict[str, set[str]] = {}
-    for e in made.values():
-        for name in reads(e):
-            readers.setdefault(name, set()).add(e.name)
+    readers = readers_of(made.values())
     out: dict[str, Equation] = {}
     for e in made.values():
         if isinstance(e, Scatter):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.ir.expr import Load
 from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
-from compiler.passes.tensor.compose import inline, remove_dead
+from compiler.passes.tensor.compose import inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
@@ -32,10 +32,7 @@ class _Known:
 def sink(program: Program) -> Program:
     """Maps inlined into equations that read few of their elements."""
     made = {e.name: e for e in equations(program)}
-    readers: dict[str, set[str]] = {}
-    for e in made.values():
-        for name in reads(e):
-            readers.setdefault(name, set()).add(e.name)
+    readers = readers_of(made.values())
     known = _Known(made, readers, frozenset(t.name for t in program.outputs))
     for name in reversed(tuple(made)):
         while producers := {n: p for n in reads(made[name]) if (p := _sinkable(n, made[name], known)) is not None}:

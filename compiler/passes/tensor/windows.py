@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Op, Select, cast, const, identity, substitute
-from compiler.ir.index import Ranges, conjuncts, extent_range, simplify, value_range
+from compiler.ir.index import Ranges, conjuncts, simplify, value_range
 from compiler.ir.linear import linear
-from compiler.ir.tensor import Axis, Program, Reduce
+from compiler.ir.tensor import Axis, Program, Reduce, axis_ranges
 
 
 def narrow_windows(program: Program) -> Program:
@@ -36,7 +36,7 @@ def narrowed(e: Reduce) -> Reduce:
     conditions = list(_conditions(e.value, identity(e.op, e.dtype)))
     if not conditions:
         return e
-    ranges = {a.name: extent_range(a.extent) for a in (*e.axes, *e.over)}
+    ranges = axis_ranges((*e.axes, *e.over))
     over: list[Axis] = []
     moved: dict[Expr, Expr] = {}
     for a in e.over:
@@ -49,8 +49,8 @@ def narrowed(e: Reduce) -> Reduce:
             over.append(Axis(a.name, const(last + 1 - first)))
     if not moved:
         return e
-    known = {a.name: extent_range(a.extent) for a in (*e.axes, *over)}
-    return e.replace(over=tuple(over), value=simplify(substitute(e.value, moved), known))
+    value = simplify(substitute(e.value, moved), axis_ranges((*e.axes, *over)))
+    return e.replace(over=tuple(over), value=value)
 
 
 def _conditions(value: Expr, neutral: Const) -> Iterator[Expr]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.ir.expr import Expr, Load
+from compiler.ir.expr import Expr
 from compiler.ir.index import simplify
-from compiler.ir.node import Node
-from compiler.ir.rewrite import nodes
-from compiler.ir.statement import Kernel, Store
+from compiler.ir.rewrite import accesses
+from compiler.ir.statement import Kernel
 from compiler.ir.tensor import flattened
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.schedule.steps import Flatten, ScheduleError
@@ -41,11 +40,5 @@ def flatten(kernel: Kernel, step: Flatten) -> Kernel:
             flat = flat * extent + e
         return (*index[: step.axis], simplify(flat, ranges, index=True), *index[last:])
 
-    def moved(n: Node) -> Node | None:
-        match n:
-            case Load(step.buffer, index) | Store(step.buffer, index):
-                return n.replace(index=place(index))
-        return None
-
-    params = tuple(seen if p is given else p for p in kernel.params)
-    return kernel.replace(body=nodes(kernel.body, moved), params=params)
+    body = accesses(kernel.body, lambda n: n.replace(index=place(n.index)) if n.buffer == step.buffer else None)
+    return kernel.replace(body=body, params=tuple(seen if p is given else p for p in kernel.params))
