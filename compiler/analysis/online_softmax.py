@@ -20,22 +20,7 @@ from compiler.analysis.nests import perfect
 from compiler.analysis.size_hints import number
 from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType
-from compiler.ir.expr import (
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Op,
-    Select,
-    Var,
-    const,
-    identity,
-    loads,
-    names,
-    op,
-    select,
-    substitute,
-)
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, identity, loads, names, op, select, substitute
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
@@ -304,7 +289,7 @@ class Reader:
         """
 
         def of(x: Var) -> Expr:
-            return op("where", op("eq", maximum, -math.inf), const(math.nan, x.dtype), x)
+            return op("where", op("eq", maximum, -math.inf), math.nan, x)
 
         def stored(s: Store) -> Store:
             return s.replace(value=substitute(s.value, {total: of(total)}))
@@ -354,7 +339,7 @@ class Reader:
 
 def guarded(maximum: Expr) -> Expr:
     """A maximum that may be subtracted where nothing was attended to: zero for -inf."""
-    return op("where", op("eq", maximum, -math.inf), const(0.0, maximum.dtype), maximum)
+    return op("where", op("eq", maximum, -math.inf), 0.0, maximum)
 
 
 def _without_factor(weight: Expr, accumulator: Var) -> tuple[Expr, Expr]:

@@ -19,7 +19,7 @@ from compiler.ir import roles, statement
 from compiler.ir.expr import Const, Expr, Load
 from compiler.ir.layout import Fragment, ThreadMap, problem
 from compiler.ir.node import Node
-from compiler.ir.statement import Kernel, Known, Program, Stmt, Store
+from compiler.ir.statement import Kernel, Known, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
 # How a loop may be bound, and the whole numbers that say more about it.
@@ -328,6 +328,11 @@ def _verify_mma(where: str, s: Mma) -> None:
             raise ValueError(
                 f"{where}: tensor instruction on {x.buffer} with lengths {found}, expected {axes} with {sizes}"
             )
+
+
+def tensors(kernel: Kernel) -> dict[str, Tensor]:
+    """The parameters of a kernel and its tiles, by name."""
+    return {t.name: t for t in (*kernel.params, *(a.tensor for a in within(kernel.body, Alloc)))}
 
 
 def buffers(body: tuple[Stmt, ...]) -> set[str]:

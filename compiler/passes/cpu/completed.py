@@ -10,13 +10,13 @@ from typing import Any
 from compiler.analysis import vectors
 from compiler.analysis.left_over import again_problem, remainder
 from compiler.analysis.long_sums import long_sums
+from compiler.ir import tile
 from compiler.ir.expr import Op, const, fresh, static
 from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, Kernel, Program, within
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.instruction_options import Operands, columns_in, operands, with_options
-from compiler.passes.tile.nests import loops_in, ranges_of
-from compiler.passes.tile.pack import allocated, filled_by, vectors_into
+from compiler.passes.tile.nests import filled_by, loops_in, ranges_of, vectors_into
 from compiler.passes.tile.schedule import neighbours
 from compiler.passes.tile.steps import apply, bound
 from compiler.schedule.steps import Bind, Checks, Pack, PartialSums, Schedule, Step, Tensorize
@@ -81,7 +81,7 @@ def _vectors_again(scheduled: Kernel) -> set[str]:
 
 def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
     """The step with the vectors that its loops have room for; rows that share few sets of a cache are a line longer."""
-    (held,) = (t for t in allocated(scheduled.body) if t.name == step.tile)
+    held = tile.tensors(scheduled)[step.tile]
     row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
     shared = len(held.shape) > 1 and row * held.dtype.bytes % FAR == 0
     pad = LINE // held.dtype.bytes if shared else 0

@@ -133,6 +133,12 @@ def is_constant(state: Emission, buffer: str) -> bool:
     return array_of(state, buffer) in {p.name for p in kernel.params} - set(kernel.writes)
 
 
+def zeroed(state: Emission, buffer: str, scope: Scope) -> bool:
+    """What a guarded load does not bring is zero."""
+    once = buffer in state.facts.kernel.once or is_constant(state, buffer)
+    return once and not elsewhere(state, buffer, scope)
+
+
 def thread_of(scope: Scope) -> Expr:
     """The number of this thread among those that do the same."""
     if scope.level in ("warp", "column"):

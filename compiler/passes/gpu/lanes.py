@@ -15,16 +15,7 @@ from compiler.ir.layout import ThreadMap
 from compiler.ir.multiples import divides
 from compiler.ir.statement import If, Stmt, Store
 from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import (
-    apart,
-    array_of,
-    elsewhere,
-    is_constant,
-    is_global,
-    lowered,
-    place_of,
-    thread_of,
-)
+from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of, zeroed
 from compiler.passes.gpu.scope import WARP, Guarded, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.vectors import Neighbours, neighbours, uniform
@@ -279,12 +270,6 @@ def _loads(
     else:
         loads = [k.Call("mlc_load", (vector,), (to, source), (array,))]
     return loads if guard is None else [k.If(guard, tuple(loads))]
-
-
-def zeroed(state: Emission, buffer: str, scope: Scope) -> bool:
-    """What a guarded load does not bring is zero."""
-    once = buffer in state.facts.kernel.once or is_constant(state, buffer)
-    return once and not elsewhere(state, buffer, scope)
 
 
 def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:

@@ -10,21 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from compiler.ir import tile
+from compiler.ir import roles, tile
 from compiler.ir.expr import Const, Expr, Var, const, substitute
-from compiler.ir.roles import (
-    Advance,
-    Arrive,
-    Expect,
-    Mbarrier,
-    Mbarriers,
-    One,
-    Ring,
-    RingStmt,
-    Role,
-    Wait,
-    side_by_side,
-)
+from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
 from compiler.ir.statement import If, Init, Program, Stmt, within
 from compiler.passes.gpu.facts import is_asynchronous
 from compiler.passes.gpu.hazards import Uses, touched
@@ -40,12 +28,12 @@ TURNS = 2  # of loops around pipelines, and of a pipeline after its slots are al
 def verify(program: Program, target: Target) -> None:
     """Raises ValueError for roles of a kernel of which one may overtake another, or waits for ever."""
     for kernel in program.kernels:
-        roles = list(within(kernel.body, Role))
-        if roles:
+        own = list(within(kernel.body, Role))
+        if own:
             sizes = {n.tensor.name: n.tensor.dtype.bytes for n in within(kernel.body, tile.Alloc)}
             run = _Run(f"kernel {kernel.name}", target, sizes)
             run.declare(list(within(kernel.body, Mbarriers)))
-            run.all(roles)
+            run.all(own)
 
 
 @dataclass
@@ -128,13 +116,13 @@ class _Run:
     def fail(self, problem: str) -> ValueError:
         return ValueError(f"{self.where}: {problem}")
 
-    def all(self, roles: list[Role]) -> None:
-        inside = [n for r in roles for n in r.walk()]
+    def all(self, own: list[Role]) -> None:
+        inside = [n for r in own for n in r.walk()]
         self.watched = {x for n in inside if isinstance(n, Ring) for x in n.tiles}
         self.watched |= {n.target.buffer for n in inside if isinstance(n, tile.Copy) and n.full is not None}
         self.deepest = max((n.depth for n in inside if isinstance(n, Ring)), default=1)
-        self.threads = [_Threads(r) for r in roles]
-        said = side_by_side([(t.role.kind, self.body(t.role.body, t)) for t in self.threads], self.ended)
+        self.threads = [_Threads(r) for r in own]
+        said = roles.side_by_side([(t.role.kind, self.body(t.role.body, t)) for t in self.threads], self.ended)
         if said:
             raise self.fail(f"roles wait for ever: {said}")
         self.end()

@@ -10,19 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.ir.expr import Const, Load, Var, loads
-from compiler.ir.tensor import (
-    Equation,
-    Group,
-    Map,
-    Program,
-    Reduce,
-    Tensor,
-    bound,
-    equations,
-    expressions,
-    reads,
-    shape,
-)
+from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, Tensor, bound, equations, reads, shape
 from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.contractions import count, is_contraction
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, nest
@@ -107,10 +95,8 @@ def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
     """The reader, in a kernel without matmuls, loads each element once."""
     if not isinstance(r, Map | Reduce) or any(map(is_contraction, known.group[r.name].equations)):
         return False
-    found = [n for x in expressions(r) for n in loads(x) if n.buffer == p.name]
-    plain = all(isinstance(i, Var) for n in found for i in n.index) and all(
-        len({*n.index}) == len(n.index) for n in found
-    )
+    found = [n.index for n in loads(r.value) if n.buffer == p.name]
+    plain = all(len({*index}) == len(index) and all(isinstance(i, Var) for i in index) for index in found)
     return plain and count(a.extent for a in bound(r)) == count(shape(p))
 
 

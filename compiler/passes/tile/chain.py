@@ -7,23 +7,7 @@ from collections.abc import Iterator
 from compiler.analysis import chained_products as recognised
 from compiler.analysis.nests import loop_ranges
 from compiler.ir import tile
-from compiler.ir.expr import (
-    Const,
-    Expr,
-    Load,
-    Var,
-    both,
-    cast,
-    const,
-    dim,
-    identity,
-    loads,
-    names,
-    op,
-    select,
-    static,
-    substitute,
-)
+from compiler.ir.expr import Expr, Load, Var, cast, const, dim, identity, loads, op, select, static, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -188,12 +172,7 @@ class _Maker(Places):
         held |= {v: Load(self.held[v], (row,), v.dtype) for v in self.made.rows}
         held |= {v: Load(self.held[v], (column,), v.dtype) for v in self.made.columns}
         value = self.at(self.made.weight, row.name, column.name)
-        guarded = any(names(x) & {row.name, column.name} for x in loads(value))
-        value, inside = substitute(value, held), self.inside("column", column.name)
-        zero = const(0.0, self.dtype)
-        if guarded:
-            return select(both(self.inside("row", row.name), inside), value, zero)
-        return value if isinstance(inside, Const) else op("where", inside, value, zero)
+        return self.counting(substitute(value, held), row, column, 0.0, loads(value))
 
     def last(self) -> Stmt:
         """What becomes of the sums."""

@@ -12,8 +12,7 @@ from compiler.ir import tile
 from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel, within
 from compiler.passes.tile.instruction_options import columns_in
-from compiler.passes.tile.nests import loops_in, ranges_of
-from compiler.passes.tile.pack import allocated, filled_by
+from compiler.passes.tile.nests import filled_by, loops_in, ranges_of
 from compiler.schedule.steps import Bind, CacheHints, Checks, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
@@ -71,7 +70,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
 
 def _vectors(kernel: Kernel) -> Iterator[Problem]:
     """Loops that a CPU cannot run as they are bound, and hints that it does not take."""
-    tensors, types = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}, scalars(kernel.body)
+    tensors, types = tile.tensors(kernel), scalars(kernel.body)
     if kernel.once or kernel.past:
         reason = "its loads keep what they load; loops over vectors take past=1 to store past the caches"
         yield Problem({*kernel.once, *kernel.past}, reason)

@@ -181,3 +181,16 @@ def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile
 def padded(shape: tuple[Expr, ...], pad: int) -> tuple[Expr, ...]:
     """Strides of a tile whose rows are `pad` further apart than they are long."""
     return row_major((*shape[:-1], shape[-1] + pad)) if pad and len(shape) > 1 else row_major(shape)
+
+
+def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
+    """The loops over vectors that fill a tile, with those around them."""
+    return [
+        (around, f) for around, f in loops_in(kernel.body)
+        if f.bind.level == "vector" and any(s.buffer == held for s in within(f.body, Store))
+    ]  # fmt: skip
+
+
+def filled_by(kernel: Kernel, held: str) -> int:
+    """The lanes of the vectors that fill a tile, 1 where none do."""
+    return max((dict(f.bind.args).get("width", 1) for _, f in vectors_into(kernel, held)), default=1)

@@ -10,22 +10,7 @@ from compiler.analysis import online_softmax as recognised
 from compiler.analysis.online_softmax import KEY, guarded, reach
 from compiler.ir import tile
 from compiler.ir.dtype import f32
-from compiler.ir.expr import (
-    Const,
-    Expr,
-    Load,
-    Var,
-    both,
-    cast,
-    const,
-    dim,
-    identity,
-    loads,
-    names,
-    op,
-    select,
-    substitute,
-)
+from compiler.ir.expr import Const, Expr, Load, Var, cast, const, dim, identity, loads, op, substitute
 from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.tile.nests import SERIAL, Body
@@ -276,13 +261,8 @@ class _Maker(Block):
         for x in self.masks:
             there = self.at(x, row.name, column.name)
             value = substitute(value, {there: Load(self.held[x.buffer], (row, column), x.dtype)})
-        inside = [self.inside("column", column.name)]
-        low = const(-math.inf, self.dtype)
         reads = [x for x in loads(value) if x.buffer not in (scores, *self.held.values())]
-        if any(names(x) & {row.name, column.name} for x in reads):
-            return select(both(self.inside("row", row.name), *inside), value, low)
-        cond = both(*inside)
-        return value if isinstance(cond, Const) else op("where", cond, value, low)
+        return self.counting(value, row, column, -math.inf, reads)
 
     def counted(self, scores: str) -> Body:
         """What makes scores out of their matmuls: only where these are not, or may not be, the scores themselves."""

@@ -14,20 +14,10 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, cast, dim
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store, within
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import (
-    Body,
-    Loops,
-    again,
-    factors_from,
-    longest,
-    loops_in,
-    moving,
-    named,
-    padded,
-    ranges_of,
-)
+from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, padded, ranges_of
 from compiler.passes.tile.peel import guarded, peel
 from compiler.schedule.steps import Pack, Peel, ScheduleError, Step
 
@@ -61,7 +51,7 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
             continue
         loops = tuple(named[v] for v in step.loops)
         _check_extents(step, loops, around[:depth])
-        tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+        tensors = tile.tensors(kernel)
         kept = unwidened(factor) if step.narrow else factor
         if step.narrow and kept is factor:
             raise ScheduleError(step, f"what is loaded of {step.buffer} is not widened")
@@ -267,23 +257,6 @@ def longest_of(extent: Expr, ranges: Mapping[str, Range]) -> int | None:
     """The last value of a loop of this extent."""
     high = value_range(extent, ranges)[1]
     return None if high is None else high - 1
-
-
-def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
-    """The loops over vectors that fill a tile, with those around them."""
-    return [
-        (around, f) for around, f in loops_in(kernel.body)
-        if f.bind.level == "vector" and any(s.buffer == held for s in within(f.body, Store))
-    ]  # fmt: skip
-
-
-def filled_by(kernel: Kernel, held: str) -> int:
-    """The lanes of the vectors that fill a tile, 1 where none do."""
-    return max((dict(f.bind.args).get("width", 1) for _, f in vectors_into(kernel, held)), default=1)
-
-
-def allocated(body: Body) -> list[Tensor]:
-    return [n.tensor for n in within(body, tile.Alloc)]
 
 
 def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> None:

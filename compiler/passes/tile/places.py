@@ -119,6 +119,13 @@ class Places:
         extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
         return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
 
+    def counting(self, value: Expr, row: Var, column: Var, none: float, reads: Iterable[Load]) -> Expr:
+        """A value for a row and a column, `none` for a column too many; what it `reads` is not read out of bounds."""
+        inside, other = self.inside("column", column.name), const(none, self.dtype)
+        if any(names(x) & {row.name, column.name} for x in reads):
+            return select(both(self.inside("row", row.name), inside), value, other)
+        return value if isinstance(inside, Const) else op("where", inside, value, other)
+
     def nest(self, loops: Sequence[Loop], body: Iterable[Stmt]) -> tile.For:
         made = tuple(body)
         for name, extent, kind in reversed(loops):

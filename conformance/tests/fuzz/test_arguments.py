@@ -11,19 +11,8 @@ import pytest
 import torch
 
 import compiler
-from conformance.fuzz import (
-    asked,
-    blame,
-    check,
-    corpus,
-    generate,
-    literals,
-    mutate,
-    reduce,
-    regression,
-    relations,
-    runs,
-)
+from conformance.fuzz import blame, check, corpus, generate, literals, mutate, reduce, regression, relations, runs
+from conformance.fuzz.asked import DEFAULT
 from conformance.fuzz.drawing import LARGE, Drawing, NotFitting, Value
 from conformance.fuzz.program import Program, bound, described, function, given, line, needs
 from conformance.shapes.cases import Arg
@@ -105,7 +94,7 @@ def test_a_program_with_numbers_is_reduced_and_written_down(tmp_path: Path) -> N
 def test_programs_made_of_one_with_numbers_have_names_of_their_own() -> None:
     parent = replace(NUMBERED, points=POINTS[:1], lines=LINES[:2], numbers=("k0", "k1", "k2"))
     for index in range(6):
-        child = mutate.mutated(parent, SEED, index, asked.DEFAULT)
+        child = mutate.mutated(parent, SEED, index, DEFAULT)
         assert len(set(child.numbers)) == len(child.numbers), line(child)
         assert all(generate.runs_at(child, point) for point in child.points), (SEED, index, line(child))
 

@@ -10,20 +10,10 @@ from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, both, cast, dim, loads, names, product, select, static, substitute
 from compiler.ir.index import simplify
 from compiler.ir.rewrite import replaced
-from compiler.ir.statement import Kernel, Store
+from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import (
-    Body,
-    Loops,
-    factors_from,
-    loops_along,
-    named,
-    ranges_of,
-    tile_along,
-    whole_lengths,
-)
-from compiler.passes.tile.pack import allocated
+from compiler.passes.tile.nests import Loops, factors_from, loops_along, named, ranges_of, tile_along, whole_lengths
 from compiler.schedule.steps import Cache, ScheduleError
 
 
@@ -74,13 +64,13 @@ def _makes(f: tile.For, names: set[str]) -> bool:
 
 def _filled(
     kernel: Kernel, step: Cache, factor: Expr, loops: Loops, around: Loops
-) -> tuple[Tensor, tuple[Expr, ...], Body]:
+) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
     """The tile, its index of one element of the factor, and what fills it."""
     ranges = ranges_of(around)
     long = whole_lengths(step, loops, ranges)
     if not step.how:
         return _computed(step, factor, long)
-    tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+    tensors = tile.tensors(kernel)
     found = steady(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()}, set(long))
     axes = box(found[0].index, long, tensors[found[0].buffer]) if found else None
     if found is None or axes is None or set(axes[0]) != set(long):
@@ -101,7 +91,7 @@ def _unless(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> til
     return source.replace(starts=(*source.starts[:far], start, *source.starts[far + 1 :]))
 
 
-def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], Body]:
+def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
     """One loop that goes through the tile in the order of memory, or one along each axis."""
     shape = tuple(map(dim, long.values()))
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
