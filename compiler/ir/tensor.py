@@ -218,6 +218,12 @@ def reach(t: Tensor) -> int | None:
     return 1 + sum((static(n) - 1) * static(s) for n, s in zip(t.shape, t.strides, strict=True))
 
 
+def span(t: Tensor) -> int:
+    """Elements from the first of a buffer to its last, at least one; raises SymbolicError where that is not known."""
+    far = [(static(n, f"the size of {t.name}") - 1) * static(by) for n, by in zip(t.shape, t.strides, strict=True)]
+    return max(1 + sum(far), 1)
+
+
 def verify_params(where: str, params: Iterable[Tensor], buffers: Mapping[str, Tensor]) -> None:
     """No parameter leaves the buffer that is called so; raises ValueError naming it."""
     for p in params:

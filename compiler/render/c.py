@@ -339,6 +339,12 @@ def comment(text: str) -> list[str]:
     return [f"// {line}".rstrip().rstrip("\\").rstrip() for line in text.splitlines()]
 
 
+def about(f: k.Function) -> list[str]:
+    """What a function computes and how it was scheduled, in comments above it."""
+    said = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
+    return comment(f"{f.name} {', '.join(said)}\n{f.schedule}") if said else []
+
+
 # ---- names
 
 

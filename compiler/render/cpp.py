@@ -131,9 +131,7 @@ def _function(
     params = _buffers(w, f.body, [p.name for p in f.params], set(f.writes))
     params += [f"long {names[s]}" for s in _sizes(f, program)]
     params += [_FAILED] * c.fails(f.body) + ["int threads"] * _threaded(f)
-    about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
-    head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
-    return [*w.before, *head, *c.filled(f"static void {name}(", params, ") {"), *lines, "}"]
+    return [*w.before, *c.about(f), *c.filled(f"static void {name}(", params, ") {"), *lines, "}"]
 
 
 def _buffers(w: Writer, body: tuple[k.Stmt, ...], buffers: Iterable[str], writes: set[str]) -> list[str]:

@@ -130,15 +130,13 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     params += [f"const long {spelled[s.name]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
     params += [f"int* __restrict__ {c.FAILED}"] * c.fails(f.body)
-    about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
-    head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
     threads = f.block[0] * f.block[1] * f.block[2]
     # Where registers are handed over, their number at entry must be fixed: by one block for each multiprocessor.
     hands = any(isinstance(n, k.Call) and n.function in _HANDING for s in f.body for n in s.walk())
     bounds = f"{threads}, 1" if hands else f"{threads}"
     cluster = f"MLC_CLUSTER({f.cluster}, 1, 1) " if f.cluster > 1 else ""
     start = f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}('
-    return [*head, *c.filled(start, params, ") {"), *lines, "}"]
+    return [*c.about(f), *c.filled(start, params, ") {"), *lines, "}"]
 
 
 # ---- expressions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -77,12 +77,14 @@ def local(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> lis
         return min(_distance(some[n].decisions, some[b].decisions) for b in best), n
 
     near = sorted(left, key=far)
+    return _picked(near if turn % 2 else left for turn in range(len(seen), len(seen) + count))
+
+
+def _picked(turns: Iterable[list[int]]) -> list[int]:
+    """From the list of each turn the first that no turn before it has picked."""
     chosen: list[int] = []
-    for turn in range(len(seen), len(seen) + count):
-        source = near if turn % 2 else left
-        pick = next((n for n in source if n not in chosen), None)
-        if pick is not None:
-            chosen.append(pick)
+    for source in turns:
+        chosen += [n for n in source if n not in chosen][:1]
     return chosen
 
 
@@ -96,13 +98,7 @@ def model(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> lis
     features = _features(some)
     predicted = _predicted(features, known, np.log([seen[n] for n in known]))
     ranked = sorted(left, key=lambda n: (predicted[n], n))
-    chosen: list[int] = []
-    for turn in range(len(seen), len(seen) + count):
-        source = left if turn % 4 == 0 else ranked
-        pick = next((n for n in source if n not in chosen), None)
-        if pick is not None:
-            chosen.append(pick)
-    return chosen
+    return _picked(ranked if turn % 4 else left for turn in range(len(seen), len(seen) + count))
 
 
 _FEWEST = 4  # times that a regression takes

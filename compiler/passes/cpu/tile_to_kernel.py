@@ -40,6 +40,7 @@ from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import span
 from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.lane_places import load_at, place, quotient
 from compiler.passes.cpu.remainders import first_time
@@ -108,11 +109,7 @@ class _Lowering:
             case tile.Alloc(tensor, _, _):
                 scope.buffers[tensor.name] = tensor
                 self.taken.add(tensor.name)
-                far = [
-                    (static(n, f"the size of {tensor.name}") - 1) * static(by)
-                    for n, by in zip(tensor.shape, tensor.strides, strict=True)
-                ]
-                return [k.Array(tensor.name, tensor.dtype, max(sum(far) + 1, 1), "local")]
+                return [k.Array(tensor.name, tensor.dtype, span(tensor), "local")]
             case tile.Copy():
                 return self.copy(s, scope)
             case tile.Mma():

@@ -49,7 +49,7 @@ def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) ->
     variables, offset = _variables(state, digits, inner, "row")
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, offset)
-    return _loops(variables, digits, sequence(state, f.body, inner))
+    return mma.loops(variables, digits, sequence(state, f.body, inner))
 
 
 def through_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
@@ -82,30 +82,22 @@ def _matrices_stored(
     pack = fragment.registers[0]
     inner = scope.inner(level="thread")
     parts = [Digit(pack.extent, pack.row, pack.column), *matrix]
-    own, others = ([Var(state.fresh("part")) for _ in some] for some in (parts, rest))
-    for d, var in zip((*parts, *rest), (*own, *others), strict=True):
-        inner.ranges[var.name] = (0, d.extent - 1)
+    own, others = (mma.parts(state, some, inner) for some in (parts, rest))
     row, column = mma.rows_by_lanes(state, fragment, matrix, count)
-    down: Expr = const(0)
-    across: Expr = const(0)
-    for d, var in zip(rest, others, strict=True):
-        down, across = down + var * d.row, across + var * d.column
+    down, across = mma.moved(const(0), const(0), rest, others)
     whole = tile.Slice(s.buffer, (const(0), const(0)), fragment.shape)
     to = mma.address(state, whole, row + down, column + across, inner)
-    register: Expr = const(0)
-    weight = 1
-    for d, var in zip(parts, own, strict=True):
-        down, across = down + var * d.row, across + var * d.column
-        register, weight = register + var * weight, weight * d.extent
+    down, across = mma.moved(down, across, parts, own)
+    register, weight = mma.numbered(parts, own)
     start = state.origin(fragment)
     inner.part = Part(fragment, axes[0], down, axes[1], across)
     inner.values[axes[0]] = simplify(start[0] + down, inner.ranges, index=True)
     inner.values[axes[1]] = simplify(start[1] + across, inner.ranges, index=True)
     near = state.fresh(f"{s.buffer}_near")
     made = sequence(state, values, inner)
-    made = _loops(list(own), parts, [*made, k.Store(near, register, lowered(state, s.value, inner))])
+    made = mma.loops(own, parts, [*made, k.Store(near, register, lowered(state, s.value, inner))])
     call = k.Call("mlc_stmatrix", (count,), (to, k.Address(near, const(0))), (to.buffer,))
-    return _loops(list(others), rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
+    return mma.loops(others, rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
 
 
 def _stores_down(f: tile.For, scope: Scope) -> bool:
@@ -141,7 +133,7 @@ def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Bod
     inner.values[columns.var] = simplify(column + aside, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, down + lane, columns.var, aside)
     made = wide(state, columns.body, inner, lane, count)
-    return _loops(variables, across, _loops(others, rest, made))
+    return mma.loops(variables, across, mma.loops(others, rest, made))
 
 
 def _neighbours(digits: list[Digit], axis: str) -> tuple[int, list[Digit]]:
@@ -186,7 +178,7 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
     inner.values[f.var] = simplify(start + at, inner.ranges, index=True)
     inner.part = Part(fragment, part.rows, part.row, f.var, at)
     made = wide(state, f.body, inner, lane, count) if count > 1 else sequence(state, f.body, inner)
-    return _loops(variables, rest, made)
+    return mma.loops(variables, rest, made)
 
 
 def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
@@ -208,7 +200,7 @@ def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
     variables, lane = place.at(vector, taken, rest)
     if not place.reads_side_by_side(lane, vector):
         raise ScheduleError(step, f"{vector} registers in a row are made of what does not lie side by side")
-    return _loops(variables, rest, wide(place.state, f.body, place.scope, lane, vector))
+    return mma.loops(variables, rest, wide(place.state, f.body, place.scope, lane, vector))
 
 
 def _first_registers(digits: list[Digit], count: int) -> tuple[list[Digit], list[Digit]]:
@@ -292,10 +284,3 @@ def _variables(state: Emission, digits: list[Digit], scope: Scope, axis: str) ->
         made.append(var)
         offset = offset + var * getattr(d, axis)
     return made, offset
-
-
-def _loops(variables: list[Expr], digits: list[Digit], body: Body) -> Body:
-    """Unrolled loops around a body, the fastest digit innermost."""
-    for var, d in zip(variables, digits, strict=True):
-        body = [k.unrolled(var, d.extent, *body)] if isinstance(var, Var) else body
-    return body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -95,19 +96,41 @@ def _by_matrices(
     count, matrix, rest = first(digits)
     row, column = rows_by_lanes(state, fragment, matrix, count)
     inner = scope.inner()
-    variables: list[tuple[Var, int]] = []
-    weight = count * WORD // state.facts.tiles[s.target.buffer].dtype.bytes
-    register: Expr = const(0)
-    for d in rest:
-        var = Var(state.fresh("part"))
-        inner.ranges[var.name] = (0, d.extent - 1)
-        row, column = row + var * d.row, column + var * d.column
-        register, weight = register + var * weight, weight * d.extent
-        variables.append((var, d.extent))
+    variables = parts(state, rest, inner)
+    row, column = moved(row, column, rest, variables)
+    register, _ = numbered(rest, variables, count * WORD // state.facts.tiles[s.target.buffer].dtype.bytes)
     source = address(state, s.source, row, column, inner)
     function = "mlc_ldmatrix_transposed" if transposed else "mlc_ldmatrix"
-    body: Body = [k.Call(function, (count,), (k.Address(array, register), source), (array,))]
-    return _unrolled(variables, body)
+    return loops(variables, rest, [k.Call(function, (count,), (k.Address(array, register), source), (array,))])
+
+
+def parts(state: Emission, digits: Sequence[Digit], scope: Scope) -> list[Var]:
+    """A variable for each digit."""
+    made = [Var(state.fresh("part")) for _ in digits]
+    scope.ranges.update((var.name, (0, d.extent - 1)) for var, d in zip(made, digits, strict=True))
+    return made
+
+
+def moved(row: Expr, column: Expr, digits: Sequence[Digit], values: Sequence[Var]) -> tuple[Expr, Expr]:
+    """A place in a tile, as far on as digits of these values say."""
+    for d, value in zip(digits, values, strict=True):
+        row, column = row + value * d.row, column + value * d.column
+    return row, column
+
+
+def numbered(digits: Sequence[Digit], values: Sequence[Var], weight: int = 1) -> tuple[Expr, int]:
+    """The register that digits of these values name if the first one counts so much, and how many there are."""
+    register: Expr = const(0)
+    for d, value in zip(digits, values, strict=True):
+        register, weight = register + value * weight, weight * d.extent
+    return register, weight
+
+
+def loops(variables: Sequence[Expr], digits: Sequence[Digit], body: Body) -> Body:
+    """Unrolled loops around a body, the fastest digit innermost."""
+    for var, d in zip(variables, digits, strict=True):
+        body = [k.unrolled(var, d.extent, *body)] if isinstance(var, Var) else body
+    return body
 
 
 def rows_by_lanes(state: Emission, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
@@ -151,38 +174,33 @@ def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, sco
     """Each thread loads its own elements, neighbours in memory at once."""
     row, column = state.origin(fragment)
     inner = scope.inner()
-    variables: list[tuple[Var, int]] = []
+    dtype = state.facts.tiles[s.target.buffer].dtype
+    variables: list[Var] = []
+    digits: list[Digit] = []
     register: Expr = const(0)
     weight = count = 1
     lane = Var(state.fresh("near"))
     for d in fragment.registers:
-        if (
-            d.column == count
-            and not d.row
-            and count * d.extent * state.facts.tiles[s.target.buffer].dtype.bytes <= WIDEST
-        ):
+        if d.column == count and not d.row and count * d.extent * dtype.bytes <= WIDEST:
             # A digit of the place among neighbours, at this weight among the registers.
             register = register + lane // count % d.extent * weight
             count *= d.extent
         else:
-            var = Var(state.fresh("part"))
-            inner.ranges[var.name] = (0, d.extent - 1)
-            row, column = row + var * d.row, column + var * d.column
-            register = register + var * weight
-            variables.append((var, d.extent))
+            digits.append(d)
+            variables += parts(state, [d], inner)
+            register = register + variables[-1] * weight
         weight *= d.extent
     inner.ranges[lane.name] = (0, count - 1)
-    source = address(state, s.source, row, column, inner)
-    dtype = state.facts.tiles[s.target.buffer].dtype
+    source = address(state, s.source, *moved(row, column, digits, variables), inner)
     place = simplify(register, inner.ranges, index=True)
     if count == 1:
         value = Load(source.buffer, (source.index,), dtype)
-        return _unrolled(variables, [k.Store(array, place, value)])
+        return loops(variables, digits, [k.Store(array, place, value)])
     near = state.fresh(f"{s.source.buffer}_near")
     load = k.Call("mlc_load", (count,), (k.Address(near, const(0)), source), (near,))
     put = k.Store(array, place, Load(near, (lane,), dtype))
     dealt = k.unrolled(lane, count, put)
-    return _unrolled(variables, [k.Array(near, dtype, count, "local", 16), load, dealt])
+    return loops(variables, digits, [k.Array(near, dtype, count, "local", 16), load, dealt])
 
 
 def address(state: Emission, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
@@ -192,9 +210,3 @@ def address(state: Emission, s: tile.Slice, row: Expr, column: Expr, scope: Scop
     index = tuple(e + next(local) if n else e for e, n in zip(starts, s.lengths, strict=True))
     held = state.shared[s.buffer]
     return k.Address(held.array, offset_in(state, held, index, scope))
-
-
-def _unrolled(variables: list[tuple[Var, int]], body: Body) -> Body:
-    for var, extent in variables:
-        body = [k.unrolled(var, extent, *body)]
-    return body

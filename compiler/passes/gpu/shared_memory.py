@@ -10,7 +10,7 @@ from compiler.analysis.copies import panel
 from compiler.ir.expr import Const, Expr, const, op, static
 from compiler.ir.index import Ranges, simplify, value_range
 from compiler.ir.linear import Linear, from_linear, linear
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, span
 from compiler.targets.layout import swizzle_mask
 
 PIECE = 16  # bytes that a swizzle moves together
@@ -50,12 +50,6 @@ class SharedTile:
 def alignment(swizzle: int) -> int:
     """Bytes at whose multiples a tile must begin: the copy engine asks for 128, a swizzle for 8 rows of it."""
     return max(128, 8 * swizzle)
-
-
-def span(t: Tensor) -> int:
-    """Elements from the first of a buffer to its last; raises ValueError for a shape that is not known."""
-    far = [(static(n, f"the size of {t.name}") - 1) * static(by) for n, by in zip(t.shape, t.strides, strict=True)]
-    return max(1 + sum(far), 1)
 
 
 def size_of(tensor: Tensor, swizzle: int) -> int:

@@ -16,7 +16,7 @@ from compiler.ir.index import value_range
 from compiler.ir.launches import is_bound
 from compiler.ir.roles import Arrive, One, RingStmt
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, span
 from compiler.passes.gpu import (
     barriers,
     block_groups,
@@ -28,7 +28,6 @@ from compiler.passes.gpu import (
     pipelines,
     role_blocks,
     role_protocol,
-    shared_memory,
     vectorize,
     votes,
     wgmma,
@@ -197,7 +196,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
         return [k.Array(array, tensor.dtype, state.facts.fragments[tensor.name].count, "local", 16)]
     if scope.level == "thread":
         scope.local |= {tensor.name}
-        return [k.Array(tensor.name, tensor.dtype, shared_memory.span(tensor), "local", 16)]
+        return [k.Array(tensor.name, tensor.dtype, span(tensor), "local", 16)]
     if s.space == "shared" and scope.level == "block":
         state.allocate(s, s.slots)
         return []

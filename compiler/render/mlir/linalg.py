@@ -16,7 +16,7 @@ from compiler.ir.linear import linear
 from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations, shape
 from compiler.render.mlir import scalar
 from compiler.render.mlir.scalar import INVALID, Scope, as_index, lower
-from compiler.render.mlir.text import Block, Value, Values, element, tensor_type
+from compiler.render.mlir.text import Block, Value, Values, element, function, tensor_type
 
 Indices = Mapping[str, Value]
 Inside = Callable[[Block, Indices, Value], Value]
@@ -56,11 +56,8 @@ def render(program: Program) -> str:
         known.shapes[e.name] = shape(e)
     results = [tensors[t.name] for t in program.outputs]
     b.do("func.return", results)
-    given = ", ".join(f"{v.name}: {v.type}" for v in arguments)
-    head = f"func.func @{program.name}({given}) -> ({', '.join(v.type for v in results)}) {{"
-    text = [head, *(f"  {line}" for line in b.lines), "}"]
-    text += [line for name, line in DECLARED.items() if any(f"@{name}" in x for x in b.lines)]
-    return "\n".join(text) + "\n"
+    declared = [line for name, line in DECLARED.items() if any(f"@{name}" in x for x in b.lines)]
+    return function(program.name, arguments, results, b, *declared)
 
 
 def typed(dtype: DType, shape: Iterable[Expr]) -> str:

@@ -36,6 +36,13 @@ def element(dtype: DType) -> str:
     return _TYPES.get(dtype.name, dtype.name)
 
 
+def function(name: str, arguments: Values, results: Values, b: Block, *declared: str) -> str:
+    """The text of a function with the block as its body, and of what is declared behind it."""
+    head = ", ".join(f"{v.name}: {v.type}" for v in arguments)
+    text = f"func.func @{name}({head}) -> ({', '.join(v.type for v in results)}) {{"
+    return "\n".join([text, *(f"  {line}" for line in b.lines), "}", *declared, ""])
+
+
 def tensor_type(dtype: DType, shape: Iterable[int | str]) -> str:
     """
     >>> from compiler.ir.dtype import boolean

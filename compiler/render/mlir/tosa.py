@@ -17,7 +17,7 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var, con
 from compiler.ir.linear import factors_of, linear
 from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, equations
 from compiler.ir.text import show_size
-from compiler.render.mlir.text import Block, Value, literal, tensor_type
+from compiler.render.mlir.text import Block, Value, function, literal, tensor_type
 
 Shape = tuple[int, ...]
 LONGEST = 1 << 14  # of an axis whose indices are written down
@@ -112,15 +112,13 @@ def render(program: Program) -> str:
     for t in program.inputs:
         shape = tuple(static(n) for n in t.shape)
         tensors[t.name] = Array(Value(f"%{t.name}", tensor_type(_allowed(t.name, t.dtype), shape)), shape, t.dtype)
-    given = [x.value for x in tensors.values()]
+    arguments = [x.value for x in tensors.values()]
     for e in equations(program):
         _allowed(e.name, e.dtype)
         tensors[e.name] = _define(e, b, tensors)
     results = [tensors[t.name].value for t in program.outputs]
     b.do("func.return", results)
-    head = ", ".join(f"{v.name}: {v.type}" for v in given)
-    text = f"func.func @{program.name}({head}) -> ({', '.join(v.type for v in results)}) {{"
-    return "\n".join([text, *(f"  {line}" for line in b.lines), "}", ""])
+    return function(program.name, arguments, results, b)
 
 
 def _refused(what: Sequence[str], why: str) -> Unsupported:

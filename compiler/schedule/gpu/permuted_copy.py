@@ -64,13 +64,8 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
         made: list[Step] = []
         name = naming.collapse(step.into, made)
         around, within = naming.pieces(name)
-        lanes = (("threads", THREADS),)
-        return [
-            *made,
-            Split(name, TURNS * THREADS, (around, within)),
-            Bind(around, "blocks"),
-            Bind(within, "lanes", lanes),
-        ]
+        made += [Split(name, TURNS * THREADS, (around, within)), Bind(around, "blocks")]
+        return [*made, Bind(within, "lanes", (("threads", THREADS),))]
     sizes = [static(length(step, t, d)) for d in range(len(t.shape))]
     every = step.every or (1,) * len(sizes)
     loop = dict(zip(step.order, step.into, strict=True))

@@ -25,6 +25,7 @@ from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, ways
 from compiler.schedule.gpu.tiles import Tiling
+from compiler.schedule.space.gpu.plan import lanes
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import (
     Bind,
@@ -281,14 +282,14 @@ class MatmulPlan:
             row = own
         each = row + column
         add(Collapse(row, column, each))
-        lanes = (("threads", t.threads), *((("vector", NEIGHBOURS),) if whole else ()))
+        bound = lanes(t.threads, NEIGHBOURS if whole else 1)
         if whole:
             # All that a thread adds up is asked for before it stores any.
             nests = Distribute(made.total, (each,), (each,), "registers")
             add(nests)
             add(Reorder((again, each)))
-            self.steps += [Bind(x, "lanes", lanes) for x in (*nests.first, *nests.last)]
-        self.steps += [Bind(each, "lanes", lanes), Bind(again, "unroll")]
+            self.steps += [Bind(x, "lanes", bound) for x in (*nests.first, *nests.last)]
+        self.steps += [Bind(each, "lanes", bound), Bind(again, "unroll")]
         return [part]
 
     def steps_of_sum(self, nests: Distribute) -> list[tuple[str, ...]]:
@@ -376,8 +377,7 @@ class MatmulPlan:
         add(halves)
         (_, _, *left), (_, _, row, column) = halves.halves
         self.spread(tuple(left))
-        lanes = (("threads", PREPARING * WARP),)
-        self.steps += [Bind(row, "lanes", lanes), Bind(column, "lanes", (("vector", 4),))]
+        self.steps += [Bind(row, "lanes", lanes(PREPARING * WARP, 1)), Bind(column, "lanes", (("vector", 4),))]
         self.tensorize(halves.small, halves.cross, nest)
 
     def tensorize(self, *nests: tuple[str, ...]) -> None:
@@ -401,8 +401,7 @@ class MatmulPlan:
         if not how:
             along = own.size if x.order[1] == "own" else self.p.k.size  # neighbours are all within it or all behind
             vector = x.side if along % x.side == 0 and loops[1][1] % x.side == 0 else 1
-            lanes = (("threads", self.t.threads), *((("vector", vector),) if vector > 1 else ()))
-            self.steps.append(Bind(into, "lanes", lanes))
+            self.steps.append(Bind(into, "lanes", lanes(self.t.threads, vector)))
         return name
 
 

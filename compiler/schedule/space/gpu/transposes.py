@@ -19,10 +19,10 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.endings import numbered
+from compiler.schedule.space.gpu.plan import THREADS, lanes
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
 
-THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
 LEAST = 16  # a shorter side of a tile is less than a line of memory
 MOST = 64
@@ -82,16 +82,10 @@ def _steps(
     steps += [Bind(name, "blocks") for name in naming.grid(outer, steps)]
     for b, bytes_ in zip(buffers, sizes, strict=True):
         row, column = numbered(f"{b}_tile_at", 2)
-        steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", _lanes(first, WIDEST // bytes_))]
+        vector = math.gcd(first, WIDEST // bytes_)
+        steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", lanes(THREADS, vector))]
     each = "".join(last)
-    steps += [Collapse(*last, each), Bind(each, "lanes", _lanes(second, WIDEST // stored))]
-    return steps
-
-
-def _lanes(side: int, vector: int) -> tuple[tuple[str, int], ...]:
-    while side % vector:
-        vector //= 2
-    return (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
+    return [*steps, Collapse(*last, each), Bind(each, "lanes", lanes(THREADS, math.gcd(second, WIDEST // stored)))]
 
 
 def _sides(f: loop.For, vector: int) -> list[int]:
