@@ -121,9 +121,7 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
             raise _error(spec, f"every pair of values in some row takes {least} rows or more; use shorter lists")
         chosen = [choice(row) for row in pairwise(counts, valid)]
     _check_used(spec, chosen)
-    first, rest = {None: ("smoke", "full"), "smoke": ("smoke", "smoke")}.get(
-        spec.tier, (spec.tier or "", spec.tier or "")
-    )
+    first, rest = (spec.tier, spec.tier) if spec.tier else ("smoke", "full")
     leading = {id(row) for row in {row["dtype"]: row for row in reversed(chosen)}.values()}  # the first of each dtype
     yield from ((first if id(row) in leading else rest, row) for row in chosen)
     yield from ((rest, _with_zero(spec, name, chosen)) for name in spec.zero if chosen)
@@ -154,9 +152,8 @@ def _check_used(spec: CaseSpec, chosen: list[Choice]) -> None:
     if spec.where is None and chosen:
         for key, values in _tail(spec).items():
             if lost := [value for value in values if all(row[key] != value for row in chosen)]:
-                raise _error(
-                    spec, f"{key} {quoted(lost)} fits no row: no argument has the rank or the element type for it"
-                )
+                why = f"{key} {quoted(lost)} fits no row: no argument has the rank or the element type for it"
+                raise _error(spec, why)
 
 
 def _enlarged(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Arg, ...]]]:
@@ -201,12 +198,8 @@ def _with_zero(spec: CaseSpec, name: str, chosen: list[Choice]) -> Choice:
     emptied = ({**row, name: 0} for row in chosen)
     found = next((row for row in emptied if _valid(spec, row)), None)
     if found is None:
-        raise _error(
-            spec,
-            f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out",
-            "dims",
-            "zero",
-        )
+        why = f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out"
+        raise _error(spec, why, "dims", "zero")
     return found
 
 
@@ -256,17 +249,13 @@ def _shape(spec: CaseSpec, arg: ArgSpec, scope: Mapping[str, Value]) -> tuple[in
     what = _shown(at)
     sizes = _number(spec, at, arg.shape, scope) if isinstance(arg.shape, str) else arg.shape
     if not isinstance(sizes, tuple):
-        raise _error(
-            spec, f"{what} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes", *at
-        )
+        why = f"{what} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes"
+        raise _error(spec, why, *at)
     shape = tuple(_number(spec, at, size, scope) for size in sizes)
     if wrong := [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 0]:
         named = {key: scope[key] for key in spec.dims}
-        raise _error(
-            spec,
-            f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)",
-            *at,
-        )
+        why = f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)"
+        raise _error(spec, why, *at)
     return shape
 
 
@@ -275,9 +264,8 @@ def _axes(spec: CaseSpec, arg: ArgSpec, rank: int) -> tuple[str, ...]:
     if not spec.dynamic:
         return ()
     if isinstance(arg.shape, str):
-        raise _error(
-            spec, f"args.{arg.name}: a shape in a dynamic case is a list of sizes, not one string", "args", arg.name
-        )
+        why = f"args.{arg.name}: a shape in a dynamic case is a list of sizes, not one string"
+        raise _error(spec, why, "args", arg.name)
     names = {name: 2 for name in spec.dynamic}
     known = {**spec.consts, **dict.fromkeys((*spec.dims, *spec.params), 2), **names}
     texts = [s if isinstance(s, str) else "" for s in arg.shape]
@@ -301,13 +289,8 @@ def _dynamic(spec: CaseSpec, choice: Choice) -> Dynamic | None:
 def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
     name = choice["dtype"] if arg.dtype is None else choice.get(arg.dtype, spec.consts.get(arg.dtype, arg.dtype))
     if name not in DTYPES:
-        raise _error(
-            spec,
-            f"args.{arg.name}: {name!r} is not a dtype; the dtypes are {quoted(DTYPES)}",
-            "args",
-            arg.name,
-            "dtype",
-        )
+        why = f"args.{arg.name}: {name!r} is not a dtype; the dtypes are {quoted(DTYPES)}"
+        raise _error(spec, why, "args", arg.name, "dtype")
     return str(name)
 
 
@@ -342,9 +325,8 @@ def _number(spec: CaseSpec, keys: Keys, value: Value, scope: Mapping[str, Value]
 def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
     args, targets = _arguments(spec, choice), _targets(spec, choice)
     if args is None:
-        raise _error(
-            spec, f"the row {dict(choice)} has no argument for its layout, or inputs that do not suit its dtype"
-        )
+        why = f"the row {dict(choice)} has no argument for its layout, or inputs that do not suit its dtype"
+        raise _error(spec, why)
     tail = (choice["dtype"], choice["layout"], choice["inputs"])
     dims = {name: choice[name] for name in spec.dims}
     params = {name: choice[name] for name in spec.params}
@@ -411,9 +393,8 @@ def _family(spec: CaseSpec, choice: Choice) -> str:
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in known:
-            raise _error(
-                spec, f"family {spec.family!r} names {found[1]!r}, no dim or param; known are {quoted(known)}", "family"
-            )
+            why = f"family {spec.family!r} names {found[1]!r}, no dim or param; known are {quoted(known)}"
+            raise _error(spec, why, "family")
         return known[found[1]]
 
     return re.sub(r"\{(\w+)\}", value, spec.family or spec.suite)

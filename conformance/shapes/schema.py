@@ -1,7 +1,7 @@
 """Parsed TOML in, checked case specifications out; whatever the format does not know is an error at its line."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from conformance.shapes.scope import check_names
 from conformance.shapes.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.shapes.toml_values import (
     Place,
+    among,
     any_table,
     flag,
     is_kind,
@@ -49,7 +50,9 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
     if not all(isinstance(x, list) for x in (entries, tables, whole)) or not entries + tables + whole:
         place.at("case").fail("there is no [[case]]; add one")
     cases: dict[str, CaseSpec] = {}
-    for here, entry in (*_entries(place, entries), *_composed(place, tables, defaults, tier), *_models(place, whole)):
+    written = _listed(place, "case", entries, lambda here, entry: [keyed(here, entry, "a case")])
+    composed = _listed(place, "compose", tables, lambda here, table: compose.cases(here, table, defaults, tier))
+    for here, entry in (*written, *composed, *_listed(place, "model", whole, models.cases)):
         own = {**defaults, **entry}
         if isinstance(own.get("perf"), dict):
             own["perf"] = {**timed, **own["perf"]}
@@ -59,28 +62,13 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
     return ShapeFile(path, Path(path).stem, tuple(cases.values()))
 
 
-def _entries(place: Place, entries: list[Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    for index, entry in enumerate(entries):
-        here = place.at("case", index)
-        yield here, keyed(here, entry, "a case")
-
-
-def _composed(
-    place: Place, tables: list[Any], defaults: Mapping[str, Any], tier: str
-) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """The cases of compose tables; what is wrong with one of them is said at its table."""
+def _listed(
+    place: Place, kind: str, tables: list[Any], cases: Callable[[Place, Any], Iterable[dict[str, Any]]]
+) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The cases of all tables of a kind; what is wrong with one of them is said at its table."""
     for index, table in enumerate(tables):
-        here = place.at("compose", index)
-        for case in compose.cases(here, table, defaults, tier):
-            yield here, case
-
-
-def _models(place: Place, tables: list[Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """The cases of models; what is wrong with one of them is said at its table."""
-    for index, table in enumerate(tables):
-        here = place.at("model", index)
-        for case in models.cases(here, table):
-            yield here, case
+        here = place.at(kind, index)
+        yield from ((here, case) for case in cases(here, table))
 
 
 def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:
@@ -181,10 +169,7 @@ def _grad(place: Place, value: Any, args: tuple[ArgSpec, ...]) -> tuple[str, ...
         return tuple(arg.name for arg in args if value and not arg.constant)
     names = strings(place, value, "names of args, or true for all", some=True)
     free = [arg.name for arg in args if not arg.constant]
-    for name in names:
-        if name not in free:
-            place.fail(f"{name!r} is not an argument, or is a weight;{nearest(name, free)}")
-    return names
+    return tuple(among(place, name, free, "an argument, or is a weight") for name in names)
 
 
 def _expr(place: Place, data: Mapping[str, Any], args: tuple[ArgSpec, ...]) -> str:
@@ -267,8 +252,7 @@ def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Ma
     ranges = {}
     for key, value in any_table(place, data):
         here = place.at(key)
-        if key not in dims:
-            here.fail(f"{key!r} is not a dim;{nearest(key, dims)}")
+        among(here, key, dims, "a dim")
         table = keyed(here, value, "a dynamic dim")
         low, high = table.get("min", 2), table.get("max")
         if not is_kind(low, (int,)) or low < 1 or not (high is None or (is_kind(high, (int,)) and high > low)):
@@ -293,13 +277,9 @@ def _distributions(place: Place, data: Any) -> Mapping[str, Mapping[str, Value]]
 
 def _distribution(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
     if isinstance(value, str):
-        if value not in known:
-            place.fail(f"{value!r} is not a distribution;{nearest(value, known)}")
-        value = known[value]
+        value = known[among(place, value, known, "a distribution")]
     table = dict(any_table(place, value))
-    kind = str(table.get("kind"))
-    if kind not in OPTIONS:
-        place.fail(f"{kind!r} is not a kind of distribution;{nearest(kind, OPTIONS)}")
+    kind = among(place, str(table.get("kind")), OPTIONS, "a kind of distribution")
     options = OPTIONS[kind]
     for key in table.keys() - {"kind"} - options.keys():
         place.at(key).fail(f"{kind!r} has no option {key!r};{nearest(key, options)}")
@@ -369,8 +349,7 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
     ]
     layout = _layouts(place.at("layout"), [table.get("layout", spec.layouts[0])])[0]
     inputs = text(place.at("inputs"), table.get("inputs", next(iter(spec.inputs))), "`inputs` is one distribution")
-    if inputs not in spec.inputs:
-        place.at("inputs").fail(f"{inputs!r} is not among the case's inputs;{nearest(inputs, spec.inputs)}")
+    among(place.at("inputs"), inputs, spec.inputs, "among the case's inputs")
     budget = {
         target: keyed(place.at("budget", _target(place.at("budget"), target)), limits, "a budget")
         for target, limits in any_table(place.at("budget"), table.get("budget", {}))
@@ -389,8 +368,7 @@ def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
     around = dict(any_table(place.at("around"), table.get("around", {})))
     for key, steps in around.items():
         here = place.at("around", key)
-        if key not in spec.dims:
-            here.fail(f"{key!r} is not a dim;{nearest(key, spec.dims)}")
+        among(here, key, spec.dims, "a dim")
         if not isinstance(steps, list) or not steps or not all(is_kind(step, (int,)) for step in steps):
             here.fail(f"a list of whole numbers to add to {key} is needed, such as [-1, 0, 1], not {steps!r}")
     targets = _targets(place.at("targets"), table.get("targets", list(spec.targets)))
@@ -405,8 +383,7 @@ def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple
         return dict.fromkeys(spec.targets, listed)
     kinds = {key: _dtypes(place.at(key), item) for key, item in value.items()}
     for key in kinds:
-        if key not in (*KINDS, "*"):
-            place.at(key).fail(f"{key!r} is not a kind of target;{nearest(key, (*KINDS, '*'))}")
+        among(place.at(key), key, (*KINDS, "*"), "a kind of target")
     targets = [target for t in spec.targets for target in (KINDS if t == "*" else (t,))]
     for target in targets:
         if kind_of(target) not in kinds and "*" not in kinds:
@@ -419,8 +396,7 @@ def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple
 def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -> PerfRow:
     values = {key: value for key, value in row.items() if key != "tier"}
     for key, value in values.items():
-        if key not in (*spec.dims, *spec.params):
-            place.at(key).fail(f"{key!r} is not a dim or param;{nearest(key, (*spec.dims, *spec.params))}")
+        among(place.at(key), key, (*spec.dims, *spec.params), "a dim or param")
         if key in spec.dims and not (is_kind(value, (int,)) and value >= 0):
             place.at(key).fail(f"{value!r} is not a size; sizes are ints of at least 0")
     own = word(place, row, "tier", TIERS)
@@ -444,11 +420,7 @@ def _layouts(place: Place, value: Any) -> tuple[str, ...]:
 
 
 def _dtypes(place: Place, value: Any) -> tuple[str, ...]:
-    dtypes = strings(place, value, "dtypes", some=True)
-    for dtype in dtypes:
-        if dtype not in DTYPES:
-            place.fail(f"{dtype!r} is not a dtype;{nearest(dtype, DTYPES)}")
-    return dtypes
+    return tuple(among(place, name, DTYPES, "a dtype") for name in strings(place, value, "dtypes", some=True))
 
 
 def _targets(place: Place, value: Any) -> tuple[str, ...]:

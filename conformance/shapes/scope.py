@@ -6,7 +6,7 @@ from collections.abc import Collection
 from conformance.shapes.cases import DTYPES
 from conformance.shapes.expressions import FUNCTIONS, RESERVED, ExpressionError, formula, names_in_program
 from conformance.shapes.specs import CaseSpec
-from conformance.shapes.toml_values import Place, nearest
+from conformance.shapes.toml_values import Place, among, nearest
 
 _ROW_NAMES = frozenset({"layout", "inputs", "target", "tier"})
 
@@ -20,13 +20,11 @@ def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> Non
             _check_name(place.at(group, name), name, group, owner)
     for key, listed in (("constants", constants), ("mutates", spec.mutates)):
         for name in listed:
-            if name not in groups["args"]:
-                place.at(key).fail(f"{name!r} is not an argument;{nearest(name, groups['args'])}")
+            among(place.at(key), name, groups["args"], "an argument")
     if both := [name for name in spec.mutates if name in constants]:
         place.at("mutates").fail(f"{both[0]!r} is a weight; a program that writes to its weights cannot be checked")
     for name in spec.zero:
-        if name not in spec.dims:
-            place.at("dims", "zero").fail(f"{name!r} is not a dim;{nearest(name, spec.dims)}")
+        among(place.at("dims", "zero"), name, spec.dims, "a dim")
     values = {*spec.dims, *spec.params, *spec.consts}
     used = set(_formula_names(place, spec, values))
     try:
@@ -77,9 +75,8 @@ def _formula_names(place: Place, spec: CaseSpec, values: Collection[str]) -> set
                 check(here.at(key), option, values)
         if arg.dtype is not None and arg.dtype not in DTYPES:
             if arg.dtype not in {*spec.params, *spec.consts}:
-                here.at("dtype").fail(
-                    f"{arg.dtype!r} is neither a dtype nor a param;{nearest(arg.dtype, (*DTYPES, *spec.params))}"
-                )
+                near = nearest(arg.dtype, (*DTYPES, *spec.params))
+                here.at("dtype").fail(f"{arg.dtype!r} is neither a dtype nor a param;{near}")
             found.add(arg.dtype)
     for options in spec.inputs.values():
         for key, option in options.items():

@@ -155,6 +155,13 @@ def word(place: Place, table: Mapping[str, Any], key: str, known: Collection[str
     return value
 
 
+def among(place: Place, name: str, known: Collection[str], what: str) -> str:
+    """A name that is known as such."""
+    if name not in known:
+        place.fail(f"{name!r} is not {what};{nearest(name, known)}")
+    return name
+
+
 def text(place: Place, value: Any, message: str) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value.strip():
