@@ -50,21 +50,8 @@ FORMULAS = 8  # times the roundings of this program that another formula for the
 
 # Operations that never round, and operations that round correctly: what fits their type is not changed by them.
 EXACT = (
-    "neg",
-    "abs",
-    "sign",
-    "min",
-    "max",
-    "where",
-    "floor",
-    "ceil",
-    "trunc",
-    "round",
-    "tf32",
-    "rem",
-    "isnan",
-    "signbit",
-)
+    "neg", "abs", "sign", "min", "max", "where", "floor", "ceil", "trunc", "round", "tf32", "rem", "isnan", "signbit",
+)  # fmt: skip
 CORRECT = ("add", "sub", "mul", "div", "fma", "sqrt")
 _PERIODIC = ("mod", "rem")
 _POLES = ("div", "floordiv", "mod", "rem")

@@ -34,16 +34,9 @@ PRELUDE = f"#define FUNCTIONS {' '.join(_FUNCTIONS)}\n" + (Path(__file__).parent
     encoding="utf-8"
 )
 FLAGS = (
-    "-O1",
-    "-std=c++17",
-    "-fwrapv",
-    "-ffp-contract=off",
-    "-fno-exceptions",
-    "-shared",
-    "-fPIC",
-    *build.SOUND,
+    "-O1", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-exceptions", "-shared", "-fPIC", *build.SOUND,
     *build.LIBRARIES,
-)
+)  # fmt: skip
 
 
 def run(program: Program, arrays: Sequence[Array], cache: Path | None = None) -> tuple[Array, ...]:

@@ -25,14 +25,9 @@ FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidde
 
 # In the order in which launcher.c keeps them.
 READERS = (
-    "aoti_torch_get_device_type",
-    "aoti_torch_get_layout",
-    "aoti_torch_get_dtype",
-    "aoti_torch_get_dim",
-    "aoti_torch_get_sizes",
-    "aoti_torch_get_strides",
-    "aoti_torch_get_data_ptr",
-)
+    "aoti_torch_get_device_type", "aoti_torch_get_layout", "aoti_torch_get_dtype", "aoti_torch_get_dim",
+    "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_data_ptr",
+)  # fmt: skip
 MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
 # PyObject* THPVariable_Wrap(const at::TensorBase&), as C++ compilers spell it: newer torches give its address too.
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"

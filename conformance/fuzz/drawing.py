@@ -42,6 +42,12 @@ class NotFitting(Exception):
     """No value of the program can stand where one is wanted: another call is drawn."""
 
 
+def require(fits: object) -> None:
+    """Raise NotFitting unless what is drawn fits."""
+    if not fits:
+        raise NotFitting
+
+
 # What a call raises that cannot be drawn: of sizes that do not fit, and of eager, which refuses it.
 REFUSED = (
     NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError, AssertionError,
@@ -105,8 +111,7 @@ class Drawing:
 
     def up_to(self, low: int, high: int) -> int:
         """A number between these, both included."""
-        if high < low:
-            raise NotFitting
+        require(high >= low)
         return self.rng.randint(low, high)
 
     def chance(self, share: float) -> bool:
@@ -138,8 +143,7 @@ class Drawing:
         found = self._some(lambda x: x.dim() == rank and x.is_floating_point())
         if found is not None:
             return self._take(found)
-        if self.chance(0.5):
-            raise NotFitting
+        require(not self.chance(0.5))
         sides = SIDES if rank < 5 else EDGES
         sizes = [self.among(1, 2, 3), self.among(1, 2, 3, 4, 8), *(self.among(*sides) for _ in range(rank - 2))]
         return self._argument(sizes, self.dtype if self.dtype in FLOATS else "f32", None)
@@ -192,8 +196,7 @@ class Drawing:
 
     def indices(self, below: int, *shape: int, unique_along: int | None = None) -> str:
         """A new argument of indices below a number, along an axis each but once if asked."""
-        if below < 1:
-            raise NotFitting
+        require(below >= 1)
         options: dict[str, object] = {"kind": "index", "below": self._least(below)}
         if unique_along is not None:
             options["unique_along"] = unique_along
@@ -223,13 +226,11 @@ class Drawing:
 
     def again(self) -> tuple[Any, str]:
         """The row and text of a call that was made before, now of its own result, as layers follow each other."""
-        if not self.made:
-            raise NotFitting
+        require(self.made)
         once = self.rng.choice(self.made)
         first, *others = once.operands
         before, now = self.values[first].eager, self.values[once.result].eager
-        if (before.shape, before.dtype) != (now.shape, now.dtype):
-            raise NotFitting
+        require((before.shape, before.dtype) == (now.shape, now.dtype))
         for name in (once.result, *others):
             self._take(self.values[name])
         return once.row, re.sub(rf"\b{first}\b", once.result, once.text)
@@ -300,8 +301,7 @@ class Drawing:
 
     def _argument(self, shape: Iterable[int], dtype: str, drawn: Mapping[str, object] | None) -> str:
         sizes = tuple(shape)
-        if len(self.args) + len(self.new) >= 8 or torch.Size(sizes).numel() > self.most:
-            raise NotFitting
+        require(len(self.args) + len(self.new) < 8 and torch.Size(sizes).numel() <= self.most)
         whole = self.integers or dtype not in FLOATS
         if drawn is None and self.specials and dtype != "bool" and self.chance(0.6):
             drawn, whole = {"kind": "choice", "values": self._special(dtype)}, dtype not in FLOATS

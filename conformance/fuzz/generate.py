@@ -30,6 +30,7 @@ from conformance.fuzz.drawing import (
     Value,
     is_large,
     overlaps,
+    require,
 )
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import Point, Program, function, given, needs, number
@@ -120,8 +121,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     with runs.in_f64():
         right = _tensors(eval(text, shadow))
     names = [f"t{n}"] if len(made) == 1 else [f"t{n}{letter}" for letter in "abc"[: len(made)]]
-    if len(names) != len(made) or not _defined(d, text):
-        raise NotFitting
+    require(len(names) == len(made) and _defined(d, text))
     values = [_value(name, x, y, row, d) for name, x, y in zip(names, made, right, strict=True)]
     if len(names) == 1 and d.operands:
         d.made = [m for m in d.made if m.row is not row or m.result != d.first.name]  # what is next follows the last
@@ -153,15 +153,13 @@ def _refuse_larger(d: Drawing, text: str) -> None:
         made = _tensors(inputs.traced(call, [v.eager.detach() for v in every]))
     finally:
         logging.disable(logging.NOTSET)
-    if any(x.numel() > d.most for x in made):
-        raise NotFitting
+    require(not any(x.numel() > d.most for x in made))
 
 
 def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     """The line of a statement that writes: since it cannot be taken back, all lines run anew with it at their end."""
     target = d.first
-    if overlaps(target.eager):  # what PyTorch makes of a write to such a tensor differs even from itself
-        raise NotFitting
+    require(not overlaps(target.eager))  # what PyTorch makes of a write to such a tensor differs even from itself
     storage = target.eager.untyped_storage().data_ptr()
     flags = _flags(row, d.operands)
     names = [v.name for v in d.values.values() if v.eager.untyped_storage().data_ptr() == storage]
@@ -198,8 +196,7 @@ def _flags(row: Row, operands: Sequence[Value]) -> tuple[bool, bool]:
     exact, whole = all(v.exact for v in operands), all(v.whole for v in operands)
     match row.exactness:
         case operations.JUMP:
-            if not exact:
-                raise NotFitting
+            require(exact)
             return True, True
         case operations.WHOLE:
             return exact and whole, exact and whole
@@ -223,31 +220,27 @@ def _check(eager: Tensor, right: Tensor, exact: bool, most: int = MOST_SCHEDULED
 
     NaN and infinities stay only where `specials` are drawn, and f64 has the same; so do whole numbers that are large.
     """
-    if eager.shape != right.shape or eager.numel() > most:
-        raise NotFitting
+    require(eager.shape == right.shape and eager.numel() <= most)
     if not eager.numel():
         return
     if not eager.is_floating_point():
         large = not specials and float(eager.double().abs().max()) > 2**24
-        if large or not torch.equal(eager, right):
-            raise NotFitting
+        require(not large and torch.equal(eager, right))
         return
     got, want = eager.detach().double(), right.detach().double()
     finite = torch.isfinite(want)
-    if not (specials or finite.all()) or not torch.equal(got[~finite].nan_to_num(7.0), want[~finite].nan_to_num(7.0)):
-        raise NotFitting
+    require(specials or finite.all())
+    require(torch.equal(got[~finite].nan_to_num(7.0), want[~finite].nan_to_num(7.0)))
     got, want = got[finite], want[finite]
     size = float(want.abs().max()) if want.numel() else 0.0
-    if not torch.isfinite(got).all() or size > LARGEST[eager.dtype]:
-        raise NotFitting
-    if (got.numel() and float((got - want).abs().max()) > LOST * size) or (exact and size > EXACT[eager.dtype]):
-        raise NotFitting
+    require(torch.isfinite(got).all() and size <= LARGEST[eager.dtype])
+    require(not got.numel() or float((got - want).abs().max()) <= LOST * size)
+    require(not exact or size <= EXACT[eager.dtype])
 
 
 def _tensors(made: object) -> list[Tensor]:
     found: list[Any] = list(made) if isinstance(made, tuple | list) else [made]
-    if not found or not all(isinstance(x, Tensor) for x in found):
-        raise NotFitting
+    require(found and all(isinstance(x, Tensor) for x in found))
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from conformance.fuzz import asked, corpus, generate
-from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, REFUSED, Drawing, NotFitting, Value
+from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, REFUSED, Drawing, Value, require
 from conformance.fuzz.program import Program, arguments
 from conformance.shapes.cases import FLOATS, Arg
 from conformance.shapes.distributions import fits
@@ -60,8 +60,7 @@ def _continued(program: Program, rng: random.Random) -> Program:
 
 def _resized(program: Program, rng: random.Random) -> Program:
     """A size another one wherever it stands, also in the text; no value may lose that it was exact."""
-    if program.dynamic:
-        raise NotFitting
+    require(not program.dynamic)
     n = rng.choice([n for arg in program.args for n in arg.shape])
     m = rng.choice([m for m in LARGEST if m != n])
     args = tuple(resized(arg, n, m) for arg in program.args)
@@ -86,8 +85,7 @@ WAYS: tuple[Way, ...] = (_continued, _continued, _continued, _resized, _laid_out
 def _sound(before: Program, after: Program, rng: random.Random) -> Program:
     """The second, if it runs, and what of the first was exact is so still, since calls that jump need it."""
     exact = [{v.name for v in _drawing(p, p.lines, rng).values.values() if v.exact} for p in (before, after)]
-    if not exact[0] <= exact[1] or not all(generate.runs_at(after, point) for point in after.points):
-        raise NotFitting
+    require(exact[0] <= exact[1] and all(generate.runs_at(after, point) for point in after.points))
     return after
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.fuzz.drawing import Drawing, NotFitting, overlaps
+from conformance.fuzz.drawing import Drawing, overlaps, require
 from conformance.fuzz.texts import positive_axis
 
 
@@ -58,8 +58,8 @@ def taken_along(d: Drawing) -> str:
 def replaced(d: Drawing, call: str) -> str:
     """Part of an axis in the place of what is there: `slice_scatter`, `select_scatter`, `diagonal_scatter`."""
     x = d.tensor(2 if call == "diagonal" else 1)
-    if overlaps(d.first.eager) or d.first.eager.storage_offset():
-        raise NotFitting  # eager copies all of the memory, and writes through one place to others
+    # Eager copies all of the memory, and writes through one place to others.
+    require(not overlaps(d.first.eager) and not d.first.eager.storage_offset())
     if call == "diagonal":
         return f"torch.diagonal_scatter({x}, {d.fresh(*d.shape[2:], min(d.shape[:2]))})"
     axis, shape = positive_axis(d), list(d.shape)
@@ -103,8 +103,7 @@ def assigned_rows(d: Drawing) -> str:
 def assigned_where(d: Drawing) -> str:
     """A number where a condition of the very values holds."""
     x = d.number(1)
-    if not d.first.exact:
-        raise NotFitting
+    require(d.first.exact)
     return f"{x}[{x} {d.among('> 0', '== 1', '<= -1')}] = {d.among(0, 1, -2)}"
 
 
@@ -115,8 +114,7 @@ def scattered(d: Drawing) -> str:
     below, shape[axis] = shape[axis], d.among(1, 3)
     if d.chance(0.5):
         return f"{x}.scatter_add_({axis}, {d.indices(below, *shape)}, {d.fresh(*shape)})"
-    if shape[axis] > below:
-        raise NotFitting
+    require(shape[axis] <= below)
     return f"{x}.scatter_({axis}, {d.indices(below, *shape, unique_along=axis)}, {d.among(0, 1)})"
 
 

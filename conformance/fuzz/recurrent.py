@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from conformance.fuzz.drawing import Drawing, NotFitting
+from conformance.fuzz.drawing import Drawing, require
 
 STEPS = 6  # of which each is compiled by itself
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -22,8 +22,7 @@ class Fitting(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         gates = next((n for kind, n in GATES.items() if func is getattr(torch, kind)), 0)
-        if gates and not _fits(gates, *args):
-            raise NotFitting
+        require(not gates or _fits(gates, *args))
         return func(*args, **(kwargs or {}))
 
 
@@ -49,8 +48,7 @@ def network(d: Drawing) -> str:
     x = d.image(3)
     kind, batch_first = d.among(*GATES), d.chance(0.5)
     batch, steps = d.shape[:2] if batch_first else d.shape[1::-1]
-    if steps > STEPS or not d.first.eager.numel():
-        raise NotFitting
+    require(steps <= STEPS and d.first.eager.numel())
     width, biased = d.among(1, 2, 3, 5, 8), d.chance(0.5)
     layers, directions = d.among((1, 1), (1, 1), (1, 2), (2, 1))
     state = _state(d, kind, layers * directions, batch, width)

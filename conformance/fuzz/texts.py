@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.fuzz.drawing import Drawing, NotFitting
+from conformance.fuzz.drawing import Drawing, NotFitting, require
 
 Text = Callable[[Drawing], str]
 MOST_PARTS = 256  # values that one call gives: torch traces them one by one
@@ -40,8 +40,7 @@ def axes(d: Drawing) -> str:
 def unbound(d: Drawing) -> str:
     """The last of not too many parts."""
     x, axis = d.tensor(1), d.axis()
-    if d.size(axis) > MOST_PARTS:
-        raise NotFitting
+    require(d.size(axis) <= MOST_PARTS)
     return f"{x}.unbind({axis})[-1]"
 
 
@@ -111,8 +110,7 @@ def bmm(d: Drawing) -> str:
     """Of two batches."""
     x = d.number(3)
     shape = d.shape
-    if len(shape) != 3:
-        raise NotFitting
+    require(len(shape) == 3)
     n = d.among(1, 4, 7, 8, 9)
     y = d.matching(lambda t: t.dim() == 3 and t.shape[:2] == (shape[0], shape[2]), shape[0], shape[2], n)
     return f"torch.bmm({x}, {y})"
@@ -238,8 +236,7 @@ def layer_norm(d: Drawing, call: str) -> str:
     """Of rows of more than one element."""
     x = d.real(1)
     n = d.size(-1)
-    if n < 2:
-        raise NotFitting
+    require(n >= 2)
     weight = f", {d.fresh(n)}" if d.chance(0.5) else ""
     return f"F.{call}({x}, ({d.spelled(len(d.shape) - 1)},){weight})"
 
@@ -247,8 +244,7 @@ def layer_norm(d: Drawing, call: str) -> str:
 def batch_norm(d: Drawing) -> str:
     """Of channels of several elements."""
     x = d.real(2)
-    if d.first.eager.numel() < 4 * d.size(1):
-        raise NotFitting
+    require(d.first.eager.numel() >= 4 * d.size(1))
     return f"F.batch_norm({x}, None, None, training=True)"
 
 
@@ -277,8 +273,7 @@ def binary(call: str, kind: str = "number") -> Callable[[Drawing], str]:
 def topk(d: Drawing) -> str:
     """The largest; of equal ones PyTorch does not say which, and so not where gradients go."""
     x = d.number(1)
-    if d.first.eager.requires_grad:
-        raise NotFitting
+    require(not d.first.eager.requires_grad)
     axis = d.axis()
     return f"{x}.topk({d.up_to(1, d.size(axis))}, {axis}).values"
 
@@ -337,8 +332,7 @@ def norm(d: Drawing) -> str:
 def kth(d: Drawing) -> str:
     """The smallest but some; of equal ones PyTorch does not say which, and so not where gradients go."""
     x = d.number(1)
-    if d.first.eager.requires_grad:
-        raise NotFitting
+    require(not d.first.eager.requires_grad)
     axis = d.axis()
     return f"{x}.kthvalue({d.up_to(1, d.size(axis))}, {axis}).values"
 
@@ -346,8 +340,7 @@ def kth(d: Drawing) -> str:
 def median(d: Drawing) -> str:
     """Along an axis; as with `kth`, without gradients."""
     x = d.number(1)
-    if d.first.eager.requires_grad:
-        raise NotFitting
+    require(not d.first.eager.requires_grad)
     return f"{x}.median({d.axis()}).values"
 
 
@@ -360,8 +353,7 @@ def by_size(d: Drawing) -> str:
 def dot(d: Drawing) -> str:
     """Of two rows."""
     x = d.number(1)
-    if len(d.shape) != 1:
-        raise NotFitting
+    require(len(d.shape) == 1)
     return f"torch.{d.among('dot', 'outer')}({x}, {d.same()})"
 
 
@@ -369,8 +361,7 @@ def cross(d: Drawing) -> str:
     """Of vectors of three."""
     x = d.number(1)
     axis = positive_axis(d)
-    if d.size(axis) < 3:
-        raise NotFitting
+    require(d.size(axis) >= 3)
     shape = [3 if k == axis else n for k, n in enumerate(d.shape)]
     return f"torch.linalg.cross({x}.narrow({axis}, 0, 3), {d.fresh(*shape)}, dim={axis})"
 
@@ -412,8 +403,7 @@ def loss(d: Drawing) -> str:
 
 def common(d: Drawing) -> str:
     """A divisor or multiple of two; of the least whole number, `torch.lcm` takes the process down."""
-    if d.specials:
-        raise NotFitting
+    require(not d.specials)
     return f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.fuzz.drawing import Drawing, NotFitting, overlaps
+from conformance.fuzz.drawing import Drawing, overlaps, require
 
 
 def conv(d: Drawing, rank: int) -> str:
@@ -91,8 +91,7 @@ def group_norm(d: Drawing) -> str:
     x = d.real(2)
     channels = d.size(1)
     groups = d.among(*(g for g in (1, 2, channels) if channels % g == 0))
-    if d.first.eager[:1].numel() < 4 * groups:
-        raise NotFitting
+    require(d.first.eager[:1].numel() >= 4 * groups)
     weights = f", {d.fresh(channels)}, {d.fresh(channels)}" if d.chance(0.5) else ""
     return f"F.group_norm({x}, {groups}{weights})"
 
@@ -100,20 +99,17 @@ def group_norm(d: Drawing) -> str:
 def instance_norm(d: Drawing) -> str:
     """Of images of several pixels."""
     x = d.image(d.among(3, 4))
-    if d.first.eager[:1, :1].numel() < 4:
-        raise NotFitting
+    require(d.first.eager[:1, :1].numel() >= 4)
     return f"F.instance_norm({x})"
 
 
 def batch_norm(d: Drawing) -> str:
     """By running statistics, which training also writes."""
     x = d.real(2)
-    if d.first.eager.numel() < 4 * d.size(1):
-        raise NotFitting
+    require(d.first.eager.numel() >= 4 * d.size(1))
     channels = d.size(1)
     mean, var = d.fresh(channels), d.drawn_as("positive", channels)
-    if any(overlaps(v.eager) for v in d.operands[-2:]):  # training would write to an element more than once
-        raise NotFitting
+    require(not any(overlaps(v.eager) for v in d.operands[-2:]))  # training would write to an element more than once
     weights = f", {d.fresh(channels)}, {d.fresh(channels)}" if d.chance(0.5) else ""
     return f"F.batch_norm({x}, {mean}, {var}{weights}{d.among('', ', training=True, momentum=0.25')})"
 

@@ -65,14 +65,9 @@ def _whole(inputs: Mapping[str, Value]) -> Mapping[str, Value]:
 
 # The count of numbers in brackets, and the smallest and largest rank (None: no limit).
 LAYOUTS = {
-    "contig": (0, 0, None),
-    "transposed": (2, 2, None),
-    "permuted": (0, 2, None),
-    "strided": (2, 1, None),
-    "expanded": (1, 1, None),
-    "offset": (1, 0, None),
-    "channels_last": (0, 4, 4),
-}
+    "contig": (0, 0, None), "transposed": (2, 2, None), "permuted": (0, 2, None), "strided": (2, 1, None),
+    "expanded": (1, 1, None), "offset": (1, 0, None), "channels_last": (0, 4, 4),
+}  # fmt: skip
 
 
 def parse(layout: str) -> tuple[str, tuple[int, ...]] | None:

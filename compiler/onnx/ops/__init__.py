@@ -4,15 +4,8 @@ from compiler.onnx.ops import control, index, pointwise, quantize, recurrent, re
 from compiler.onnx.ops.row import Row
 
 ROWS: dict[str, Row] = {
-    **pointwise.ROWS,
-    **shape.ROWS,
-    **reduce.ROWS,
-    **index.ROWS,
-    **window.ROWS,
-    **control.ROWS,
-    **quantize.ROWS,
-    **recurrent.ROWS,
-    **sample.ROWS,
-}
+    **pointwise.ROWS, **shape.ROWS, **reduce.ROWS, **index.ROWS, **window.ROWS, **control.ROWS, **quantize.ROWS,
+    **recurrent.ROWS, **sample.ROWS,
+}  # fmt: skip
 
 __all__ = ["ROWS", "Row"]

@@ -111,10 +111,6 @@ def _qlinear_conv(
 
 
 ROWS: dict[str, Row] = {
-    "ConvInteger": row(_conv_integer_row),
-    "DequantizeLinear": row(_dequantize),
-    "MatMulInteger": row(_matmul_integer),
-    "QLinearConv": row(_qlinear_conv),
-    "QLinearMatMul": row(_qlinear_matmul),
-    "QuantizeLinear": row(_quantize),
-}
+    "ConvInteger": row(_conv_integer_row), "DequantizeLinear": row(_dequantize), "MatMulInteger": row(_matmul_integer),
+    "QLinearConv": row(_qlinear_conv), "QLinearMatMul": row(_qlinear_matmul), "QuantizeLinear": row(_quantize),
+}  # fmt: skip

@@ -21,22 +21,8 @@ from compiler.runtime import guarded, launcher, mlir
 
 needs_tools = pytest.mark.skipif(bool(mlir.missing()), reason=mlir.missing() or "never")
 FLOATS = (
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    2.5,
-    -3.5,
-    7.25,
-    1e-3,
-    3e9,
-    -1e19,
-    1e-40,
-    float("inf"),
-    -float("inf"),
-    float("nan"),
-)
+    0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 7.25, 1e-3, 3e9, -1e19, 1e-40, float("inf"), -float("inf"), float("nan"),
+)  # fmt: skip
 INTEGERS = (0, 1, -1, 2, 3, -3, 7, -8, 63, 100, -128, 127)
 STORED = {t: launcher.DTYPES[t.name] for t in DTYPES.values()}
 
