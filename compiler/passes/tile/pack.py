@@ -14,8 +14,7 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, cast, dim
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
-from compiler.ir.rewrite import replaced
-from compiler.ir.statement import Kernel, Store, within
+from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, padded, ranges_of
 from compiler.passes.tile.peel import guarded, peel
