@@ -49,8 +49,9 @@ def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) ->
     """The program without the tensor `name`: `axes` are its axes for those of `place`, -1 where that has but one."""
 
     def rule(n: Load | Store) -> object:
-        index = tuple(n.index[d] if d >= 0 else dim(0) for d in axes)
-        return n.replace(buffer=place.name, index=index) if n.buffer == name else None
+        if n.buffer != name:
+            return None
+        return n.replace(buffer=place.name, index=tuple(n.index[d] if d >= 0 else dim(0) for d in axes))
 
     def changed(k: Kernel) -> Kernel:
         return k.replace(

@@ -59,7 +59,8 @@ def test_a_text_by_itself_launches_what_it_holds() -> None:
 
     def programs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = torch.softmax(x, -1)
-        return a, (x * 2).softmax(1), x.t().softmax(0), torch.softmax(a @ x, -1)
+        b = torch.softmax(a @ x, -1)
+        return a, (x * 2).softmax(1), x.t().softmax(0), b, torch.softmax(b @ x, -1)
 
     program = frontend.capture(programs, [torch.randn(16, 16)]).program
     lowering = pipeline.lower(program, named.target("sm_90a"))

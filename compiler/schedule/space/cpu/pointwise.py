@@ -51,8 +51,9 @@ def space(nest: Nest) -> Iterator[Member]:
     whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
     before = touched(nest.inside) * cost.accesses(nest.across(), nest.lanes) / nest.lanes
     edges = iter(()) if nest.rows_as_lanes else partitioned.guarded(nest, least)
-    others = partitioned.space(nest, least), edges, turned.space(nest, least, before), strips.space(nest, least)
-    return either(whole, *others)
+    cut = list(partitioned.space(nest, least))  # within whose parts places take no arithmetic
+    down = iter(()) if cut else strips.space(nest, least)
+    return either(whole, iter(cut), edges, turned.space(nest, least, before), down)
 
 
 def _ways(nest: Nest) -> Iterator[_Way]:
