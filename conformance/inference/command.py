@@ -50,13 +50,14 @@ class Job:
     dtype: str
     rivals: tuple[str, ...]
     seed: int
+    mode: str | None = None  # of ours
 
 
 def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
     """The row of a model's results, and that of its race."""
     torch.manual_seed(job.seed)
     made = call(job.model, job.device, TYPES[job.dtype])
-    ways: dict[str, Callable[[Any], Any]] = {OURS: partial(torch.compile, backend="mlcomp")}
+    ways: dict[str, Callable[[Any], Any]] = {OURS: partial(torch.compile, backend="mlcomp", mode=job.mode)}
     ways |= {name: RIVALS[name] for name in job.rivals}
     compiled, first = {}, {}
     for name, way in ways.items():
@@ -129,13 +130,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, default=len(MODELS), metavar="N", help="number of models compiled concurrently"
     )
+    parser.add_argument("--mode", choices=("reduce-overhead",), help="how ours is compiled (default: no mode)")
     given = apart.parse(parser, words, MODELS, RIVALS)
     names, rivals = given.names, given.race
     if any(MODELS[n].config for n in names) and importlib.util.find_spec("transformers") is None:
         parser.error('the models are those of the transformers package: pip install "pytest-mlcomp[models]"')
     chosen = {name: with_layers(MODELS[name], given.layers) for name in names}
     chosen = chosen if given.full else {name: small(model) for name, model in chosen.items()}
-    jobs = [Job(n, m, given.device, given.dtype, rivals, given.seed) for n, m in chosen.items()]
+    jobs = [Job(n, m, given.device, given.dtype, rivals, given.seed, given.mode) for n, m in chosen.items()]
     parts = [jobs[n : n + given.jobs] for n in range(0, len(jobs), given.jobs)]
     found = [rows for part in parts for rows in apart.run(part, work)]
     heads = {
