@@ -155,9 +155,10 @@ def contract(f: k.Function, target: Target) -> Contract:
     for call in (n for n in f.walk() if isinstance(n, k.Call)):
         needs |= dict.fromkeys(_opcodes(call, f, target))
     forbids = tuple(narrow for name in needs for narrow in _INSTEAD.get(name, ()))
-    ops = {n.name for n in f.walk() if isinstance(n, Op)}
-    wide = _all_wide(f) and not ops & (_REDUCING | _TELLING)
-    return Contract(tuple(needs), forbids, 1.0 if wide else 0.0, PRODUCT if ops & _REDUCING else 0)
+    ops = [n for n in f.walk() if isinstance(n, Op)]
+    reduced = {n.dtype for n in ops if n.name in _REDUCING}  # each type has a function, with a product of its own
+    wide = _all_wide(f) and not reduced and not any(n.name in _TELLING for n in ops)
+    return Contract(tuple(needs), forbids, 1.0 if wide else 0.0, PRODUCT * len(reduced))
 
 
 def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
