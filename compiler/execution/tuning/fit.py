@@ -61,9 +61,9 @@ def recorded(table: Table) -> Recorded:
     good = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
     found = _prices(table, {table.head.schedules[t.number] for t in good})
     priced = [t for t in good if table.head.schedules[t.number] in found]
-    if 2 * len(priced) >= len(good):
-        good = priced
-    prices = tuple(found[table.head.schedules[t.number]] for t in good) if good is priced else ()
+    enough = 2 * len(priced) >= len(good)
+    good = priced if enough else good
+    prices = tuple(found[table.head.schedules[t.number]] for t in priced) if enough else ()
     seconds, ratios = (np.log([getattr(t, name) for t in good]) for name in ("seconds", "ratio"))
     machine = table.head.target
     whole = not machine.startswith("cpu")

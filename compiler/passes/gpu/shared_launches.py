@@ -53,8 +53,9 @@ def shared_launches(program: k.Program) -> k.Program:
 def _beside(functions: list[k.Function], own: set[str], taken: list[str]) -> list[k.Function]:
     """Functions in order, as few launches as come of each with the nearest before it that it may run beside."""
     groups: list[list[k.Function]] = []
+    plain = {f.name for f in functions if _is_plain(f, own)}
     for f in functions:
-        place = _place(groups, f, own) if _is_plain(f, own) else None
+        place = _place(groups, f, plain) if f.name in plain else None
         if place is None:
             groups.append([f])
         else:
@@ -62,15 +63,16 @@ def _beside(functions: list[k.Function], own: set[str], taken: list[str]) -> lis
     return [_one(some, taken) if len(some) > 1 else some[0] for some in groups]
 
 
-def _place(groups: list[list[k.Function]], f: k.Function, own: set[str]) -> int | None:
-    """The last group that a function may join: it neither waits for that nor for those after it."""
+def _place(groups: list[list[k.Function]], f: k.Function, plain: set[str]) -> int | None:
+    """The last group of `plain` functions that another one may join: it waits neither for that nor for those after."""
     for n in range(len(groups) - 1, max(len(groups) - 1 - FAR, -1), -1):
         some = groups[n]
         if any(_wait(before, f) for before in some):
             return None
-        sizes = sorted(sum(map(known_bytes, x.params)) for x in (*some, f))
-        fits = len(some) < MOST and sum(sizes[:-1]) <= SHORT
-        if fits and _kind(some[0]) == _kind(f) and all(_is_plain(x, own) for x in some):
+        if some[0].name not in plain or _kind(some[0]) != _kind(f) or len(some) == MOST:
+            continue
+        *shorter, _ = sorted(sum(map(known_bytes, x.params)) for x in (*some, f))
+        if sum(shorter) <= SHORT:
             return n
     return None
 
