@@ -95,7 +95,10 @@ class Kernels:
         words = [self._word(argument) for argument in launch.args]
         array = (ctypes.c_uint64 * max(1, len(words)))(*words)
         self._kept.append(array)
-        return Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array), launch.overlaps)
+        buffers = [x.buffer if isinstance(x, Map) else x for x in launch.args if isinstance(x, int | Map)]
+        return Prepared(
+            function, launch.grid, launch.block, launch.shared, ctypes.addressof(array), tuple(buffers), launch.overlaps
+        )
 
     def _word(self, argument: int | Size | Map | Flag) -> int:
         """Where the driver finds an argument's value at every launch."""

@@ -9,6 +9,8 @@ typedef struct {
   Handle function;
   uint32_t grid[3], block[3], shared, overlaps;
   void** arguments;
+  const int64_t* buffers;  // those that it works on
+  int64_t n_buffers;
 } Launch;
 
 typedef struct {  // CUlaunchAttribute
@@ -25,6 +27,13 @@ typedef struct {  // CUlaunchConfig
   const Attribute* attributes;
   uint32_t count;
 } Config;
+
+typedef struct {  // CUDA_KERNEL_NODE_PARAMS_v2
+  Handle function;
+  uint32_t grid[3], block[3], shared;
+  void **arguments, **extra;
+  Handle kernel, context;
+} Node;
 
 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 static const Attribute OVERLAP = {6, 0, {1}};
@@ -86,11 +95,31 @@ typedef struct {
   int (*clear)(uint64_t, unsigned char, size_t, Handle);
   int (*exchange_mode)(int*);
   int (*launch_with)(const Config*, Handle, void**, void**);
+  int (*set_node)(Handle, Handle, const Node*);
   volatile int* flag;  // null, or where kernels say that the data has what it may not have
   int64_t wanted;      // sights of the same addresses before a graph is captured; 0: SIGHTS
+  // The graph for addresses that have none of their own: its nodes are given new ones before a replay.
+  Handle movable, captured;  // and the graph that it was made from, which has the nodes
+  Handle* nodes;             // by launch
+  uint64_t* over;            // the addresses that it holds
+  int64_t strays;            // calls that would have used it before it was captured; below 0: it cannot be had
 } Plan;
 
-static int enqueue(Plan* p, Handle stream) {
+// The node of the launch that was captured last: what comes next in the stream waits for it alone.
+static int last_node(Plan* p, Handle stream, Handle* node) {
+  int capturing = 0;
+  unsigned long long capture = 0;
+  Handle graph = 0;
+  const Handle* waits = 0;
+  size_t n = 0;
+  int status = p->capture_of(stream, &capturing, &capture, &graph, &waits, &n);
+  if (status || n != 1) return status ? status : 999;
+  *node = waits[0];
+  return 0;
+}
+
+// With `nodes`, the stream is being captured, and they become the launches' nodes.
+static int enqueue(Plan* p, Handle stream, Handle* nodes) {
   for (int64_t i = 0; i < p->n_launches; i++) {
     const Launch* l = &p->launches[i];
     int status;
@@ -102,6 +131,7 @@ static int enqueue(Plan* p, Handle stream) {
       status = p->launch(l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2],
                          l->shared, stream, l->arguments, 0);
     }
+    if (!status && nodes) status = last_node(p, stream, &nodes[i]);
     if (status) return status;
   }
   return 0;
@@ -194,28 +224,70 @@ static void make_room(Plan* p) {
   if (graphs >= KEPT) forget(p, oldest);
 }
 
-static int capture(Plan* p, Known* k) {
+// A graph of the launches on the present addresses, and with `nodes`, what it was made from.
+static int capture(Plan* p, Handle* made, Handle* nodes, Handle* from) {
   Handle graph = 0;
   int status = p->begin(p->side, 2);  // relaxed: what other threads do meanwhile is no part of it
   if (status) return status;
-  status = enqueue(p, p->side);
+  status = enqueue(p, p->side, nodes);
   int ended = p->end(p->side, &graph);
   if (!status) status = ended;
-  if (!status) status = p->instantiate(&k->graph, graph, 0);
-  if (graph) p->drop_graph(graph);
+  if (!status) status = p->instantiate(made, graph, 0);
+  if (!status && nodes)
+    *from = graph;
+  else if (graph)
+    p->drop_graph(graph);
   return status;
+}
+
+// ---- one graph for all other addresses
+
+static void drop_movable(Plan* p) {
+  if (p->movable) p->drop_exec(p->movable);
+  if (p->captured) p->drop_graph(p->captured);
+  p->movable = p->captured = 0;
+}
+
+static int holds_old(const Plan* p, const Launch* l) {
+  for (int64_t i = 0; i < l->n_buffers; i++)
+    if (p->over[l->buffers[i]] != p->table[l->buffers[i]]) return 1;
+  return 0;
+}
+
+// Point the graph at the present addresses. What runs or waits to run keeps those that it was launched with.
+static int move(Plan* p) {
+  for (int64_t i = 0; i < p->n_launches; i++) {
+    const Launch* l = &p->launches[i];
+    if (!holds_old(p, l)) continue;
+    const Node node = {l->function, {l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]},
+                       l->shared, l->arguments, 0, 0, 0};
+    int status = p->set_node(p->movable, p->nodes[i], &node);
+    if (status) return status;
+  }
+  return 0;
+}
+
+static int run_stray(Plan* p, Handle stream) {
+  if (p->strays < 0 || (!p->movable && ++p->strays < SIGHTS)) return enqueue(p, stream, 0);
+  if (p->movable ? move(p) : capture(p, &p->movable, p->nodes, &p->captured)) {
+    drop_movable(p);
+    p->strays = -1;
+    return enqueue(p, stream, 0);
+  }
+  memcpy(p->over, p->table, p->n_buffers * 8);
+  return p->replay(p->movable, stream);
 }
 
 static int run(Plan* p, Handle stream) {
   int capturing = 0;
   // A graph cannot be launched into a stream that is being captured.
-  if (!p->graphs || p->is_capturing(stream, &capturing) || capturing) return enqueue(p, stream);
+  if (!p->graphs || p->is_capturing(stream, &capturing) || capturing) return enqueue(p, stream, 0);
   Known* k = find(p);
   k->used = ++p->calls;
-  if (!k->graph && ++k->sights < wanted(p)) return enqueue(p, stream);
+  if (!k->graph && ++k->sights < wanted(p)) return run_stray(p, stream);
   if (!k->graph) {
     make_room(p);
-    int status = capture(p, k);
+    int status = capture(p, &k->graph, 0, 0);
     if (status) return status;
     k->sights = 0;
   }
@@ -250,4 +322,5 @@ __attribute__((visibility("default"))) int mlc_gpu_entry(void** buffers, const l
 
 __attribute__((visibility("default"))) void mlc_gpu_close(Plan* p) {
   for (int i = 0; i < RECENT; i++) forget(p, &p->known[i]);
+  drop_movable(p);
 }

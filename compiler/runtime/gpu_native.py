@@ -35,7 +35,7 @@ DRIVER = (
     "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
     "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
     "cuGraphExecDestroy", "cuGraphDestroy", "cuStreamGetId", "cuStreamGetCaptureInfo_v2", "cuMemsetD8Async",
-    "cuThreadExchangeStreamCaptureMode", "cuLaunchKernelEx",
+    "cuThreadExchangeStreamCaptureMode", "cuLaunchKernelEx", "cuGraphExecKernelNodeSetParams_v2",
 )  # fmt: skip
 STREAM = "aoti_torch_get_current_cuda_stream"
 
@@ -44,6 +44,7 @@ class _Launch(ctypes.Structure):
     _fields_ = (
         ("function", ctypes.c_void_p), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
         ("shared", ctypes.c_uint32), ("overlaps", ctypes.c_uint32), ("arguments", ctypes.c_void_p),
+        ("buffers", ctypes.c_void_p), ("n_buffers", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -66,19 +67,22 @@ class _Plan(ctypes.Structure):
         ("n_zeros", ctypes.c_int64), ("zero_bytes", ctypes.c_int64), ("taken", ctypes.c_int64),
         ("zeros", ctypes.c_uint64), ("slots", ctypes.c_uint64 * (2 * SLOTS)),
         ("functions", ctypes.c_void_p * (1 + len(DRIVER))), ("flag", ctypes.c_void_p), ("wanted", ctypes.c_int64),
+        ("movable", ctypes.c_void_p), ("captured", ctypes.c_void_p), ("nodes", ctypes.c_void_p),
+        ("over", ctypes.c_void_p), ("strays", ctypes.c_int64),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A launch but for the stream; `arguments` is the address of its array of addresses. One that `overlaps` may begin
-    before the kernel before it in the stream has ended."""
+    """A launch but for the stream; `arguments` is the address of its array of addresses, `buffers` the numbers of those
+    that it works on. One that `overlaps` may begin before the kernel before it in the stream has ended."""
 
     function: int
     grid: Extent
     block: Extent
     shared: int
     arguments: int
+    buffers: tuple[int, ...]
     overlaps: bool = False
 
 
@@ -175,9 +179,11 @@ def lay_out(
 ) -> tuple[_Plan, Any]:
     """The plan as C has it, and the memory that it points to."""
     rows = (_Launch * max(1, len(launches)))()
-    for row, p in zip(rows, launches, strict=False):
+    numbers = [(ctypes.c_int64 * len(p.buffers))(*p.buffers) for p in launches]
+    for row, p, used in zip(rows, launches, numbers, strict=False):
         row.function, row.shared, row.arguments, row.overlaps = p.function, p.shared, p.arguments, p.overlaps
         row.grid[:], row.block[:] = p.grid, p.block
+        row.buffers, row.n_buffers = ctypes.addressof(used), len(used)
     places = (_Map * max(1, len(maps)))()
     for place, (number, argument) in zip(places, maps, strict=False):
         made = argument.made
@@ -188,12 +194,14 @@ def lay_out(
         ):  # fmt: skip
             field[: len(values)] = values
     addresses = (ctypes.c_uint64 * max(1, KNOWN * buffers))()
+    over, nodes = (ctypes.c_uint64 * max(1, buffers))(), (ctypes.c_void_p * max(1, len(launches)))()
     state = _Plan(n_launches=len(launches), n_maps=len(maps), n_buffers=buffers, graphs=graphs)
     state.context, state.side = functions.context, functions.side
     state.functions[:] = [functions.stream, *functions.driver]
     state.launches, state.maps = ctypes.addressof(rows), ctypes.addressof(places)
     state.table, state.addresses = ctypes.addressof(table), ctypes.addressof(addresses)
-    return state, (rows, places, addresses, table)
+    state.over, state.nodes = ctypes.addressof(over), ctypes.addressof(nodes)
+    return state, (rows, numbers, places, addresses, over, nodes, table)
 
 
 Parts = tuple[Any, Any]  # an extension module and a library

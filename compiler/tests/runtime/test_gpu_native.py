@@ -37,7 +37,7 @@ class NativeDriver(FakeDriver):
         self.library = ctypes.CDLL(str(build.build(source, gpu_native.FLAGS, cache=cache)))
         for name in (
             "launched", "encoded", "captured", "replayed", "dropped", "refuse", "user_captures", "cleared",
-            "overlapping",
+            "overlapping", "moved", "immovable", "uncaptured",
         ):  # fmt: skip
             self.variable(name).value = 0
 
@@ -142,18 +142,19 @@ def test_a_context_is_made_current_and_given_back(driver: NativeDriver, cache: P
 
 
 class Direct:
-    """CHAIN by the native entry on memory of the test's choice."""
+    """CHAIN by the native entry on memory of the test's choice; but for `moves`, graphs keep their addresses."""
 
-    def __init__(self, driver: NativeDriver, cache: Path) -> None:
+    def __init__(self, driver: NativeDriver, cache: Path, moves: bool = False) -> None:
         self.kernels = gpu.Kernels(driver, b"", CHAIN)
         functions = driver.native()
         assert functions is not None
         self.state, self.memory = gpu_native.lay_out(
             5, self.kernels.prepared, self.kernels.maps, self.kernels.table, functions, True
         )
+        self.state.strays = 0 if moves else -1
         self.entry = gpu_native.built(cache)[1]
 
-    def __call__(self, buffers: torch.Tensor) -> int:
+    def __call__(self, buffers: torch.Tensor | list[torch.Tensor]) -> int:
         pointers = (ctypes.c_void_p * 5)(*(row.data_ptr() for row in buffers))
         self.entry.mlc_gpu_entry(pointers, (ctypes.c_longlong * 1)(ctypes.addressof(self.state)), 0)
         x, y, z = buffers[:3]
@@ -212,10 +213,58 @@ def test_graphs_are_bounded_and_given_back(driver: NativeDriver, cache: Path, se
     assert driver.count("captured") == driver.count("dropped") == KEPT + 4
 
 
+def test_one_graph_serves_addresses_that_have_none(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, many = Direct(driver, cache, moves=True), sets(20)
+    for number, buffers in enumerate(many, 1):
+        assert call(buffers) == 0
+        assert driver.count("replayed") == max(0, number + 1 - SIGHTS), f"seed {seed}"
+    assert driver.count("captured") == 1
+    assert driver.count("moved") == len(CHAIN.launches) * (len(many) - SIGHTS), f"seed {seed}"
+
+
+def test_only_launches_on_what_moved_are_pointed_elsewhere(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, first, outputs = Direct(driver, cache, moves=True), sets(1)[0], sets(8)
+    kept = []
+    for output in outputs:  # z alone lies elsewhere each time: the last launch writes it
+        rows = [*first[:2], output[2], *first[3:]]
+        assert call(rows) == 0
+        kept.append((output[2].clone(), output[2]))
+    assert all(torch.equal(a, b) for a, b in kept), f"seed {seed}"
+    assert driver.count("moved") == len(outputs) - SIGHTS
+
+
+def test_addresses_that_come_again_have_a_graph_of_their_own(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, kept = Direct(driver, cache, moves=True), sets(2)
+    for _ in range(SIGHTS + 5):
+        for buffers in kept:
+            call(buffers.normal_())
+    assert driver.count("captured") == 3
+    before = driver.count("moved")
+    for buffers in kept:
+        call(buffers.normal_())
+    assert driver.count("moved") == before, f"seed {seed}"
+
+
+@pytest.mark.parametrize("when", ["capture", "move"])
+def test_where_no_graph_can_be_moved_launches_are_enqueued(
+    driver: NativeDriver, cache: Path, when: str, seed: int
+) -> None:
+    call, many = Direct(driver, cache, moves=True), sets(12)
+    for buffers in many[: SIGHTS + (when == "move") - 1]:
+        call(buffers)
+    driver.variable("uncaptured" if when == "capture" else "immovable").value = 1
+    for buffers in many:
+        assert call(buffers) == 0, f"seed {seed}"
+    assert driver.count("replayed") == (when == "move")
+    assert driver.count("captured") == driver.count("dropped") == 1
+
+
 def test_a_dropped_program_gives_all_back(driver: NativeDriver, cache: Path) -> None:
     call, x = load(driver, cache, CHAIN, graphs_from=1), torch.ones(N)
     for _ in range(20):
         call(x, x)
+    held = [call(x, x) for _ in range(20)]  # all outputs lie elsewhere
+    del held
     del call
     gc.collect()
     assert driver.count("captured") == driver.count("dropped") and driver.asked("unload")
