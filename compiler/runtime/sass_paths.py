@@ -137,10 +137,10 @@ def _some(symbol: int, about: Sequence[Condition]) -> bool:
         for (s, n), (_, bound) in ((c.left, c.right), (c.right, c.left)):
             if s == symbol:
                 ends |= {(y - n) % _ALL for y in (bound, bound + 1, 0, _ALL // 2)}
-    return any(all(_holds(c, symbol, y) for c in about) for y in ends)
+    return any(all(_holds(c, y) for c in about) for y in ends)
 
 
-def _holds(c: Condition, symbol: int, number: int) -> bool:
+def _holds(c: Condition, number: int) -> bool:
     left, right = ((n + (number if s else 0)) % _ALL for s, n in (c.left, c.right))
     if c.signed:
         left, right = ((n + _ALL // 2) % _ALL for n in (left, right))

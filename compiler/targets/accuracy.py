@@ -28,15 +28,6 @@ def max_ulp(function: str, dtype: str, kind: str = "cpu") -> float:
     return max(row.cpu[at], row.cuda[at] + CORRECTLY_ROUNDED) if kind in ("cuda", "triton") else row.cpu[at]
 
 
-def in_series(n: int, kind: str = "cpu") -> int:
-    """How many roundings one term of a sum of `n` may suffer on a kind of target, whatever the order of summation.
-
-    Tensor cores cut sums off rather than round them, twice the error of an addition; they add four terms or more at a
-    time, so that it is made for fewer of them, and long sums are promoted in parts.
-    """
-    return max(0, n - 1)
-
-
 # exp(x) as exp2_ftz(x * log2(e)), in halves of an ulp for each unit of |x|: the product is rounded, and so is log2(e).
 BY_EXP2 = 1.25
 

@@ -79,7 +79,7 @@ def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: Judged) 
         torch.save(tensors, folder / "inputs.pt")
         (folder / "case.json").write_text(json.dumps(to_json(case), indent=1))
         (folder / "failure.txt").write_text(f"{row.detail}\n")
-        (folder / "run.py").write_text(_script(made, lowering, folder, row, list(tensors)))
+        (folder / "run.py").write_text(_script(made, lowering, folder, row))
     except OSError as error:
         return f"(not written to {folder}: {error.strerror})"
     return str(folder)
@@ -111,7 +111,7 @@ def _arguments(made: Subject) -> dict[str, torch.Tensor]:
     return own | {f"weight_of_{n}": x for n, x in enumerate(given)}
 
 
-def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: Judged, names: list[str]) -> str:
+def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: Judged) -> str:
     case = made.case
     text = inputs.source(case)
     name = text.split("def ", 1)[1].split("(", 1)[0]

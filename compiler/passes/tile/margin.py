@@ -82,7 +82,6 @@ def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
 class _Axis:
     """From where on, and how much, of an axis of a buffer is used; `inside` says which place of that."""
 
-    number: int
     start: Expr
     inside: Expr
     count: int
@@ -95,4 +94,4 @@ def _axis(step: Margin, number: int, index: Expr, around: set[str], inside: dict
     low, high = value_range(moving, inside)
     if low is None or high is None:
         raise ScheduleError(step, f"how far {step.buffer} is used along axis {number} is not known")
-    return _Axis(number, from_linear((fixed, rest + low)), from_linear(linear(moving - low)), high - low + 1)
+    return _Axis(from_linear((fixed, rest + low)), from_linear(linear(moving - low)), high - low + 1)

@@ -46,7 +46,7 @@ def render(program: Program) -> str:
     functions = [f for _, f in made.values()]
     helpers = [h for h in HELPERS if any(h in f.helpers for f in functions)]
     lines = [
-        *head(program, buffers),
+        *head(program),
         "import triton",
         "import triton.language as tl",
         "from triton.language.extra import libdevice",
@@ -61,7 +61,7 @@ def render(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def head(program: Program, buffers: dict[str, str]) -> list[str]:
+def head(program: Program) -> list[str]:
     """What `launch` is to be called with."""
     groups = (("inputs", program.inputs), ("outputs", program.outputs), ("temporaries", program.temps))
     rows = [f"# {what}: {', '.join(_shown(t) for t in some)}" for what, some in groups if some]

@@ -69,7 +69,7 @@ def space(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[M
     members: list[Member] = []
     for along in ALONG if found.near in found.strides else ALONG[-1:]:
         pieces = found.pieces(along)
-        held = {x: _held(x, found, pieces, tensors) for x in found.loaded}
+        held = {x: _held(x, found, pieces) for x in found.loaded}
         words = sum(math.prod(n) * -(-x.dtype.bytes // 4) for x, n in held.items() if n)
         terms = found.sum.extent * math.prod(pieces.values())
         if not all(held.values()) or words > MOST_WORDS or terms > MOST_TERMS:
@@ -135,7 +135,7 @@ def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], cho
                     yield name, 1
 
 
-def _held(x: Load, found: Gather, pieces: Mapping[str, int], tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+def _held(x: Load, found: Gather, pieces: Mapping[str, int]) -> tuple[int, ...]:
     """How much of each axis of a buffer the elements of a thread need; nothing where that is not known."""
     inner: dict[str, Range] = loop_ranges(found.depth)
     outer = {r.var for r in found.rows if r.var not in pieces}

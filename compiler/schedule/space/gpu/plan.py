@@ -43,7 +43,7 @@ class Plan:
     target: Target
     tensors: dict[str, Tensor]
 
-    def own(self, row: str, inside: tuple[Stmt, ...]) -> list[Step]:
+    def own(self, row: str) -> list[Step]:
         """Small temporaries of a row become a thread's own."""
         count = iterations(*(n for f in self.kernel.body if isinstance(f, loop.For) for n in rows_of(f)[0]))
         steps: list[Step] = []

@@ -40,7 +40,7 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
     ]
     if longest < THREADS and outer and not loops:
         ways += [(1, WARP, vector, warps) for warps in WARPS if outer[-1].extent % warps == 0 for vector in vectors]
-    own = plan.own(last.name, inside)
+    own = plan.own(last.name)
     often = max((iterations(*path) for path in loops), default=1)
     elements, other = last.extent, math.prod(g.extent for g in outer)
     bytes_of = {b: n for b, n in cost.accessed(inside, plan.tensors).items() if b not in plan.private}

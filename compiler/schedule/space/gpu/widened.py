@@ -127,38 +127,27 @@ def _tilings(w: Widened, target: Target) -> Iterator[Tiling]:
             room = (target.shared + RESERVED) // (stage * depth + held + RESERVED)
             resident = min(room, target.threads // (warps * WARP), target.blocks)
             if resident and depth <= max(3, p.k.size // (k * parts)) + 1:
-                shape = _Shape(m, n, k, warps, depth, parts, resident, stage)
-                yield Tiling(row, 1, m, n, k, warps * WARP, depth, parts, _clocks(w, shape, target), 0, (warps, 1))
+                t = Tiling(row, 1, m, n, k, warps * WARP, depth, parts, 0.0, 0, (warps, 1))
+                yield replace(t, clocks=_clocks(w, t, resident, target))
 
 
-@dataclass(frozen=True)
-class _Shape:
-    m: int
-    n: int
-    k: int
-    warps: int
-    depth: int
-    parts: int
-    resident: int
-    stage: int
-
-
-def _clocks(w: Widened, s: _Shape, target: Target) -> float:
-    """Clocks of all of it: of waves of blocks whose warps issue in turns, or wait by themselves, or for memory."""
-    p, c = w.axes, costs(target)
+def _clocks(w: Widened, s: Tiling, most: int, target: Target) -> float:
+    """Clocks of all of it: of waves of blocks, `most` of them together, whose warps issue in turns, or wait by
+    themselves, or for memory."""
+    p, c, warps = w.axes, costs(target), s.threads // WARP
     batch = math.prod(map(size, p.batch))
     blocks = p.m.size // s.m * -(-p.n.size // s.n) * s.parts * batch
     steps = p.k.size // (s.k * s.parts)
     element = c["widened.bytes" if w.bytes >= 1 else "widened.halves"]
-    issued = s.m * s.k / s.warps * element + s.n * s.k * c["widened.other"]
+    issued = s.m * s.k / warps * element + s.n * s.k * c["widened.other"]
     alone = max(issued * c["widened.alone"] + c["widened.step"], c["widened.latency"] / (s.depth - 1))
 
     def wave(resident: int) -> float:
-        together = resident * s.warps * (issued + c["widened.meeting"] * s.warps) / c["widened.together"]
+        together = resident * warps * (issued + c["widened.meeting"] * warps) / c["widened.together"]
         return steps * max(alone, together) + c["widened.wave"]
 
-    full, rest = divmod(blocks, target.cores * s.resident)
-    made = full * wave(s.resident) + (wave(-(-rest // target.cores)) if rest else 0.0)
+    full, rest = divmod(blocks, target.cores * most)
+    made = full * wave(most) + (wave(-(-rest // target.cores)) if rest else 0.0)
     memory = p.m.size * p.k.size * batch * w.bytes / (c["sync.dram"] * target.cores)
     return max(made, memory) + (c["widened.cluster"] if s.parts > 1 else 0.0)
 
