@@ -77,6 +77,14 @@ def accumulated(body: Body) -> dict[str, str]:
     return {n.name: n.op for n in found if isinstance(n, Accum) and n.name not in inside}
 
 
+def totalled(body: Body) -> Body:
+    """The statements of a scan that makes a running total and stores what comes of it, up to where the total grows;
+    none if it does anything else."""
+    at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
+    plain = all(isinstance(s, Let) for s in body[:at]) and all(isinstance(s, Let | Store) for s in body[at + 1 :])
+    return body[: at + 1] if plain and at < len(body) else ()
+
+
 def overwrites_only(body: Body) -> bool:
     """What the statements store, they neither read nor add to."""
     found = [n for s in body for n in s.walk()]

@@ -318,40 +318,33 @@ def _verify_body(
 ) -> None:
     scope, buffers = set(scope), dict(buffers)
     for s in body:
+        for e in s.below:
+            if isinstance(e, Expr | Address):
+                _verify_expression(where, e.index if isinstance(e, Address) else e, scope, buffers)
         match s:
             case Declare(name, value):
-                _verify_expression(where, value, scope, buffers)
                 scope.add(Var(name, value.dtype))
             case Assign(name, value):
-                _verify_expression(where, value, scope, buffers)
                 if Var(name, value.dtype) not in scope:
                     raise ValueError(
                         f"function {where}: {name} is assigned a {value.dtype}, but declared otherwise or not at all"
                     )
             case Store(buffer, index, value, _):
-                _verify_expression(where, index, scope, buffers)
-                _verify_expression(where, value, scope, buffers)
                 if buffer in readonly or buffers.get(buffer) is not dt.vector(value.dtype, 1) or index.dtype is not i64:
                     held = buffers.get(buffer, "unknown")
                     raise ValueError(f"function {where}: {value.dtype} stored to {buffer}: it is {held} or read-only")
-            case For(var, start, stop, step, inner, mark):
-                _verify_expression(where, start, scope, buffers)
-                _verify_expression(where, stop, scope, buffers)
+            case For(var, _, _, step, inner, mark):
                 if step < 1 or mark not in MARKS:
                     raise ValueError(f"function {where}: loop {var} has step {step} and mark {mark!r}")
                 _verify_body(where, inner, scope | {Var(var, i64)}, buffers, readonly)
-            case If(cond, then, orelse):
-                _verify_expression(where, cond, scope, buffers)
+            case If(_, then, orelse):
                 _verify_body(where, then, scope, buffers, readonly)
                 _verify_body(where, orelse, scope, buffers, readonly)
             case Array(name, dtype, _, space, _):
                 if space not in SPACES or name in buffers:
                     raise ValueError(f"function {where}: array {name} in {space!r}, or bound twice")
                 buffers[name] = dtype
-            case Call(_, _, args, writes):
-                for a in args:
-                    if not isinstance(a, Map):
-                        _verify_expression(where, a.index if isinstance(a, Address) else a, scope, buffers)
+            case Call(writes=writes):
                 if set(writes) & readonly or set(writes) - set(buffers):
                     raise ValueError(f"function {where}: a call writes {writes}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.analysis.nests import perfect, wrap
+from compiler.analysis.nests import perfect, totalled, wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
@@ -88,12 +88,11 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
 
 def _total(step: SplitScan, body: tuple[Stmt, ...]) -> tuple[str, tuple[Stmt, ...]]:
     """How a running total is made, and the statements up to where it is, which do nothing else."""
-    at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
-    plain = all(isinstance(s, Let) for s in body[:at]) and all(isinstance(s, Let | Store) for s in body[at + 1 :])
-    if at == len(body) or not plain:
+    head = totalled(body)
+    if not head:
         raise ScheduleError(step, f"{step.loop} is no running total")
-    total = body[at]
+    total = head[-1]
     assert isinstance(total, Accum)
     if total.name != step.accumulator:
         raise ScheduleError(step, f"{step.loop} totals {total.name}, not {step.accumulator}")
-    return total.op, body[: at + 1]
+    return total.op, head

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from compiler.analysis.nests import totalled
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.multiples import power
-from compiler.ir.statement import Accum, Init, Let, Stmt, Store
+from compiler.ir.statement import Init, Stmt
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Plan, lanes, merged_rows
@@ -26,11 +27,7 @@ def running_total(inside: tuple[Stmt, ...]) -> bool:
     """Rows hold one scan each, of an extent worth several threads, which keeps a total."""
     match inside:
         case (Init(_, value), loop.For(extent=Const(int() as extent), kind="scan", body=body)):
-            at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
-            plain = all(isinstance(s, Let) for s in body[:at]) and all(
-                isinstance(s, Let | Store) for s in body[at + 1 :]
-            )
-            return plain and at < len(body) and extent >= LEAST_SCAN and value.dtype.bits >= 32
+            return bool(totalled(body)) and extent >= LEAST_SCAN and value.dtype.bits >= 32
     return False
 
 
