@@ -183,10 +183,9 @@ class Runner:
         source = self.settings.fuzz.options(seed, index)
         options = {"target": target, "threads": self.threads, "dump": str(folder), "what": what, **source}
         made = source.get("program") or (str(folder / asked.PROGRAM) if source.get("entry") else "")
-        words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", made or str(index), "--mlcomp-seed", str(seed)]
-        words += ["--mlcomp-target", target] if target != "cpu" else []
-        words += ["--mlcomp-fuzz-what", ",".join(what)] if what != asked.DEFAULT else []
-        known = rows.Fuzz(index=index, seed=seed, target=target, command=shlex.join(words))
+        more = ["--mlcomp-fuzz-what", ",".join(what)] if what != asked.DEFAULT else []
+        command = self._again(["--mlcomp-fuzz-only", made or str(index)], target, more)
+        known = rows.Fuzz(index=index, seed=seed, target=target, command=command)
         limit = self.settings.timeout or FUZZ_SECONDS
         reply = self._call("fuzz", seed, index, options, timeout=limit)
         if reply.status in (Status.CRASH, Status.TIMEOUT):
@@ -219,28 +218,23 @@ class Runner:
         """The row of an entry of a database."""
         settings = self.settings
         options = {"target": target, "threads": self.threads, "seed": settings.seed, "samples": settings.samples}
-        words = [
-            "pytest",
-            "--mlcomp",
-            f"--mlcomp-{database}",
-            "--mlcomp-ops",
-            f"^{re.escape(name)}:{re.escape(dtype)}$",
-        ]
-        words += ["--mlcomp-samples", str(settings.samples), "--mlcomp-seed", str(settings.seed)]
-        words += ["--mlcomp-target", target] if target != "cpu" else []
-        known = rows.OpInfo(name=name, dtype=dtype, target=target, command=shlex.join(words), source=database)
+        words = [f"--mlcomp-{database}", "--mlcomp-ops", f"^{re.escape(name)}:{re.escape(dtype)}$"]
+        command = self._again([*words, "--mlcomp-samples", str(settings.samples)], target)
+        known = rows.OpInfo(name=name, dtype=dtype, target=target, command=command, source=database)
         limit = settings.timeout or FUZZ_SECONDS
         return replies.opinfo(known, self._call(database, name, dtype, options, timeout=limit))
 
     def command(self, known: rows.Item, bench: bool) -> str:
         """The line that runs one item again with the same data."""
         settings, name = self.settings, rows.name(known, bench=bench)
-        words = ["pytest", "--mlcomp", f"{known.file}::{name}", "--mlcomp-seed", str(settings.seed)]
-        words += ["--mlcomp-target", known.target] if known.target != "cpu" else []
-        words += ["--mlcomp-bench", settings.bench] if bench else []
-        words += ["--mlcomp-backend", settings.backend] if settings.backend else []
-        words += ["--mlcomp-sanitizer", ",".join(settings.sanitizers)] if settings.sanitizers else []
-        return shlex.join(words)
+        more = ["--mlcomp-bench", settings.bench] if bench else []
+        more += ["--mlcomp-backend", settings.backend] if settings.backend else []
+        more += ["--mlcomp-sanitizer", ",".join(settings.sanitizers)] if settings.sanitizers else []
+        return self._again([f"{known.file}::{name}"], known.target, more)
+
+    def _again(self, what: Sequence[str], target: str, more: Sequence[str] = ()) -> str:
+        where = ["--mlcomp-target", target] if target != "cpu" else []
+        return shlex.join(["pytest", "--mlcomp", *what, "--mlcomp-seed", str(self.settings.seed), *where, *more])
 
     def _call(self, kind: str, *arguments: Any, timeout: float) -> Reply:
         hold = "exclusive" if kind in ("bench", "fitness") else "shared"
