@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import compiler
 from conformance import rows
@@ -36,6 +36,23 @@ class Run:
     unfit: str = ""  # why the machine cannot judge speed now
     gates: tuple[Gate, ...] = ()  # what was compiled for GPUs, by file
     when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+
+    @classmethod
+    def of(cls, found: Iterable[rows.Row], **facts: Any) -> Self:
+        """The run that has these rows: workers finish in any order, on which a report must not depend."""
+        ordered = sorted(found, key=lambda row: [getattr(row, key, "") for key in ("file", "id", "target")])
+        return cls(
+            cases=tuple(row for row in ordered if isinstance(row, Check)),
+            benches=tuple(row for row in ordered if isinstance(row, Bench)),
+            gates=tuple(row for row in ordered if isinstance(row, Gate)),
+            selftest=next((row for row in ordered if isinstance(row, SelfTest)), None),
+            **facts,
+        )
+
+    @property
+    def held(self) -> tuple[rows.Row, ...]:
+        """All rows."""
+        return (*self.cases, *self.benches, *self.gates, *((self.selftest,) if self.selftest else ()))
 
 
 def measured(benches: Iterable[Bench]) -> list[Bench]:

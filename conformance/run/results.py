@@ -124,21 +124,12 @@ class Results:
         )
 
     def _summary(self) -> writer.Run:
-        # Workers finish in any order; a report must not depend on it.
-        ordered = sorted(self.rows, key=lambda row: [getattr(row, key, "") for key in ("file", "id", "target")])
-        benches = tuple(row for row in ordered if isinstance(row, rows.Bench))
-        unfit = "; ".join(row.message for row in ordered if isinstance(row, rows.Fitness) and not row.fit)
-        return writer.Run(
-            env=self.env,
-            cases=tuple(row for row in ordered if isinstance(row, rows.Check)),
-            benches=tuple(map(replies.undecided, benches)) if unfit else benches,
-            gates=tuple(row for row in ordered if isinstance(row, rows.Gate)),
-            selftest=next((row for row in ordered if isinstance(row, rows.SelfTest)), None),
-            seconds=round(time.monotonic() - self.started, 2),
-            tier=self.settings.tier,
-            seed=self.settings.seed,
-            unfit=unfit,
+        unfit = "; ".join(row.message for row in self.rows if isinstance(row, rows.Fitness) and not row.fit)
+        seconds = round(time.monotonic() - self.started, 2)
+        run = writer.Run.of(
+            self.rows, env=self.env, seconds=seconds, tier=self.settings.tier, seed=self.settings.seed, unfit=unfit
         )
+        return replace(run, benches=tuple(map(replies.undecided, run.benches))) if unfit else run
 
 
 def hand_over(config: pytest.Config, row: rows.Bench) -> None:

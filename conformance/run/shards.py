@@ -80,9 +80,7 @@ def dump(run: Run, head: Head) -> str:
     """A part as text."""
     facts = {"env": run.env, "seconds": run.seconds, "tier": run.tier, "seed": run.seed, "unfit": run.unfit}
     first = {**rows.to_json(head), **facts, "when": run.when.isoformat()}
-    selftests = (run.selftest,) if run.selftest else ()
-    held: tuple[rows.Row, ...] = (*run.cases, *run.benches, *run.gates, *selftests)
-    return "\n".join((json.dumps(first), *map(rows.dumps, held))) + "\n"
+    return "\n".join((json.dumps(first), *map(rows.dumps, run.held))) + "\n"
 
 
 def load(folder: Path) -> tuple[Head, Run]:
@@ -91,14 +89,7 @@ def load(folder: Path) -> tuple[Head, Run]:
         first, *others = (folder / ROWS).read_text(encoding="utf-8").splitlines()
         facts: dict[str, Any] = json.loads(first)
         head = rows.from_json(Head, {field.name: facts.pop(field.name) for field in fields(Head)})
-        held = [rows.loads(line) for line in others]
-        run = Run(
-            cases=tuple(row for row in held if isinstance(row, rows.Check)),
-            benches=tuple(row for row in held if isinstance(row, rows.Bench)),
-            gates=tuple(row for row in held if isinstance(row, rows.Gate)),
-            selftest=next((row for row in held if isinstance(row, rows.SelfTest)), None),
-            **{**facts, "when": datetime.fromisoformat(facts["when"])},
-        )
+        run = Run.of(map(rows.loads, others), **{**facts, "when": datetime.fromisoformat(facts["when"])})
     except OSError as error:
         raise ShardError(f"{folder} has no part of a run: {folder / ROWS} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -124,16 +115,8 @@ def joined(parts: Sequence[tuple[Head, Run]]) -> tuple[Head, Run]:
     )  # fmt: skip
     env = {key: " + ".join(dict.fromkeys(str(run.env[key]) for run in runs if run.env[key])) or None
            for key in runs[0].env}  # fmt: skip
-
-    def order(row: rows.Row) -> list[str]:
-        return [getattr(row, key, "") for key in ("file", "id", "target")]
-
-    return whole, Run(
-        env=env,
-        cases=tuple(sorted((row for run in runs for row in run.cases), key=order)),
-        benches=tuple(sorted((row for run in runs for row in run.benches), key=order)),
-        gates=tuple(sorted((row for run in runs for row in run.gates), key=order)),
-        selftest=next((run.selftest for run in runs if run.selftest is not None), None),
+    return whole, Run.of(
+        (row for run in runs for row in run.held), env=env,
         seconds=max(run.seconds for run in runs), tier=runs[0].tier, seed=runs[0].seed,
         unfit="; ".join(dict.fromkeys(run.unfit for run in runs if run.unfit)), when=max(run.when for run in runs),
     )  # fmt: skip
