@@ -6,6 +6,7 @@ registers until the total of the threads before it is known; the total of a roun
 
 from __future__ import annotations
 
+from compiler.analysis.nests import totalled
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identity, names, op, substitute
@@ -24,14 +25,11 @@ LEAST_BITS = 32  # of what threads exchange
 
 def over_scan(state: Emission, f: tile.For, scope: Scope) -> Body:
     """Raises ValueError for a loop that is no running total."""
-    at = next((n for n, s in enumerate(f.body) if isinstance(s, Accum)), len(f.body))
-    head, rest = f.body[:at], f.body[at:]
-    match rest:
-        case (Accum(name, how, _) as total, *tail) if (
-            name in scope.values and how in OPERATIONS and scope.values[name].dtype.bits >= LEAST_BITS
-            and all(isinstance(s, Let) for s in head) and all(isinstance(s, Let | Store) for s in tail)
-        ):  # fmt: skip
-            return _scan(state, f, head, total, tuple(tail), scope)
+    head = totalled(f.body)
+    match head:
+        case (*lets, Accum(name, how) as total) if name in scope.values and how in OPERATIONS:
+            if scope.values[name].dtype.bits >= LEAST_BITS:
+                return _scan(state, f, tuple(lets), total, f.body[len(head) :], scope)
     raise state.refuse(f"the scan {f.var} is no running total, which threads can share")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from compiler.ir import tile
 from compiler.ir.expr import names
@@ -35,18 +35,25 @@ def producers(pipes: Iterable[tile.For]) -> int:
     return max(dict(f.bind.args)["producers"] if prepared(f) else 1 for f in pipes)
 
 
+def computed_from(body: tuple[Stmt, ...], needed: set[str], kept: Collection[Stmt] = ()) -> list[Stmt]:
+    """The values in a body that `needed` ones are computed from, and the statements `kept`, in order."""
+    out: list[Stmt] = []
+    for s in reversed(body):
+        if isinstance(s, Let) and s.name in needed:
+            needed = needed | names(s.value)
+        elif s not in kept:
+            continue
+        out.insert(0, s)
+    return out
+
+
 def split(f: tile.For) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
     """What runs ahead, the copies and the values that they are computed from; and what threads that compute do.
 
     Values are computed on both sides.
     """
     ahead = [n for s in f.body if isinstance(s, tile.Stage) and s.role == "copy" for n in s.body]
-    needed = set().union(*(names(s) for s in ahead))
-    lets: list[Stmt] = []
-    for s in reversed(f.body):
-        if isinstance(s, Let) and s.name in needed:
-            needed |= names(s.value)
-            lets.insert(0, s)
+    lets = computed_from(f.body, set().union(*(names(s) for s in ahead)))
     rest = tuple(s for s in f.body if not isinstance(s, tile.Stage))
     return (*lets, *ahead) if ahead else (), rest
 

@@ -174,16 +174,8 @@ class _Roles:
     def _around(self, body: Body, act: Callable[[tile.For], Body]) -> Body:
         """The loops around pipelines, and what they are computed from; `act` is what is done in a pipeline."""
         kept = [s for s in body if stages.has_producers((s,))]
-        needed: set[str] = set().union(*(_needed(s) for s in kept))
-        out: list[Stmt] = []
-        for s in reversed(body):
-            if s in kept:
-                out.insert(0, s)
-            elif isinstance(s, Let) and s.name in needed:
-                needed |= names(s.value)
-                out.insert(0, s)
         made: list[Stmt] = []
-        for s in out:
+        for s in stages.computed_from(body, set().union(*(_needed(s) for s in kept)), kept):
             match s:
                 case tile.For() if stages.is_specialised(s):
                     made += act(s)
