@@ -186,6 +186,13 @@ def _smooth_l1_backward(
     return made / x.numel() if reduction == 1 else made  # the mean
 
 
+def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """Torch's own definition has a slope of minus infinity at -0."""
+    low, past = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
+    beyond = (x < low) | (x > 1 - low)
+    return torch.where(beyond, past, grad / (x * (1 - x)).abs())
+
+
 def _grouped_mm(
     x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -235,6 +242,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce,
+    "logit_backward.default": _logit_backward,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "smooth_l1_loss_backward.default": _smooth_l1_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,

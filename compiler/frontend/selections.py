@@ -45,7 +45,8 @@ def _median_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
 
 
 def _median(x: Tensor) -> Any:
-    return _median_dim(x.flatten(), 0)[0] if isinstance(x.numel(), torch.SymInt) or x.numel() else NotImplemented
+    found = _median_dim(x.flatten(), 0)
+    return found if found is NotImplemented else found[0]
 
 
 def _nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:

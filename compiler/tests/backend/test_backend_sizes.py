@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compiler import frontend
-from compiler.backend import SpecialisationWarning
+from compiler.backend import FallbackWarning, SpecialisationWarning
 from compiler.execution import executable
 from compiler.tests.backend.agreement import agree, seeded
 
@@ -205,3 +205,10 @@ def test_products_of_which_all_sizes_vary(dtype: torch.dtype) -> None:
     for m in (19, 33, 2):
         a, b = torch.randint(-3, 4, (7, m)).to(dtype), torch.randint(-3, 4, (m, 16)).to(dtype)
         assert torch.equal(compiled(a, b), a @ b), f"seed {seed}, {m} terms"
+
+
+@pytest.mark.parametrize("function", [torch.median, torch.nanmedian], ids=["median", "nanmedian"])
+def test_the_median_of_nothing_where_sizes_vary(function: Callable[[Tensor], Tensor]) -> None:
+    compiled = torch.compile(lambda x: function(x) + 1, backend="mlcomp", dynamic=True)
+    with pytest.warns(FallbackWarning, match="median"):
+        assert compiled(torch.zeros(0, 3)).isnan()

@@ -95,3 +95,9 @@ def test_medians_and_masks() -> None:
         agree(aten.median.default, x)
         agree(aten.median.default, holes)
     agree(aten.masked_scatter_backward.default, torch.randn(4, 5), torch.rand(4, 5) < 0.5, [4, 6])
+
+
+@pytest.mark.parametrize("eps", [None, -1.0, 0.0, 0.1])
+def test_logits_at_their_ends(eps: float | None) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, 0.5, 0.05, 0.95, -1.0, 2.0, math.inf, -math.inf, math.nan])
+    agree(aten.logit_backward.default, torch.full_like(x, 3.0), x, eps)
