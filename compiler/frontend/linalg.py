@@ -155,10 +155,9 @@ def _lu_factor_ex(x: Tensor, *, pivot: bool = True, check_errors: bool = False) 
 
 def _order(pivots: Tensor, m: int) -> Tensor:
     """Which row of the matrix each row of L times U is."""
-    rows = _numbers(m, pivots)
-    order = rows.expand(*pivots.shape[:-1], m)
-    for k in range(pivots.shape[-1]):
-        order = order.gather(-1, _swapped(rows, k, pivots[..., k].long() - 1))
+    order = _numbers(m, pivots).expand(*pivots.shape[:-1], m)
+    for k in reversed(range(pivots.shape[-1])):
+        order = _swapped(order, k, pivots[..., k].long() - 1)
     return order
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler.frontend import linalg
 from compiler.tests.meaning import fresh_seed
@@ -68,6 +69,14 @@ def test_any_matrix_is_factored(sizes: tuple[int, ...]) -> None:
     for left in (False, True):
         for transpose in (False, True):
             _same("ormqr", *packed, b if left else b.mT.contiguous(), left, transpose)
+
+
+def test_pivots_are_applied_to_the_numbers_of_rows_without_gathers() -> None:
+    """A gather from a gather from a gather is one index, which grows with each of them."""
+    pivots = torch.tensor([[3, 2, 4, 4]], dtype=torch.int32)
+    order = make_fx(lambda x: linalg._order(x, 8))(pivots)
+    assert "gather" not in order.code
+    assert order(pivots).tolist() == [[2, 1, 3, 0, 4, 5, 6, 7]]
 
 
 def test_a_matrix_that_is_not_positive_definite_fails_when_called() -> None:
