@@ -41,6 +41,8 @@ from compiler.passes.tensor.closed_forms import closed_form
 from compiler.passes.tensor.contractions import is_joined, multiplies_joined
 from compiler.passes.tensor.windows import narrow_windows
 
+_MOST_NESTED = 3  # loads of a view, one in the index of the other
+
 
 def compose(program: Program, joins: bool = False) -> Program:
     """Views composed with what they view; dead equations removed. With `joins`, what joins tensors is stored where a
@@ -143,9 +145,14 @@ def _forward(program: Program, joins: bool) -> Program:
         if isinstance(new, Order) and not in_steps(new.value, new.over[0].var):
             new = e
         out[e.name] = new
-        if isinstance(new, Map) and is_view(new):
+        if isinstance(new, Map) and is_view(new) and _nested(new.value) <= _MOST_NESTED:
             views[e.name] = new
     return _rewrite(program, out)
+
+
+def _nested(e: Expr) -> int:
+    """How many loads there are, one in the index of the other: the text of an index grows with their power."""
+    return max((1 + max(map(_nested, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
 
 
 def inline(e: Equation, producers: dict[str, Map]) -> Equation:
