@@ -30,6 +30,11 @@ class Process:
         self.first: Mapping[str, Any] | None = None
         self._running: subprocess.Popen[bytes] | None = None
 
+    def start(self) -> None:
+        """Let it begin to import what it needs; whatever it is asked meanwhile it answers then."""
+        if self._running is None:
+            self._start()
+
     def begin(self, seconds: float, **request: Any) -> Answer:
         """Ask for `begin`, now and of each process that takes the place of a lost one."""
         self.first = {"do": "begin", **request}
@@ -120,10 +125,12 @@ class Builders:
         self._threads = ThreadPoolExecutor(count)
 
     def start(self, seconds: float) -> None:
-        """Have all of them ready, which takes as long as it takes to import PyTorch."""
-        for answer in self._threads.map(lambda p: p.ask("ready", seconds), self._all):
-            if "failed" in answer:
-                raise CompilerError(f"a process that builds candidates cannot be started: {answer['failed']}")
+        """Let all of them import PyTorch at once, and wait for the first; CompilerError if it cannot."""
+        for p in self._all:
+            p.start()
+        answer = self.ask("ready", seconds)
+        if "failed" in answer:
+            raise CompilerError(f"a process that builds candidates cannot be started: {answer['failed']}")
 
     def build(self, program: str, schedules: Sequence[str], seconds: float) -> list[Answer]:
         """An answer for each schedule of the kernel."""

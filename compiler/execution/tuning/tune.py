@@ -104,11 +104,13 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
         raise CompilerError(f"no GPU of this machine runs code for {target.name}, and what is emulated is not timed")
     name = next((n for n in ("cpu", "cuda") if named.target(n) == target), target.name)
     builders = Builders(name, cache, detect.usable_cores())
-    racer, *others = racers = [Process(name, cache) for _ in range(1 + LANES[target.kind])]  # started when asked
+    racer, *others = racers = [Process(name, cache) for _ in range(1 + LANES[target.kind])]
     free: SimpleQueue[Process] = SimpleQueue()
     for other in others:
         free.put(other)
     try:
+        for one in others:
+            one.start()
         builders.start(BUILT_IN)
         yield Bench(target, device, cache / "tune", builders, racer, free)
     finally:
