@@ -385,15 +385,12 @@ class _Lowering:
         ]
         left = [const(n) if (value_range(e, known)[0] or 0) >= n else e for e, n in zip(left, lengths, strict=True)]
         whole = left == [const(n) for n in lengths]
-        args: tuple[Expr | k.Address, ...] = (
-            *map(const, lengths),
-            *(self.value(e, scope) for e in left),
-            source,
-            *steps.values(),
-            target,
-            *to_steps.values(),
-        )
-        (_, by), (to_row, to_by) = steps.values(), to_steps.values()
+        there = [self.value(e, scope) for e in left]
+        axes = list(zip(map(const, lengths), there, steps.values(), to_steps.values(), strict=True))
+        if axes[0][2] is const(1):  # neighbours of the source are in a row
+            axes.reverse()
+        extents, exist, (row, by), (to_row, to_by) = zip(*axes, strict=True)
+        args: tuple[Expr | k.Address, ...] = (*extents, *exist, source, row, by, target, to_row, to_by)
         how = "MLC_ANY"
         if by is const(1) and to_by is const(1):
             how = "MLC_WHOLE_ROWS" if whole else "MLC_ROWS"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from compiler import frontend, pipeline
@@ -16,6 +19,14 @@ from compiler.tests.meaning import fresh_seed
 def turned(x: Tensor) -> Tensor:
     """The last axis first, in memory, too."""
     return x.movedim(-1, 0).contiguous()
+
+
+def _layer_norm(x: Tensor, dim: int) -> Tensor:
+    return F.layer_norm(x, (x.shape[dim],))
+
+
+def _log_softmax(x: Tensor) -> Tensor:
+    return F.log_softmax(x, -1)
 
 
 def loops(x: Tensor) -> str:
@@ -58,3 +69,41 @@ def test_operands_that_lie_both_ways_are_read_as_they_lie() -> None:
     text = tile_text.show(pipeline.lower(frontend.capture(both, [x, y]).program, cpu.AVX2, until="tile").stages["tile"])
     assert "x_square" in text and "y_square" not in text, text
     torch.testing.assert_close(called(both, [x, y], "cpu"), both(x, y), msg=lambda m: f"{m}, seed {seed}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "tile"),
+    [
+        ((64, 48), 0, torch.float32, "x_turned[0: +64, 0: +16], x[0: +64, i0 * 16: +16]"),
+        ((37, 41), 0, torch.float32, "x_turned[0: +37, 0: +16], x[0: +37, i0 * 16: +16]"),
+        ((100, 75), 0, torch.bfloat16, "x_turned[0: +100, 0: +32], x[0: +100, i0 * 32: +32]"),
+        ((3, 40, 7, 9), 1, torch.float32, "x_turned[0: +40, 0: +16], x[i, 0: +40, jk0 * 16: +16]"),
+        ((9, 48), 0, torch.float32, ""),
+        ((64, 9), 0, torch.float32, ""),
+        ((40000, 16), 0, torch.float32, ""),
+    ],
+)
+@pytest.mark.parametrize("norm", [F.softmax, _layer_norm])
+def test_rows_across_which_an_operand_lies_are_turned_some_at_a_time(
+    shape: tuple[int, ...], axis: int, dtype: torch.dtype, tile: str, norm: Callable[[Tensor, int], Tensor]
+) -> None:
+    def rows(x: Tensor) -> Tensor:
+        return norm(x.movedim(axis, -1), -1).contiguous()
+
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = torch.randn(*shape).to(dtype)
+    text = tile_text.show(pipeline.lower(frontend.capture(rows, [x]).program, cpu.AVX2, until="tile").stages["tile"])
+    assert tile in text and ("turned" in text) == bool(tile), text
+    torch.testing.assert_close(called(rows, [x], "cpu"), rows(x), msg=lambda m: f"{m}, seed {seed}")
+
+
+def test_rows_of_a_tensor_with_strides_are_turned_as_those_of_a_view() -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = torch.randn(90, 70).t()
+    text = tile_text.show(
+        pipeline.lower(frontend.capture(_log_softmax, [x]).program, cpu.AVX2, until="tile").stages["tile"]
+    )
+    assert "x_turned" in text, text
+    torch.testing.assert_close(called(_log_softmax, [x], "cpu"), _log_softmax(x), msg=lambda m: f"{m}, seed {seed}")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, const, dim, static
 from compiler.ir.linear import from_linear, linear
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.nests import padded
 from compiler.schedule.steps import ScheduleError, Stage
 
 Axis = tuple[Expr | None, Expr]  # how much of an axis is in use, None for one place, and from where on
@@ -47,7 +48,7 @@ def staged(
     if not groups:
         raise ScheduleError(step, f"one element of {buffer.name} is no tile")
     shape = tuple(dim(math.prod(lengths[d] for d in g)) for g in groups)
-    strides = row_major(shape[::-1])[::-1] if step.turned else row_major(shape)
+    strides = padded(shape[::-1], step.pad)[::-1] if step.turned else padded(shape, step.pad)
     held = Tensor(step.tile, buffer.dtype, shape, strides)
     whole_tile = tile.Slice(held.name, (const(0),) * len(shape), tuple(map(static, shape)))
     source = tile.Slice(buffer.name, tuple(start for _, start in axes), tuple(lengths))

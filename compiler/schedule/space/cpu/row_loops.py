@@ -15,7 +15,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.space.cpu import partitioned, pointwise
+from compiler.schedule.space.cpu import partitioned, pointwise, turned_rows
 from compiler.schedule.space.cpu.nests import Nest, touched, work
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreAt
@@ -36,11 +36,20 @@ def space(nest: Nest) -> Iterator[Member]:
         return _along(nest, steps)
     if not (nest.rows_as_lanes or placing):
         scalar = steps * lanes
-        return either(_along(nest, steps * _accesses(nest, lanes)), partitioned.guarded(nest, scalar))
+        rows = _along(nest, steps * _accesses(nest, lanes))
+        return either(rows, partitioned.guarded(nest, scalar), _turned(nest, steps, lanes))
     across = steps * cost.accesses(nest.across(), lanes)
     along = steps * max(_accesses(nest, lanes), _scattered(nest, lanes))
     rows = fixed(across, *_within(nest, placing)) if placing else above(across, pointwise.space(nest))
-    return either(_along(nest, along), rows)
+    return either(_along(nest, along), rows, _turned(nest, steps, lanes))
+
+
+def _turned(nest: Nest, steps: float, lanes: int) -> Iterator[Member]:
+    """Lanes along the loops inside, of some rows at a time of which what lies across them is turned first."""
+    found = turned_rows.tiled(nest)
+    if found is not None:
+        tiles, turning = found
+        yield from _along(tiles, steps * max(_accesses(tiles, lanes), _scattered(tiles, lanes)) + turning * lanes)
 
 
 def _placing(nest: Nest) -> tuple[loop.For, ...]:

@@ -73,7 +73,7 @@ def _flattened(nest: Nest, loads: list[Load], groups: tuple[Group, ...]) -> dict
             return None
         out[x.buffer] = []
         for g in groups:
-            found = _axis(nest, x, g.loops)
+            found = axis(nest, x, g.loops)
             if found is None:
                 return None
             if len(g.loops) > 1:
@@ -82,7 +82,7 @@ def _flattened(nest: Nest, loads: list[Load], groups: tuple[Group, ...]) -> dict
     return out
 
 
-def _axis(nest: Nest, load: Load, loops: tuple[loop.For, ...]) -> int | None:
+def axis(nest: Nest, load: Load, loops: tuple[loop.For, ...]) -> int | None:
     """From which axis on a load goes along loops, whose axes lie one after the other; None for others."""
     places = tuple(Var(f.var) for f in loops)
     at = next((d for d in range(len(load.index)) if load.index[d : d + len(places)] == places), None)
