@@ -272,6 +272,8 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
     if one and flat and p.m * p.k * size <= l2 // 4:
         deep = p.k  # B is read once: best from end to end
     k = _depth(p, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
+    if flat and k > deep and p.n > OFTEN * row.n:  # rows of A, which are read as often, find room beside the panel, too
+        k = _several(p, l1 // ((row.m + row.n) * size), target.lanes(size)) or k
     m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
     wide = max(m * p.bytes, k * size if pack_b else 1)
     return m, cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n), k
@@ -287,6 +289,12 @@ def _depth(p: Matmul, most: int, lanes: int) -> int:
     if unit > most and parts:
         return max(parts)
     return cut(p.k, most, unit if unit > 1 else lanes)
+
+
+def _several(p: Matmul, most: int, lanes: int) -> int:
+    """A block of k of at most so much: several of the innermost loop, which divide the inner loops; 0 for none."""
+    last, unit = p.b.k_last, p.b.k_unit
+    return max((n for n in range(last, min(most, unit) + 1, last) if n % lanes == 0 == unit % n), default=0)
 
 
 def cut(size: int, block: int, multiple: int) -> int:
