@@ -8,7 +8,7 @@ more than the memory traffic it saves:
 - a contraction takes the maps of its own domain as epilogue; as prologue only what makes few bytes many (the integers
   of a quantized weight), for as few rows as read them once;
 - scans take what feeds them, and cheap maps of their own domain that read them;
-- scatters stay alone, and so does a reduction to too few rows to spread over cores;
+- scatters stay alone, and so does a reduction to too few rows to spread over cores, unless its rows are short;
 - numbers that are made of inputs alone share a kernel, whether or not they have to do with each other.
 """
 
@@ -54,8 +54,9 @@ _CHEAP = {
 }  # fmt: skip
 # An element that costs more is stored rather than computed twice: about a store and a load of a cached row.
 WORTH_KEEPING = 8
-# Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own.
-FEW_ROWS = 4
+# Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own; but where one
+# block of a GPU goes through so short a row in less time than it takes to start another kernel.
+FEW_ROWS, SHORT_ROW = 4, 1 << 13
 # On a machine of many cores rows of so many elements are taken apart, where there are fewer of them than half the cores
 # and one kernel would hold several sweeps over each: a block by itself reads some 50 GB/s of an H200's 4,800.
 LONG_ROW = 1 << 16
@@ -249,7 +250,7 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
         return len(sweeps) == 1 and _follow(sweeps[0], members, found) and _nothing_dear_twice(members, found, stored)
     rows = {a.name for a in found.rows}
     follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
-    if sweeps and follows and _few(found.rows):
+    if sweeps and follows and _few(found.rows) and not (groups.cores > 1 and _short(members, sweeps, found.rows)):
         return False
     if len(sweeps) + follows > 1 and 2 * count(a.extent for a in found.rows) <= COLUMNS * groups.cores:
         beside = _beside(sweeps, members, groups)
@@ -270,6 +271,12 @@ def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
 
 def _few(rows: tuple[Axis, ...]) -> bool:
     return count(a.extent for a in rows) < FEW_ROWS
+
+
+def _short(members: Sequence[Equation], sweeps: Sequence[Equation], rows: tuple[Axis, ...]) -> bool:
+    """Whether a row is, of what is reduced and of what is made of that."""
+    made = max(count(a.extent for a in e.axes) for e in members) / max(1, count(a.extent for a in rows))
+    return max(made, _longest(sweeps)) <= SHORT_ROW
 
 
 def _longest(sweeps: Sequence[Equation]) -> float:
