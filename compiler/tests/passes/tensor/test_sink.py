@@ -9,7 +9,7 @@ from compiler.pipeline import lower
 from compiler.targets.nvidia import SM_90A
 from compiler.tests.meaning import fresh_seed
 
-PICKED = "(lambda x, t: {0}.gather(1, t[:, None]))(torch.randn(8, 64), torch.randint(0, 64, (8,)))"
+PICKED = "(lambda x, t: {0}.gather(1, t[:, None]))(torch.randn(64, 256), torch.randint(0, 256, (64,)))"
 
 
 def stored(expression: str) -> list[str]:
