@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from conformance.fuzz import asked, corpus, generate
-from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, REFUSED, Drawing, Value, require
+from conformance.fuzz.drawing import LARGE, LARGER, LAYOUTS, MOST_SCHEDULED, REFUSED, Drawing, Value, require
 from conformance.fuzz.program import Program, arguments
 from conformance.shapes.cases import FLOATS, Arg
 from conformance.shapes.distributions import fits
@@ -22,6 +22,7 @@ from conformance.shapes.distributions import fits
 TRIES = 12
 MOST_CALLS = 2 * generate.MOST_CALLS
 LARGEST = (*LARGER, 192, 255, 256, 257, 512)
+MOST_ALLOCATED = 1 << 27  # elements that one call may make before its result is found to be too large
 
 
 def drawn(seed: int, index: int, options: Mapping[str, Any]) -> Program:
@@ -64,8 +65,10 @@ def _resized(program: Program, rng: random.Random) -> Program:
     n = rng.choice([n for arg in program.args for n in arg.shape])
     m = rng.choice([m for m in LARGEST if m != n])
     args = tuple(resized(arg, n, m) for arg in program.args)
-    texts = tuple(re.sub(rf"(?<![\w.]){n}(?![\w.])", str(m), text) for text in program.lines)
-    other = replace(program, args=args, lines=texts if rng.random() < 0.5 else program.lines)
+    texts = [re.subn(rf"(?<![\w.]){n}(?![\w.])", str(m), text) for text in program.lines]
+    require(all(torch.Size(arg.shape).numel() <= LARGE[1] for arg in args))
+    require(all(m**count * MOST_SCHEDULED <= MOST_ALLOCATED for _, count in texts))
+    other = replace(program, args=args, lines=tuple(t for t, _ in texts) if rng.random() < 0.5 else program.lines)
     return _sound(program, other, rng)
 
 

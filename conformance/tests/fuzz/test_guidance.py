@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 import compiler
 from conformance import rows
-from conformance.fuzz import asked, check, corpus, generate, mutate
+from conformance.fuzz import asked, check, corpus, drawing, generate, mutate
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.shapes.cases import Arg
 from conformance.tests.pretence import mlcomp
@@ -58,6 +60,25 @@ def test_programs_made_of_others_are_sound_and_what_their_numbers_say() -> None:
         assert all(generate.runs_at(child, point) for point in child.points), (SEED, index, line(child))
         made.add((line(child), child.args) != (line(parent), parent.args))
     assert made == {True}
+
+
+def test_a_size_is_not_replaced_where_that_makes_a_value_of_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the values of such a program would be allocated before they are found to be too large."""
+    tried: list[Program] = []
+
+    def keep(_before: Program, after: Program, _rng: random.Random) -> Program:
+        tried.append(after)
+        return after
+
+    monkeypatch.setattr(mutate, "_sound", keep)
+    cube = Program(SEED, 0, (Arg("x0", (3, 3, 3, 3), "f32"),), ("t0 = x0.abs()",), ("t0",))
+    tiled = Program(SEED, 0, (Arg("x0", (2, 5), "f32"),), ("t0 = x0.repeat(2, 2, 2)",), ("t0",))
+    for index in range(100):
+        for parent in (cube, tiled):
+            mutate.mutated(parent, SEED, index, asked.DEFAULT)
+    assert len({(one.args, one.lines) for one in tried}) > 5, SEED
+    assert all(math.prod(arg.shape) <= drawing.LARGE[1] for one in tried for arg in one.args), SEED
+    assert not any(re.search(r"repeat\((\d{3}), \1, \1\)", line(one)) for one in tried), SEED
 
 
 def test_a_run_takes_programs_from_the_corpus_and_adds_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

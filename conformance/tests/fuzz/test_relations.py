@@ -36,7 +36,9 @@ def batches(*lines: str, args: tuple[Arg, ...] = (SQUARE,)) -> list[tuple[dict[s
 
 def test_eager_keeps_every_relation() -> None:
     met: Counter[str] = Counter()
-    for index in range(12):
+    for index in range(200):
+        if index >= 12 and met:  # one program in two has no relation
+            break
         drawn = generate.program(SEED, index)
         before = relations.run(function(drawn), drawn, "cpu")
         for one in relations.relations(drawn):
