@@ -1,4 +1,4 @@
-"""Applications of passes and schedule steps, numbered over a lowering: a gate is asked before each, a trace told."""
+"""Applications of passes and schedule steps, numbered in the order of a lowering, with hooks: a gate and a trace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from compiler.schedule.steps import Schedule
 
 @dataclass(frozen=True)
 class Application:
-    """One application of a pass; programs are None where text came in or out.
+    """One application of a pass or schedule step. A program is None where the pass reads or returns text.
 
-    That of a schedule step says which pass it is `part_of` and the `kernel` that it changes, and is named by its text.
+    For a schedule step, `part_of` names the pass, `kernel` the kernel that it changes, and `name` is the step's text.
     """
 
     number: int
@@ -27,13 +27,14 @@ class Application:
 
 
 Trace = Callable[[Application], None]
-# Whether an optional pass, or a step of a schedule, of this name and number is applied; or the steps to apply instead.
+# Called with the name and number of an optional pass or schedule step: whether to apply it, or the steps to apply
+# instead.
 Gate = Callable[[str, int], bool | Schedule]
 
 
 @dataclass
 class Applications:
-    """The count of a lowering, and whom to ask and to tell; `changed` once the gate has refused or replaced a step."""
+    """The counter of a lowering and its hooks. `changed` is set once the gate refuses or replaces a step."""
 
     gate: Gate | None = None
     trace: Trace | None = None
@@ -42,23 +43,23 @@ class Applications:
 
     @property
     def watched(self) -> bool:
-        """Whether anyone asks for the names of steps."""
+        """Whether a gate or a trace is set, so that steps need names."""
         return self.gate is not None or self.trace is not None
 
     def selected(self, name: str) -> bool | Schedule:
-        """What the gate says of the next application."""
+        """Count the next application and return the gate's answer for it."""
         self.number += 1
         return True if self.gate is None else self.gate(name, self.number)
 
     def begins(self, name: str, optional: bool) -> bool:
-        """Whether a pass is applied next: the gate is asked for those that are `optional`."""
+        """Whether to apply the next pass. The gate is asked only about `optional` passes."""
         if optional:
             return bool(self.selected(name))
         self.number += 1
         return True
 
     def told(self, name: str, stage: str, before: Any, after: Any, within: bool, kernel: str = "") -> None:
-        """Tell what the last application made; one of a kernel is a step of its schedule."""
+        """Report the last application to the trace. With a `kernel` it is a step of that kernel's schedule."""
         if self.trace is not None:
             part_of = "schedule" if kernel else ""
             self.trace(Application(self.number, name, stage, before, after, within, part_of, kernel))

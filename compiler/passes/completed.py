@@ -1,4 +1,4 @@
-"""A kernel, its schedule and a target in; the schedule with all that follows from it out, as arguments of its steps."""
+"""Complete schedules for a target: decisions that follow from a kernel and its schedule become arguments of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compiler.targets.target import Target
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule of a kernel of a Loop IR program; raises ScheduleError for a step that does not apply."""
+    """Complete the schedule of a kernel of a Loop IR program. Raises ScheduleError for a step that does not apply."""
     match target.kind:
         case "cpu":
             return cpu.completed(program, kernel, schedule, target)

@@ -1,7 +1,7 @@
-"""Loop IR in, each kind of its kernels once, out, and then what was made of them, under the names of all the kernels.
+"""Deduplicate kernels: kernels that differ only in names share one schedule and are lowered once.
 
-Kernels that are the same but for names are of one kind: they have one schedule and are lowered once. What became of a
-kind is remembered for programs to come.
+`Kinds` partitions the kernels of a Loop IR program into equivalence classes (kinds). The results of a kind are renamed
+for each of its kernels and cached for later programs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from compiler.ir.tensor import Tensor
 from compiler.passes.tile.fresh_names import schedule_under
 from compiler.schedule.steps import Schedule, show
 
-REMEMBERED = 512  # kinds
+REMEMBERED = 512  # kinds that are cached
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """What became of a kernel, which is several launches perhaps.
+    """The result of lowering one kernel, possibly as several launches.
 
-    `temps` are the temporaries of its own that are left, and those that its schedule made; those that only Kernel IR
-    has are `parts`, or `zeros` where they hold zeros at first. `given_up` says why it is not scheduled better.
+    `temps` are the kernel's own temporaries that remain and those that its schedule added. `parts` are temporaries that
+    exist only in Kernel IR; those of them that start as zeros are in `zeros` instead. `given_up` is the reason why a
+    simpler schedule replaced the chosen one, or empty.
     """
 
     source: Kernel
@@ -45,15 +46,17 @@ _lock = threading.Lock()
 
 
 def forget_kernels() -> None:
-    """Forget the kernels of earlier programs, whose names a kernel like them has within: the next one is lowered as by
-    a process that has lowered nothing yet."""
+    """Clear the cache of lowered kernels, so that the next program is lowered as in a fresh process. (A cached kernel
+    keeps names of the program that it came from inside it.)"""
     with _lock:
         _known.clear()
 
 
 class Kinds:
-    """The kinds of kernels of a program. `by` is all that what becomes of one depends on, besides itself; those that
-    are `scheduled` by others are of no kind but their own. `firsts` are the kernels of kinds that are not known yet.
+    """The kinds of kernels of a program.
+
+    `by` holds everything besides the kernel itself that its lowering depends on. A kernel named in `scheduled` has a
+    schedule of its own and is a kind by itself. `firsts` has one kernel of each kind that is not cached yet.
     """
 
     def __init__(self, whole: Program, by: Hashable, scheduled: Collection[str]) -> None:
@@ -77,7 +80,7 @@ class Kinds:
         self.firsts = firsts
 
     def alone(self, kernel: Kernel) -> Program:
-        """A kernel as the only one of a program, which is given what it shares with others."""
+        """Return a program of this kernel only; temporaries that it shares with other kernels become inputs."""
         whole, params = self.whole, {p.name for p in kernel.params}
         shared = (t for t in whole.temps if t.name in params - self.own)
         return whole.replace(
@@ -90,7 +93,7 @@ class Kinds:
     def note(
         self, kind: Hashable, tiles: Program, kernels: k.Program | None, schedule: Schedule, given_up: str
     ) -> None:
-        """What became of a kind by itself; without `kernels` it went no further than Tile IR."""
+        """Record the result of lowering a kind by itself. `kernels` is None if lowering stopped at Tile IR."""
         source = self.firsts[kind]
         functions = kernels.functions if kernels is not None else ()
         known = {t.name for t in tiles.temps}
@@ -100,7 +103,7 @@ class Kinds:
         self.lowered[kind] = Lowered(source, schedule, given_up, tiles.kernels, functions, tiles.temps, parts, zeros)
 
     def remember(self) -> None:
-        """Keep for later programs what became of the kernels of this one, all passes done."""
+        """Cache the lowered kernels of this program for later ones; called after all passes."""
         with _lock:
             for kind, made in self.lowered.items():
                 if made.functions and not isinstance(kind, str):
@@ -109,14 +112,14 @@ class Kinds:
                 _known.popitem(last=False)
 
     def everything(self) -> dict[str, Lowered]:
-        """What became of each kernel of the whole program, by its name."""
+        """Return the result for each kernel of the whole program, by its name."""
         whole = self.whole
         taken = {t.name for t in (*whole.inputs, *whole.outputs, *whole.temps)}
         return {x.name: _under(self.lowered[self.of[x.name]], x, taken, whole) for x in whole.kernels}
 
 
 def tiles_of(whole: Program, lowered: Mapping[str, Lowered]) -> Program:
-    """The whole program in Tile IR."""
+    """Assemble the whole program in Tile IR."""
     private = {p.name for x in lowered.values() for p in x.source.params}
     left = {t.name: t for x in lowered.values() for t in x.temps}
     users = Counter(p.name for kernel in whole.kernels for p in kernel.params)
@@ -127,7 +130,7 @@ def tiles_of(whole: Program, lowered: Mapping[str, Lowered]) -> Program:
 
 
 def functions_of(tiles: Program, lowered: Mapping[str, Lowered]) -> k.Program:
-    """The whole program in Kernel IR."""
+    """Assemble the whole program in Kernel IR."""
     parts = (t for x in lowered.values() for t in x.parts)
     zeros = tuple(t for x in lowered.values() for t in x.zeros)
     functions = tuple(f for x in lowered.values() for f in x.functions)
@@ -138,7 +141,7 @@ def functions_of(tiles: Program, lowered: Mapping[str, Lowered]) -> k.Program:
 
 
 def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> Lowered:
-    """What became of a kernel, for another that is like it. Its new temporaries are called as nothing in `taken` is."""
+    """Rename a result for another kernel of its kind. Names of new temporaries avoid `taken` and are added to it."""
     table = dict(zip(alike.names(found.source), alike.names(kernel), strict=True))
     temps = (*found.temps, *found.parts, *found.zeros)
     new = [t.name for t in temps if t.name not in table]
@@ -164,7 +167,7 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
     )
     functions = []
     for f in found.functions:
-        alike.shape_of(f)  # found out once for all that are renamed from it
+        alike.shape_of(f)  # computed once for all functions renamed from it
         params = {p.name: table[p.name] for p in f.params}
         params |= _called_after(alike.names(f), params, {*params.values(), *sizes}, as_they_are=True)
         made = alike.renamed(f, params)
@@ -176,7 +179,7 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
 
 
 def under(schedule: Schedule, source: Kernel, kernel: Kernel) -> Schedule:
-    """A schedule of `source`, for a kernel that differs from it in names alone; raises ValueError for another."""
+    """Rename a schedule of `source` for a kernel that differs only in names. Raises ValueError for other kernels."""
     table = dict(zip(alike.names(source), alike.names(kernel), strict=True))
     return schedule_under(schedule, table, lambda names, known: _called_after(names, known, {*known.values()}))[0]
 
@@ -184,9 +187,10 @@ def under(schedule: Schedule, source: Kernel, kernel: Kernel) -> Schedule:
 def _called_after(
     names: Iterable[str], table: Mapping[str, str], taken: Collection[str], as_they_are: bool = False
 ) -> dict[str, str]:
-    """Names that are not in `table`: with what that has in place of names in them, or `as_they_are`.
+    """Choose names for those `names` that are not in `table`.
 
-    No two are called the same, and none as what is `taken`.
+    Names of `table` that occur within a name are replaced too, unless `as_they_are`. The new names differ from each
+    other and from those in `taken`.
     """
     new = [name for name in dict.fromkeys(names) if name not in table]
     if not new:

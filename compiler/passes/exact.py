@@ -1,6 +1,6 @@
-"""Kernel IR in, Kernel IR out: afterwards nothing is rounded to 16 bits and widened again that 16 bits hold exactly.
+"""Remove roundings to 16 bits that change nothing, because 16 bits hold the value exactly (Kernel IR to Kernel IR).
 
-Those are whole numbers of up to 8 bits, such as the integers of a quantized weight, and small sums of them.
+Such values are integers of up to 8 bits, such as those of a quantized weight, and small sums of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.ir.dtype import HALVES, DType
 from compiler.ir.expr import Cast, Const, Expr, Op, Var
 from compiler.ir.rewrite import nodes
 
-MOST = 256  # all whole numbers up to this have a bf16, as have those of f16
+MOST = 256  # bf16 and f16 both hold every integer up to this magnitude exactly
 _BYTES = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}
 _HALVES = {d.name for d in HALVES}
 
@@ -22,11 +22,12 @@ Range = tuple[float, float]
 
 
 def exact(program: k.Program) -> k.Program:
-    """Leave out roundings that change nothing:
+    """Remove roundings that change nothing:
 
         q_: f32 = f32(bf16(q[i]))
         y[i] = f32(bf16(q_ - 8.0)) * x[i]
-    becomes, where `q` is of bytes,
+
+    becomes, if the elements of `q` are bytes,
 
         q_: f32 = f32(q[i])
         y[i] = (q_ - 8.0) * x[i]
@@ -68,7 +69,7 @@ def _as(value: Expr, dtype: DType) -> Expr:
 
 
 def _whole(e: Expr, known: Mapping[str, Range]) -> Range | None:
-    """Between which whole numbers that 16 bits hold a value lies; None where it may be another."""
+    """Return the range of an expression whose values are all integers that 16 bits hold exactly; None for others."""
     match e:
         case Expr() if e.dtype.name in _BYTES:
             return _masked(e, known)

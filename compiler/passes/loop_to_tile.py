@@ -1,4 +1,4 @@
-"""Loop IR in, Tile IR out: the same nest with every loop bound to `serial`; schedule steps bind it from there."""
+"""Lower Loop IR to Tile IR: the same nest with every loop bound to `serial`; schedule steps bind it from there."""
 
 from __future__ import annotations
 

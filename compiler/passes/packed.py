@@ -1,7 +1,7 @@
-"""Kernel IR in, Kernel IR out: afterwards bytes and halves of bytes become bf16 by device functions, two at a time.
+"""Widen quantized integers to bf16 by device functions that convert two elements at a time (Kernel IR to Kernel IR).
 
-What the integers of a weight of 4 bits mean takes eleven instructions each where they are computed one by one, two
-where two share a register; those of 8 bits two in place of a conversion by the slowest of units.
+An element of a 4-bit weight takes eleven instructions if converted alone, two if a pair shares a register. An 8-bit
+element takes two instead of a conversion by the slowest of the GPU's units.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ PAIR = 2  # elements in a register
 
 
 def packed(program: k.Program) -> k.Program:
-    """Elements side by side that are bytes, or a half of a byte, less 8, times a scale of them all, in one call:
+    """Replace loops that widen adjacent bytes, or halves of bytes less 8 times a common scale, by one call:
 
         for n in range(0, 8, 1, unroll):
             y_near[n] = bf16((f32(p_near[n] * lift & u8(240)) - 128.0) * f32(s[i]))
+
     becomes
 
         call("mlc_scaled_halves", [8], y_near @ (0), p_near @ (0), lift, s[i], writes=[y_near])
 
-    and bf16(q_near[n]) of signed bytes "mlc_widened". Pairs that lie further apart are said to, as in [8, 4].
+    Likewise bf16(q_near[n]) of signed bytes becomes "mlc_widened". If the pairs of the result are not adjacent, their
+    distance is an argument, as in [8, 4].
     """
     return program.replace(functions=tuple(map(_function, program.functions)))
 
@@ -43,7 +45,8 @@ def _function(f: k.Function) -> k.Function:
 
 
 def _call(own: Set[str], s: Stmt) -> k.Call | None:
-    """The call in the place of a loop over neighbours in a thread's `own` arrays."""
+    """Return the call that replaces a loop over adjacent elements of arrays in `own` (the thread's local arrays), or
+    None."""
     match s:
         case k.For(var, Const(0), Const(count), 1, (k.Store(to, at, Cast(value, half), "set"),), "unroll") if (
             half is bf16 and int(count) % TOGETHER == 0 and to in own
@@ -67,7 +70,7 @@ def _call(own: Set[str], s: Stmt) -> k.Call | None:
     return None
 
 
-Meaning = tuple[str, tuple[str, Expr], tuple[Expr, ...]]  # a function, what it reads of which array, and the scale
+Meaning = tuple[str, tuple[str, Expr], tuple[Expr, ...]]  # device function, array and index that it reads, scale
 
 
 def _meant(var: str, value: Expr, own: Set[str]) -> Meaning | None:
@@ -88,7 +91,7 @@ def _meant(var: str, value: Expr, own: Set[str]) -> Meaning | None:
 
 
 def _run(index: Expr, var: str, first: int, count: int) -> Expr | None:
-    """Where a run of so many neighbours begins in an array, at an even place; None where they are none."""
+    """The start of `count` consecutive elements of an array, which is even; None if they are not consecutive."""
     here = Var(var)
     start = simplify(substitute(index, {here: Const(first, here.dtype)}), {}, index=True)
     beside = (

@@ -1,11 +1,10 @@
-"""Torch IR in, Torch IR out: products with weights become products with integers and scales, which stand for these.
+"""Quantize weights (Torch IR to Torch IR): a product with a weight becomes a product with integers and scales.
 
-Weights are kept as [rows, depth] whatever way round they were: a row for each column of the product.
-
-- "int8-weight-only": a scale for each row; activations stay, and rows are scaled behind the product.
-- "int4-weight-only": a scale for each group of up to 128 along the depth; two numbers to a byte.
-- "int8-dynamic": as the first, and each row of activations becomes int8 as well, with a scale of its own.
-- "fp8": as the last, with f8e4m3 in the place of int8.
+Quantized weights are stored as [rows, depth] whatever their original orientation: one row per column of the product.
+- "int8-weight-only": one scale per row; activations stay, and the product is scaled afterwards.
+- "int4-weight-only": one scale per group of up to 128 along the depth; two numbers per byte.
+- "int8-dynamic": as the first; each row of activations becomes int8 too, with its own scale.
+- "fp8": as the last, with f8e4m3 instead of int8.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ from compiler.ir.expr import Const, Expr, dim, fresh, static
 from compiler.ir.tensor import numel, row_major
 
 MODES = ("int8-weight-only", "int4-weight-only", "int8-dynamic", "fp8")
-GROUP = 128  # of int4 along the depth that share a scale, or the largest power of two that divides the depth
-CHUNK = 32  # neighbours in the depth that lie in 16 bytes: the first half of them in the low halves of these
-MOST = {"i8": 127.0, "f8e4m3": 448.0}  # the largest number of rows of activations
-OF_ACTIVATIONS = {"int8-dynamic": "i8", "fp8": "f8e4m3"}  # what modes make of rows of activations
-LEAST = 1e-30  # of a scale: a row of zeros has one too
+GROUP = 128  # int4 elements along the depth per scale; or the largest power of two that divides the depth, if less
+CHUNK = 32  # int4 elements in 16 bytes, consecutive along the depth: the first half in the low nibbles
+MOST = {"i8": 127.0, "f8e4m3": 448.0}  # the largest value of a quantized row of activations
+OF_ACTIVATIONS = {"int8-dynamic": "i8", "fp8": "f8e4m3"}  # the type of quantized activations, by mode
+LEAST = 1e-30  # the least scale, so that a row of zeros has one
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """`weight`, of [rows, depth] or `across` of [depth, rows], is `values` times `scales` now.
+    """How a weight is quantized.
 
-    A scale is for a `group` of the depth. `bits` are 8, or 4 with two numbers to a byte, each 8 more than it is; scales
-    are a sixteenth there. With `floats` of 8 bits these take the place of integers.
+    `weight`, of [rows, depth] or, if `across`, of [depth, rows], is `values` times `scales`. A scale is for a `group`
+    of elements along the depth. `bits` is 8, or 4 with two numbers per byte; 4-bit numbers are stored plus 8, and their
+    scales are divided by 16. With `floats` the values are 8-bit floats instead of integers.
     """
 
     weight: str
@@ -47,20 +47,20 @@ class Quantized:
 
 
 def check(mode: str) -> None:
-    """Raise CompilerError for a mode that there is none of."""
+    """Raise CompilerError for an unknown mode."""
     if mode not in MODES:
         raise CompilerError(f"quantize is one of {', '.join(MODES)}, not {mode!r}")
 
 
 def grouping(mode: str, depth: int) -> tuple[int, int]:
-    """The bits of a mode's integers, and how many of a row share a scale."""
+    """Return the number of bits of a mode's integers and how many consecutive elements of a row share a scale."""
     return (4, math.gcd(GROUP, depth)) if mode == MODES[1] else (8, depth)
 
 
 def quantize(program: Program, mode: str, weights: Iterable[str]) -> tuple[Program, tuple[Quantized, ...]]:
-    """The program with products by any of `weights` quantized, and what is to be made of which weight.
+    """Quantize the products by any of `weights`. Returns the program and how to quantize each weight.
 
-    A product whose weight cannot be (it is no matrix of a floating type; for int4, groups would be short) stays.
+    A product is kept if its weight is unsuitable: not a matrix of a floating type, or for int4, groups too short.
     """
     check(mode)
     made = _Rewriter(program, mode, frozenset(weights))
@@ -90,7 +90,7 @@ class _Rewriter:
     def __post_init__(self) -> None:
         self.known = types(self.program)
         self.taken = set(self.known)
-        # Weights by the names that they go by: as they are, or turned.
+        # Each name of a weight, with the weight and whether the name refers to its transpose.
         self.turned = {name: (name, False) for name in self.weights}
 
     def take(self, call: Call) -> None:
@@ -105,7 +105,7 @@ class _Rewriter:
             self.scaled(call, *found)
 
     def product(self, call: Call) -> tuple[str, Quantized, str | None] | None:
-        """The activations, the weight and the bias of a product that can be quantized."""
+        """The activations, the weight and the bias of a product that can be quantized; None for other calls."""
         named = dict(call.kwargs)
         match call.op, call.args:
             case "aten.linear.default", (Ref(x), Ref(w), *bias):
@@ -124,7 +124,7 @@ class _Rewriter:
         return (x, chosen, bias[0].name if isinstance(bias[0], Ref) else None) if chosen else None
 
     def weight(self, name: str, across: bool) -> Quantized | None:
-        """What becomes of a weight, whose integers and scales are inputs; each once."""
+        """Quantize a weight, once per orientation; its integers and scales become inputs. None if it is unsuitable."""
         if (name, across) in self.done:
             return self.done[name, across]
         was = self.known[name]
@@ -154,14 +154,14 @@ class _Rewriter:
     # ---- calls
 
     def call(self, op: str, args: tuple[object, ...], dtype: DType, shape: tuple[Expr, ...], stem: str = "") -> Ref:
-        """A call of one result, under a name of its own."""
+        """Append a call with one result under a fresh name."""
         name = fresh(stem or op.split(".")[1].strip("_"), self.taken)
         self.known[name] = _type(dtype, shape)
         self.calls.append(Call((name,), (self.known[name],), op, args, ()))
         return Ref(name)
 
     def scaled(self, call: Call, x: str, w: Quantized, bias: str | None) -> None:
-        """The calls that take the place of a product."""
+        """Append the calls that replace a product."""
         (kind,) = call.types
         assert kind is not None
         own, exact = self.known[x].dtype, dt.compute(kind.dtype)
@@ -180,8 +180,11 @@ class _Rewriter:
         self.calls.append(call.replace(op="aten.to.dtype", args=(made, kind.dtype), kwargs=()))
 
     def from_int4(self, w: Quantized, own: DType) -> Ref:
-        """The weight as [rows, depth]: either half of each byte, brought to its high bits, where it counts sixteenfold,
-        less 128, times the scale of the group, a sixteenth of what it would be."""
+        """Return the weight as [rows, depth].
+
+        Each nibble is moved to the high bits of its byte, where it counts 16 times as much, so that 128 is subtracted
+        instead of 8 and the group's scale is a sixteenth.
+        """
         rows, chunks, half = self.known[w.values].shape
         depth = dim(static(chunks) * CHUNK)
         whole, low = (rows, chunks, dim(2), half), (rows, chunks, dim(1), half)
@@ -200,7 +203,7 @@ class _Rewriter:
         return self.call("aten.reshape.default", (made, _sizes((rows, depth))), own, (rows, depth))
 
     def of_bytes(self, x: str, w: Quantized, exact: DType, shape: tuple[Expr, ...]) -> Ref:
-        """Activations in the type of the weight, a scale a row; the product of both, times that scale."""
+        """Quantize activations to the type of the weight, one scale per row; return the product times that scale."""
         kind, short = self.known[x], self.known[w.values].dtype
         one = (*kind.shape[:-1], dim(1))
         wide = self.call("aten.to.dtype", (Ref(x), exact), exact, kind.shape) if kind.dtype is not exact else Ref(x)
@@ -222,7 +225,7 @@ class _Rewriter:
         return self.call("aten.mul.Tensor", (made, scale), exact, shape)
 
     def product_of_bytes(self, x: Ref, w: Quantized, exact: DType, shape: tuple[Expr, Expr]) -> Ref:
-        """The product of two matrices of the same type."""
+        """Multiply two matrices of the same 8-bit type."""
         values = self.known[w.values]
         rows, depth = values.shape
         if w.floats:
@@ -236,7 +239,7 @@ class _Rewriter:
 
 
 def _swaps(call: Call) -> bool:
-    """Whether a call turns a matrix."""
+    """Whether a call transposes a matrix."""
     match call.args[1:]:
         case ():
             return True
@@ -248,7 +251,7 @@ def _swaps(call: Call) -> bool:
 
 
 def _sizes(shape: tuple[Expr, ...]) -> tuple[Expr | int, ...]:
-    """Sizes as an argument of a call."""
+    """Sizes as an argument of a call: integers where they are constant."""
     return tuple(int(n.value) if isinstance(n, Const) else n for n in shape)
 
 

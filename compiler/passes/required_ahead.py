@@ -1,4 +1,4 @@
-"""What inner loops require and an outer one does not change is checked ahead of that, once and not once a turn."""
+"""Hoist checks of inner loops that do not depend on an outer loop out of it, so that they run once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ Body = tuple[k.Stmt, ...]
 
 @dataclass(frozen=True)
 class Ahead:
-    """`lasts` says of an expression that it is always the same while its names are in scope. Loops that are known to
-    have fewer than `least` iterations have no other loop ahead of them."""
+    """Hoists requirements out of loops.
+
+    `lasts` tells whether an expression keeps its value while its names are in scope. No checks are hoisted out of loops
+    known to have fewer than `least` iterations.
+    """
 
     lasts: Callable[[Expr], bool]
     fresh: Callable[[str], str]
     least: int
 
     def body(self, body: Body) -> Body:
-        """A body in which requirements have names, with those of inner loops ahead of the loops around:
+        """Hoist the requirements of inner loops, which must be declared names, before the outermost loops:
 
             for i in range(0, 1000):
                 for j in range(0, 300):
@@ -60,7 +63,7 @@ class Ahead:
         return (s,)
 
     def apart(self, body: Body, changing: set[str], valid: Var, inner: bool = False) -> tuple[Body, Body]:
-        """What loops in a body require of what is not `changing`, and the body without."""
+        """Return the checks that loops of a body make of values that are not `changing`, and the body without them."""
         checks: list[k.Stmt] = []
         rest: list[k.Stmt] = []
 
@@ -94,7 +97,7 @@ class Ahead:
 
 
 def _needed(checks: list[k.Stmt]) -> Body:
-    """The assignments among `checks`, and what these read."""
+    """Return the assignments among `checks` and the declarations that they read."""
     out: list[k.Stmt] = []
     read: set[str] = set()
     for s in reversed(checks):
@@ -105,5 +108,5 @@ def _needed(checks: list[k.Stmt]) -> Body:
 
 
 def _plain(s: k.Declare) -> bool:
-    """No requirement but the outermost."""
+    """Whether a declaration contains no requirement but the outermost."""
     return sum(isinstance(n, Op) and n.name == "require" for n in s.value.walk()) == 1

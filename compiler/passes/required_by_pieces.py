@@ -1,4 +1,4 @@
-"""What a loop requires at each turn is checked for several of its turns at once, by vectors, ahead of these."""
+"""Check what a loop requires for several iterations at once, with vectors, before these iterations run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from compiler.ir.index import value_range
 from compiler.ir.linear import from_linear, linear
 
 Body = tuple[k.Stmt, ...]
-Limits = dict[Expr, list[Expr]]  # of vectors of numbers from 0 on, by how many numbers there are
+Limits = dict[Expr, list[Expr]]  # by exclusive upper bound, the vectors of indices that must be at least 0 and below it
 
 
 @dataclass(frozen=True)
 class ByPieces:
-    """`lasts` says of an expression that it is always the same while its names are in scope; `width` is in bytes.
+    """Splits loops into pieces that are each checked at once.
 
-    A piece is `scalars` iterations of a loop of scalars whose inner loops have at most `within`, or `vectors` of a loop
-    over vectors; 0 for none.
+    `lasts` tells whether an expression keeps its value while its names are in scope; `width` is in bytes. A piece is
+    `scalars` iterations of a scalar loop, whose inner loops have at most `within` iterations, or `vectors` iterations
+    of a loop over vectors; 0 disables a kind of piece.
     """
 
     lasts: Callable[[Expr], bool]
@@ -32,7 +33,8 @@ class ByPieces:
     vectors: int
 
     def body(self, body: Body) -> Body:
-        """A body in which requirements have names, of vectors of 16 lanes for pieces of 32 turns:
+        """Split the loops of a body, in which requirements are declared names; here 16 lanes and pieces of 32
+        iterations:
 
             for j in range(0, 1000):
                 checked: i32 = require((x1[j] >= 0) & (x1[j] < 9), x1[j])
@@ -66,7 +68,7 @@ class ByPieces:
         return (s,)
 
     def short(self, s: k.Stmt) -> bool:
-        """A statement that takes no longer than a check does."""
+        """Whether a statement takes no longer than a check does."""
         match s:
             case k.For(_, Const(start), Const(stop), step, body):
                 return stop - start <= self.within * step and all(isinstance(t, k.Declare | k.Store) for t in body)
@@ -75,7 +77,7 @@ class ByPieces:
     # ---- loops of scalars
 
     def pieces(self, f: k.For) -> Body | None:
-        """The loop by pieces, and what is left of it; None where nothing can be checked ahead, or it is too short."""
+        """Return the loop in pieces and its remainder; None if it is too short or nothing can be checked ahead."""
         whole = _whole(f, self.scalars)
         required, rest = self.apart(f) if whole is not None else ({}, ())
         if whole is None or not required:
@@ -98,7 +100,7 @@ class ByPieces:
         return (made, *_left(f.replace(mark=""), whole))
 
     def apart(self, f: k.For) -> tuple[dict[tuple[Expr, Expr], None], Body]:
-        """What can be checked by vectors of what a loop requires, as values and limits; the body without."""
+        """Return (value, limit) of each requirement that vectors can check, and the body without these requirements."""
         values: dict[Expr, Expr] = {}
         required: dict[tuple[Expr, Expr], None] = {}
         rest: list[k.Stmt] = []
@@ -114,7 +116,7 @@ class ByPieces:
         return required, tuple(rest)
 
     def widens(self, e: Expr, var: str) -> bool:
-        """Whether it can be had for several turns at once, as nothing in the loop changes it but its variable."""
+        """Whether an expression can be evaluated for several iterations at once: only the loop variable changes it."""
         match e:
             case Const() | Var():
                 return e.dtype.lanes == 1 and self.lasts(e)
@@ -132,7 +134,7 @@ class ByPieces:
     # ---- loops over vectors
 
     def jammed(self, f: k.For) -> Body | None:
-        """The loop that asks of several vectors whether they may be before it uses any; None as above."""
+        """Unroll the loop so that several vectors are checked before any is used; None if that is not possible."""
         asking = [n for n, s in enumerate(f.body) if isinstance(s, k.Declare) and _below(s.value) is not None]
         whole = _whole(f, self.vectors * f.step)
         if whole is None or not asking or _used_by_lane(f.body):
@@ -153,7 +155,7 @@ class ByPieces:
         return (made, *_left(f, whole))
 
     def copied(self, s: k.Stmt, table: dict[Expr, Expr], limits: Limits) -> k.Stmt:
-        """The statement with other names, which are added to `table`, without what it requires, added to `limits`."""
+        """Copy a statement under fresh names, added to `table`, with its requirement moved into `limits`."""
         new = s.map(lambda e: substitute(e, table)) if table else s
         if isinstance(s, k.Declare) and isinstance(new, k.Declare):
             if (asks := _below(new.value)) is not None:
@@ -165,7 +167,7 @@ class ByPieces:
         return new
 
     def only_if(self, limits: Limits, then: Body) -> Body:
-        """Statements that run if all numbers are among those from 0 on that there are."""
+        """Return statements that run `then` if all indices are within their limits, and otherwise fail."""
         held: list[Expr] = []
         for limit, asked in limits.items():
             zero = k.Broadcast(Const(0, limit.dtype.replace(lanes=1)), limit.dtype.lanes)
@@ -177,7 +179,7 @@ class ByPieces:
 
 
 def _whole(f: k.For, step: int) -> Expr | None:
-    """Where the last whole step of a loop ends; None where there may be none."""
+    """The end of the last whole step of a loop; None if there may be none."""
     extent = canonical(f.stop - f.start)
     low, high = value_range(extent, {})
     if not step or low is None or low < 0 or (high is not None and high < step):
@@ -187,12 +189,12 @@ def _whole(f: k.For, step: int) -> Expr | None:
 
 
 def _left(f: k.For, start: Expr) -> Body:
-    """The loop from there on, if there is anything."""
+    """The remainder of the loop from `start` on, if any."""
     return () if start is f.stop else (f.replace(start=start),)
 
 
 def _below(e: Expr) -> tuple[Expr, Expr] | None:
-    """The value that is required to be among the numbers from 0 on, and how many there are."""
+    """Return (index, limit) for a requirement that 0 <= index < limit; None for others."""
     match e:
         case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, limit)))), index)) if a is b is index:
             scalar = zero.arg if isinstance(zero, k.Broadcast) else zero
@@ -202,12 +204,13 @@ def _below(e: Expr) -> tuple[Expr, Expr] | None:
 
 
 def _value(e: Expr) -> Expr:
-    """What a requirement gives."""
+    """The value of an expression without its requirement."""
     return e.args[1] if isinstance(e, Op) else e
 
 
 def _used_by_lane(body: Body) -> bool:
-    """Indices go from memory to where they are used lane by lane: what asks of the vectors would load them again."""
+    """Whether a gather takes a checked index directly from memory: it loads indices lane by lane, and the check of the
+    whole vector would load them a second time."""
     known = {s.name: s.value for s in body if isinstance(s, k.Declare)}
     asked = {name: _value(e) for name, e in known.items() if _below(e) is not None}
     loaded = {n for n, e in asked.items() if isinstance(known.get(e.name) if isinstance(e, Var) else e, Load)}
@@ -216,7 +219,7 @@ def _used_by_lane(body: Body) -> bool:
 
 
 def _reaches(body: Body) -> bool:
-    """Something is loaded from where a number that has been asked for says."""
+    """Whether a load's address depends on a value that is still to be checked."""
     asked: set[str] = set()
     for s in body:
         if any(asked & names(n.index if isinstance(n, k.Gather) else n.index[0]) for n in s.walk()
@@ -232,7 +235,7 @@ def _summands(e: Expr) -> tuple[Expr, ...]:
 
 
 def _widened(e: Expr, var: str, first: Expr, lanes: int) -> Expr:
-    """The values of an expression for `lanes` turns from `first` on, as a vector."""
+    """The vector of an expression's values for `lanes` iterations from `first` on."""
     if var not in names(e):
         return k.Broadcast(e, lanes)
     match e:

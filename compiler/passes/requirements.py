@@ -1,8 +1,8 @@
-"""Kernel IR in, Kernel IR out: afterwards each requirement is checked by a statement of its own, as seldom as may be.
+"""Give each requirement a statement of its own, executed as rarely as possible (Kernel IR to Kernel IR).
 
-What is required, and what its condition and its value share, gets a name before the statement that asks for it, once
-for all statements behind it, and before a loop in which it does not change. Under a `Select` it stays where it is, for
-it may be evaluated only where that side is taken.
+A required value, and subexpressions that its condition and value share, get a name before the statement that needs
+them. The name serves all later statements, and is hoisted out of loops in which it does not change. A requirement under
+a `Select` stays where it is, because it may be evaluated only if that side is taken.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from compiler.passes.required_ahead import Ahead
 from compiler.passes.required_by_pieces import ByPieces
 
 Body = tuple[k.Stmt, ...]
-Known = dict[Expr, Var]  # expressions that have a name here
+Known = dict[Expr, Var]  # expressions that are in a variable here
 
 
 def requirements(program: k.Program, width: int = 0) -> k.Program:
-    """Name what is required once, before the loops in which it does not change; by vectors of `width` bytes if any:
+    """Name each requirement once, outside loops in which it is invariant; check by vectors of `width` bytes if
+    positive:
 
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[require(min(max(index[i], 0), 9) == index[i], min(max(index[i], 0), 9)) * 32 + j, f32x16]
@@ -41,7 +42,7 @@ def requirements(program: k.Program, width: int = 0) -> k.Program:
 
 
 def without_requirements(program: k.Program) -> k.Program:
-    """The program for data that is known to be valid."""
+    """The program without its checks, for data known to be valid."""
 
     def body(of: k.Function) -> Body:
         return rewrite.nodes(of.body, lambda n: n.args[1] if _requires(n) else None)
@@ -73,7 +74,8 @@ def _requires(n: object) -> bool:
 
 @dataclass
 class _Checks:
-    """`fixed` are the buffers that nobody writes; with `threads`, what a loop of no turns reads need not be there."""
+    """Names requirements within one function. `fixed` are the buffers that are never written. With `threads` (a GPU
+    function) nothing is hoisted out of loops that may have no iteration: what such a loop reads need not exist."""
 
     taken: set[str]
     fixed: set[str]
@@ -99,7 +101,7 @@ class _Checks:
         return tuple(out)
 
     def named(self, s: k.Stmt, known: Known) -> tuple[list[k.Stmt], Any]:
-        """The statements that give names to what is required in `s`, and `s` with the names."""
+        """Return the declarations of what `s` requires, and `s` with their names."""
         uses: Counter[Node] = Counter()
         for n in _required(s):
             _count(n, uses)
@@ -134,14 +136,14 @@ class _Checks:
         return out, s.map(go) if uses else s
 
     def lasts(self, e: Expr) -> bool:
-        """The value stays what it is for as long as its names are in scope."""
+        """Whether the value stays the same for as long as its names are in scope."""
         nodes = list(e.walk())
         read = {n.buffer for n in nodes if isinstance(n, Load | k.Gather)}
         shared = any(isinstance(n, k.Peer | k.Together) for n in nodes)
         return not shared and read <= self.fixed and not names(e) & self.assigned
 
     def outside(self, f: k.For, known: Known) -> list[k.Stmt]:
-        """The loop, behind the names given in it to what does not change in it."""
+        """The loop, preceded by those of its named requirements that are loop-invariant."""
         if self.threads and not _runs(f):
             return [f]
         bound = {f.var} | {n.name for s in f.body for n in s.walk() if isinstance(n, k.Declare | k.Array)}
@@ -177,7 +179,7 @@ def _worth_a_name(e: Any) -> bool:
 
 
 def _required(n: Node) -> list[Op]:
-    """The outermost requirements in a statement's own expressions, but for those under a `Select`."""
+    """The outermost requirements in a statement's own expressions, except under a `Select`."""
     if isinstance(n, Op) and n.name == "require":
         return [n]
     below = (n.cond,) if isinstance(n, Select) else n.below
@@ -185,7 +187,7 @@ def _required(n: Node) -> list[Op]:
 
 
 def _count(n: Node, uses: Counter[Node]) -> None:
-    """How often each node occurs in an expression, as written out but for what occurs again."""
+    """Count the occurrences of each node, where repeated subexpressions are counted as one use of their parts."""
     uses[n] += 1
     if uses[n] == 1:
         for child in (n.cond,) if isinstance(n, Select) else n.children():

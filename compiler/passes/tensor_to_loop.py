@@ -1,8 +1,8 @@
-"""Tensor IR in, Loop IR out: each group has become one loop nest.
+"""Lower Tensor IR to Loop IR: each group becomes one loop nest.
 
-The shared loops (rows) are outermost. Inside, every reduction and every stored map has loops of its own, in the order
-in which values are needed; maps that are not stored are computed where they are read. A dear map that several of these
-loops read is kept in a temporary by the first.
+The shared loops (rows) are outermost. Inside them, every reduction and every stored map has its own loops, in the order
+in which values are needed; maps that are not stored are computed where they are read. An expensive map that several of
+these loops read is stored in a temporary by the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest
 
 
 def tensor_to_loop(program: TensorProgram) -> Program:
-    """One kernel for each group, two for a scatter (its base, then its updates) unless it is done in place."""
+    """Return one kernel per group. A scatter becomes two, its base and its updates, unless it is done in place."""
     results = {t.name: t for t in program.outputs}
     tensors = {t.name: t for t in program.inputs} | results
     temps: list[Tensor] = []
@@ -45,7 +45,7 @@ def tensor_to_loop(program: TensorProgram) -> Program:
 
 @dataclass
 class _Scope:
-    """One body under construction: values already at hand, by equation and index."""
+    """A body under construction, with the values available in it, by equation and index."""
 
     parent: _Scope | None
     ranges: dict[str, Range]
@@ -80,7 +80,7 @@ class _Builder:
         self.rows = _Scope(None, {})
 
     def _worth_keeping(self) -> set[str]:
-        """Dear maps that more than one loop of this group reads, over whole rows."""
+        """Expensive maps over whole rows that more than one loop of this group reads."""
         rows = {a.name for a in self.nest.rows}
         sweeps = [e for e in self.group.equations if isinstance(e, Reduce | Scan)]
         roots = [e for e in self.group.equations if e in sweeps or not self._readers(e.name)]
@@ -96,7 +96,7 @@ class _Builder:
         return [e for e in self.group.equations if name in reads(e)]
 
     def _reaches(self, e: Equation, name: str) -> bool:
-        """Evaluating `e` evaluates `name` in the same loop."""
+        """Whether evaluating `e` evaluates `name` in the same loop."""
         return any(
             n == name or (isinstance(self.made[n], Map) and self._reaches(self.made[n], name))
             for n in reads(e)
@@ -115,8 +115,8 @@ class _Builder:
         axes = tuple(Axis(self._fresh(a.name), a.extent) for a in self.nest.rows)
         self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))
         self.rows = _Scope(None, {}).inner(axes)
-        # Reductions first: their loops store the maps they read on the way, so that those need no loops of their own.
-        # A scan stores those that read it.
+        # Reductions first: their loops store the maps that they read, which then need no loops of their own. A scan's
+        # loop stores the maps that read the scan.
         for e in sorted(self.group.equations, key=lambda e: not isinstance(e, Reduce)):
             if (e.name in self.kept or isinstance(e, Reduce | Scan)) and e.name not in self.done:
                 self._root(e)
@@ -129,7 +129,7 @@ class _Builder:
         return Kernel(name, tuple(tensors[p] for p in params), writes, body, self.group.origin)
 
     def _fresh(self, name: str) -> str:
-        """The name, or it and a number: a second loop `i` is `i_1`, since `i1` is what splitting `i` makes."""
+        """Return `name`, numbered if it is taken: a second loop `i` is `i_1`, since splitting `i` makes `i1`."""
         stem, k = name if name.endswith("_") else name + "_", 0
         while name in self.taken or name in self.made:
             k += 1
@@ -138,7 +138,7 @@ class _Builder:
         return name
 
     def _index(self, e: Equation, inner: dict[str, Axis]) -> tuple[Var, ...]:
-        """The loop variables that stand for the axes of `e`, given the loops opened inside the rows."""
+        """The loop variables for the axes of `e`, given the loops opened inside the rows."""
         return tuple((self.loops | inner)[self.nest.names[e.name, a.name]].var for a in e.axes)
 
     def _open(self, e: Equation, axes: tuple[Axis, ...]) -> dict[str, Axis]:
@@ -180,9 +180,10 @@ class _Builder:
         return {a.var: i for a, i in zip(e.axes, index, strict=True)}
 
     def _value(self, e: Equation, index: tuple[Expr, ...], scope: _Scope, guarded: bool = False) -> Expr:
-        """The value of `e` at `index`, computed in `scope` (or outside it) unless it is at hand.
+        """The value of `e` at `index`, computed in `scope` or further outside, unless it is already available.
 
-        What is `guarded` by a select may be out of bounds on its other side, so it stays within the expression.
+        With `guarded`, a select guards the value, whose loads may be out of bounds where the other side is taken; it
+        then stays inside the expression.
         """
         key = (e.name, index)
         at_hand = scope.find(key)
@@ -210,7 +211,7 @@ class _Builder:
         return value
 
     def _is_written(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
-        """This element is in memory: these very rows made it, in a loop that has ended."""
+        """Whether this element is in memory: stored for these same rows, by a loop that has ended."""
         loops = [self.loops.get(self.nest.names[e.name, a.name]) for a in e.axes]
         own_rows = all(a is None or a.var is i for a, i in zip(loops, index, strict=True))
         home, here = self.done[e.name], scope
@@ -219,18 +220,18 @@ class _Builder:
         return own_rows and (home is self.rows or here is not home)
 
     def _in_rows(self, e: Equation, index: tuple[Expr, ...]) -> bool:
-        """The index is the shared loops that stand for the axes of `e`, and so always in bounds."""
+        """Whether the index is the shared loops for the axes of `e`, and hence always in bounds."""
         loops = [self.loops.get(self.nest.names[e.name, a.name]) for a in e.axes]
         return all(a is not None and a.var is i for a, i in zip(loops, index, strict=True))
 
     def _covers(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
-        """These loops visit each element of `e` exactly once."""
+        """Whether these loops visit each element of `e` exactly once."""
         names = [i.name for i in index if isinstance(i, Var)]
         full = all(scope.ranges.get(n) == extent_range(a.extent) for n, a in zip(names, e.axes, strict=False))
         return len(names) == len(set(names)) == len(index) and full and set(names) == set(scope.ranges)
 
     def _reduce(self, e: Reduce, index: tuple[Expr, ...]) -> Expr:
-        """The reduction's own loops, placed in the rows before whatever asked for its value."""
+        """Append the reduction's own loops to the rows, ahead of the reader; return the accumulator."""
         inner = self._open(e, e.over)
         axes = tuple(inner.values())
         scope = self.rows.inner(axes)
@@ -242,7 +243,7 @@ class _Builder:
         return Var(total, e.dtype)
 
     def _expression(self, e: Expr, table: dict[Expr, Expr], scope: _Scope, guarded: bool = False) -> Expr:
-        """`e` at the point that `table` says, with loads of this group's own equations replaced by their values."""
+        """`e` under the substitution `table`, with loads of this group's equations replaced by their values."""
         done: dict[tuple[Expr, bool], Expr] = {}
 
         def go(n: Expr, guarded: bool) -> Expr:
@@ -267,7 +268,8 @@ class _Builder:
         return _nested(s.axes, ["parallel"] * len(s.axes), body)
 
     def _scatter(self, s: Scatter) -> tuple[Stmt, ...]:
-        """Loops whose variable alone moves an index touch distinct elements and go outermost; others keep order."""
+        """The updates of a scatter. Loops that alone determine an index touch distinct elements: they are parallel and
+        outermost. The others run in order."""
         moved = {next(iter(terms)) for i in s.index if len(terms := linear(i)[0]) == 1}
         distinct = [a for a in s.over if a.var in moved]
         ordered = [a for a in s.over if a.var not in moved]

@@ -1,1 +1,1 @@
-"""Tensor IR to Tensor IR: views disappear into the indices of their readers, equations are grouped into kernels."""
+"""Tensor IR to Tensor IR: views are folded into the indices of their readers; equations are grouped into kernels."""

@@ -1,7 +1,7 @@
-"""Equations over indices alone, which need no loop: counts and scatters to places that follow each other.
+"""Closed forms of equations over indices, which need no loop: counts, and scatters to consecutive places.
 
-How many numbers of a range meet a bound is the bound, kept within the range. What is added up in runs of equal length,
-as the rows of bags of one size, is a sum for each run.
+The number of integers in a range that satisfy a bound is the bound, clamped to the range. A scatter that adds up runs
+of equal length, such as bags of one size, is a sum over each run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scatter, axis_ranges
 
 
 def closed_form(e: Equation) -> Equation:
-    """The equation without what need not be gone through, or as it is.
+    """Return an equation that avoids unnecessary iterations, or `e` itself.
 
     >>> i, r = Axis("i", dim(6)), Axis("r", dim(3))
     >>> count = Reduce("count", (i,), "sum", (r,), Cast(op("le", r.var * 2, i.var), i64))
@@ -37,13 +37,13 @@ def _is_static(a: Axis) -> bool:
 
 
 def _count(cond: Op, over: Axis) -> Expr | None:
-    """For how many numbers of an axis a comparison of indices holds; None of others."""
+    """The number of points of an axis at which a comparison of indices holds; None for other conditions."""
     if cond.name not in ("lt", "le", "gt", "ge") or cond.args[0].dtype is not i64:
         return None
     if any(isinstance(n, Load) for n in cond.walk()):
         return None
     a, b = cond.args
-    # As `by * over + rest < 0`.
+    # Normalise to `by * over + rest < 0`.
     form = a - b if cond.name in ("lt", "le") else b - a
     terms, rest = linear(form - 1 if cond.name in ("le", "ge") else form)
     by = terms.get(over.var, 0)
@@ -60,7 +60,7 @@ def _kept(bound: Expr, over: Axis) -> Expr:
 
 
 def _in_runs(e: Scatter) -> Reduce | None:
-    """A scatter whose places each follow one of its axes, or are the quotients of one, as a reduction over the rest."""
+    """Return a scatter as a reduction, if each index is one of its axes or such an axis divided by a constant."""
     start = identity(e.op, e.dtype) if e.op != "set" and e.dtype not in STORAGE_ONLY else None
     if start is None or e.base is not start or not (isinstance(e.guard, Const) and e.guard.value):
         return None

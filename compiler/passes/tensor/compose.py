@@ -1,8 +1,8 @@
-"""Tensor IR in, Tensor IR out: afterwards no equation is a mere view of another, none is dead, no axis has extent 1.
+"""Compose views and simplify: no equation is a view of another, none is dead, no axis has extent 1.
 
-A view is a map that computes nothing: it only says where its elements come from. Readers take over its index; a view
-that is the one reader of a reduction becomes a reduction over its own axes; a reshape that is an output is left to the
-caller. On GPUs, a contraction reads what joins tensors as it is.
+A view is a map that computes nothing and only says where its elements come from. Its readers take over its index. A
+view that is the only reader of a reduction becomes a reduction over its own axes. A reshape that is an output is left
+to the caller. On GPUs, a contraction that would read each element of a concatenation often reads the stored one.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ from compiler.passes.tensor.closed_forms import closed_form
 from compiler.passes.tensor.contractions import is_joined, multiplies_joined
 from compiler.passes.tensor.windows import narrow_windows
 
-_MOST_NESTED = 3  # loads of a view, one in the index of the other
+_MOST_NESTED = 3  # loads of a view, each in the index of another
 
 
 def compose(program: Program, joins: bool = False) -> Program:
-    """Views composed with what they view; dead equations removed. With `joins`, what joins tensors is stored where a
-    contraction would read each of its elements often."""
+    """Fold views into their readers and remove dead equations.
+
+    With `joins`, concatenated tensors are stored if a contraction would read each of their elements often.
+    """
     program = narrow_windows(remove_dead(_forward(_squeeze(program), joins)))
     program = _reindex_reductions(program)
     program = _alias_outputs(program)
@@ -54,7 +56,7 @@ def compose(program: Program, joins: bool = False) -> Program:
 
 
 def _squeeze(program: Program) -> Program:
-    """Axes of extent 1 disappear, from outputs too: they see the same memory."""
+    """Remove axes of extent 1, from outputs too: the memory is the same."""
     kept: dict[str, list[int]] = {}
     made: dict[str, Equation] = {}
     for e in equations(program):
@@ -65,7 +67,7 @@ def _squeeze(program: Program) -> Program:
 
 
 def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
-    """The equation without axes of extent 1, `kept` being the axes that are left of each tensor."""
+    """The equation without axes of extent 1; `kept` has the remaining axes of each tensor."""
     zero: dict[Node, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _unit(a)}
     read = (n for x in expressions(e) for n in loads(x))
     if not zero and all(len(kept.get(n.buffer, n.index)) == len(n.index) for n in read):
@@ -97,12 +99,13 @@ def _squeezed(t: Tensor, kept: list[int]) -> Tensor:
 
 
 def is_view(e: Equation) -> bool:
-    """A map that moves values, widens 16-bit floats or computes from indices alone: free to repeat for every reader."""
+    """Whether a map only moves values, widens 16-bit floats or computes from indices: free to repeat in every
+    reader."""
     return isinstance(e, Map) and _moves(e.value)
 
 
 def in_steps(value: Expr, var: Var) -> bool:
-    """Elements as they lie in memory, the same distance apart as `var` grows."""
+    """Whether `value` loads elements at a constant stride in memory as `var` grows."""
     if not isinstance(value, Load):
         return False
     return all(var not in set(atom.walk()) or atom is var for i in value.index for atom in linear(i)[0])
@@ -134,7 +137,7 @@ def _rewrite(program: Program, replaced: dict[str, Equation]) -> Program:
 
 
 def _forward(program: Program, joins: bool) -> Program:
-    """Readers of a view read what it views; the views stay until they are dead."""
+    """Make readers of a view read what it views. The views themselves stay until they are dead."""
     views: dict[str, Map] = {}
     out: dict[str, Equation] = {}
     for e in equations(program):
@@ -151,12 +154,12 @@ def _forward(program: Program, joins: bool) -> Program:
 
 
 def _nested(e: Expr) -> int:
-    """How many loads there are, one in the index of the other: the text of an index grows with their power."""
+    """The depth of loads within indices of loads. The text of an index grows exponentially with it."""
     return max((1 + max(map(_nested, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
 
 
 def inline(e: Equation, producers: dict[str, Map]) -> Equation:
-    """`e` with every load of a producer replaced by the producer's value at that index, and simplified."""
+    """Replace every load of a producer in `e` by the producer's value at that index, and simplify."""
     ranges = axis_ranges((*e.axes, *bound(e)))
 
     def expand(x: Expr) -> Expr:
@@ -177,8 +180,7 @@ def _uses(program: Program) -> Counter[str]:
 
 
 def _reindex_reductions(program: Program) -> Program:
-    """A reduction whose one reader reads each element at most once becomes a reduction over that reader's axes, and so
-    do the maps between them."""
+    """Move reductions, and the maps between, to the axes of their only reader if it reads each element at most once."""
     uses = _uses(program)
     made: dict[str, Equation] = {}
 
@@ -208,7 +210,8 @@ def _reindex_reductions(program: Program) -> Program:
 def _follows_reduction(
     source: Equation | None, made: dict[str, Equation], uses: Counter[str]
 ) -> TypeGuard[Map | Reduce]:
-    """A reduction, or a map with an element for each of one that it alone reads, maps between them included."""
+    """Whether `source` is a reduction, or a map with one element for each of a reduction that only it reads, possibly
+    through such maps."""
     if not isinstance(source, Map):
         return isinstance(source, Reduce)
     behind = [x for x in _whole_loads(source.value) if x.index == _own(source) and uses[x.buffer] == 1]
@@ -224,7 +227,7 @@ def _own(e: Equation) -> tuple[Expr, ...]:
 
 
 def _whole_loads(value: Expr) -> list[Load]:
-    """Loads of buffers that `value` reads at one index only."""
+    """The loads of buffers that `value` reads at one index only."""
     found: dict[str, dict[Load, None]] = {}
     for n in value.walk():
         if isinstance(n, Load):
@@ -233,7 +236,7 @@ def _whole_loads(value: Expr) -> list[Load]:
 
 
 def _reindexed(source: Map | Reduce, name: str, axes: tuple[Axis, ...], index: tuple[Expr, ...]) -> Map | Reduce:
-    """What `source` has at `index`, as an equation over `axes`."""
+    """The values of `source` at `index`, as an equation over `axes`."""
     taken = {a.name for a in axes} | {a.name for a in source.axes}
     over: list[Axis] = []
     for a in source.over if isinstance(source, Reduce) else ():
@@ -249,7 +252,7 @@ def _reindexed(source: Map | Reduce, name: str, axes: tuple[Axis, ...], index: t
 
 
 def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Expr:
-    """The position that `index` has in a contiguous tensor of those extents, simplified over `axes`."""
+    """The position of `index` in a contiguous tensor of these extents, simplified over `axes`."""
     out: Expr = dim(0)
     for i, s in zip(index, row_major(extents), strict=True):
         out = out + i * s
@@ -257,7 +260,7 @@ def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, .
 
 
 def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
-    """No two points of `axes` read the same element: the position is a mixed-radix number of the axes."""
+    """Whether no two points of `axes` read the same element: the position is a mixed-radix number of the axes."""
     if not all(isinstance(n, Const) for n in (*extents, *(a.extent for a in axes))):
         return all(isinstance(i, Var) for i in index) and len(set(index)) == len(index) == len(axes)
     terms, _ = linear(flat(index, extents, axes))
@@ -273,7 +276,7 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
 
 
 def _inside(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
-    """Every point of `axes` reads an element that there is, also where a guard of the reader takes another value."""
+    """Whether every point of `axes` reads an existing element, even where a guard of the reader selects another."""
     own: dict[Expr, Expr] = {a.var: a.extent for a in axes}
     ranges = axis_ranges(axes)
 
@@ -287,7 +290,7 @@ def _inside(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis
 
 
 def _alias_outputs(program: Program) -> Program:
-    """An output that is a contiguous reshape of an equation becomes that equation; the caller restores the shape."""
+    """Replace an output that is a contiguous reshape of an equation by that equation; the caller restores the shape."""
     made = {e.name: e for e in equations(program)}
     taken = {t.name for t in program.outputs}
     outputs = []
@@ -307,7 +310,7 @@ def _alias_outputs(program: Program) -> Program:
 
 
 def readers_of(made: Iterable[Equation]) -> dict[str, set[str]]:
-    """By tensor the names of the equations that read it."""
+    """The names of the equations that read each tensor."""
     readers: dict[str, set[str]] = {}
     for e in made:
         for name in reads(e):
@@ -316,7 +319,7 @@ def readers_of(made: Iterable[Equation]) -> dict[str, set[str]]:
 
 
 def remove_dead(program: Program) -> Program:
-    """Only equations that an output needs."""
+    """Keep only the equations that an output needs."""
     live = {t.name for t in program.outputs}
     for e in reversed(equations(program)):
         if e.name in live:

@@ -1,4 +1,4 @@
-"""Which equations are contractions, and their factors."""
+"""Recognise contractions and their factors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.tensor import Axis, Equation, Reduce
 
-OFTEN = 16  # times that an element is multiplied: the worst of storing it is a write and a read of it
+OFTEN = 16  # multiplications per element that repay storing it, at worst a write and a read
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_contraction(e: Equation) -> bool:
-    """A sum of products of two factors, each of which lacks a free axis that the other has."""
+    """Whether `e` is a sum of products of two factors, each of which lacks a free axis that the other has."""
     match e:
         case Reduce(op="sum", axes=axes, value=value):
             factors = factors_of(value)
@@ -26,7 +26,7 @@ def is_contraction(e: Equation) -> bool:
 
 
 def factors_of(value: Expr) -> tuple[Expr, Expr] | None:
-    """The two sides of a product of data, conversions aside."""
+    """The two factors of a product of data, under any conversions; None for other values."""
     while isinstance(value, Cast):
         value = value.arg
     match value:
@@ -38,15 +38,17 @@ def factors_of(value: Expr) -> tuple[Expr, Expr] | None:
 
 
 def multiplies_joined(e: Equation) -> bool:
-    """A contraction that multiplies often, as they are, elements of which some come from one tensor and some from
-    another: no instruction copies a block of these."""
+    """Whether a contraction multiplies elements of concatenated tensors often without computing on them first.
+
+    No instruction copies a block of such elements, which come from several tensors.
+    """
     if not isinstance(e, Reduce) or not is_contraction(e):
         return False
     return any(is_joined(f) and _times(f, e.axes) >= OFTEN for f in factors_of(e.value) or ())
 
 
 def is_joined(value: Expr) -> bool:
-    """Elements come from one tensor or from another."""
+    """Whether elements are selected from different tensors, as in a concatenation."""
     choices = [(n.then, n.other) for n in value.walk() if isinstance(n, Select)]
     choices += [(n.args[1], n.args[2]) for n in value.walk() if isinstance(n, Op) and n.name == "where"]
     parts = [({x.buffer for x in loads(a)}, {x.buffer for x in loads(b)}) for a, b in choices]
@@ -54,12 +56,12 @@ def is_joined(value: Expr) -> bool:
 
 
 def _times(factor: Expr, axes: tuple[Axis, ...]) -> float:
-    """How often each element of a factor is multiplied at least."""
+    """The number of times that a contraction over these free axes multiplies each element of a factor, at least."""
     return count(a.extent for a in axes if a.var not in set(factor.walk()))
 
 
 def count(extents: Iterable[Expr]) -> float:
-    """How many points there are; a size that is not known yet counts as large."""
+    """The number of points; infinite if a size is unknown."""
     return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
 
 

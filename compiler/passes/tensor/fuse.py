@@ -1,15 +1,14 @@
-"""Tensor IR in, Tensor IR out: afterwards each group is one kernel.
+"""Group equations so that each group becomes one kernel (Tensor IR to Tensor IR).
 
-Equations join the group of what they read when one loop nest can hold both without computing anything twice that costs
-more than the memory traffic it saves:
-
+An equation joins the group that it reads from if one loop nest can hold both without recomputing anything that costs
+more than the memory traffic saved:
 - maps of one domain share its loops;
 - reductions over rows share their loops over the rows, with the maps that read them (softmax, norms);
-- a contraction takes the maps of its own domain as epilogue; as prologue only what makes few bytes many (the integers
-  of a quantized weight), for as few rows as read them once;
-- scans take what feeds them, and cheap maps of their own domain that read them;
+- a contraction takes the maps of its own domain as epilogue; as prologue only maps that make many bytes from few (the
+  integers of a quantized weight), and only for few rows;
+- scans take the maps that feed them, and cheap maps of their own domain that read them;
 - scatters stay alone, and so does a reduction to too few rows to spread over cores, unless its rows are short;
-- numbers that are made of inputs alone share a kernel, whether or not they have to do with each other.
+- scalars computed from inputs alone share a kernel, even if unrelated.
 """
 
 from __future__ import annotations
@@ -45,34 +44,35 @@ from compiler.passes.tensor.compose import injective, is_view, readers_of
 from compiler.passes.tensor.contractions import count, is_contraction, is_joined, is_long
 from compiler.passes.tensor.neighbours import axes_of_neighbours
 
-# What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
+# The cost of an operation, in fused multiply-adds of a vector lane (rough, for CPUs and GPUs alike).
 _DEAR = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "gcd": 100}
 _DEAR |= {name: row.cost for name, row in FUNCTIONS.items()}
 _CHEAP = {
     "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",
     "shl", "shr", "where", "isnan", "signbit", "floor", "ceil", "trunc", "round", "sign", "fma", "require",
 }  # fmt: skip
-# An element that costs more is stored rather than computed twice: about a store and a load of a cached row.
+# An element that costs at least this is stored rather than computed twice: about a store and a load of a cached row.
 WORTH_KEEPING = 8
-# Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own; but where one
-# block of a GPU goes through so short a row in less time than it takes to start another kernel.
+# Reductions to fewer rows leave nothing to run in parallel, so the maps after them are a separate kernel, unless the
+# rows are so short that one block of a GPU finishes sooner than another kernel would start.
 FEW_ROWS, SHORT_ROW = 4, 1 << 13
-# On a machine of many cores rows of so many elements are taken apart, where there are fewer of them than half the cores
-# and one kernel would hold several sweeps over each: a block by itself reads some 50 GB/s of an H200's 4,800.
+# On a GPU, rows of at least LONG_ROW elements are not fused into one kernel that sweeps over each several times, if
+# there are at most half as many rows as multiprocessors: a single block reads some 50 GB/s of an H200's 4,800.
 LONG_ROW = 1 << 16
-COLUMNS = 32  # of rows that lie beside each other a block takes as many at once, so that it reads whole lines of memory
-# A kernel's text grows with the square of its reductions, the search for one with the square of its equations: 25
-# softmaxes in a row, in one kernel, were half a megabyte and took minutes.
+COLUMNS = 32  # rows adjacent in memory that a block reads together, as whole cache lines
+# The text of a kernel grows with the square of its reductions, and the search for a schedule with the square of its
+# equations: 25 consecutive softmaxes in one kernel took half a megabyte and minutes.
 MOST_SWEEPS = 8
 MOST_EQUATIONS = 100
-# A factor is made of fewer bytes than it has, at most this share, as a product reads it: once for about so many rows.
+# A contraction computes a factor in its prologue if the sources have at most this share of the factor's bytes, and at
+# most this many rows of the result read it (about as many as one block computes, so that it is computed once).
 WIDENED = 0.75
 MOST_ROWS = 64
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def cost(value: Expr) -> int:
-    """Operations of `value` on data; index arithmetic is free."""
+    """The cost of the operations of `value` on data. Index arithmetic is free."""
     return sum(_cost(n) for n in value.walk() if isinstance(n, Op) and any(isinstance(x, Load) for x in n.walk()))
 
 
@@ -84,7 +84,7 @@ def _cost(e: Op) -> int:
 class Nest:
     """How the equations of a group share loops.
 
-    `names` gives every axis (equation, position) the name of its loop; `rows` are the loops that all share.
+    `names` maps each (equation, axis) to the name of its loop; `rows` are the loops that all of them share.
     """
 
     names: dict[tuple[str, str], str]
@@ -92,7 +92,7 @@ class Nest:
 
 
 def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
-    """The loop nest that holds `members`, of which `stored` leave it; None when one nest cannot."""
+    """The loop nest that holds `members`; `stored` are those written to memory. None if one nest cannot hold them."""
     stored = set(stored)
     names = _unify(members)
     if names is None:
@@ -121,14 +121,14 @@ def _rows(e: Equation, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
 
 
 def _order(members: Sequence[Equation], names: dict[tuple[str, str], str], shared: set[str]) -> list[str]:
-    """The shared loops in the order in which the largest member has them, which is how memory lies."""
+    """The shared loops in the order of the largest member, which matches memory."""
     largest = max(members, key=lambda e: len(e.axes))
     loops = [names[e.name, a.name] for e in (largest, *members) for a in e.axes]
     return list(dict.fromkeys(n for n in loops if n in shared))
 
 
 def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
-    """Loop names such that a reduction or scan is always read at its own axes; None when its readers disagree."""
+    """Name loops such that a reduction or scan is always read at its own axes; None if its readers disagree."""
     parent: dict[tuple[str, str], tuple[str, str]] = {}
 
     def find(x: tuple[str, str]) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
         for load in [n for x in expressions(e) for n in loads(x) if n.buffer in made]:
             producer = made[load.buffer]
             extents = {a.var: a.extent for a in (*e.axes, *over)}
-            # A guarded load may run over part of its producer only, or beyond it: those are not the same loops.
+            # A guarded load may cover only part of its producer, or exceed it: then the loops are not the same.
             plain = all(extents.get(i) is a.extent for i, a in zip(load.index, producer.axes, strict=True))  # type: ignore[call-overload]
             plain = plain and len(set(load.index)) == len(load.index)
             if not plain:
@@ -155,12 +155,12 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
                 assert isinstance(i, Var)
                 parent[find((e.name, i.name))] = find((producer.name, a.name))
         made[e.name] = e
-    for e in members:  # two axes of one equation must not have become one
+    for e in members:  # two axes of one equation must not be unified
         over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
         roots = [find((e.name, a.name)) for a in (*e.axes, *over)]
         if len(set(roots)) != len(roots):
             return None
-    # A class of axes has the name of the axis that is its root, unless that of another class has the same name.
+    # A class of axes is named after its root axis, unless another class has the same name.
     tops = Counter(x[1] for x in parent if parent[x] == x)
     roots_of = {x: find(x) for x in list(parent)}
     return {x: top[1] if tops[top[1]] == 1 else "_".join(reversed(top)) for x, top in roots_of.items()}
@@ -171,9 +171,9 @@ def _holds_sweep(e: Equation, made: dict[str, Equation]) -> bool:
 
 
 def fuse(program: Program, cores: int = 1) -> Program:
-    """Every equation joins the groups that it reads from, latest first, where that is legal and pays.
+    """Merge every equation with the groups that it reads from, latest first, where that is legal and pays.
 
-    `cores` are what rows are spread over that can also share one row: the multiprocessors of a GPU, 1 for a CPU.
+    `cores` is the number of multiprocessors of a GPU, over which the rows of a kernel are spread; 1 for a CPU.
     """
     every = equations(program)
     whole = kernel_names.whole(source for g in program.groups for source in g.origin)
@@ -196,11 +196,11 @@ def fuse(program: Program, cores: int = 1) -> Program:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups so far, by the number of their newest equation, which is the order that they are in."""
+    """The groups so far, by the number of their newest equation, which is also their order."""
 
     members: dict[int, list[Equation]]
-    owner: dict[str, int]  # of each equation so far
-    readers: dict[str, set[str]]  # by equation, later ones too
+    owner: dict[str, int]  # the group of each equation so far
+    readers: dict[str, set[str]]  # by tensor, including later equations
     results: set[str]
     cores: int
     inputs: dict[str, Tensor]
@@ -208,7 +208,7 @@ class _Groups:
 
 
 def _join_once(groups: _Groups, newest: int) -> bool:
-    """Merge the newest group with the latest one that it reads, if it may."""
+    """Merge the newest group with the latest group that it reads from, if legal. Returns whether it did."""
     found = {groups.owner[n] for e in groups.members[newest] for n in reads(e) if n in groups.owner}
     for k in sorted(found - {newest}, reverse=True):
         both = groups.members[k] + groups.members[newest]
@@ -220,7 +220,7 @@ def _join_once(groups: _Groups, newest: int) -> bool:
 
 
 def _between(groups: _Groups, k: int, newest: int) -> bool:
-    """Some other group lies on a path from group k to the newest one, so merging them would make a cycle."""
+    """Whether another group lies on a path from group k to the newest one, so that merging them would make a cycle."""
     reached: set[int] = set()
     front = [k]
     while front:
@@ -261,7 +261,7 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
 
 
 def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
-    """What is made of a running total is cheap, as its loop runs in order, and has an element for each of its own."""
+    """Whether the maps after a scan have its domain and are cheap: the loop of a scan is sequential."""
     own = {found.names[scan.name, a.name] for a in scan.axes}
     return all(
         {found.names[e.name, a.name] for a in e.axes} == own and cost(expressions(e)[0]) < WORTH_KEEPING
@@ -274,18 +274,19 @@ def _few(rows: tuple[Axis, ...]) -> bool:
 
 
 def _short(members: Sequence[Equation], sweeps: Sequence[Equation], rows: tuple[Axis, ...]) -> bool:
-    """Whether a row is, of what is reduced and of what is made of that."""
+    """Whether rows are short, both those reduced and those computed from them."""
     made = max(count(a.extent for a in e.axes) for e in members) / max(1, count(a.extent for a in rows))
     return max(made, _longest(sweeps)) <= SHORT_ROW
 
 
 def _longest(sweeps: Sequence[Equation]) -> float:
-    """Elements of a row in the longest of these reductions."""
+    """The number of elements of a row in the longest of these reductions."""
     return max(count(a.extent for a in e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
 
 
 def _beside(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Groups) -> float:
-    """How many rows a block takes, as they lie beside each other in memory and not one after the other."""
+    """The number of rows that a block reads together because they are adjacent in memory; 1 if a row itself is
+    contiguous."""
     longest = max(sweeps, key=lambda e: _longest([e]))
     near = axes_of_neighbours(longest, groups.inputs, {e.name: e for e in members})
     if any(a.name in near for a in getattr(longest, "over", ())):
@@ -298,9 +299,11 @@ def _is_of(x: Expr, e: Equation) -> bool:
 
 
 def _around(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:
-    """Everything but the contraction is a map; nothing feeds it but views of one tensor, and what is short until it is
-    read. What is stored has an element for each of the contraction's own: loops of an epilogue would be in the way of
-    its tiles."""
+    """Whether the other members can be the prologue and epilogue of a contraction.
+
+    All must be maps. Only views of one tensor and widened factors may feed the contraction. Maps after it have no loops
+    but the rows: others would conflict with its tiles.
+    """
     made = {e.name: e for e in members}
     rows, after = {a.name for a in found.rows}, _after(members, contraction)
     if any(is_long(a) and found.names[e.name, a.name] not in rows for e in after for a in e.axes):
@@ -312,12 +315,12 @@ def _around(members: list[Equation], contraction: Equation, found: Nest, groups:
 
 
 def _is_plain_view(e: Equation) -> bool:
-    """A view whose elements all come from the same tensors."""
+    """Whether `e` is a view that is not a concatenation."""
     return isinstance(e, Map) and is_view(e) and not is_joined(e.value)
 
 
 def _after(members: list[Equation], first: Equation) -> list[Equation]:
-    """What is made of `first`."""
+    """The members that depend on `first`."""
     after: set[str] = set()
     front = {first.name}
     while front:
@@ -327,7 +330,7 @@ def _after(members: list[Equation], first: Equation) -> list[Equation]:
 
 
 def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], groups: _Groups) -> bool:
-    """A map that only the contraction reads, which makes more bytes than all that it is made of has, for few rows."""
+    """Whether a map read only by the contraction has more bytes than all of its sources, and few rows read it."""
     behind, front = {e.name}, [e]
     while front:
         front = [made[n] for x in front for n in reads(x) if n in made and n not in behind]
@@ -344,7 +347,7 @@ def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], group
 
 
 def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
-    """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
+    """Whether no expensive map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
     prices = _with_what_they_read(members)
     readings: dict[str, list[Reading]] = {}
     for r in members:
@@ -356,13 +359,14 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
     )
 
 
-Reading = tuple[Load, Equation]  # and what loads it
+Reading = tuple[Load, Equation]  # a load and the equation that it is in
 
 
 def _dear_twice(
     e: Map, price: int, read: list[Reading], members: list[Equation], found: Nest, stored: set[str]
 ) -> bool:
-    """Elements of a map, of which each costs so much with what it reads, are computed more often than pays."""
+    """Whether a map is recomputed more often than pays. `price` is the cost of an element with the maps that it
+    reads."""
     short = _shortens(e, price)
     if price < WORTH_KEEPING and not short:
         return False
@@ -380,13 +384,13 @@ def _dear_twice(
 
 
 def _long_loops(e: Equation, found: Nest) -> set[str]:
-    """The loops of a nest that an equation has, those of one iteration aside."""
+    """The loops that an equation has in a nest, except those of one iteration."""
     axes = (*e.axes, *(e.over if isinstance(e, Reduce) else ()))
     return {found.names[e.name, a.name] for a in axes if is_long(a)}
 
 
 def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
-    """What an element of each map costs with those of the maps that it reads, which are computed anew with it."""
+    """The cost of an element of each map, including the maps that it reads, which are recomputed with it."""
     own: dict[str, int] = {}
     behind: dict[str, set[str]] = {}
     for e in members:
@@ -397,24 +401,26 @@ def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
 
 
 def _shortens(e: Map, price: int) -> bool:
-    """Bytes are made of larger numbers, by more than a move: they are read in less time than made again."""
+    """Whether a map computes bytes from wider numbers, with more than a move: reading these again is slower than
+    storing it."""
     return e.dtype in (i8, u8, *EIGHTHS) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
 
 
 def _moved(load: Load) -> bool:
-    """The index computes: these are elements that another iteration makes as well."""
+    """Whether the index is computed: another iteration needs the same elements."""
     return not all(isinstance(i, Var) for i in load.index)
 
 
 def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
-    """A map over `own` of these loops is computed anew by a loop outside its last, with too few iterations inside."""
+    """Whether a loop outside the last of `own` repeats a map over `own`, with too few iterations inside to repay its
+    cost."""
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
     repeats = any(is_long(a) and a.name not in own for a in rows[:last])
     return repeats and price >= WORTH_KEEPING * count(a.extent for a in rows[last + 1 :])
 
 
 def _numbers_together(groups: Iterable[list[Equation]]) -> list[list[Equation]]:
-    """Groups that each make single numbers of inputs alone, as counters of steps are, are one."""
+    """Merge the groups that only compute scalars from inputs, such as step counters."""
     every = list(groups)
     made = {e.name for g in every for e in g}
     alone = [g for g in every if all(isinstance(e, Map) and not e.axes for e in g)]
@@ -425,7 +431,7 @@ def _numbers_together(groups: Iterable[list[Equation]]) -> list[list[Equation]]:
 
 
 def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
-    """Groups ordered so that each comes after all that it reads."""
+    """Order groups topologically: each after all that it reads."""
     owner = {e.name: k for k, g in enumerate(groups) for e in g}
     done: list[int] = []
     state: dict[int, bool] = {}
@@ -446,13 +452,13 @@ def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
 
 
 def _sources(e: Equation, group: Group, whole: dict[str, str]) -> list[tuple[str, str]]:
-    """The ops that an equation comes from, and the part of a call that it is: what its name adds to the result's."""
+    """The ops that an equation comes from, each with the part of the op that it computes: the suffix of its name."""
     own = re.sub(r"_\d+$", "", e.name.removeprefix(f"{group.name}_")) if e.name.startswith(f"{group.name}_") else ""
     part = "" if len(group.origin) > 1 or own.isdigit() else own
     return [(whole.get(source, source), "" if "/" in source else part) for source in group.origin]
 
 
 def _group(members: list[Equation], sources: dict[str, list[tuple[str, str]]]) -> Group:
-    """One kernel, named after what it computes; where nothing says what that is, after its last result."""
+    """Make one kernel, named after its origin, or without one after its last result."""
     origin = kernel_names.origin(source for e in members for source in sources[e.name])
     return Group(kernel_names.name(origin, members) if origin else members[-1].name, tuple(members), origin)

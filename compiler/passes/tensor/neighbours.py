@@ -1,4 +1,4 @@
-"""The axes along which an equation goes from neighbour to neighbour in memory."""
+"""The axes along which an equation accesses adjacent elements in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from compiler.ir.tensor import Equation, Map, Tensor, expressions
 
 
 def axes_of_neighbours(e: Equation, inputs: Mapping[str, Tensor], made: Mapping[str, Equation]) -> set[str]:
-    """Names of the axes of an equation, those that it reduces too, in the index of the last axis in memory of what it
-    loads: of an input by its strides, of what is in memory row by row else. Maps of `made` are seen through."""
+    """The names of the axes, including reduced ones, that occur in the contiguous index of a load of the equation.
+
+    The contiguous index of an input is the one of stride 1; other tensors are row-major. Maps in `made` are seen
+    through.
+    """
     return _axes(e, inputs, made, {})
 
 

@@ -1,8 +1,8 @@
-"""Tensor IR in, Tensor IR out: what its readers make of fewer bytes than it has is not stored.
+"""Recompute maps in their readers instead of storing them, where that moves fewer bytes (Tensor IR to Tensor IR).
 
-A gradient stored by a matmul, less a mean, times another tensor: each is a map that is handed on to sums and to what
-follows these, in other kernels. These may as well read what it is made of, if that is in memory in any case. It pays
-where fewer bytes move so: the map need not be written, and what it is made of may be shorter, or is read anyway.
+An example is a gradient stored by a matmul, less a mean, times another tensor: each map is passed on to sums and their
+successors in other kernels. These can read the map's sources instead, if those are in memory anyway. It pays if fewer
+bytes move: the map need not be written, and its sources may be smaller or are read anyway.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.contractions import count, is_contraction
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, nest
 
-LEAST = 1 << 20  # bytes: what is shorter stays in a cache
-SHARE = 0.8  # of the bytes, at most, that move otherwise
+LEAST = 1 << 20  # bytes; smaller tensors stay in a cache
+SHARE = 0.8  # bytes moved afterwards, at most, as a share of those before
 
 
 @dataclass(frozen=True)
 class _Known:
-    """The inputs, the equations and their groups, and who reads what."""
+    """The inputs, the equations with their groups, the readers of each tensor, and the outputs."""
 
     inputs: dict[str, Tensor]
     made: dict[str, Equation]
@@ -30,19 +30,19 @@ class _Known:
     results: frozenset[str]
 
     def stored(self, name: str) -> bool:
-        """It is an input, a result, or read in another group."""
+        """Whether a tensor is in memory: an input, an output, or read in another group."""
         own = self.group.get(name)
         return own is None or name in self.results or any(self.group[r.name] is not own for r in self.readers[name])
 
     def bytes(self, name: str) -> float:
-        """Of an input, or of what an equation makes."""
+        """The size of an input or of an equation's result."""
         if name in self.inputs:
             return count(self.inputs[name].shape) * self.inputs[name].dtype.bytes
         return count(shape(self.made[name])) * self.made[name].dtype.bytes
 
 
 def remake(program: Program) -> Program:
-    """Maps made again by their readers, as long as there are any of which fewer bytes move then."""
+    """Recompute maps in their readers for as long as one is left for which fewer bytes move."""
     if program.sizes:
         return program
     while (made := _once(program)) is not None:
@@ -71,7 +71,7 @@ def _known(program: Program) -> _Known:
 
 
 def _remade(program: Program, p: Map, known: _Known) -> Program | None:
-    """The program with `p` made by its readers; None where that may not be, or moves no fewer bytes."""
+    """The program with `p` recomputed by its readers; None if that is illegal or does not pay."""
     own = known.group[p.name]
     outside = [r for r in known.readers[p.name] if known.group[r.name] is not own]
     if not outside or p.name in known.results or known.bytes(p.name) < LEAST:
@@ -92,7 +92,7 @@ def _remade(program: Program, p: Map, known: _Known) -> Program | None:
 
 
 def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
-    """The reader, in a kernel without matmuls, loads each element once."""
+    """Whether the reader loads each element of `p` once, in a kernel without matmuls."""
     if not isinstance(r, Map | Reduce) or any(map(is_contraction, known.group[r.name].equations)):
         return False
     found = [n.index for n in loads(r.value) if n.buffer == p.name]
@@ -101,7 +101,7 @@ def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
 
 
 def _whole(p: Map, known: _Known) -> Map | None:
-    """The map of what is stored in any case; None where it is made of anything else, or is dear."""
+    """The map in terms of stored tensors only; None if it needs others or is expensive."""
     while inner := [n for n in reads(p) if not known.stored(n)]:
         producers = {n: e for n in inner if isinstance(e := known.made[n], Map)}
         if len(producers) < len(inner) or cost(p.value) >= WORTH_KEEPING:

@@ -1,11 +1,11 @@
-"""Tensor IR in, Tensor IR out: a large 16-bit value that a kernel leaves to others in memory lies there in 16 bits.
+"""Round large 16-bit values when a kernel stores them for other kernels (Tensor IR to Tensor IR).
 
-Values computed from 16-bit floats are f32 inside a kernel. In memory that is twice what PyTorch moves for the same
-tensor, as the sum of a residual that a norm and the next residual read, or the branch of a network that is added later.
-Such a value is rounded once, where it is made, and all of its readers read that: as in eager, what one of them makes of
-it agrees with what the others do. Which values those are depends on what later passes fuse, so kernels are made of the
-program as it is to find out; scores between two matmuls of attention, say, never lie in memory. A matmul of f32 numbers
-reads its operands as blocks of memory: they stay f32.
+Values computed from 16-bit floats are f32 inside a kernel. Stored as f32 they move twice the bytes that PyTorch moves,
+as for a residual sum read by a norm and by the next residual, or a branch of a network that is added later. Such a
+value is rounded once, where it is computed, and all readers read the rounded one: as in eager, their results agree with
+each other. Which values are stored depends on later fusion, so the kernels of the program are made to find out: the
+scores between two matmuls of attention, for example, are never stored. The operands of an f32 matmul, which reads
+blocks of memory as they are, stay f32.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from compiler.passes.tensor.remake import LEAST
 
 
 def round_stored(program: Program, kernels: Callable[[Program], statement.Program]) -> Program:
-    """Values that are computed in f32 and read, as such, by another kernel, rounded to what PyTorch holds them in.
+    """Round the values computed in f32 that another kernel reads as f32, to the type in which PyTorch holds them.
 
-    `kernels` makes and fuses the kernels of a program.
+    `kernels` lowers a program to fused kernels.
     """
     large = {e.name: e.narrow for e in equations(program) if e.narrow is not None and _pays(e)}
     if not large:
@@ -36,7 +36,7 @@ def round_stored(program: Program, kernels: Callable[[Program], statement.Progra
 
 
 def with_rounded(program: Program, values: Collection[str]) -> Program:
-    """The program with each of these values rounded where it is made, and read so."""
+    """The program with these values rounded where they are computed, and all readers reading the rounded ones."""
     taken = {*(e.name for e in equations(program)), *(t.name for t in program.inputs)}
     found = (e for e in equations(program) if e.name in values and e.narrow is not None)
     made = {e.name: _rounded(e) for e in found if _stored(e.name) not in taken}
@@ -44,7 +44,7 @@ def with_rounded(program: Program, values: Collection[str]) -> Program:
 
 
 def rounded_in(program: Program) -> set[str]:
-    """The values that a program rounds where they are made."""
+    """The names of the values that a program rounds where they are computed."""
     loads = {e.name: e.value.arg for e in equations(program) if isinstance(e, Map) and isinstance(e.value, Cast)}
     return {x.buffer for name, x in loads.items() if isinstance(x, Load) and name == _stored(x.buffer)}
 
@@ -58,7 +58,7 @@ def _pays(e: Equation) -> bool:
 
 
 def _wide(found: Iterable[Node], large: Mapping[str, DType]) -> set[str]:
-    """Values that are loaded, and not only to be rounded."""
+    """The values that are loaded for other uses than being rounded."""
     every = list(found)  # equal loads are one node
     rounded = {n.arg for n in every if isinstance(n, Cast) and isinstance(n.arg, Load)
                and n.dtype is large.get(n.arg.buffer)}  # fmt: skip
@@ -71,7 +71,7 @@ def _rounded(e: Equation) -> Map:
 
 
 def _group(g: Group, made: Mapping[str, Map]) -> Group:
-    """The group with each of these behind what it rounds, and read in its place."""
+    """The group with a rounding after each value in `made`, and its readers changed to read that."""
 
     stored = {e.name for e in made.values()}
 

@@ -1,8 +1,8 @@
-"""Tensor IR in, Tensor IR out, for CPUs: counts of numbers up to a place are scatters, which hold what feeds them.
+"""For CPUs: turn counts up to a place into scatters, and compute in a scatter the maps that only it reads.
 
-How many of m numbers are at most i, for each of n places i, is a running total of how many are i: m + n steps in place
-of m times n. A core makes the updates of a scatter one after the other, so what only the scatter reads, each element
-once, may as well be computed there: it needs no memory.
+Counting for each of n places i how many of m numbers are at most i is a running total of how many equal i: m + n steps
+instead of m times n. A core performs the updates of a scatter one after the other, so a map of which only the scatter
+reads each element, once, can be computed there and needs no memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from compiler.passes.tensor.compose import injective, inline, readers_of, remove
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
-MANY = 16  # numbers: fewer are compared with each place as fast
+MANY = 16  # with fewer numbers, comparing each with each place is as fast
 
 
 def scatters(program: Program) -> Program:
-    """Counts turned into scatters and running totals, and maps inlined into the scatters that alone read them."""
+    """Turn counts into scatters and running totals, and inline maps into the scatters that alone read them."""
     every = {e.name: e for e in equations(program)}
     program = _with(program, {e.name: _running_total(e, every) for e in every.values()})
     while fed := _fed(program):
@@ -29,13 +29,14 @@ def scatters(program: Program) -> Program:
 
 
 def _with(program: Program, made: Mapping[str, tuple[Equation, ...]]) -> Program:
-    """The program with what was made for each equation in its place, but for what no output needs any more."""
+    """Replace each equation by those made from it, and remove dead ones."""
     groups = (g.replace(equations=tuple(x for e in g.equations for x in made[e.name])) for g in program.groups)
     return remove_dead(program.replace(groups=tuple(groups)))
 
 
 def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation, ...]:
-    """What makes `e`: for a count of numbers up to each place, how many are that place, and their running total."""
+    """Return `e`, or for a count of numbers up to each place a scatter that counts each place and a scan that adds
+    these up."""
     if not isinstance(e, Reduce) or e.dtype is not i64 or e.op != "sum":
         return (e,)
     compared = {n: p for n in reads(e) if isinstance(p := every.get(n), Map) and p.dtype is boolean}
@@ -45,7 +46,7 @@ def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation
             each = f"{e.name}_each"
             if few or x.dtype is not i64 or i is not place.var or i in set(x.walk()) or each in every:
                 return (e,)
-            later = int(how == "lt")  # places behind its own are those that a number is counted at
+            later = int(how == "lt")  # 1 if a number counts only at places after its own
             at, guard = op("max", x, dim(-later)) + later, op("lt", x, place.extent - later)
             return (
                 Scatter(each, e.axes, identity("sum", i64), "sum", e.over, (at,), dim(1), guard),
@@ -55,7 +56,7 @@ def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation
 
 
 def _fed(program: Program) -> dict[str, Equation]:
-    """The scatters that hold maps they have not held before."""
+    """The scatters that can take further maps, with these inlined, by name."""
     made = {e.name: e for e in equations(program)}
     results = {t.name for t in program.outputs}
     readers = readers_of(made.values())
@@ -69,7 +70,8 @@ def _fed(program: Program) -> dict[str, Equation]:
 
 
 def _once(p: Map, e: Scatter) -> bool:
-    """An update reads the map at one place, and no other reads it there but for loops that the map has not."""
+    """Whether a scatter reads the map at one index, and no element twice except in loops on which the index does not
+    depend."""
     found = {n.index for x in expressions(e) for n in loads(x) if n.buffer == p.name}
     (index,) = found if len(found) == 1 else ((),)
     own = tuple(a for a in e.over if any(a.var in set(i.walk()) for i in index))
@@ -77,7 +79,7 @@ def _once(p: Map, e: Scatter) -> bool:
 
 
 def _light(p: Map, made: dict[str, Equation]) -> bool:
-    """The map costs little, and is made of one tensor of as many elements at most that has to be computed."""
+    """Whether a map is cheap and reads at most one computed tensor of its own size or larger."""
     size = count(shape(p))
     behind = [n for n in reads(p) if n in made and count(shape(made[n])) >= size]
     return cost(p.value) < WORTH_KEEPING and len(behind) <= 1

@@ -1,8 +1,8 @@
-"""Tensor IR in, Tensor IR out: elements of a map that few are read of are computed where they are read.
+"""Compute the elements of a map where they are read, if readers need few of them (Tensor IR to Tensor IR).
 
-The loss of a row of scores reads one element of its log_softmax: made at the reader from the scores and what was found
-of the row, it needs no tensor of all elements. It pays where the map is needed by no one else or costs next to nothing,
-and where all that it is made of is in memory in any case.
+The loss of a row of scores reads one element of its log_softmax: computed at the reader from the scores and the row's
+reductions, it needs no tensor of all elements. It pays if no other reader needs the map or it costs almost nothing, and
+if its sources are in memory anyway.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from compiler.passes.tensor.compose import inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
-FEW = 0.5  # of a map's elements
+FEW = 0.5  # share of a map's elements
 
 
 @dataclass(frozen=True)
 class _Known:
-    """The equations as they are by now, who reads each of them, and what is kept whatever becomes of its readers."""
+    """The current equations, their readers, and the outputs, which must be kept."""
 
     made: dict[str, Equation]
     readers: dict[str, set[str]]
@@ -30,7 +30,7 @@ class _Known:
 
 
 def sink(program: Program) -> Program:
-    """Maps inlined into equations that read few of their elements."""
+    """Inline maps into equations that read few of their elements."""
     made = {e.name: e for e in equations(program)}
     readers = readers_of(made.values())
     known = _Known(made, readers, frozenset(t.name for t in program.outputs))
@@ -46,7 +46,7 @@ def sink(program: Program) -> Program:
 
 
 def _sinkable(name: str, reader: Equation, known: _Known) -> Map | None:
-    """The map of this name, if it had better be computed in the reader."""
+    """The map of this name if it should be computed in the reader, else None."""
     p = known.made.get(name)
     if not isinstance(p, Map) or name in known.results or not _few(reader, p):
         return None
@@ -57,7 +57,7 @@ def _sinkable(name: str, reader: Equation, known: _Known) -> Map | None:
 
 
 def _few(reader: Equation, p: Map) -> bool:
-    """The reader is a map or a reduction that loads at most a half of the elements."""
+    """Whether the reader is a map or a reduction that loads at most half of the elements of `p`."""
     if not isinstance(reader, Map | Reduce):
         return False
     times = sum(isinstance(n, Load) and n.buffer == p.name for x in expressions(reader) for n in set(x.walk()))
@@ -65,7 +65,7 @@ def _few(reader: Equation, p: Map) -> bool:
 
 
 def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
-    """How many points the axes have for each of the whole; infinite where unknown sizes decide it, or there is none."""
+    """The number of points of `axes` per point of `whole`; infinite if unknown sizes decide it or `whole` is empty."""
     points, elements = [a.extent for a in axes], [a.extent for a in whole]
     for extent in tuple(points):
         if extent in elements:
@@ -76,7 +76,7 @@ def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
 
 
 def _is_kept(name: str, p: Map, reader: Equation, known: _Known) -> bool:
-    """A tensor that `p` reads is in memory in any case, is far smaller than p, or can be sunk with it."""
+    """Whether a tensor that `p` reads is in memory anyway, is far smaller than `p`, or can be sunk with it."""
     e = known.made.get(name)
     if e is None or name in known.results or _share(e.axes, p.axes) <= FEW:
         return True

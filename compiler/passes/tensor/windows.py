@@ -1,6 +1,6 @@
-"""Tensor IR in, Tensor IR out: a reduction goes no further than to where something may be left to reduce.
+"""Narrow reductions to the positions that can contribute.
 
-A window that reaches beyond what it slides over is the case: of 640 x 640 positions on an image of 2 x 2, four count.
+This matters for windows that extend beyond their input: of 640 x 640 positions on an image of 2 x 2, four count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compiler.ir.tensor import Axis, Program, Reduce, axis_ranges
 
 
 def narrow_windows(program: Program) -> Program:
-    """Every reduction over those positions alone that the conditions of its value let through."""
+    """Restrict every reduction to the positions that the conditions of its value admit."""
     groups = [
         g.replace(equations=tuple(narrowed(e) if isinstance(e, Reduce) else e for e in g.equations))
         for g in program.groups
@@ -24,7 +24,7 @@ def narrow_windows(program: Program) -> Program:
 
 
 def narrowed(e: Reduce) -> Reduce:
-    """The same reduction over shorter axes, where the value is the identity of its operation beyond them.
+    """The same reduction over shorter axes, if its value is the identity of its operation beyond them.
 
     >>> from compiler.ir.dtype import f32
     >>> from compiler.ir.expr import Load, Var, dim, op
@@ -54,7 +54,7 @@ def narrowed(e: Reduce) -> Reduce:
 
 
 def _conditions(value: Expr, neutral: Const) -> Iterator[Expr]:
-    """What holds wherever `value` is not `neutral`."""
+    """Conditions that hold wherever `value` is not `neutral`."""
     match value:
         case Select(cond, then, other) if other is neutral:
             yield from conjuncts(cond)
@@ -64,7 +64,7 @@ def _conditions(value: Expr, neutral: Const) -> Iterator[Expr]:
 
 
 def _span(a: Axis, conditions: list[Expr], ranges: Ranges) -> tuple[int, int]:
-    """The first and the last position of `a` at which the conditions can hold; (0, -1) where its extent is unknown."""
+    """The first and last position of `a` at which the conditions can hold; (0, -1) if its extent is unknown."""
     if not isinstance(a.extent, Const):
         return 0, -1
     first, last = 0, int(a.extent.value) - 1
@@ -78,7 +78,7 @@ def _span(a: Axis, conditions: list[Expr], ranges: Ranges) -> tuple[int, int]:
 
 
 def _ends(how: str, difference: Expr, a: Axis, ranges: Ranges) -> tuple[int | None, int | None]:
-    """Between which positions of `a` the difference can be below (`lt`), above (`gt`), ... zero."""
+    """The bounds on `a` within which the difference can be below (`lt`), above (`gt`), ... zero; None if unbounded."""
     terms, rest = linear(difference)
     factor = terms.get(a.var, 0)
     left = {atom: c for atom, c in terms.items() if atom is not a.var}
