@@ -1,1 +1,1 @@
-"""Tile IR to Kernel IR for processors."""
+"""Tile IR to Kernel IR for CPUs."""

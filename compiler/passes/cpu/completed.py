@@ -1,6 +1,8 @@
-"""A kernel and its schedule for a CPU in; the schedule with what follows from it out: how tiles are filled and lie,
-what columns and vectors leave over is computed again, long sums are made in parts, and data are checked ahead of their
-uses."""
+"""Complete the schedule of a kernel for a CPU.
+
+Added are how tiles are filled and padded, which remainders are computed by overlapping vectors and columns, partial
+sums for long sums, and where data are checked ahead of their use.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,19 @@ from compiler.passes.tile.steps import apply, bound
 from compiler.schedule.steps import Bind, Checks, Pack, PartialSums, Schedule, Step, Tensorize
 from compiler.targets.target import Target, instruction
 
-SELDOM = 32  # one column in so many may be computed twice to save an instance of the code
-# Few iterations are not worth a loop of checks ahead of them. Checks of fewer than a piece cost more, those of more are
-# made long before what they are about; beside a longer loop within, a check costs little.
+SELDOM = 32  # at most one column in this many may be computed twice to save an instance of the code
+# Few iterations are not worth a loop of checks ahead of them. Smaller pieces cost more; larger ones are checked long
+# before their use; next to a longer inner loop, a check costs little.
 CHECKS = Checks(ahead=8, scalars=32, within=2, vectors=4)
 LINE = 64  # bytes
-FAR = 8 * LINE  # rows that are whole multiples of this apart fall on an eighth of the sets of a cache, or fewer
+FAR = 8 * LINE  # rows a multiple of this apart map to an eighth of a cache's sets, or fewer
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule of a kernel of a Loop IR program with what follows from it: how tiles are filled and lie, and what
-    is left over by blocks of columns and by vectors is computed again where that is right and cheap, and long sums are
-    sums of partial sums.
+    """Return the completed schedule of a kernel of a Loop IR program.
 
-    Raises ScheduleError for a step that does not apply.
+    Remainders of column blocks and vectors are computed by an overlapping block or vector where that is correct and
+    cheap. Raises ScheduleError for a step that does not apply.
     """
     checked = any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
     said = any(isinstance(s, Checks) for s in schedule.steps)
@@ -61,7 +62,7 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
 
 
 def _in_parts(scheduled: Kernel) -> Iterator[PartialSums]:
-    """Steps that make partial sums of the long ones."""
+    """Steps that split long sums into partial sums."""
     taken = set(bound(scheduled))
     for long in long_sums(scheduled.body):
         piece = fresh(f"{long.loop.var}_piece", taken)
@@ -71,7 +72,7 @@ def _in_parts(scheduled: Kernel) -> Iterator[PartialSums]:
 
 
 def _vectors_again(scheduled: Kernel) -> set[str]:
-    """Loops whose last vector may end with the loop: one vector more costs less than the iterations one by one."""
+    """Loops whose remainder may be an overlapping last vector: one vector costs less than scalar iterations."""
     types = vectors.scalars(scheduled.body)
     return {
         f.var for around, f in loops_in(scheduled.body)
@@ -80,7 +81,8 @@ def _vectors_again(scheduled: Kernel) -> set[str]:
 
 
 def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
-    """The step with the vectors that its loops have room for; rows that share few sets of a cache are a line longer."""
+    """The step with the vector width that its loops allow, and rows padded by a cache line if they share few cache
+    sets."""
     held = tile.tensors(scheduled)[step.tile]
     row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
     shared = len(held.shape) > 1 and row * held.dtype.bytes % FAR == 0
@@ -90,7 +92,7 @@ def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
 
 
 def _again(scheduled: Kernel, target: Target) -> dict[Operands, dict[str, Any]]:
-    """Which sums along vectors make columns that are left over again: those that have few such."""
+    """The option `again` for tensorized sums along vectors, where an overlapping last block recomputes few columns."""
     options: dict[Operands, dict[str, Any]] = {}
     for s, columns, ranges in columns_in(scheduled):
         row = instruction(target, s.instruction)

@@ -1,7 +1,7 @@
-"""Kernel IR of a CPU in, Kernel IR out: what a loop adds to, where data say, waits in registers for the next iteration.
+"""Keep in registers what a loop accumulates at a data-dependent place, until the place changes (Kernel IR, for CPUs).
 
-Neighbouring iterations often add to the same elements, as those of a bag or of a sorted segment do. They are loaded and
-stored only where the place changes, and no iteration waits for what the one before it has stored.
+Consecutive iterations often add to the same elements, as with a bag or a sorted segment. The elements are loaded and
+stored only when the place changes, and no iteration waits for the store of the one before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.rewrite import nodes, replaced
 
-MOST = 8  # vectors that stay in registers
+MOST = 8  # vectors kept in registers
 NOWHERE = const(-1)
 
 Body = tuple[k.Stmt, ...]
 
 
 def held(program: k.Program) -> k.Program:
-    """Vectors that a loop adds to, at a place that data name, are held until the place is another:
+    """Hold vectors that a loop accumulates at a data-dependent place until the place changes:
 
         for r in range(0, 100, 1):
             at: i64 = index[r]
@@ -58,8 +58,7 @@ def _function(f: k.Function) -> k.Function:
 
 
 def _body(body: Body, taken: set[str]) -> Body:
-    """The statements with the outermost loops that one thread runs, each in which something can be held, as they then
-    are."""
+    """Transform the outermost serial loops in which something can be held."""
     out: list[k.Stmt] = []
     for s in body:
         if isinstance(s, k.For) and s.mark != "parallel" and (found := _updates(s)) is not None:
@@ -73,7 +72,7 @@ def _body(body: Body, taken: set[str]) -> Body:
 
 @dataclass(frozen=True)
 class _Updates:
-    """The statements `last`, which add to a buffer at `distances` from a place, and what they add."""
+    """The statement `last` accumulates `values` into a buffer, at constant `distances` from `place`."""
 
     last: k.Stmt
     buffer: str
@@ -84,12 +83,12 @@ class _Updates:
     declared: Body
 
     def at(self, place: Expr) -> list[Expr]:
-        """Where the elements begin that lie there."""
+        """The indices of these vectors relative to `place`."""
         return [simplify(place + d, {}) for d in self.distances]
 
 
 def _updates(f: k.For) -> _Updates | None:
-    """The only statements in a loop that read or write some buffer, if they are neighbours that add vectors to it."""
+    """The only accesses of a loop to some buffer, if they accumulate vectors at constant distances; else None."""
     own = {n.name for n in f.walk() if isinstance(n, k.Declare)}
     for s, last in _ends(f.body):
         stores = [x for x in last if isinstance(x, k.Store)]
@@ -104,7 +103,7 @@ def _updates(f: k.For) -> _Updates | None:
 
 
 def _ends(body: Body) -> Iterator[tuple[k.Stmt, Body]]:
-    """Innermost statements that end a body and store: each is a loop of one iteration or a store, with what it does."""
+    """Innermost stores and loops of one iteration, each with the statements that it executes."""
     for s in body:
         match s:
             case k.For(var, Const(start), Const(stop), step, inner) if start < stop <= start + step:
@@ -121,7 +120,7 @@ def _together(last: k.Stmt, others: Body, stores: list[k.Store]) -> _Updates | N
     first = stores[0]
     places = [linear(simplify(s.index, {})) for s in stores]
     alike = all((s.buffer, s.op, s.value.dtype) == (first.buffer, first.op, first.value.dtype) for s in stores)
-    # Elements of fewer bits are rounded after each addition.
+    # Narrower elements are rounded after each addition.
     wide = first.value.dtype.lanes > 1 and first.value.dtype.bits >= 32
     if first.op == "set" or not wide or not alike or any(p[0] != places[0][0] for p in places):
         return None
@@ -139,7 +138,7 @@ def _touches(n: object, buffer: str) -> bool:
 
 
 def _around(f: k.For, u: _Updates, taken: set[str]) -> Body:
-    """The loop with what it adds to in registers."""
+    """The loop with its sums held in registers."""
     last = Var(fresh(f"{u.buffer}_last", taken), i64)
     place = Var(fresh(f"{u.buffer}_place", taken), i64)
     kept = [Var(fresh(f"{u.buffer}_held", taken), v.dtype) for v in u.values]
@@ -159,5 +158,5 @@ def _around(f: k.For, u: _Updates, taken: set[str]) -> Body:
 
 
 def _not_written_out(n: object) -> k.For | None:
-    """Iterations around what is held are too much text to be written out."""
+    """Remove `unroll` from loops around a held sum: unrolled, they would be too much text."""
     return n.replace(mark="") if isinstance(n, k.For) and n.mark == "unroll" else None

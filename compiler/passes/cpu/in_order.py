@@ -1,4 +1,4 @@
-"""What is done in the order of keys, as a call of the device function that stores which comes when."""
+"""Lower `InOrder`, iteration in the order of keys, to a call of the device function that stores the order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def in_order(
     value: Callable[[Expr, Scope], Expr],
     place: Callable[[str, tuple[Expr, ...], Scope], Expr],
 ) -> k.Stmt:
-    """The call; `value` and `place` make what Kernel IR has for an expression and for an index of a buffer."""
+    """Return the call. `value` and `place` lower an expression and an index of a buffer to Kernel IR."""
 
     def walk(buffer: str, index: tuple[Expr, ...], var: str) -> tuple[k.Address, Expr]:
-        """Where in a buffer one begins as `var` grows from 0, and how far it goes with each step."""
+        """The address in a buffer where `var` is 0, and its increment per step of `var`."""
         ends = []
         for n in (0, 1):
             inner = scope.inner()

@@ -1,5 +1,7 @@
-"""Quotients and remainders of a vector's lanes, and addresses made of them: where the first lane is a multiple of the
-divisor, what they are in lane 0 and, known when compiling, how far each lane is from that."""
+"""Quotients and remainders in vector lanes, and addresses made of them.
+
+Where lane 0 is a multiple of the divisor, they are a scalar plus offsets of the lanes known at compile time.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from compiler.passes.cpu.scope import Lanes
 
 
 def quotient(e: Op, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr, Expr | None] | None:
-    """A `floordiv` or `mod` by a number as an expression for lane 0 and what is added to it in each lane, None for
-    nothing; None altogether where lanes are not known to repeat, or to have one quotient."""
+    """Split a `floordiv` or `mod` by a constant into a scalar and a vector of offsets to add, None for no offsets.
+
+    Returns None if neither all lanes are known to share one quotient, nor the offsets to be the same in every
+    iteration.
+    """
     arg, divisor = e.args
     var = Var(lanes.var)
     terms, rest = linear(arg)
@@ -38,9 +43,9 @@ def quotient(e: Op, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr,
 
 
 def place(flat: Expr, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr, Expr] | None:
-    """An address as that of lane 0's multiple and the distance of each lane from there; None where lanes are anywhere.
+    """Split an address into a scalar and the offsets of the lanes; None if lanes may be anywhere.
 
-    Quotients of the loop's variable are the atoms of an address that are not the same in every lane.
+    The only atoms of an address that may vary between lanes are quotients and remainders of the loop variable.
     """
     var = Var(lanes.var)
     terms, rest = linear(flat)
@@ -69,7 +74,7 @@ def place(flat: Expr, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Exp
 
 
 def load_at(buffer: str, first: Expr, distance: Expr, dtype: dt.DType) -> Expr:
-    """A load of elements so far from the first: of neighbours, at a stride or as it comes."""
+    """A load at these offsets from `first`: contiguous, strided, or a general gather."""
     lanes = distance.dtype.lanes
     match distance:
         case k.Ramp(_, 1, _):

@@ -1,4 +1,4 @@
-"""What whole vectors leave over is computed with a vector all the same, which has some elements a second time."""
+"""Remainders computed by one more whole vector, which overlaps elements already computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compiler.ir.expr import Expr, const, identity, op
 
 
 def first_time(value: Expr, again: int, how: str) -> Expr:
-    """The vector, but in its first `again` lanes what changes nothing in a reduction."""
+    """The vector with its first `again` lanes replaced by the identity of the reduction `how`."""
     lanes, index, otherwise = value.dtype.lanes, MASKS[value.dtype.bits], identity(how, value.dtype.replace(lanes=1))
     new = op("ge", k.Ramp(const(0, index), 1, lanes), k.Broadcast(const(again, index), lanes))
     return op("where", new, value, k.Broadcast(otherwise, lanes))

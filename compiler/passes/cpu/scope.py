@@ -1,4 +1,4 @@
-"""What names stand for at a place in a kernel for a CPU."""
+"""The meaning of names at a point of a kernel for a CPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from compiler.ir.tensor import Tensor
 
 @dataclass(frozen=True)
 class Lanes:
-    """The vector loop being emitted: its variable, whose value is `base` in lane 0, how many lanes there are, what
-    divides `base`, and whether guards of loads become masks."""
+    """The vector loop being emitted.
+
+    `var` is its variable, which has the value `base`, a multiple of `multiple`, in lane 0; there are `width` lanes.
+    With `masked`, guards of loads become masks.
+    """
 
     var: str
     base: Expr
@@ -23,13 +26,13 @@ class Lanes:
 
     @classmethod
     def of(cls, loop: tile.For, base: Expr, width: int, multiple: int) -> Lanes:
-        """Those of a loop that is bound to vectors."""
+        """The lanes of a loop bound to `vector`."""
         return cls(loop.var, base, width, multiple, bool(dict(loop.bind.args).get("masked")))
 
 
 @dataclass
 class Scope:
-    """What names stand for here; `ranges` bounds the integer ones; `parallel` says that threads are already at work."""
+    """The meaning of names; `ranges` bounds the integers; `parallel` means inside a parallel loop."""
 
     values: dict[str, Expr]
     ranges: dict[str, Range]
@@ -37,7 +40,7 @@ class Scope:
     lanes: Lanes | None = None
     parallel: bool = False
     suffix: str = ""
-    sums: frozenset[str] = frozenset()  # accumulators for which the first `again` lanes have been counted
+    sums: frozenset[str] = frozenset()  # accumulators that already include the first `again` lanes
     again: int = 0
 
     def inner(self, **changes: object) -> Scope:

@@ -1,8 +1,8 @@
-"""Tile IR in, Kernel IR for a CPU out: buffers are flat, loops are C loops, loops bound to `vector` are vector code.
+"""Lower Tile IR to Kernel IR for a CPU: buffers are flat, loops are C loops, loops bound to `vector` are vector code.
 
 The outermost `blocks` loop becomes the parallel one. A vector loop becomes a loop over whole vectors, several at a time
-where it reduces, then, as its binding says, one more vector that ends with the loop and computes some elements again,
-or a scalar loop over what is left.
+in a reduction. Its remainder is, as its binding says, one more vector that ends with the loop and recomputes some
+elements, or a scalar loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Body = list[k.Stmt]
 
 
 def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
-    """Every kernel becomes a function; `schedules` are texts to quote in its head, by kernel name."""
+    """Lower every kernel to a function. `schedules` has texts to quote in its head, by kernel name."""
     functions = (_Lowering(f, target).function(schedules.get(f.name, "")) for f in program.kernels)
     return k.Program(program.name, program.inputs, program.outputs, program.temps, tuple(functions), program.sizes)
 
@@ -117,7 +117,8 @@ class _Lowering:
         raise TypeError(f"{type(s).__name__} has no meaning on a CPU")
 
     def declare(self, name: str, value: Expr, scope: Scope, varies: bool = False) -> k.Stmt:
-        """What `varies` is accumulated into, so that its first value says nothing of its range."""
+        """Declare a variable. With `varies` it is accumulated into, so that its first value does not bound its
+        range."""
         made = fresh(name + scope.suffix, self.taken)
         scope.values[name] = Var(made, value.dtype)
         if value.dtype is i64 and not varies:
@@ -125,7 +126,7 @@ class _Lowering:
         return k.Declare(made, value)
 
     def loop(self, f: tile.For, scope: Scope, *copies: Scope) -> Body:
-        """The loop, with the statements of `scope` and of the copies of it in its body."""
+        """The loop; its body has the statements of `scope` and of its `copies`."""
         if f.extent is const(0):
             return []
         var = fresh(f.var + ("" if copies else scope.suffix), self.taken)
@@ -168,13 +169,13 @@ class _Lowering:
         return [*out, *combined, *self.tail(f, scope, end, extent)]
 
     def lanes_of(self, name: str, width: int, scope: Scope) -> Var:
-        """A vector that accumulates for the scalar `name`."""
+        """A vector accumulator for the scalar `name`."""
         return Var(fresh(f"{name}_lanes", self.taken), dt.vector(scope.values[name].dtype, width))
 
     def stretch(
         self, f: tile.For, scope: Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]], mark: str
     ) -> Body:
-        """The vector loop from `start` to `stop`, as many vectors at a time as there are accumulators in `sums`."""
+        """The vector loop from `start` to `stop`, with one vector per element of `sums` in each iteration."""
         if start is stop:
             return []
         var = fresh(f.var + scope.suffix, self.taken)
@@ -191,7 +192,7 @@ class _Lowering:
         return [k.For(var, start, stop, step, tuple(self.jammed(f.body, scopes)), mark)]
 
     def last(self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]) -> Body:
-        """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
+        """The remainder as one vector that ends with the loop and recomputes `again` elements."""
         base = simplify(extent - width, scope.ranges, index=True)
         multiple = int(base.value) if isinstance(base, Const) else 1
         inner = scope.inner(lanes=Lanes.of(f, base, width, multiple), again=again)
@@ -201,7 +202,7 @@ class _Lowering:
         return self.body(f.body, inner)
 
     def jammed(self, body: tuple[Stmt, ...], scopes: list[Scope]) -> Body:
-        """The body in each of the scopes, which share its loops: they run once, around what all scopes have in them."""
+        """The body once per scope, with its loops shared by all scopes (unroll and jam)."""
         if len(scopes) == 1:
             return self.body(body, scopes[0])
         out: Body = []
@@ -217,7 +218,7 @@ class _Lowering:
         return out
 
     def combine(self, outer: Mapping[str, str], sums: list[dict[str, Var]], scope: Scope) -> Body:
-        """The lanes of all copies go into the scalar, as a tree."""
+        """Combine the lanes of all copies into the scalar, as a tree."""
         out: Body = []
         for name, how in outer.items():
             total = scope.values[name]
@@ -263,7 +264,7 @@ class _Lowering:
         return self.value(e, inner)
 
     def value(self, e: Expr, scope: Scope) -> Expr:
-        """`e` here: a vector where it differs from lane to lane, else a scalar."""
+        """`e` as a vector if it differs between lanes, else as a scalar."""
         match e:
             case Const():
                 return e
@@ -302,7 +303,7 @@ class _Lowering:
         return op("where", cond, first, second)
 
     def same(self, *args: Expr) -> tuple[Expr, ...]:
-        """Scalars among vectors are spread over the lanes."""
+        """Broadcast scalars among vectors to all lanes."""
         lanes = max(a.dtype.lanes for a in args)
         return tuple(k.Broadcast(a, lanes) if a.dtype.lanes == 1 < lanes else a for a in args)
 
@@ -324,7 +325,7 @@ class _Lowering:
         return load_at(buffer, simplify(self.scalar(found[0], scope), scope.ranges, index=True), found[1], dtype)
 
     def quotient(self, e: Op, scope: Scope) -> Expr | None:
-        """A quotient or remainder of the lanes, where what they share is one number."""
+        """A quotient or remainder whose lanes share one scalar; None for others."""
         found = quotient(e, scope.lanes, lambda x: self.varies(x, scope)) if scope.lanes is not None else None
         if found is None:
             return None
@@ -341,7 +342,7 @@ class _Lowering:
     # ---- tiles
 
     def copy(self, s: tile.Copy, scope: Scope) -> Body:
-        """Loops over the slice; what lies outside the source reads as zero, what lies outside the target is dropped."""
+        """Loops over the slice; elements outside the source read as zero, elements outside the target are dropped."""
         lengths = tile.extents(s.target)
         if tile.extents(s.source) != lengths:
             raise ValueError(f"a CPU copies no {tile.extents(s.source)} of {s.source.buffer} to {lengths}")
@@ -365,7 +366,7 @@ class _Lowering:
         return out
 
     def within(self, s: tile.Slice, scope: Scope, ends: bool = True) -> bool:
-        """The slice certainly begins in its buffer, if not at its very end, and with `ends` ends there."""
+        """Whether the slice is known to begin inside its buffer and, with `ends`, to end there."""
         known = self.tile_ranges(scope)
         for start, n, size in zip(s.starts, s.lengths, scope.buffers[s.buffer].shape, strict=True):
             low = value_range(start, known)[0]
@@ -375,7 +376,7 @@ class _Lowering:
         return True
 
     def copy_block(self, s: tile.Copy, lengths: list[int], scope: Scope) -> k.Stmt:
-        """A call of the device function for it: the sizes, what of them exists, and both sides with strides."""
+        """A call of the device function for the copy: sizes, existing parts of them, and both sides with strides."""
         (source, steps), (target, to_steps) = (self.corner(x, "mn", scope) for x in (s.source, s.target))
         shape, known = scope.buffers[s.source.buffer].shape, self.tile_ranges(scope)
         left = [
@@ -387,7 +388,7 @@ class _Lowering:
         whole = left == [const(n) for n in lengths]
         there = [self.value(e, scope) for e in left]
         axes = list(zip(map(const, lengths), there, steps.values(), to_steps.values(), strict=True))
-        if axes[0][2] is const(1):  # neighbours of the source are in a row
+        if axes[0][2] is const(1):  # the source is contiguous along the first axis
             axes.reverse()
         extents, exist, (row, by), (to_row, to_by) = zip(*axes, strict=True)
         args: tuple[Expr | k.Address, ...] = (*extents, *exist, source, row, by, target, to_row, to_by)
@@ -399,7 +400,7 @@ class _Lowering:
         return k.Call("mlc_copy_block", (how,), args, (s.target.buffer,))
 
     def mma(self, s: tile.Mma, scope: Scope) -> Body:
-        """A call of the instruction's device function, which takes any sizes and is told what its tiles leave over."""
+        """A call of the instruction's device function, which takes any sizes and the remainders of its tiles."""
         row = instruction(self.target, s.instruction)
         long = tile.lengths(s)
         sizes = [self.value(e, scope) for e in s.sizes] or [const(long[x]) for x in "mnk"]
@@ -428,7 +429,7 @@ class _Lowering:
         return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]
 
     def corner(self, s: tile.Slice, letters: str, scope: Scope) -> tuple[k.Address, dict[str, Expr]]:
-        """Where a slice begins, and its strides by letter."""
+        """The address where a slice begins, and its strides by letter."""
         kept = [d for d, n in enumerate(s.lengths) if n]
         strides = scope.buffers[s.buffer].strides
         return k.Address(s.buffer, self.place(s.buffer, s.starts, scope)), {

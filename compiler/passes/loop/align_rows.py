@@ -1,9 +1,9 @@
-"""Loop IR in, Loop IR out: rows of temporaries that matmuls read or write begin where wide accesses may.
+"""Align the rows of temporaries that matmuls read or write, so that wide accesses can start at each row.
 
-A bulk copy to or from shared memory, and a vector of a thread, begin at a multiple of 16 bytes. Rows of 50,257 elements
-of 16 bits that lie one behind the other begin at any even address: before a matmul can read them in tiles, all of them
-are copied, and threads store one element at a time. A temporary is the program's own, so its rows may be further apart
-than they are long. What lies between two rows is neither read nor written.
+A bulk copy to or from shared memory, and a vector access of a thread, start at a multiple of 16 bytes. Contiguous rows
+of 50,257 16-bit elements start at any even address: before a matmul could read them in tiles, all of them would be
+copied, and threads would store one element at a time. A temporary is internal to the program, so its rows may be
+padded. The padding is neither read nor written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compiler.schedule.contraction_nest import recognise
 
 
 def align_rows(program: Program) -> Program:
-    """Temporaries of contractions with their rows apart, where every kernel sees the whole temporary as it is."""
+    """Pad the rows of temporaries that contractions use, if every kernel accesses the whole temporary."""
     used = {name for k in program.kernels for name in _of_contraction(k)}
     users = users_by_name(program)
     chosen = {
@@ -28,7 +28,7 @@ def align_rows(program: Program) -> Program:
 
 
 def laid_out(program: Program, chosen: Mapping[str, Tensor]) -> Program:
-    """The program with temporaries of these names as they are there."""
+    """The program with the temporaries in `chosen` replaced by those of the same name there."""
 
     def placed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(chosen.get(t.name, t) for t in tensors)
@@ -38,7 +38,7 @@ def laid_out(program: Program, chosen: Mapping[str, Tensor]) -> Program:
 
 
 def users_by_name(program: Program) -> Mapping[str, Sequence[Kernel]]:
-    """The kernels that have a tensor of each name among their parameters, whatever they see of it."""
+    """By name of a tensor, the kernels that have it as a parameter, in any view."""
     found: dict[str, list[Kernel]] = {t.name: [] for t in program.temps}
     for k in program.kernels:
         for name in dict.fromkeys(p.name for p in k.params):
@@ -47,7 +47,7 @@ def users_by_name(program: Program) -> Mapping[str, Sequence[Kernel]]:
 
 
 def _of_contraction(kernel: Kernel) -> Iterator[str]:
-    """The buffers that a contraction takes its factors from, and those that it writes."""
+    """The buffers of a contraction's factors, and those that it writes."""
     found = recognise(kernel)
     if found is not None:
         yield from kernel.writes
@@ -55,7 +55,7 @@ def _of_contraction(kernel: Kernel) -> Iterator[str]:
 
 
 def seen_whole(users: Sequence[Kernel], t: Tensor) -> bool:
-    """Each kernel has the temporary's own shape, and no index takes an axis apart that only dense rows make one."""
+    """Whether each kernel sees the temporary in its own shape and no index divides an axis, which needs dense rows."""
     if any(p != t for k in users for p in k.params if p.name == t.name):
         return False
     accesses = (

@@ -1,9 +1,8 @@
-"""What joining kernels row by row saves and costs: where kernels end follows from this, whatever schedules are chosen.
+"""Costs of joining kernels row by row. They decide where kernels end, independently of the schedules chosen later.
 
-Two things are weighed. A sum weighted by a softmax, in one kernel with the softmax and the matmuls that it is of,
-keeps its scores where they are made: they need not reach memory, if the matmuls can go by tensor instructions, or by
-vectors of a CPU, within a block of rows. And kernels that are short take less time one after the other on one block for
-each row than it takes to start each of them.
+Two cases are weighed. A sum weighted by a softmax, in one kernel with the softmax and its matmuls, keeps its scores out
+of memory, if tensor instructions, or vectors of a CPU, can compute the matmuls within a block of rows. And short
+kernels take less time one after the other on one block per row than each launch takes.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.targets.target import Target
 
-LOADS = 32  # that a multiprocessor serves in a clock
-WEIGHT = 8  # scalar operations of an element that is made of several products: an exponential among them
-LAUNCH = 4000  # clocks from the end of a kernel until the next one has got going
+LOADS = 32  # loads that a multiprocessor serves per clock
+WEIGHT = 8  # scalar operations of an element made from several products, an exponential among them
+LAUNCH = 4000  # clocks from the end of a kernel until the next one has started
 
-# Of a GPU, where not said otherwise as measured on an H200. Fewer queries are matmuls of a matrix and few rows, which
-# wait for memory whatever multiplies them.
+# For GPUs; measured on an H200 unless stated otherwise. With fewer queries, the matmuls are of a matrix and few rows:
+# they are bound by memory, whatever multiplies them.
 LEAST_QUERIES = 9
-WARP_FEATURES = 128  # that a warp by itself has registers for, with all else; groups of four warps have for more
-# Matmuls of f32 by four warps each, between which scores stay in the L2, take less time than those by single warps
-# with scores in registers: for heads of 128 features 1.0 to 1.9 times less, for those of 64 1.1 to 1.4 times more.
+WARP_FEATURES = 128  # features for which a single warp has registers; groups of four warps have for more
+# f32 matmuls by four warps each, with scores passed through the L2, compared with single warps that keep scores in
+# registers: 1.0 to 1.9 times faster for heads of 128 features, 1.1 to 1.4 times slower for heads of 64.
 NARROW_F32, FEW_KEYS_F32 = 64, 32
-# Queries and keys of a group's least block, blocks of keys held, the depth of a matmul.
+# Queries and keys of a warpgroup's smallest block, blocks of keys in flight, the depth of a matmul.
 GROUP_ROWS, STAGES, STEP = 64, 2, 16
-RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
+RESERVED = 1024  # bytes of shared memory reserved in each block besides its own (CUDA C++ Programming Guide 13)
 
 
 def scores_stay(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
-    """Whether a kernel is such a sum, and takes less time than its parts do that hand scores over in memory.
+    """Whether a kernel is such a sum and takes less time than separate kernels that pass the scores through memory.
 
     `private` names the temporaries that no other kernel uses. All sizes must be known.
     """
@@ -54,8 +53,8 @@ def scores_stay(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
 
 
 def known_for_all_sizes(kernel: Kernel) -> bool:
-    """Whether such a kernel with symbolic sizes can do that at all of them: depth and features do not vary, and rows of
-    buffers begin where tiles may."""
+    """Whether this holds for every value of a kernel's symbolic sizes: depth and features are constant, and rows of
+    buffers start where tiles may."""
     found = online_softmax.recognise(kernel)
     if found is None or found.scores is None:
         return False
@@ -63,8 +62,11 @@ def known_for_all_sizes(kernel: Kernel) -> bool:
 
 
 def _stay_in_vectors(f: Online, scores: Scores, target: Target) -> bool:
-    """Queries are the lanes of vectors, so that they fill one, and all of them where an index depends on the query:
-    tiles have room for queries that are none, buffers have not."""
+    """Whether scores stay out of memory on a CPU, where queries are the lanes of vectors.
+
+    The queries must fill a vector. If a load other than of a mask depends on the query, they must fill whole vectors:
+    tiles are padded to whole vectors, buffers are not.
+    """
     dtype, queries = f.accumulator.dtype, static(f.query.extent)
     lanes = target.lanes(dtype.bytes)
     masks = {x.buffer for x in online_softmax.masks(f.score, f.query.var)}
@@ -74,7 +76,7 @@ def _stay_in_vectors(f: Online, scores: Scores, target: Target) -> bool:
 
 
 def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
-    """Tensor cores multiply a block of queries with blocks of keys, and weights with values."""
+    """Whether scores stay in registers on a GPU: tensor cores multiply blocks of queries, keys and values."""
     queries, keys, depth = static(f.query.extent), static(f.keys), static(scores.depth.extent)
     widest = max(depth, static(f.feature.extent))
     kinds = {unwidened(x).dtype for x in (scores.left, scores.right, f.value)} | {f.weight}
@@ -92,7 +94,8 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
 
 
 def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
-    """Four warps together have an instruction for as many features, operands come by tensor maps, and tiles fit."""
+    """Whether a warpgroup can do it: it has an instruction for this many features, TMA loads operands, and tiles
+    fit."""
     features, depth, kind = static(f.feature.extent), static(scores.depth.extent), f.weight
     wide = [r for r in target.instructions if r.function == "mlc_wgmma_rs" and r.n == features]
     if depth % STEP or "tma" not in target.features or not any(r.a_type == r.b_type == kind.name for r in wide):
@@ -115,8 +118,11 @@ def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: T
 
 
 def products_cost_less(before: Iterable[Kernel], made: Iterable[Kernel], handed: int, target: Target) -> bool:
-    """Whether kernels `made` of those `before`, which make again what these hand on, take less time than that: so many
-    elements in memory are stored and loaded, against products by tensor instructions and what is made of them."""
+    """Whether the kernels `made`, which recompute products, take less time than the kernels `before` that they replace.
+
+    The replaced kernels store and load `handed` elements. The estimate counts products by tensor instructions and
+    scalar operations on them.
+    """
     costs, rates = dict(target.costs), dict(target.rates)
     clocks = 0.0
     kinds = set()
@@ -135,7 +141,8 @@ def products_cost_less(before: Iterable[Kernel], made: Iterable[Kernel], handed:
 
 
 def _products_stay(f: Chained, target: Target) -> bool:
-    """Tensor cores multiply a block of rows with blocks of columns, and what is made of these with values."""
+    """Whether tensor cores can multiply blocks of rows and columns, and the elements computed from them with the
+    values."""
     factors = (f.value, *(x for p in f.products for x in (p.left, p.right)))
     widest = max(static(x.extent) for x in (f.feature, *(p.depth for p in f.products)))
     if {unwidened(x).dtype for x in factors} != {f.kind} or widest > WARP_FEATURES or f.kind is f32:
@@ -147,18 +154,18 @@ def _products_stay(f: Chained, target: Target) -> bool:
 
 
 def _sums(body: tuple[Stmt, ...]) -> int:
-    """How many terms statements add up."""
+    """The number of terms that statements accumulate."""
     return sum(static(s.extent) * _sums(s.body) if isinstance(s, loop.For) else isinstance(s, Accum) for s in body)
 
 
 def starts_cost_more(kernel: Kernel, rows: int, target: Target) -> bool:
-    """Whether a kernel takes less time more, on one block for each of so many rows, than starting it takes."""
+    """Whether running a kernel on one block per row costs less extra time than a launch."""
     every = sum(map(_loads, kernel.body)) / LOADS
     return every / rows * -(-rows // target.cores) - every / target.cores < LAUNCH
 
 
 def _loads(s: Stmt) -> int:
-    """How many elements a statement loads."""
+    """The number of elements that a statement loads."""
     if isinstance(s, loop.For):
         return iterations(s) * sum(map(_loads, s.body))
     return sum(isinstance(n, Load) for n in s.walk())

@@ -1,9 +1,9 @@
-"""Loop IR in, Loop IR out: a temporary that all its readers round to 16 bits is stored so; that some do, in both forms.
+"""Store as 16 bits the temporaries that readers round to 16 bits; if only some readers do, store both forms.
 
-Values are rounded where PyTorch rounds them, which may be in the kernel that reads them. Rounded before they are stored
-they take half the memory, and a factor of a matmul is then a block of a buffer that can be copied as it is. A second
-form costs as much to write as one kernel saves that reads it once: it pays where several do, or one again and again, as
-a matmul does. No value differs for it.
+Values are rounded where PyTorch rounds them, which may be in the reading kernel. Rounded before the store they take
+half the memory, and as a factor of a matmul they are then blocks of a buffer that can be copied as they are. Writing a
+second form costs as much as one kernel saves that reads it once: it pays if several kernels read it, or one repeatedly,
+as a matmul does. No value changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from compiler.passes.loop.narrow import narrow
 
 
 def demote(program: Program) -> Program:
-    """Temporaries that kernels pass on as f32, and others only read rounded to one 16-bit type, are of that type."""
+    """Store temporaries as 16 bits where readers round them to one 16-bit type."""
     return _in_both_forms(_in_one_form(narrow(program)))
 
 
 def _in_one_form(program: Program) -> Program:
-    """Temporaries that are only read rounded, so."""
+    """Change the type of temporaries that are only read rounded."""
     temps = {t.name for t in program.temps}
     found: dict[str, set[DType | None]] = {}
     for k in program.kernels:
@@ -39,7 +39,8 @@ def _in_one_form(program: Program) -> Program:
 
 
 def _rounded(k: Kernel, temps: set[str]) -> dict[str, set[DType | None]]:
-    """What a kernel rounds each temporary that it reads to; None where it does not, or also writes it."""
+    """The types to which a kernel rounds each temporary that it reads; None among them for a use without rounding, or a
+    write other than a plain store."""
     found: dict[str, set[DType | None]] = {}
     for s in k.body:
         for n in s.walk():
@@ -77,7 +78,7 @@ def _kernel(k: Kernel, types: dict[str, DType]) -> Kernel:
 
 
 def _in_both_forms(program: Program) -> Program:
-    """Temporaries that are read rounded, where that is often, and as they are: each with a rounded one beside it."""
+    """Add a rounded copy of each temporary that is read both as it is and, often enough, rounded."""
     temps = {t.name for t in program.temps}
     taken = temps | {n for k in program.kernels for n in _names(k)}
     made: dict[str, Tensor] = {}
@@ -104,8 +105,11 @@ def _names(k: Kernel) -> set[str]:
 
 
 def _often_rounded(users: list[tuple[Kernel, set[DType | None]]], name: str) -> tuple[DType | None, bool]:
-    """The one type that kernels which do not write a temporary round it to, and whether it is read so more than once;
-    None where there is none, or something adds to the temporary. Users come with what they round it to."""
+    """Return the single type to which the readers of a temporary round it, and whether it is read so more than once.
+
+    The type is None if there is none or several, or if a kernel accumulates into the temporary. `users` has each kernel
+    with the types to which it rounds the temporary.
+    """
     kinds: set[DType] = set()
     reads = 0
     for k, rounded in users:
@@ -120,7 +124,7 @@ def _often_rounded(users: list[tuple[Kernel, set[DType | None]]], name: str) -> 
 
 
 def _again(node: Node, name: str, around: tuple[loop.For, ...]) -> bool:
-    """Some sum of those `around` goes through what is rounded, and some loop does not move it: it is rounded again."""
+    """Whether a rounded load lies in a reduction and is invariant in another loop, so that it is rounded repeatedly."""
     match node:
         case Cast(Load(buffer), dtype) if buffer == name and dtype in STORAGE_ONLY:
             moving = {v for i in node.arg.children() for v in names(i)}
@@ -132,7 +136,8 @@ def _again(node: Node, name: str, around: tuple[loop.For, ...]) -> bool:
 
 
 def _with_rounded(k: Kernel, made: dict[str, Tensor]) -> Kernel:
-    """The kernel with what it writes of these written rounded too, or with what it reads rounded read so."""
+    """The kernel with both forms written where it writes such a temporary, or the rounded form read where it rounds
+    one."""
     table: dict[Expr, Expr] = {}
     own = set(k.writes) & set(made)
     for s in k.body:

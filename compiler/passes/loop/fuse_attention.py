@@ -1,7 +1,7 @@
-"""Loop IR in, Loop IR out: matmuls around a softmax join its nest over rows, where that costs less.
+"""Fuse matmuls around a softmax into its nest over rows, where that costs less (Loop IR to Loop IR).
 
-Kernels of which one reads what the other has made of the same rows can run row by row. That computes nothing twice and
-gains nothing by itself; where all of it then is an online reduction, what is in between need not reach memory.
+Two kernels of which one reads what the other computes for the same rows can run row by row. That recomputes nothing,
+and gains nothing by itself; but if the whole is an online reduction, the intermediate values need not reach memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from compiler.ir.statement import Accum, Kernel, Program, Stmt, Store, within
 from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
 from compiler.targets.target import Target
 
-MOST = 4  # kernels in one nest: a matmul, what is between, a softmax, a matmul
+MOST = 4  # kernels in one nest: a matmul, elementwise operations, a softmax, a matmul
 
 Body = tuple[Stmt, ...]
 Nest = tuple[list[loop.For], Body]
 
 
 def fuse_attention(program: Program, target: Target) -> Program:
-    """Kernels joined wherever scores that what they become has in the middle need not reach memory, and that pays."""
+    """Join kernels wherever the scores between them then need not reach memory, and that pays."""
     largest: dict[Kernel, bool] = {}
     near = _near_softmax(program, largest)
     for last in reversed(program.kernels):
@@ -39,8 +39,7 @@ def fuse_attention(program: Program, target: Target) -> Program:
 
 
 def _near_softmax(program: Program, known: dict[Kernel, bool]) -> set[Kernel]:
-    """The kernels that find the largest of some numbers, or are few enough behind one that does; `known` are those
-    looked at."""
+    """The kernels that compute a maximum, or follow such a kernel within MOST - 1 steps; `known` caches the former."""
     for k in program.kernels:
         if k not in known:
             known[k] = any(a.op == "max" for a in within(k.body, Accum))
@@ -52,9 +51,10 @@ def _near_softmax(program: Program, known: dict[Kernel, bool]) -> set[Kernel]:
 
 
 def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, ...] | None:
-    """The kernels with `made` for those that it was made of; None where one in between must come before and after it.
+    """The kernels with `made` in place of the last of its parts; None if one in between must run both before and after
+    it.
 
-    It runs where the last of them did: what reads results of the others comes behind it.
+    Kernels in between that read results of the parts move after `made`.
     """
     results = {w for k in own for w in k.writes}
     read: set[str] = set()
@@ -66,7 +66,7 @@ def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, 
         if k in own:
             read |= {p.name for p in k.params} - results
             continue
-        if set(k.writes) & read:  # an input that is written in place once one of them has read it
+        if set(k.writes) & read:  # it overwrites in place an input that one of the parts has read
             return None
         late = bool(results & {p.name for p in k.params})
         (behind if late else before).append(k)
@@ -77,7 +77,7 @@ def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, 
 
 
 def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel], Kernel] | None:
-    """The kernels before `last` to be joined with it, and what they become."""
+    """The kernels to be joined with `last`, and the joined kernel; None if joining does not pay."""
     gone: list[Kernel] = []
     made = last
     while len(gone) < MOST - 1:
@@ -93,23 +93,23 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
 
 
 def _producer(program: Program, kernel: Kernel, own: list[Kernel]) -> Kernel | None:
-    """The last kernel that makes a temporary for this one alone."""
+    """The last kernel that computes a temporary used only by `kernel`."""
     temps = private(program, kernel, own, 1)
     return next((k for k in reversed(program.kernels) if not temps.isdisjoint(k.writes) and k not in own), None)
 
 
 def private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0) -> set[str]:
-    """Temporaries of `kernel`, made of `own`, that at most so many other kernels use."""
+    """The temporaries of `kernel`, joined from `own`, that at most `others` other kernels use."""
     temps = [p for p in kernel.params if p in program.temps]
     return {t.name for t in temps if sum(k not in own for k in program.users.get(t, ())) <= others}
 
 
 def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | None:
-    """One nest over the rows that both kernels go through, of which each does the one, then the other; None for none,
-    or where the second overwrites what the first only reads.
+    """Join two kernels into one nest over their common rows: each iteration runs the first's body, then the second's.
 
-    Rows are loops that go along the same axis of all that the first kernel hands to the second: what an iteration
-    reads, the same iteration has made. No more than `most` of them are shared, the outermost ones.
+    Rows are loops along the same axis of every buffer that the first passes to the second, so that an iteration reads
+    only what the same iteration wrote. At most `most` of them are shared, outermost first. None if there are none, or
+    if the second overwrites what the first only reads.
     """
     if set(second.writes) & {p.name for p in first.params} - set(first.writes):
         return None
@@ -133,14 +133,14 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
 
 
 def rows_between(first: Kernel, second: Kernel) -> list[loop.For]:
-    """The rows of the first kernel that the second one could share."""
+    """The rows of the first kernel that the second could share."""
     rows, body = perfect(loop.For, first.body)
     pairs = _pairs(first, second, (rows, body), perfect(loop.For, _beside(second, first).body))
     return [f for f in rows if f.var in pairs]
 
 
 def _pairs(first: Kernel, second: Kernel, one: Nest, other: Nest) -> dict[str, str]:
-    """The rows of two kernels that are the same for all that the first hands to the second."""
+    """The pairs of corresponding rows of two kernels, the same for every buffer that the first passes to the second."""
     pairs: dict[str, str] | None = None
     for name in sorted({p.name for p in second.params} & set(first.writes)):
         found = _matching_rows(name, one, other)
@@ -149,7 +149,7 @@ def _pairs(first: Kernel, second: Kernel, one: Nest, other: Nest) -> dict[str, s
 
 
 def _matching_rows(buffer: str, first: Nest, second: Nest) -> dict[str, str]:
-    """The rows of two nests that go along the same axis of a buffer, wherever either touches it."""
+    """The rows of two nests that index the same axis of a buffer in all accesses."""
     out: dict[str, str] = {}
     before, after = (_indices(buffer, body) for _, body in (first, second))
     extents = [{f.var: f.extent for f in rows} for rows, _ in (first, second)]
@@ -168,12 +168,13 @@ def _indices(buffer: str, body: Body) -> list[tuple[object, ...]]:
 
 
 def _beside(kernel: Kernel, other: Kernel) -> Kernel:
-    """The kernel with no name in it that the other one has."""
+    """The kernel, renamed so that it shares no name with the other."""
     return _renamed(kernel, bound(other) | {p.name for p in other.params}, set())
 
 
 def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
-    """The kernel that binds none of these names, and no others anew; `i1` is left to the step that splits `i`."""
+    """The kernel with other names for those that it binds among `names`; the new ones avoid `others` too. The form `i1`
+    is left to the step that splits `i`."""
     mine = bound(kernel)
     if not mine & names:
         return kernel

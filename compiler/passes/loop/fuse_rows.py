@@ -1,7 +1,7 @@
-"""Loop IR in, Loop IR out: kernels that go through the same rows one after the other are one, where that pays.
+"""Fuse consecutive kernels over the same rows where that pays (Loop IR to Loop IR, for GPUs).
 
-It does on a GPU where rows are many enough for its multiprocessors, or short, and a kernel reads what the one before it
-has made of its row at places that data decide: nothing but a barrier between them helps there.
+It pays if rows are many enough for the multiprocessors, or short, and a kernel reads the row that its predecessor made
+at data-dependent positions: then nothing but a barrier between the two helps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.targets.target import Target
 
 
 def fuse_rows(program: Program, target: Target) -> Program:
-    """Neighbouring kernels joined wherever what they become reads within its rows at places that data decide."""
+    """Join consecutive kernels wherever the result reads within its rows at data-dependent positions."""
     if program.sizes:
         return program
     out: list[Kernel] = []
@@ -36,7 +36,7 @@ def fuse_rows(program: Program, target: Target) -> Program:
 
 
 def _run(kernels: list[Kernel], target: Target) -> list[Kernel]:
-    """The first of these kernels with those after it that read from the one before and are fast enough row by row."""
+    """The longest prefix of the kernels in which each reads from the one before and is fast enough row by row."""
     run = kernels[:1]
     for k in kernels[1:]:
         before = run[-1]
@@ -50,7 +50,7 @@ def _run(kernels: list[Kernel], target: Target) -> list[Kernel]:
 
 
 def _one(program: Program, run: list[Kernel]) -> Kernel | None:
-    """All these kernels in one, if that is what they are."""
+    """The kernels of a run joined into one; None if they cannot be."""
     least = min(len(rows_between(a, b)) for a, b in itertools.pairwise(run))
     made: Kernel | None = run[0]
     for k in run[1:]:

@@ -1,7 +1,7 @@
-"""Loop IR in, Loop IR out: an output that may overwrite an input is made in the memory of that input.
+"""Write an output in the memory of an input that it may overwrite.
 
-A scatter whose base is that input then has no copy of it to begin with: its updates alone are stored. That is done
-where no kernel reads the input behind the one that begins the output; elsewhere the output stays in memory of its own.
+A scatter whose base is that input then needs no copy of it: only its updates are stored. This is done if no kernel
+reads the input after the one that starts the output; otherwise the output keeps its own memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_m
 
 
 def in_place(program: Program, into: Mapping[str, str]) -> Program:
-    """The program without those outputs that it leaves in the inputs that `into` has for them."""
+    """Return the program with each output named in `into` written in the memory of its input, where that is
+    possible."""
     inputs = {t.name: t for t in program.inputs}
     for name, place in into.items():
         program = _placed(program, name, inputs[place]) or program
@@ -25,7 +26,7 @@ def in_place(program: Program, into: Mapping[str, str]) -> Program:
 
 
 def _placed(program: Program, name: str, place: Tensor) -> Program | None:
-    """The program with the tensor `name` in the memory of `place`; None where that cannot be."""
+    """The program with the tensor `name` in the memory of `place`; None if that is not possible."""
     writers = [k for k in program.kernels if name in k.writes]
     source = _copied(writers[0]) if len(writers) == 2 else None
     if source in {t.name for t in program.temps}:
@@ -46,7 +47,10 @@ def _placed(program: Program, name: str, place: Tensor) -> Program | None:
 
 
 def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
-    """The program without the tensor `name`: `axes` are its axes for those of `place`, -1 where that has but one."""
+    """The program without the tensor `name`, stored in `place` instead.
+
+    `axes` has for each axis of `place` the corresponding one of `name`, or -1 for an axis of one element.
+    """
 
     def rule(n: Load | Store) -> object:
         if n.buffer != name:
@@ -68,7 +72,7 @@ def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) ->
 
 
 def _copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
-    """The loops, the store and the load of a kernel that does nothing but copy."""
+    """The loops, the store and the load of a kernel that only copies; None for others."""
     loops, body = perfect(loop.For, k.body, loop.KINDS)
     match body:
         case (Store(value=Load() as load, op="set") as store,):
@@ -77,7 +81,7 @@ def _copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
 
 
 def _copied(k: Kernel) -> str:
-    """What a kernel copies whole, if it does nothing else, or ""."""
+    """The buffer that a kernel copies entirely, doing nothing else; "" for other kernels."""
     found = _copy(k)
     if found is None:
         return ""
@@ -92,7 +96,7 @@ def _copied(k: Kernel) -> str:
 
 
 def _of_base(k: Kernel) -> tuple[int, ...]:
-    """For each axis of what a kernel copies that of the copy, or -1."""
+    """For each axis of the source of a copy the corresponding axis of the copy, or -1."""
     found = _copy(k)
     assert found is not None
     _, store, load = found
@@ -100,7 +104,7 @@ def _of_base(k: Kernel) -> tuple[int, ...]:
 
 
 def _same_axes(old: Tensor, place: Tensor) -> tuple[int, ...] | None:
-    """The same where the two have the same shape but for axes of one element."""
+    """The axes of `old` for those of `place` if the shapes are equal apart from axes of one element, else None."""
     axes = [d for d, n in enumerate(place.shape) if n is not dim(1)]
     if [place.shape[d] for d in axes] != [n for n in old.shape if n is not dim(1)] or dim(1) in old.shape:
         return None
@@ -108,7 +112,7 @@ def _same_axes(old: Tensor, place: Tensor) -> tuple[int, ...] | None:
 
 
 def _apart(t: Tensor) -> bool:
-    """No two elements share memory; where sizes are symbolic this is known of contiguous tensors alone."""
+    """Whether no two elements share memory. With symbolic sizes, this is known only of contiguous tensors."""
     if not is_static(t):
         return t.strides == row_major(t.shape)
     reach = 0
@@ -121,7 +125,7 @@ def _apart(t: Tensor) -> bool:
 
 
 def _rows_end_whole(t: Tensor) -> bool:
-    """No row ends amid 16 bytes behind which there is memory of others: a bulk store of a GPU writes all of these."""
+    """Whether no row ends inside 16 bytes that also hold other data: a bulk store of a GPU writes all 16."""
     if t.strides == row_major(t.shape) or not is_static(t):
         return True
     near = [n for n, step in zip(t.shape, t.strides, strict=True) if step is dim(1) and n is not dim(1)]

@@ -1,10 +1,10 @@
-"""Loop IR in, Loop IR out: loops in which a contraction goes through neighbouring axes of all its buffers are one.
+"""Merge loops in which a contraction traverses adjacent axes of all its buffers (Loop IR to Loop IR).
 
-The kernel then sees these buffers with fewer axes, in the same memory: the pixels of an image over which no window
-moves are one axis, as the columns of a matrix are. Runs of neighbours in memory are longer so, and what the inner loop
-leaves over of its last tile is filled by the next. Where there is neither, two loops are better than one: boxes of both
-fit more sizes. Axes are neighbours as they lie in memory, so that the rows of images whose pixels have their channels
-side by side are those of one matrix, too; and the rows of a matmul whose factor is a matmul are merged as its own are.
+The kernel sees these buffers with fewer axes, in the same memory: the pixels of an image over which no window moves are
+one axis, like the columns of a matrix. Contiguous runs get longer, and the remainder of the inner loop's last tile is
+filled by the next iteration of the outer one. If neither applies, two loops are better: boxes of both fit more sizes.
+Adjacency is that of memory, so the rows of images whose pixels have contiguous channels are those of one matrix too.
+The rows of a matmul with a matmul inside its factor are merged likewise.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, memory_order
 from compiler.schedule.contraction_nest import recognise
 
-TILE = 64  # rows of the smallest tile of a warpgroup
+TILE = 64  # rows of a warpgroup's smallest tile
 
 
 def merge_axes(program: Program) -> Program:
-    """Kernels that are contractions, with as few loops as their buffers allow."""
+    """Merge as many loops of contractions as their buffers allow."""
     return program.replace(kernels=tuple(map(_kernel, program.kernels)))
 
 
@@ -39,14 +39,14 @@ def _kernel(kernel: Kernel) -> Kernel:
 
 
 def _merged(kernel: Kernel) -> Kernel:
-    """The kernel with as few loops as there can be."""
+    """The kernel with all mergeable pairs of loops merged."""
     while (made := next((m for pair in _pairs(kernel) if (m := merged(kernel, *pair)) is not None), None)) is not None:
         kernel = made
     return kernel
 
 
 def _pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
-    """Neighbouring loops over rows, and neighbouring ones that sum."""
+    """Adjacent loops over rows, and adjacent reduction loops."""
     if (found := recognise(kernel)) is not None:
         for loops in (found.rows, found.depth):
             yield from pairwise(loops)
@@ -59,7 +59,8 @@ def _loops(kernel: Kernel) -> int:
 
 
 def _in_memory_order(kernel: Kernel) -> Kernel:
-    """The kernel with the axes of its buffers as these lie in memory, and its outer loops as what it stores does."""
+    """The kernel with the axes of its buffers in memory order, and its outer loops in the order of the stored
+    buffer."""
     kernel = _with_axes(kernel, {p.name: memory_order(p) for p in kernel.params})
     nest, body = perfect(loop.For, kernel.body)
     stored = [n.index for s in body for n in s.walk() if isinstance(n, Store) and n.buffer in kernel.writes]
@@ -69,10 +70,10 @@ def _in_memory_order(kernel: Kernel) -> Kernel:
 
 
 def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
-    """The kernel with two loops made one; None where they are not two neighbouring axes of whatever they go through.
+    """The kernel with two loops merged; None if they are not two adjacent axes of every buffer that they index.
 
-    Of `for i in parallel(4)`, in it `for j in parallel(8)` with y[7, i, j] = x[i, j], it makes
-    `for ij in parallel(32)` with y[7, ij] = x[ij].
+    From `for i in parallel(4)`, in it `for j in parallel(8)` with y[7, i, j] = x[i, j], it makes `for ij in
+    parallel(32)` with y[7, ij] = x[ij].
     """
     pair, one = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
     if outer.body != (inner,) or one.name in bound(kernel) | {p.name for p in kernel.params}:
@@ -109,12 +110,12 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
 
 
 def squeezed(kernel: Kernel) -> Kernel:
-    """The kernel with its buffers seen without their axes of one element."""
+    """The kernel with axes of one element removed from its view of its buffers."""
     return _with_axes(kernel, {p.name: [d for d, n in enumerate(p.shape) if n is not const(1)] for p in kernel.params})
 
 
 def _with_axes(kernel: Kernel, axes: Mapping[str, Sequence[int]]) -> Kernel:
-    """The kernel with its buffers seen with these of their axes, in this order."""
+    """The kernel with its buffers viewed with these axes only, in this order."""
 
     def seen(n: Load | Store) -> Node | None:
         return n.replace(index=tuple(n.index[d] for d in axes[n.buffer])) if n.buffer in axes else None
@@ -127,5 +128,5 @@ def _with_axes(kernel: Kernel, axes: Mapping[str, Sequence[int]]) -> Kernel:
 
 
 def _together(t: Tensor, d: int, extent: Expr) -> bool:
-    """Axes d and d + 1 of a tensor are one axis of its memory, of which the second is as long as a loop."""
+    """Whether axes d and d + 1 of a tensor are one axis of memory, the second as long as the loop."""
     return isinstance(extent, Const) and t.shape[d + 1] is extent and adjacent(t, d)

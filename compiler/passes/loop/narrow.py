@@ -1,7 +1,7 @@
-"""Loop IR in, Loop IR out: a temporary of f32 whose elements 16 bits hold exactly is of 16 bits.
+"""Store an f32 temporary as 16 bits if 16 bits hold its elements exactly.
 
-They do where all that is stored was rounded before: as it is, chosen from such values, or put together of such values
-of which all but one are zero, as the gradient of what was taken apart is. No value differs for it.
+They do if every stored value was rounded before: a rounded value itself, a selection of such, or a sum of such values
+of which all but one are zero, as in the gradient of a split. No value changes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Init, Kernel, Let, Program, Store
 from compiler.ir.tensor import Tensor
 
-ANY = "zero"  # what every type holds
+ANY = "zero"  # held by every type
 
 
 def narrow(program: Program) -> Program:
-    """Temporaries are of the one 16-bit type that holds what kernels store to them."""
+    """Give temporaries the single 16-bit type that holds everything stored to them."""
     writers = Counter(w for k in program.kernels for w in k.writes)
     wide = {t.name for t in program.temps if t.dtype is f32 and writers[t.name] == 1}
     types: dict[str, DType] = {}
@@ -54,7 +54,7 @@ def _uses(k: Kernel, types: Mapping[str, DType]) -> bool:
 
 
 def _stored(k: Kernel, wide: set[str], types: Mapping[str, DType]) -> dict[str, DType]:
-    """The temporaries that a kernel only sets, to what 16 bits of one type hold."""
+    """The temporaries that a kernel only sets, to values that one 16-bit type holds, with that type."""
     every = [n for s in k.body for n in s.walk()]
     stores = [n for n in every if isinstance(n, Store) and n.buffer in wide]
     if not stores:
@@ -72,7 +72,7 @@ def _stored(k: Kernel, wide: set[str], types: Mapping[str, DType]) -> dict[str, 
 
 
 def _kind(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DType | str | None:
-    """The 16-bit type that holds a value of f32, `ANY` for a zero; None where none is known to."""
+    """The 16-bit type that holds an f32 value exactly, `ANY` for a zero; None if none is known to."""
 
     def of(*parts: Expr) -> DType | str | None:
         kinds = {_kind(x, lets, types) for x in parts}
@@ -97,7 +97,7 @@ def _kind(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DTyp
 
 
 def terms(e: Expr, lets: Mapping[str, Expr]) -> list[Expr]:
-    """What a sum adds up, without zeros."""
+    """The terms of a sum, without zeros."""
     match e:
         case Var(name) if name in lets:
             return terms(lets[name], lets)
@@ -109,7 +109,7 @@ def terms(e: Expr, lets: Mapping[str, Expr]) -> list[Expr]:
 
 
 def chosen(parts: list[Expr]) -> tuple[Var, list[int]] | None:
-    """The index that says which one of the terms is not zero, and for which number of it each is; None for others."""
+    """The index that selects the one nonzero term, and the value of it that selects each term; None for other sums."""
     found: list[tuple[Var, int]] = []
     for x in parts:
         match x:

@@ -1,10 +1,10 @@
-"""Loop IR in, Loop IR out: temporaries lie in memory with the axis innermost along which they are read together.
+"""Lay out temporaries with the axis innermost along which they are read together (Loop IR to Loop IR).
 
-A convolution reads all channels of a pixel, one of depthwise filters the same pixels of neighbouring channels, a norm
-over channels all of them: rows of channels are whole lines of memory, and what tensor cores multiply. What a kernel
-makes of such a temporary, element by element, lies as that does, and so does what it reads element by element beside
-it. Where a reader takes the axis apart, as a norm of groups does, or readers differ, a temporary stays as it is. An
-input of depthwise filters that lies otherwise than what is made of it is copied first.
+A convolution reads all channels of a pixel, a depthwise one the same pixels of adjacent channels, a norm over channels
+all of them: rows of channels are whole cache lines, and are what tensor cores multiply. A temporary computed
+elementwise from such a one gets the same layout, and so does one read elementwise next to it. A temporary stays as it
+is if a reader divides the axis, as a norm over groups does, or if readers differ. An input of a depthwise convolution
+with another layout than the result is copied first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from compiler.ir.tensor import Tensor, is_static, row_major
 from compiler.passes.loop.align_rows import laid_out, seen_whole, users_by_name
 
 RANK = 3  # axes of an image with channels, or of a batch of signals with channels
-STAYS = -1  # the axis of a temporary that is to stay as it is
+STAYS = -1  # the vote for leaving a temporary as it is
 
 
 def order_axes(program: Program) -> Program:
-    """Temporaries in the order of axes that their readers ask for."""
+    """Lay out temporaries in the order of axes that their readers prefer."""
     users = users_by_name(program)
     free = {t.name: t for t in program.temps if _may_move(users[t.name], t)}
     temps = {t.name for t in program.temps}
@@ -46,7 +46,7 @@ def order_axes(program: Program) -> Program:
 
 
 def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
-    """Inputs that depthwise filters go over along another axis than their results lie, copied."""
+    """Copy the inputs whose layout differs from that of the depthwise convolution's result."""
     kernels: list[Kernel] = []
     copies: dict[str, Tensor] = {}
     for k in program.kernels:
@@ -64,7 +64,8 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
 
 
 def _slid_over(kernel: Kernel, t: Tensor, chosen: Mapping[str, Tensor]) -> int | None:
-    """The axis of an input that is that of the results innermost in memory, where windows slide over other axes."""
+    """The axis of an input that is innermost in the layout of the results, while windows slide over other axes; or
+    None."""
     axes = set(_votes(kernel, t.name))
     near = _innermost(kernel, chosen)
     found = {n.index[d] for n in _loads(kernel, t.name) for d in axes if d != STAYS}
@@ -79,7 +80,7 @@ def _copying(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
 
 
 def _reading(k: Kernel, t: Tensor, held: Tensor) -> Kernel:
-    """The kernel with the copy for the input."""
+    """The kernel with the copy instead of the input."""
 
     table = {n: n.replace(buffer=held.name) for n in _loads(k, t.name)}
     return k.replace(params=tuple(held if p == t else p for p in k.params), body=substitute(k.body, table))
@@ -97,15 +98,16 @@ def _with_innermost(t: Tensor, axis: int) -> Tensor:
 
 
 def _asked(users: Sequence[Kernel], name: str, temps: set[str]) -> int | None:
-    """The axis that the readers of a temporary go along together."""
+    """The axis along which the readers of a temporary read together; STAYS if they disagree, None if none has a
+    preference."""
     votes = {vote for k in users for vote in _votes(k, name, temps)}
     return None if not votes else votes.pop() if len(votes) == 1 else STAYS
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A load: the loops that its axes have the plain variable of, and whether others slide over one, or take one
-    apart."""
+    """A load: the axes indexed by a plain loop variable, and whether other indices slide windows over an axis or divide
+    it."""
 
     plain: dict[int, str]
     slides: bool
@@ -133,7 +135,8 @@ def _read(load: Load, loops: Mapping[str, loop.For], reduced: set[str]) -> _Read
 
 
 def _kind(index: Expr, loops: Mapping[str, loop.For], reduced: set[str]) -> str:
-    """How an axis is gone over that no loop has for itself: by windows that overlap, or in parts side by side."""
+    """How a composite index with a reduced loop traverses its axis: "slides" for overlapping windows, else "apart"; ""
+    for others."""
     if not names(index) & reduced:
         return ""
     terms, _ = linear(index)
@@ -148,20 +151,20 @@ def _kind(index: Expr, loops: Mapping[str, loop.For], reduced: set[str]) -> str:
 
 
 def _filtered(kernel: Kernel, load: Load, read: _Read) -> Iterator[int]:
-    """The axis that the weights of a window have, too."""
+    """The axes that the weights of a window have as well."""
     small = _smaller(kernel, load.buffer)
     others = [n for n in _loads(kernel) if n.buffer in small]
     yield from (d for d, v in read.plain.items() if any(v in names(i) for n in others for i in n.index))
 
 
 def _alone(kernel: Kernel, name: str, reduced: set[str], temps: Collection[str]) -> bool:
-    """No other temporary as large is reduced with it, as in a matmul of two."""
+    """Whether no other temporary of similar size is reduced along with it, as in a matmul of two."""
     together = {n.buffer for n in _loads(kernel) if any(names(i) & reduced for i in n.index)}
     return together & set(temps) <= {name} | _smaller(kernel, name)
 
 
 def _smaller(kernel: Kernel, name: str) -> set[str]:
-    """The buffers that have at most a quarter of the elements."""
+    """The buffers with at most a quarter of the elements."""
     sizes = {p.name: _count(product(p.shape)) for p in kernel.params}
     return {b for b, n in sizes.items() if 4 * n <= sizes[name]}
 
@@ -171,8 +174,8 @@ def _count(size: Expr) -> int:
 
 
 def _alike(kernel: Kernel, tensors: Mapping[str, Tensor], free: set[str]) -> Iterator[tuple[str, int]]:
-    """Temporaries that a kernel makes along the loop whose elements are neighbours in what it reads, and not along its
-    last axis."""
+    """Temporaries in `free` that a kernel writes along a loop that is contiguous in a buffer it reads, where that is
+    not the buffer's last axis."""
     loops = {f.var for f in within(kernel.body, loop.For) if f.kind == "parallel"}
     near: set[Expr] = set()
     for n in _loads(kernel):
@@ -185,14 +188,14 @@ def _alike(kernel: Kernel, tensors: Mapping[str, Tensor], free: set[str]) -> Ite
 
 
 def _innermost(kernel: Kernel, made: Mapping[str, Tensor]) -> set[Expr]:
-    """The indices of what a kernel makes of these along their axes that are innermost in memory."""
+    """The indices with which a kernel writes the innermost axis in memory of the tensors in `made`."""
     return {i for s in within(kernel.body, Store) if s.buffer in made
             for i, step in zip(s.index, made[s.buffer].strides, strict=True) if step is const(1)}  # fmt: skip
 
 
 def _beside(kernel: Kernel, wanted: Mapping[str, Tensor], free: set[str]) -> Iterator[tuple[str, int]]:
-    """Temporaries that a kernel reads at one element for each that it makes, along the loop whose elements are
-    neighbours there."""
+    """Temporaries in `free` that a kernel reads elementwise along the loop that is contiguous in a result with a chosen
+    layout."""
     near = _innermost(kernel, wanted)
     for n in _loads(kernel):
         if n.buffer in free and n.buffer not in kernel.writes:
@@ -200,6 +203,6 @@ def _beside(kernel: Kernel, wanted: Mapping[str, Tensor], free: set[str]) -> Ite
 
 
 def _loads(kernel: Kernel, name: str = "") -> Iterator[Load]:
-    """All loads of a kernel, or those of a buffer."""
+    """All loads of a kernel, or those of one buffer."""
     for s in kernel.body:
         yield from (n for n in s.walk() if isinstance(n, Load) and name in ("", n.buffer))

@@ -1,6 +1,6 @@
-"""Loop IR in, the same kernels in the order in which the fewest bytes of temporaries are alive at once, out.
+"""Order the kernels so that the fewest bytes of temporaries are alive at once.
 
-A kernel that changes an input waits for all before it, since any of these may refuse its data.
+A kernel that changes an input waits for all earlier ones, since any of these may reject its data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compiler.ir.statement import Program
 
 
 def order_kernels(program: Program) -> Program:
-    """Temporaries with symbolic sizes are as large as they are expected to be."""
+    """Order the kernels. Symbolic sizes count as the sizes that are expected."""
     inputs = {t.name for t in program.inputs}
     launches = [
         Launch(frozenset(p.name for p in k.params), frozenset(k.writes), not inputs.isdisjoint(k.writes))

@@ -1,7 +1,7 @@
-"""Loop IR in, Loop IR out: temporaries that a kernel only puts together are made where they go.
+"""Compute the parts of a concatenation in place instead of copying them together (Loop IR to Loop IR).
 
-The gradient of what was taken apart is such a kernel: a sum of parts, of which all but one are zero. What makes a part
-stores it as the whole has it, and nothing is left to put together.
+The gradient of a split is an example: a sum of parts of which all but one are zero. The producer of each part stores it
+in the whole, and the kernel that assembles them is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from compiler.passes.loop.narrow import chosen, terms
 
 @dataclass(frozen=True)
 class _Part:
-    """The temporary `load` is the part `number` along `axis` of a whole: `term` of the value stored for all of it."""
+    """The temporary loaded by `load` is part `number` along `axis` of a whole; `term` selects it in the value
+    stored."""
 
     load: Load
     axis: Var
@@ -30,7 +31,7 @@ class _Part:
 
 
 def parts(program: Program) -> Program:
-    """Each kernel that puts parts together is left out, wherever one kernel makes a part and no other reads it."""
+    """Remove each kernel that assembles parts, if one kernel makes each part and no other reads it."""
     if program.sizes:
         return program
     for k in program.kernels:
@@ -41,7 +42,7 @@ def parts(program: Program) -> Program:
 
 
 def _whole(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
-    """What a kernel stores, with lets inside, and the parts of it; None where it does anything else."""
+    """The store of a kernel that only assembles parts, with its lets inlined, and the parts; None for other kernels."""
     loops, body = perfect(loop.For, k.body)
     store = _stored(body)
     if store is None or store.op != "set" or k.writes != (store.buffer,):
@@ -64,7 +65,7 @@ def _whole(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
 
 
 def _stored(body: tuple[Stmt, ...]) -> Store | None:
-    """The store behind lets, with what these name in its value; None of another body."""
+    """The store after lets, with these inlined; None for other bodies."""
     if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
         return None
     table: dict[Expr, Expr] = {}
@@ -75,7 +76,7 @@ def _stored(body: tuple[Stmt, ...]) -> Store | None:
 
 
 def _fills(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -> bool:
-    """All of a temporary is read, by the loops along the whole's other axes, of which the last is also its own last."""
+    """Whether a part reads its whole temporary, along the other axes of the whole, with the same last axis."""
     index = part.load.index
     shape = next(p.shape for p in k.params if p.name == part.load.buffer)
     others = extents.keys() - {part.axis}
@@ -84,7 +85,7 @@ def _fills(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -
 
 
 def _alone(program: Program, k: Kernel, name: str) -> bool:
-    """A temporary that one other kernel sets, and reads not, and only this one reads."""
+    """Whether one other kernel sets the temporary without reading it, and only this one reads it."""
     users = [x for x in program.kernels if x is not k and any(p.name == name for p in x.params)]
     if len(users) != 1 or not any(t.name == name for t in program.temps) or name not in users[0].writes:
         return False
@@ -103,7 +104,7 @@ def _in_place(program: Program, k: Kernel, store: Store, made: list[_Part]) -> P
 
 
 def _storing(k: Kernel, store: Store, part: _Part, made: list[_Part], whole: Tensor) -> Kernel:
-    """The kernel with its part of the whole for the temporary."""
+    """The kernel with stores to its part of the whole instead of to the temporary."""
     name = part.load.buffer
 
     def rule(s: Any) -> Store | None:

@@ -1,8 +1,8 @@
-"""Loop IR in, Loop IR out: what only matmuls read, and matmuls make, is made anew in each of these, where that pays.
+"""Recompute in each reading matmul what only matmuls read and matmuls make, where that pays (Loop IR to Loop IR).
 
-Gradients of attention are such matmuls: of weights, and of what is made of them and of another matmul. Neither needs
-memory if each of the matmuls that read them has the nests of both inside its own; but then their products are made
-several times. It pays on a GPU for all readers of a temporary at once, because only then it is not made in memory too.
+The gradients of attention are such matmuls: of weights, and of elements computed from the weights and another matmul.
+Neither needs memory if each reading matmul has the nests of both inside its own, but their products are then computed
+several times. On a GPU it can pay if all readers of a temporary do so, because only then it need not be stored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from compiler.passes.loop.costs import products_cost_less
 from compiler.passes.loop.fuse_attention import joined
 from compiler.targets.target import Target
 
-MOST = 4  # kernels before the last that are too many for one nest
+MOST = 4  # too many kernels before the last one for one nest
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """What a kernel becomes with the kernels before it inside, and the temporaries that it has of its own."""
+    """A kernel `last` with the kernels `before` it inside: the result `made`, and the temporaries `own` inside it."""
 
     last: Kernel
     before: tuple[Kernel, ...]
@@ -36,7 +36,8 @@ class _Chain:
 
 
 def recompute(program: Program, target: Target) -> Program:
-    """Each matmul with all that its factor is made of, wherever no other kernel needs that in memory, and it pays."""
+    """Move the producers of a matmul's factor into the matmul, if no other kernel needs the factor in memory and it
+    pays."""
     if program.sizes:
         return program
     for group in _groups([c for k in program.kernels if (c := _chain(program, k)) is not None]):
@@ -49,7 +50,7 @@ def recompute(program: Program, target: Target) -> Program:
 
 
 def _groups(chains: list[_Chain]) -> list[list[_Chain]]:
-    """Chains that kernels have gone into together."""
+    """Group chains that have kernels in common."""
     groups: list[list[_Chain]] = []
     for c in chains:
         near = [g for g in groups if any(set(c.before) & set(x.before) for x in g)]
@@ -59,13 +60,13 @@ def _groups(chains: list[_Chain]) -> list[list[_Chain]]:
 
 def _pays(program: Program, chains: list[_Chain], target: Target) -> bool:
     gone = _gone(program, chains)
-    readers = Counter(p.name for k in program.kernels for p in k.params)  # one of which is the kernel that makes it
+    readers = Counter(p.name for k in program.kernels for p in k.params)  # including the kernel that writes it
     handed = sum(readers[t.name] * _count(t) for k in gone for t in k.params if t.name in k.writes)
     return products_cost_less((*gone, *(c.last for c in chains)), [c.made for c in chains], handed, target)
 
 
 def _gone(program: Program, chains: list[_Chain]) -> set[Kernel]:
-    """The kernels of which all readers are among the chains, or have themselves gone into these."""
+    """The kernels made unnecessary by the chains: all their readers are ends of chains or unnecessary themselves."""
     gone = {k for c in chains for k in c.before}
     ends = {c.last for c in chains}
     needed = {t.name for t in program.outputs} | {p.name for c in chains for p in c.made.params}
@@ -82,7 +83,7 @@ def _gone(program: Program, chains: list[_Chain]) -> set[Kernel]:
 
 
 def _chain(program: Program, last: Kernel) -> _Chain | None:
-    """The kernel with those inside that make a factor of it out of matmuls; None for any other."""
+    """The kernel with the kernels inside that compute a factor of it from matmuls; None for other kernels."""
     if {a.op for a in within(last.body, Accum)} != {"sum"}:
         return None
     temps = {t.name: t for t in program.temps}
@@ -92,7 +93,7 @@ def _chain(program: Program, last: Kernel) -> _Chain | None:
 
 
 def _made_of(program: Program, last: Kernel, temps: list[Tensor]) -> _Chain | None:
-    """The kernel with all those inside that hand on these temporaries, which have a number for each row and column."""
+    """The kernel with the producers of these temporaries inside; they have an element for each row and column."""
     before = _producers(program, last, temps)
     if len(before) == MOST:
         return None
@@ -109,8 +110,8 @@ def _made_of(program: Program, last: Kernel, temps: list[Tensor]) -> _Chain | No
 
 
 def _producers(program: Program, last: Kernel, temps: list[Tensor]) -> list[Kernel]:
-    """What makes these temporaries for a kernel, and for what makes them for it, the last one first; at most so many
-    as are too many."""
+    """The direct and indirect producers of these temporaries for a kernel, last first; at most MOST, which is too
+    many."""
     makers = {w: k for k in program.kernels for w in k.writes}
     before: list[Kernel] = []
     while len(before) < MOST:
@@ -128,7 +129,7 @@ def _count(t: Tensor) -> int:
 
 
 def _renamed(c: _Chain) -> _Chain:
-    """With temporaries that no other kernel uses."""
+    """The chain with its temporaries renamed so that no other kernel uses them."""
     table = {t.name: f"{t.name}_of_{c.last.writes[0]}" for t in c.own}
 
     def own(n: Any) -> Any:

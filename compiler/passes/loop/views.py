@@ -1,9 +1,9 @@
-"""Loop IR in, Loop IR out: kernels see a buffer with the axes that their indices go along, in the same memory.
+"""Give each kernel a view of a buffer whose axes match the kernel's indices, in the same memory (Loop IR to Loop IR).
 
-Rows that are flattened, or taken apart, are one axis to one kernel and two to another: `x[i // 197, i % 197, r]` is
-`x[i, r]` of a buffer seen with its first axes as one, and of `x[i * 197 + k, r]` each batch `i` is an axis whose end is
-that of its rows. Tiles of such a buffer are boxes of it, which a copy brings as they are. Where axes that are one to
-their readers are apart, as heads are, the temporary has them side by side.
+Flattened or split rows are one axis to one kernel and two to another. `x[i // 197, i % 197, r]` is `x[i, r]` if the
+first two axes are viewed as one. In `x[i * 197 + k, r]`, viewing each batch `i` as an axis gives its rows an end. Tiles
+of such views are boxes, which one copy transfers. If axes that readers view as one are not adjacent, as with heads, the
+temporary is laid out with them adjacent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Accum, Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, row_major
 
-ROW = 128  # bytes of a row of a tile: axes made of whole tiles need no end of their own
-MOST_AXES = 5  # of a tensor map, and of temporaries whose order is looked for
+ROW = 128  # bytes of a row of a tile: an axis made of whole tiles needs no end of its own
+MOST_AXES = 5  # of a tensor map, and of temporaries whose axes are permuted
 
 Index = tuple[Expr, ...]
 
 
 def views(program: Program) -> Program:
-    """Temporaries with axes side by side that readers see as one, and each kernel's own view of each buffer."""
+    """Lay out temporaries with the axes adjacent that readers view as one, and give each kernel its view of each
+    buffer."""
     for t in program.temps:
         order = _order(program, t)
         if order is not None:
@@ -50,7 +51,7 @@ def _indices(kernel: Kernel, buffer: str) -> list[Index]:
 
 
 def _batches(kernel: Kernel) -> set[str]:
-    """Variables of parallel loops that move several factors of one sum."""
+    """The variables of parallel loops that occur in several factors of a sum."""
     every = [n for s in kernel.body for n in s.walk()]
     out: set[str] = set()
     for s in (n for n in every if isinstance(n, Accum)):
@@ -60,14 +61,14 @@ def _batches(kernel: Kernel) -> set[str]:
 
 
 def _seen(kernel: Kernel, t: Tensor, seen: Tensor, change: dict[Index, Index]) -> tuple[Kernel, Tensor]:
-    """The kernel with another view of a buffer, whose indices are these."""
+    """The kernel with `seen` as its view of a buffer; `change` maps the indices."""
 
     body = accesses(kernel.body, lambda n: n.replace(index=change[n.index]) if n.buffer == t.name else None)
     return kernel.replace(params=tuple(seen if p.name == t.name else p for p in kernel.params), body=body), seen
 
 
 def _parts(indices: Iterable[Expr]) -> int:
-    """Quotients and remainders in indices."""
+    """The number of quotients and remainders in indices."""
     return sum(isinstance(n, Op) and n.name in ("floordiv", "mod") for e in indices for n in e.walk())
 
 
@@ -75,7 +76,8 @@ def _parts(indices: Iterable[Expr]) -> int:
 
 
 def _merged(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] | None:
-    """The kernel with two neighbouring axes of a buffer as one, of which indices are quotient and remainder."""
+    """The kernel with two adjacent axes of a buffer, indexed by quotient and remainder, merged; None if there are
+    none."""
     indices = _indices(kernel, t.name)
     for d in range(len(t.shape) - 1) if _parts(i for index in indices for i in index) else ():
         made = _as_one(t, d, indices, ranges)
@@ -85,7 +87,7 @@ def _merged(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] 
 
 
 def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list[Index] | None:
-    """Indices with those of two axes as one; None where quotients and remainders are no fewer then."""
+    """The indices with axes d and d + 1 merged; None if that leaves no fewer quotients and remainders."""
     if not adjacent(t, d):
         return None
     flat = [simplify(i[d] * t.shape[d + 1] + i[d + 1], ranges, index=True) for i in indices]
@@ -98,7 +100,8 @@ def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list
 
 
 def _split(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) -> tuple[Kernel, Tensor] | None:
-    """The kernel with an axis of a buffer as two, of which the outer one is a batch's."""
+    """The kernel with an axis of a buffer split in two, the outer one indexed by batches only; None if there is
+    none."""
     if len(t.shape) >= MOST_AXES or not batches:
         return None
     indices = _indices(kernel, t.name)
@@ -116,7 +119,7 @@ def _split(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) -> tupl
 
 
 def _lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
-    """What an axis may be cut into, as its indices have multiples of it, and it is not whole tiles anyway."""
+    """The lengths into which an axis may be split: coefficients in its indices, unless they are whole tiles anyway."""
     if isinstance(size, Const) and all(isinstance(n, Const) for n in t.strides):
         for c in sorted({c for e in indices for c in linear(e)[0].values()}):
             if 1 < c < int(size.value) and int(size.value) % c == 0 and c % (ROW // t.dtype.bytes):
@@ -127,7 +130,7 @@ def _lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
 
 
 def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
-    """The order of a temporary's axes in which indices have fewest quotients and remainders; None for as it is."""
+    """The order of a temporary's axes that leaves the fewest quotients and remainders; None for the present one."""
     if not 2 < len(t.shape) <= MOST_AXES or not all(isinstance(n, Const) for n in t.shape):
         return None
     users = [(k, p) for k in program.kernels for p in k.params if p.name == t.name]
@@ -146,7 +149,7 @@ def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
 
 
 def _left(t: Tensor, indices: list[Index], ranges: Ranges) -> int:
-    """Quotients and remainders that a kernel's own view of a buffer leaves."""
+    """The number of quotients and remainders that remain after a kernel's own view of a buffer."""
     d = 0
     while d < len(t.shape) - 1:
         made = _as_one(t, d, indices, ranges)

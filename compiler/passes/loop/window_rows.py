@@ -1,9 +1,9 @@
-"""Loop IR in, Loop IR out: where few channels go into a window, what it covers of a row of pixels is one run of a copy.
+"""Make each row of a window over few channels one contiguous run of a copy (Loop IR to Loop IR).
 
-Tensor instructions sum runs of neighbours. A window of 7 pixels of 3 channels is no such run where channels lie apart,
-or are so few that an instruction is mostly empty. In a copy with the channels of a pixel side by side, and zeros around
-the image, it is one of 7 * 4 elements, and neighbouring windows are runs that overlap: a kernel sees the copy with an
-axis for the window's place and one through it. What the other factor, or the result, has for these is arranged alike.
+Tensor instructions sum contiguous runs. A window of 7 pixels of 3 channels is no such run if channels are far apart,
+and 3 channels leave an instruction mostly empty. In a copy with the channels of a pixel adjacent and zeros around the
+image, it is a run of 7 * 4 elements, and neighbouring windows are overlapping runs: a kernel views the copy with one
+axis for the window's position and one along the run. The other factor, or the result, is rearranged alike.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.targets.target import Target
 
 FEW = 8  # channels at most: more fill an instruction by themselves
-UNIT = 16  # bytes, of which steps of a tensor map are multiples
+UNIT = 16  # bytes; strides of a tensor map are multiples of it
 
 
 @dataclass(frozen=True)
 class _Window:
-    """A factor that loads `load`: along `axis` for `step` times the loop `place` plus the loop `along`, through the
-    window, along the axis `channels` for the loop `channel`. A pixel of the copy has room for `wide` channels."""
+    """A factor that loads `load` through a window.
+
+    Its index along `axis` is `step` times the loop `place` plus the loop `along`, and along the axis `channels` the
+    loop `channel`. A pixel of the copy has room for `wide` channels.
+    """
 
     load: Load
     axis: int
@@ -52,7 +55,7 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A kernel that makes the temporary `held`, or reads it; what a contraction has of it is `view`."""
+    """A kernel that writes, or for results reads, the temporary `held`; the contraction accesses it as `view`."""
 
     kernel: Kernel
     held: Tensor
@@ -60,7 +63,8 @@ class _Copy:
 
 
 def window_rows(program: Program, target: Target) -> Program:
-    """Contractions of few channels read runs of a copy, wherever that and its making take less time by estimate."""
+    """Rewrite contractions of few channels to read runs of a copy, if by estimate that and the copying take less
+    time."""
     estimates: dict[Node, float] = {}
     for k in program.kernels if not program.sizes else ():
         found = recognise(k)
@@ -79,7 +83,7 @@ def window_rows(program: Program, target: Target) -> Program:
 
 
 def _clocks(kernels: Sequence[Kernel], target: Target, known: dict[Node, float]) -> float:
-    """The estimate for some kernels; `known` are those of kernels that are the same but for names."""
+    """The estimated time of some kernels. `known` caches estimates of kernels that differ only in names."""
     for k in kernels:
         if alike.shape_of(k) not in known:
             known[alike.shape_of(k)] = next(space.space(k, (), target)).cost
@@ -90,7 +94,7 @@ def _clocks(kernels: Sequence[Kernel], target: Target, known: dict[Node, float])
 
 
 def _windows(c: Contraction, k: Kernel) -> Iterator[_Window]:
-    """The ways to see a factor as windows: runs may be along any axis of an image, that of neighbours first."""
+    """The ways to see a factor as windows, for each axis of an image, the contiguous axis first."""
     tensors = {p.name: p for p in k.params}
     loops = {f.var: f for f in c.loops}
     used = [x.buffer for s in k.body for x in dict.fromkeys(loads(s))]
@@ -107,14 +111,14 @@ def _windows(c: Contraction, k: Kernel) -> Iterator[_Window]:
             for along, place in ((a, b) for a in terms for b in terms if a is not b and len(terms) == 2):
                 if not isinstance(along, Var) or not isinstance(place, Var) or terms[along] != 1:
                     continue
-                if 1 <= terms[place] < size(loops[along.name]):  # patches that do not overlap are rows as they are
+                if 1 <= terms[place] < size(loops[along.name]):  # patches that do not overlap are runs already
                     yield from _of_axis(c, load, t, d, terms[place], loops[place.name], loops[along.name])
 
 
 def _of_axis(
     c: Contraction, load: Load, t: Tensor, d: int, step: int, place: loop.For, along: loop.For
 ) -> Iterator[_Window]:
-    """The windows along an axis, with each axis of channels that there is: another whole one, summed as they are."""
+    """The windows along an axis, with each possible axis of channels: another whole axis, reduced if the window is."""
     for other, e in enumerate(load.index):
         channel = next((f for f in c.loops if e is Var(f.var)), None)
         if channel is None or channel.extent is not t.shape[other] or size(channel) > FEW:
@@ -134,7 +138,7 @@ Made = tuple[tuple[Kernel, ...], tuple[Tensor, ...]]  # kernels, and the tempora
 
 
 def _made(c: Contraction, w: _Window, k: Kernel, program: Program) -> Made | None:
-    """The kernels that do what one did, by runs; None where what else has the window's loops cannot be arranged so."""
+    """The kernels that replace `k`, using runs; None if another use of the window's loops cannot be rearranged."""
     taken = {t.name for t in (*program.inputs, *program.outputs, *program.temps)} | bound(k)
     run = loop.For(fresh(f"{w.along.var}{w.channel.var}", taken), const(w.run), w.along.kind, ())
     runs = _runs(w, k, fresh(f"{w.load.buffer}_runs", taken))
@@ -167,12 +171,12 @@ def _made(c: Contraction, w: _Window, k: Kernel, program: Program) -> Made | Non
 
 
 def _others(some: Sequence[Any], w: _Window) -> list[Any]:
-    """Of each axis of an image, what there is for others than the window's and the channels'."""
+    """The elements of `some` for the axes of an image other than the window's and the channels'."""
     return [x for d, x in enumerate(some) if d not in (w.axis, w.channels)]
 
 
 def _reach(w: _Window, k: Kernel) -> list[tuple[int, int]]:
-    """From which to which place along each axis of the image a window is anywhere."""
+    """The lowest and highest index that a window reaches along each axis of the image."""
     every = within(k.body, loop.For)
     ranges = loop_ranges(every)
     found = [value_range(e, ranges) for e in w.load.index]
@@ -180,7 +184,7 @@ def _reach(w: _Window, k: Kernel) -> list[tuple[int, int]]:
 
 
 def _runs(w: _Window, k: Kernel, name: str) -> _Copy:
-    """The copy of the image, of so many pixels in a row that steps of a tensor map are multiples of each other."""
+    """The copy of the image, with rows padded so that the strides of a tensor map are multiples of its unit."""
     t = next(p for p in k.params if p.name == w.load.buffer)
     reach = _reach(w, k)
     low, high = reach[w.axis]
@@ -198,7 +202,7 @@ def _runs(w: _Window, k: Kernel, name: str) -> _Copy:
 
 
 def _copying(k: Kernel, part: str, t: Tensor, held: Tensor, there: Load) -> Kernel:
-    """The kernel that makes a copy, which has zeros beyond the ends of the buffer."""
+    """The kernel that makes a copy, with zeros beyond the ends of the buffer."""
     nest = [loop.For(f"at{d}", n, "parallel", ()) for d, n in enumerate(held.shape)]
     guard = access.inside(there.index, t, loop_ranges(nest))
     store = Store(held.name, tuple(Var(f.var) for f in nest), select(guard, there, zero(there)))
@@ -210,7 +214,7 @@ def _part(k: Kernel, part: str, params: tuple[Tensor, ...], writes: tuple[str, .
 
 
 def _weights(w: _Window, k: Kernel, value: Expr, run: loop.For, name: str) -> tuple[_Copy, Expr] | None:
-    """A copy of what a window's pixels are multiplied by, in the order of a run; and what is loaded of it."""
+    """A copy of the weights in the order of a run, and the load from it; None if they cannot be so arranged."""
     load, own = unwidened(value), (Var(w.along.var), Var(w.channel.var))
     if not isinstance(load, Load) or any(load.index.count(v) != 1 for v in own) or load.buffer == w.load.buffer:
         return None
@@ -232,7 +236,7 @@ def _weights(w: _Window, k: Kernel, value: Expr, run: loop.For, name: str) -> tu
 
 
 def _sums(c: Contraction, w: _Window, k: Kernel, run: loop.For, name: str) -> tuple[_Copy, Store]:
-    """Sums in the order of a run, what stores them, and the kernel that takes from them what the result is."""
+    """The sums in the order of a run: the kernel that extracts the result from them, and the store that writes them."""
     rows = [f for f in c.rows if f not in (w.along, w.channel)]
     dtype = c.first.value.dtype
     shape = (*(f.extent for f in rows), w.along.extent, const(w.wide))
