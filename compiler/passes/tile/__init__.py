@@ -1,1 +1,1 @@
-"""Tile IR to Tile IR: the steps of schedules."""
+"""Tile IR to Tile IR: schedule steps."""

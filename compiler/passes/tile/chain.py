@@ -1,4 +1,4 @@
-"""The schedule step `chain` on Tile IR: a matmul of what other matmuls make goes through their columns by blocks."""
+"""The schedule step `chain`: block a matmul whose factor is computed from other matmuls over their columns."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def chain(program: Program, kernel: Kernel, step: Chain) -> Kernel:
                 for d_last in serial(3):
                     y[q0 * 4 + q_last, d_last] = o[q_last, d_last]
 
-    Blocks of columns of which none counts are left out, where weights say which are zero. What weights load once for a
-    row, or for a column, is loaded before; their exponentials are powers of two.
+    Blocks of columns whose weights are all zero are skipped, if the weights' conditions tell. Per-row and per-column
+    loads of the weights are hoisted. Exponentials are computed as powers of two.
     """
     found = recognised.recognise(kernel)
     if found is None or found.accumulator.name != step.accumulator:
@@ -104,7 +104,7 @@ class _Maker(Places):
         self.ranges |= {place.name: extent_range(count), self.turn.name: extent_range(pieces(self.keys, self.cols))}
         self.reach = list(recognised.reach(found.weight, self.query))
         self.blocks = place, count
-        # Rows that have most columns begin first.
+        # Blocks of rows with the most columns start first.
         self.top = (count - 1 - place if any(s > 0 for s, _, _ in self.reach) else place) * self.rows
         self.start = (self.turn + self.least()) * self.cols
         self.weights, *held = step.tiles
@@ -122,7 +122,7 @@ class _Maker(Places):
         )
 
     def least(self) -> Expr:
-        """The first block of columns of which any counts."""
+        """The first block of columns with nonzero weights."""
         first: Expr = dim(0)
         for sign, slope, most in self.reach:
             if sign < 0:
@@ -130,7 +130,7 @@ class _Maker(Places):
         return simplify(first, self.ranges, index=True)
 
     def turns(self) -> Expr:
-        """How many blocks of columns count, from the first that does."""
+        """The number of blocks of columns with nonzero weights, from the first on."""
         count = pieces(self.keys, self.cols)
         for sign, slope, most in self.reach:
             if sign > 0:
@@ -139,7 +139,7 @@ class _Maker(Places):
         return simplify(op("max", count - self.least(), dim(0)), self.ranges, index=True)
 
     def loaded(self, loops: tuple[str, ...], count: int, made: dict[Var, Expr], what: str) -> Iterator[Stmt]:
-        """What is the same for all of a row or of a column, zero for those too many."""
+        """Load the values of each row or column into tiles, zero beyond the ends."""
         stores: list[Stmt] = []
         *around, var = loops
         for v, e in made.items():
@@ -151,7 +151,7 @@ class _Maker(Places):
             yield self.nest([*((x, dim(1), "parallel") for x in around), (var, dim(count), "parallel")], stores)
 
     def turned(self) -> Iterator[Stmt]:
-        """A block of columns: its products, the weights made of them, and what these add to the sums."""
+        """A block of columns: its products, their weights, and the update of the sums."""
         f, step = self.found, self.step.made
         zero = identity("sum", self.dtype)
         yield from self.loaded(step.column, self.cols, self.made.columns, "column")
@@ -167,7 +167,7 @@ class _Maker(Places):
         yield self.weighted(f.accumulator.name, (self.weights, f.kind), step.value, f.value)
 
     def weight(self, row: Var, column: Var) -> Expr:
-        """A weight, zero for a column too many; buffers are not read outside of their bounds."""
+        """A weight, zero for a column beyond the end. Buffers are not read out of bounds."""
         held: dict[Expr, Expr] = {p.name: Load(p.name.name, (row, column), p.name.dtype) for p in self.found.products}
         held |= {v: Load(self.held[v], (row,), v.dtype) for v in self.made.rows}
         held |= {v: Load(self.held[v], (column,), v.dtype) for v in self.made.columns}
@@ -175,7 +175,7 @@ class _Maker(Places):
         return self.counting(substitute(value, held), row, column, 0.0, loads(value))
 
     def last(self) -> Stmt:
-        """What becomes of the sums."""
+        """The epilogue: what is computed from the sums and stored."""
         f, (row, feature) = self.found, self.step.made.last
         own: dict[Expr, Expr] = {f.accumulator: Load(f.accumulator.name, (Var(row), Var(feature)), self.dtype)}
         body = self.stored(f.after, own, row, feature, self.inside("row", row), self.inside("feature", feature))

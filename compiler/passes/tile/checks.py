@@ -1,4 +1,4 @@
-"""The schedule step `checks` on Tile IR: which checks of data are made ahead of the loops that need them."""
+"""The schedule step `checks`: which data checks run ahead of the loops that need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule step `flatten` on Tile IR: neighbouring axes of a buffer that are one axis of its memory become one."""
+"""The schedule step `flatten`: merge adjacent axes of a buffer that are one axis of its memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A schedule that a heuristic chose in; out the same with other names for what it calls as its kernel calls something.
+"""Rename what a heuristic's schedule creates where the kernel already uses the name.
 
-Heuristics name loops and tiles after those that they are made of, which others of a kernel may be called already.
+Heuristics name loops and tiles after their origins, which may clash with other names of the kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, namin
 
 
 def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedule:
-    """The schedule for a kernel of a Loop IR program; raises ScheduleError for a step that does not apply."""
+    """Return the schedule, renamed, for a kernel of a Loop IR program. Raises ScheduleError for a step that does not
+    apply."""
     made = {name for step in schedule.steps for name in names_made(step)}
     nodes = [n for s in kernel.body for n in s.walk()]
     taken = {p.name for p in kernel.params} | {n.name for n in nodes if isinstance(n, Let)}
@@ -44,13 +45,13 @@ def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedul
 
 
 def buffers_of(program: Program, schedules: Iterable[Schedule]) -> set[str]:
-    """What the buffers of a program are called, and the temporaries that schedules add to it."""
+    """The names of a program's buffers and of the temporaries that schedules add to it."""
     there = {t.name for t in (*program.inputs, *program.outputs, *program.temps)}
     return there.union(*map(temporaries_made, schedules))
 
 
 def own_temporaries(kernel: Kernel, schedule: Schedule, taken: set[str]) -> Schedule:
-    """The schedule with other names for temporaries that it makes, where these are `taken`; now they are, too."""
+    """Rename the schedule's own temporaries that are in `taken`, and add their names to `taken`."""
     made = temporaries_made(schedule)
     used = {*taken, *alike.names(kernel), *(name for step in schedule.steps for name in names_made(step))}
     table = {name: fresh(f"{name}_", used) for name in sorted(made & taken)}
@@ -59,7 +60,7 @@ def own_temporaries(kernel: Kernel, schedule: Schedule, taken: set[str]) -> Sche
 
 
 def renamed_step(step: Step, table: Mapping[str, str]) -> Step:
-    """The step with loops, buffers and scalars called as the table says, its stems as they were."""
+    """The step with loops, buffers and scalars renamed by the table; stems of names stay."""
     words = ("level", "space", "how", "instruction", *step.stems)
     return step.replace(**{f: _called(getattr(step, f), table) for f in type(step).fields if f not in words})
 
@@ -67,9 +68,9 @@ def renamed_step(step: Step, table: Mapping[str, str]) -> Step:
 def schedule_under(
     schedule: Schedule, table: Mapping[str, str], called: Callable[[Iterable[str], dict[str, str]], dict[str, str]]
 ) -> tuple[Schedule, dict[str, str]]:
-    """The schedule with names as in `table`, and the table with those of what the steps make.
+    """The schedule renamed by `table`, and the table extended by the names that the steps create.
 
-    `called` names what is not in a table, by names that are free.
+    `called(names, table)` returns free names for those that are not in the table.
     """
     known, steps = dict(table), []
     for step in schedule.steps:
@@ -92,7 +93,7 @@ def _called(value: Any, table: Mapping[str, str]) -> Any:
 
 
 def apart(step: Step, names: Set[str], taken: Set[str]) -> Step:
-    """The step with as many underscores behind what it calls so, or behind the stem of that, as it takes."""
+    """Append underscores to the step's names, or stems of names, in `names` until they are not in `taken`."""
     for field in naming_fields(type(step)) if names else ():
         value = getattr(step, field)
         for n in range(1 if isinstance(value, str) else len(value)):

@@ -1,4 +1,4 @@
-"""The schedule step `hoist` on Tile IR: what no iteration of a loop changes is computed once, before the loop."""
+"""The schedule step `hoist`: move loop-invariant values out of a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule whose tensor instructions are made in, the same with what each of them is told besides out."""
+"""Add options to the steps of a schedule that make tensor instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Operands = tuple[str, str, str]  # the buffers of an instruction's accumulator a
 
 
 def operands(s: tile.Mma) -> Operands:
-    """By which a tensor instruction is known from the step that makes it to the end of the schedule."""
+    """The identity of a tensor instruction, from the step that makes it to the end of the schedule."""
     return s.acc.buffer, s.a.buffer, s.b.buffer
 
 
@@ -27,7 +27,7 @@ def matmuls(kernel: Kernel) -> list[tile.Mma]:
 
 
 def columns_in(kernel: Kernel) -> Iterator[tuple[tile.Mma, Expr, dict[str, Range]]]:
-    """The tensor instructions of a kernel, how many columns each makes, and what is known of variables there."""
+    """Each tensor instruction of a kernel, with its number of columns and the ranges of variables there."""
     for around, f in loops_in(kernel.body):
         yield from ((s, _columns(s), ranges_of((*around, f))) for s in f.body if isinstance(s, tile.Mma))
     yield from ((s, _columns(s), {}) for s in kernel.body if isinstance(s, tile.Mma))
@@ -40,7 +40,7 @@ def _columns(s: tile.Mma) -> Expr:
 def with_options(
     program: Program, kernel: Kernel, schedule: Schedule, options: Mapping[Operands, Mapping[str, Any]]
 ) -> Schedule:
-    """The schedule of a kernel whose tensor instructions have these options, where their steps say none."""
+    """The schedule with these options of tensor instructions, where its steps do not set them."""
     if not any(options.values()):
         return schedule
     steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""A scheduled kernel of Tile IR and a target in; ScheduleError for the step that asks for what the target cannot do."""
+"""Check that the target can run a scheduled kernel; raise ScheduleError for the step at fault otherwise."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
 from compiler.targets.target import Target, instruction
 
-CHECKS = "checks"  # the subject of the step that says when data are checked
+CHECKS = "checks"  # the subject of the step `checks`
 
 
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
-    """Every binding, tile, copy and instruction is one of the target's; raises ScheduleError for the first that is not.
+    """Raise ScheduleError for the first binding, tile, copy or instruction that the target does not have.
 
-    What no step of the schedule made was in the kernel's text already, which raises NotLegal.
+    Raises NotLegal instead if no step of the schedule made it, but the kernel's text had it already.
     """
     if target.kind == "triton":
-        return  # what it has no words for is refused where its text is written
+        return  # unsupported constructs are refused when its text is written
     on_cpu = chain(_vectors(kernel), _options(kernel, schedule, target))
     on_gpu = chain(legal.problems(kernel, target), _copies(kernel), _checks(kernel))
     problems = on_cpu if target.kind == "cpu" else on_gpu
@@ -39,7 +39,7 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
 
 
 def _subjects(step: Step) -> set[str]:
-    """The loops, tiles and instructions that a step is about."""
+    """The loops, tiles and instructions that a step concerns."""
     match step:
         case Bind(loop):
             return {loop}
@@ -53,13 +53,13 @@ def _subjects(step: Step) -> set[str]:
 
 
 def _checks(kernel: Kernel) -> Iterator[Problem]:
-    """Checks of data that each thread of a GPU makes for itself."""
+    """Hoisted data checks, which GPUs do not have: each thread checks for itself."""
     if kernel.checks:
         yield Problem({CHECKS}, "threads check data one iteration at a time, where it is used")
 
 
 def _copies(kernel: Kernel) -> Iterator[Problem]:
-    """Copies that threads cannot make, or not so wide, or not in so many rounds."""
+    """Copies that threads cannot make, or not with this width or number of rounds."""
     threads = block_size(kernel.body)
     for s, place in copies(kernel):
         reason = width_problem(s, place) or rounds_problem(s, place, threads, legal.MOST_ROUNDS)
@@ -69,7 +69,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
 
 
 def _vectors(kernel: Kernel) -> Iterator[Problem]:
-    """Loops that a CPU cannot run as they are bound, and hints that it does not take."""
+    """Loop bindings and cache hints that a CPU does not support."""
     tensors, types = tile.tensors(kernel), scalars(kernel.body)
     if kernel.once or kernel.past:
         reason = "its loads keep what they load; loops over vectors take past=1 to store past the caches"
@@ -92,7 +92,7 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
 
 
 def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Problem]:
-    """Options of tensor instructions and copies that a CPU's have not; columns and vectors that cannot be so."""
+    """Options of tensor instructions, copies and `pack` that a CPU does not support."""
     for s, columns, ranges in columns_in(kernel):
         if s.neighbours:
             yield Problem({s.instruction}, f"the threads that would hold neighbours along {s.neighbours} are a GPU's")

@@ -1,4 +1,4 @@
-"""The schedule step `margin` on Tile IR: a loop in; with a tile of a buffer, and zeros beyond its edges, out."""
+"""The schedule step `margin`: inside a loop, copy a part of a buffer into a tile, with zeros beyond its edges."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
                     s += x_tile[j + r]
                 y[i, j] = s
 
-    Elements that are widened from a short float are so in the tile.
+    Elements widened from a short float are widened in the tile.
     """
     outside = next(around for around, g in loops_in(kernel.body) if g is f)
     around = ranges_of((*outside, f))
@@ -61,15 +61,15 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
-    """The one value that is an element of the buffer, or zero beyond its edges, and the load in it.
+    """The single value that is an element of the buffer or zero beyond its edges, and the load in it.
 
-    Where more than the element is zero beyond the edges, or it is something else there, the value is the load alone.
+    If more than the element is zero beyond the edges, or something else replaces it there, the value is the load alone.
     """
     shapes = {p.name: p.shape for p in kernel.params if p.name not in kernel.writes}
     loads = {n for n in f.walk() if isinstance(n, Load) and n.buffer == step.buffer}
     if step.buffer in shapes and len(loads) == 1:
         (load,) = loads
-        # From the outside in: a guard, what it guards, and the load alone.
+        # From the outside in: a guard, the guarded value, and the load alone.
         values = [n for n in f.walk() if isinstance(n, Select | Cast) and block(unwidened(n), shapes) in loads]
         if not values:
             return load, load
@@ -80,7 +80,7 @@ def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """From where on, and how much, of an axis of a buffer is used; `inside` says which place of that."""
+    """The part of a buffer's axis that is used: its `start`, the index `inside` it, and its length `count`."""
 
     start: Expr
     inside: Expr

@@ -1,4 +1,4 @@
-"""What schedule steps on contractions share: nests of Tile IR loops found, measured, copied and replaced."""
+"""Shared helpers of schedule steps on contractions: find, measure, copy and replace nests of Tile IR loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Loops = tuple[tile.For, ...]
 
 
 def find_nest(kernel: Kernel, step: Step, loops: Sequence[str]) -> tuple[Loops, Loops]:
-    """The loops around, and the perfectly nested loops of these names, outermost first."""
+    """Return the loops around, and the perfectly nested loops of these names, both outermost first."""
     for around, f in loops_in(kernel.body):
         if f.var == loops[0]:
             nest = [f]
@@ -38,7 +38,7 @@ def find_nest(kernel: Kernel, step: Step, loops: Sequence[str]) -> tuple[Loops, 
 
 
 def read_by(kernel: Kernel, step: Step, name: str) -> Tensor:
-    """The buffer of that name, which a kernel reads and does not write."""
+    """The buffer of that name, which the kernel must read and not write."""
     buffer = next((p for p in kernel.params if p.name == name), None)
     if buffer is None or name in kernel.writes:
         raise ScheduleError(step, f"kernel {kernel.name} does not read {name}, or writes it too")
@@ -46,7 +46,7 @@ def read_by(kernel: Kernel, step: Step, name: str) -> Tensor:
 
 
 def whole_lengths(step: Step, loops: Loops, ranges: dict[str, Range]) -> dict[str, int]:
-    """How long loops are, of which none is cut short."""
+    """The lengths of loops; raises ScheduleError if one is cut short at the end."""
     long = {f.var: longest(step, f, ranges) for f in loops}
     if any(names(f.extent) for f in loops):
         raise ScheduleError(step, f"{', '.join(f.var for f in loops)} are cut short, pad them first")
@@ -54,14 +54,14 @@ def whole_lengths(step: Step, loops: Loops, ranges: dict[str, Range]) -> dict[st
 
 
 def tile_along(name: str, dtype: DType, order: Sequence[str], long: Mapping[str, int]) -> tuple[Tensor, tile.Slice]:
-    """A tile whose axes are loops in this order, and all of it as a slice."""
+    """A tile whose axes are these loops, and a slice of all of it."""
     lengths = tuple(long[v] for v in order)
     shape = tuple(map(dim, lengths))
     return Tensor(name, dtype, shape, row_major(shape)), tile.Slice(name, (dim(0),) * len(order), lengths)
 
 
 def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]:
-    """Every loop with the loops around it, outside first."""
+    """Every loop with the loops around it, in program order."""
     for s in body:
         match s:
             case tile.For(body=inner):
@@ -72,7 +72,7 @@ def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]
 
 
 def sums_in(body: Body) -> Iterator[tuple[Loops, Store]]:
-    """Every contraction into a tile, with the loops around it."""
+    """Every contraction that accumulates into a tile, with the loops around it."""
     for around, f in loops_in(body):
         for s in f.body:
             if isinstance(s, Store) and s.op == "sum" and factors(s.value):
@@ -80,7 +80,7 @@ def sums_in(body: Body) -> Iterator[tuple[Loops, Store]]:
 
 
 def factors(value: Expr) -> list[tuple[Expr, Expr]]:
-    """Each factor of a matmul with the other one; nothing for what is no matmul."""
+    """Each factor of a product with the other one; empty for other values."""
     match value:
         case Op("mul", (a, b)):
             return [(a, b), (b, a)]
@@ -88,10 +88,10 @@ def factors(value: Expr) -> list[tuple[Expr, Expr]]:
 
 
 def factors_from(kernel: Kernel, buffer: str, loops: Sequence[str]) -> list[tuple[Loops, Store, Expr, Expr]]:
-    """The factors that load a buffer in sums within `loops`: the loops around, the sum, the factor and the other one.
+    """The factors that load `buffer` in contractions within `loops`: loops around, store, factor and other factor.
 
-    Both factors of a sum may load it: that which depends on more of the loops comes first. It need not depend on all,
-    as what is broadcast does not; along the others its elements are repeated.
+    If both factors load it, the one that depends on more of the loops comes first. A factor need not depend on all: a
+    broadcast one repeats its elements along the others.
     """
     found = [
         (around, total, factor, other)
@@ -113,12 +113,12 @@ def ranges_of(loops: Loops) -> dict[str, Range]:
 
 
 def ranges_within(f: tile.For) -> dict[str, Range]:
-    """The ranges of the loops in a loop, each by itself."""
+    """The ranges of the loops inside a loop, each by itself."""
     return {v: r for n in within(f.body, tile.For) for v, r in ranges_of((n,)).items()}
 
 
 def ranges_around(kernel: Kernel, target: tile.For) -> dict[str, Range]:
-    """The ranges of a loop and of those around it."""
+    """The ranges of a loop and of the loops around it."""
     return next(ranges_of((*around, f)) for around, f in loops_in(kernel.body) if f is target)
 
 
@@ -130,14 +130,15 @@ def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
 
 
 def pieces(extent: Expr, length: int, piece: Var) -> tuple[Expr, Expr]:
-    """How many pieces of that length a loop has, and how many iterations a piece: the last may be cut short."""
+    """The number of pieces of this length in a loop, and the number of iterations of a piece: the last may be
+    shorter."""
     most = Const(length, piece.dtype)
     exact = isinstance(extent, Const) and int(extent.value) % length == 0
     return (extent + (length - 1)) // most, most if exact else op("min", most, extent - piece * most)
 
 
 def named(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:
-    """The loops that a step makes, by what it calls them; raises ScheduleError where it names more or fewer."""
+    """The variables for the loops that a step creates; raises ScheduleError if it names more or fewer than `count`."""
     if len(called) != count:
         raise ScheduleError(step, f"it makes {count} loops here, and names {', '.join(called) or 'none'}")
     return tuple(map(Var, called))
@@ -151,7 +152,7 @@ def loops_along(loops: Sequence[Var], extents: Sequence[Expr], *body: Stmt) -> B
 
 
 def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
-    """A second nest over the same ranges, parallel, by these loops; nothing for an empty body."""
+    """A copy of a nest with parallel loops of these names around another body; nothing for an empty body."""
     if not body:
         return ()
     renamed = {Var(f.var): v for f, v in zip(nest, loops, strict=True)}
@@ -163,7 +164,10 @@ def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
 
 
 def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice] | None:
-    """Each loop of `long` that moves the index moves one axis, by one; None where that is not so."""
+    """The loop of `long` that moves each axis by one, and the slice that they cover.
+
+    None if an index depends on them in another way, or two axes on the same loop.
+    """
     starts: list[Expr] = []
     lengths: list[int] = []
     axes: list[str] = []
@@ -179,12 +183,12 @@ def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile
 
 
 def padded(shape: tuple[Expr, ...], pad: int) -> tuple[Expr, ...]:
-    """Strides of a tile whose rows are `pad` further apart than they are long."""
+    """Row-major strides of a tile whose rows are followed by `pad` unused elements."""
     return row_major((*shape[:-1], shape[-1] + pad)) if pad and len(shape) > 1 else row_major(shape)
 
 
 def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
-    """The loops over vectors that fill a tile, with those around them."""
+    """The vector loops that fill a tile, with the loops around them."""
     return [
         (around, f) for around, f in loops_in(kernel.body)
         if f.bind.level == "vector" and any(s.buffer == held for s in within(f.body, Store))
@@ -192,5 +196,5 @@ def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
 
 
 def filled_by(kernel: Kernel, held: str) -> int:
-    """The lanes of the vectors that fill a tile, 1 where none do."""
+    """The width of the vectors that fill a tile; 1 if none do."""
     return max((dict(f.bind.args).get("width", 1) for _, f in vectors_into(kernel, held)), default=1)

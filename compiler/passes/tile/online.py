@@ -1,4 +1,4 @@
-"""The schedule step `online` on Tile IR: a sum weighted by a softmax over keys becomes one pass over blocks of them."""
+"""The schedule step `online`: compute a sum weighted by a softmax over keys in one pass over blocks of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compiler.passes.tile.places import check_own, divides, pieces, without
 from compiler.schedule.block_steps import Online
 from compiler.schedule.steps import ScheduleError
 
-_FAR = 2.0**30  # products up to it are rounded by 64 at most
+_FAR = 2.0**30  # f32 rounds products up to this by at most 64
 
 
 def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
@@ -98,10 +98,10 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
                 for d_last in serial(3):
                     y[q_last - q0 * 4 + 4, d_last] = o[q_last, d_last] * l_inverse
 
-    Blocks of keys of which none counts are left out, where the score says how far a query reaches; then the last
-    queries, which have most to do, begin first. Single keys are looked at in blocks that are not far enough from that
-    bound. A row of which nothing counts has a maximum of -inf: it is not subtracted, so that the sums of such a row are
-    zero. Scores are multiplied by a number only as differences from their maximum, those of equal ones remain zero.
+    Blocks of keys that do not count are skipped, if the score tells how far a query reaches; the last queries, which
+    have most work, then start first. Only blocks that cross that bound test single keys. The maximum of a row without
+    keys is -inf: it is not subtracted, so that the sums of the row are zero. Only differences of scores from their
+    maximum are scaled, so that those of equal scores stay zero.
     """
     found = recognised.recognise(kernel)
     if found is None or found.accumulator.name != step.accumulator:
@@ -138,7 +138,7 @@ class _Maker(Block):
         )
 
     def turns(self) -> Expr:
-        """How many blocks of keys count for a block of queries."""
+        """The number of blocks of keys that count for a block of queries."""
         count = pieces(self.keys, self.cols)
         for slope, most in reach(self.found.score, self.query):
             last = (self.block * self.rows + (self.rows - 1)) * slope + most
@@ -146,7 +146,7 @@ class _Maker(Block):
         return simplify(count, self.ranges, index=True)
 
     def turned(self) -> list[Stmt]:
-        """A block of keys: its scores, the weights by the new maximum, and what they add to the rescaled sums."""
+        """A block of keys: its scores, their weights under the new maximum, and the update of the rescaled sums."""
         f, step = self.found, self.step.made
         o, scores, weights = f.accumulator.name, self.scores, self.weights
         out = [*self.copied(), self.alloc(scores, self.cols)]
@@ -172,7 +172,7 @@ class _Maker(Block):
         return out
 
     def copied(self) -> Iterator[Stmt]:
-        """Blocks of masks, which come to shared memory, or lie as the scores do."""
+        """Copies of blocks of masks, into shared memory, or into local tiles laid out like the scores."""
         for x in self.masks:
             held = self.tensor(self.held[x.buffer], x.dtype, self.rows, self.cols)
             if self.local:
@@ -225,35 +225,39 @@ class _Maker(Block):
         )
 
     def scaled(self, e: Expr) -> Expr:
-        """A score, which lacks its factor, as an exponent."""
+        """The exponent of a score that still lacks its factor."""
         return e * const(self.factor * math.log2(math.e), self.dtype) if self.dtype is f32 else e
 
     def power(self, e: Expr) -> Expr:
-        """A power by an exponent; weights that are no normal numbers do not count."""
+        """The exponential of an exponent. Weights that are denormal are flushed to zero."""
         return op("exp2_ftz", e) if self.dtype is f32 else op("exp", e)
 
     @property
     def fused(self) -> bool:
-        """Exponents are one operation each."""
+        """Whether an exponent takes a single operation, a fused multiply-add."""
         return self.dtype is f32 and not self.local
 
     def near(self, root: Expr) -> Expr:
-        """The factor of exponents, from the root of 1 / |maximum|; less where the product with the maximum would exceed
-        `_FAR`, as its rounding would then be a power of 2 that overflows. Scores so large are so far apart that only
-        those equal to the maximum have a weight."""
+        """The scale of exponents, given the root of 1 / |maximum|.
+
+        It is reduced where its product with the maximum would exceed `_FAR`, because the rounding error of that product
+        would become an overflowing power of 2. Scores so large are so far apart that only those equal to the maximum
+        have a weight.
+        """
         return op("min", root * root * _FAR, const(self.factor * math.log2(math.e), self.dtype))
 
     def weighed(self, score: Expr, most: Expr, factor: Expr) -> Expr:
-        """The weight of a score: by one operation before the power, where what is subtracted is rounded once for all.
+        """The weight of a score, with one operation before the power if `fused`.
 
-        All weights of a row have that rounding in common, and so has their sum.
+        The product with the maximum is rounded once for the row: all its weights, and hence their sum, have that error
+        in common.
         """
         if not self.fused:
             return self.power(self.scaled(score - most))
         return self.power(op("fma", score, factor, op("neg", most * factor)))
 
     def score(self, row: Var, column: Var, scores: str) -> Expr:
-        """What the softmax is taken of, -inf for a column too many; buffers are not read outside of their bounds."""
+        """The argument of the softmax, -inf for a column beyond the end. Buffers are not read out of bounds."""
         f = self.found
         value = self.at(self.base, row.name, column.name)
         if f.scores:
@@ -265,7 +269,7 @@ class _Maker(Block):
         return self.counting(value, row, column, -math.inf, reads)
 
     def counted(self, scores: str) -> Body:
-        """What makes scores out of their matmuls: only where these are not, or may not be, the scores themselves."""
+        """Statements that turn the results of matmuls into scores, where these differ or may differ."""
         f = self.found
         row, column = map(Var, self.step.made.edge)
         value = self.score(row, column, scores)
@@ -282,7 +286,7 @@ class _Maker(Block):
         return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
 
     def last(self) -> Iterator[Stmt]:
-        """What becomes of the sums, row by row: local ones are turned for that."""
+        """The epilogue, row by row. Local sums are transposed for it."""
         f = self.found
         row, feature = map(Var, self.step.made.last)
         inverse = Var(f"{f.total.name}_inverse", self.dtype)

@@ -1,4 +1,4 @@
-"""A block of queries and keys of a softmax in one pass: its tiles, and what is in them."""
+"""The tiles of a block of queries and keys in a one-pass softmax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compiler.schedule.block_steps import Online
 
 @dataclass
 class Block(Places):
-    """Where the rows, columns and features of a block lie, and loops over them."""
+    """The places of the rows, columns and features of a block, and loops over them."""
 
     found: recognised.Online
     step: Online
@@ -33,7 +33,7 @@ class Block(Places):
         self.width = self.padded(self.features)
         self.depth = static(f.scores.depth.extent) if f.scores else 0
         self.dtype: DType = f.accumulator.dtype
-        # Local weights are rounded, but not narrower: each of an instruction's rows would widen them again.
+        # Local weights are rounded but stay wide: each row of an instruction would have to widen them again.
         self.weight = self.dtype if self.step.space == "local" else f.weight
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges = loop_ranges(f.rows)

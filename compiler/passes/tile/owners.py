@@ -1,6 +1,6 @@
-"""The schedule step `owners` on Tile IR: updates in a fixed order, spread over owners of what they change.
+"""The schedule step `owners`: spread updates in a fixed order over owners of the updated elements.
 
-Also what makes a loop of tests one that lanes may vote in.
+Also the check that lanes may vote in a loop of tests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def owners(kernel: Kernel, step: Owners) -> Kernel:
 
 
 def _known(index: Expr) -> Expr:
-    """An index, or 0 for one that does not meet what is required of it: that is where the update then is."""
+    """An index, with 0 in place of each value that fails its requirement, as the update then is at 0."""
 
     def rule(n: Expr) -> Expr | None:
         return op("where", n.args[0], n.args[1], 0) if isinstance(n, Op) and n.name == "require" else None
@@ -61,8 +61,11 @@ def _known(index: Expr) -> Expr:
 
 
 def check_votes(step: Bind, f: tile.For) -> None:
-    """Lanes test many iterations before the first of them is made, and each changes the same elements in all of them:
-    along other axes of what is changed than those where the update says where."""
+    """Raise ScheduleError unless lanes may test many iterations before the first of them runs.
+
+    The loop must be one condition around one update, which reads nothing that it changes. Each lane must update the
+    same elements in all iterations: it moves along other axes than those that the iteration selects.
+    """
     match f.body:
         case (If(_, (tile.For(kind="parallel", var=lane, body=inner),)),):
             pass

@@ -1,4 +1,4 @@
-"""The schedule step `pack` on Tile IR: a factor of a contraction goes into a local tile before the sum."""
+"""The schedule step `pack`: copy a factor of a contraction into a local tile before the sum."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
 def _filled(
     step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range], tensors: Mapping[str, Tensor]
 ) -> tuple[Tensor, tuple[Expr, ...], Body]:
-    """The tile, its index of one element of the factor, and what fills it: a copy of a block of a buffer, or loops."""
+    """The tile, its index for an element of the factor, and the statements that fill it: block copies, or loops."""
     long = {f.var: longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
     held = Tensor(step.tile, factor.dtype, shape, padded(shape, step.pad))
@@ -85,7 +85,7 @@ def _filled(
 
 
 def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Range]) -> bool:
-    """A block begins in its buffer, as one with zeros before it does not, and runs at most past the end of an axis."""
+    """Whether a block starts inside its buffer, without zeros before it. It may run past the end of an axis."""
     for e, size in zip(load.index, tensor.shape, strict=True):
         low = value_range(e, ranges)[0]
         left = value_range(simplify(size - e, ranges), ranges)[0]
@@ -97,9 +97,9 @@ def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Rang
 def _copied(
     factor: Load, held: Tensor, loops: Loops, long: dict[str, int], called: Sequence[Var]
 ) -> tuple[Tensor, tuple[Expr, ...], Body] | None:
-    """Copies of blocks that fill the tile, in the order of the buffer's axes; None where the factor is not blocks.
+    """Copies of blocks that fill the tile, in the order of the buffer's axes; None if the factor is not made of blocks.
 
-    Of three loops, the outermost counts panels: blocks of the buffer side by side, each copied on its own.
+    Of three loops, the outermost counts panels: adjacent blocks of the buffer, each copied by itself.
     """
     panels = loops[:-2] if len(loops) == 3 else ()
     inside = {f.var: long[f.var] for f in loops[len(panels) :]}
@@ -136,8 +136,11 @@ def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
 
 
 def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
-    """The innermost loop in vectors whose lanes are masked by the guards, the other loops inside: where they change no
-    guard, innermost. Digits that keep addresses from moving evenly along it get loops of their own."""
+    """The innermost loop in vectors, with guards as lane masks, and the other loops inside it.
+
+    Loops that affect no guard go innermost. Digits that make addresses uneven along the vector loop get their own
+    loops.
+    """
     (*outer, inner), body = perfect(tile.For, (f,))
     (*around, inner), body = perfect(tile.For, (_with_even_addresses(inner, ranges, tensors),))
     outer += around
@@ -154,7 +157,7 @@ def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[
 
 
 def _with_even_addresses(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
-    """The loop, or loops for as few of its digits as it takes to go along neighbours in the innermost."""
+    """The loop, split by as few digits as make its innermost loop traverse adjacent elements."""
     plain = f.replace(body=rewrite.nodes(f.body, lambda n: n.then if isinstance(n, Select) else None))
     digits = _digits(plain, ranges, tensors)
     for some in (digits[: n + 1] for n in range(len(digits))):
@@ -167,7 +170,7 @@ def _with_even_addresses(f: tile.For, ranges: dict[str, Range], tensors: Mapping
 
 
 def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
-    """The loop in the widest vectors that it can run by, serial where it cannot."""
+    """The loop in the widest vectors that are legal; serial if none are."""
     args = (("width", fitting_width(step.width, f.extent)), ("unroll", 1))
     bound = f.replace(bind=tile.Bind("vector", args))
     if vector_problem(bound, f.extent, tensors, ranges, {}):
@@ -176,7 +179,7 @@ def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
 
 
 def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
-    """Where `//` and `%` of a loop's variable keep an address or a guard from moving evenly, its digits get loops."""
+    """Split loops by digits where `//` and `%` of their variables make an address or a guard uneven."""
     (inner,) = f.body
     if isinstance(inner, tile.For):
         inner = _unravelled(inner, ranges, tensors)
@@ -190,7 +193,7 @@ def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Ten
 
 
 def _split_by(f: tile.For, digits: Sequence[int], ranges: dict[str, Range]) -> tile.For:
-    """The loop as one for each digit."""
+    """The loop split into one for each digit."""
     parts = [Var(f"{f.var}{n}") for n in range(len(digits) + 1)]
     extents = [divided(f.extent, digits[0]), *(dim(a // b) for a, b in pairwise(digits)), dim(digits[-1])]
     value: Expr = parts[-1]
@@ -207,7 +210,7 @@ def _split_by(f: tile.For, digits: Sequence[int], ranges: dict[str, Range]) -> t
 
 
 def _even(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> bool:
-    """Every address moves evenly with the innermost of these loops, and what guards there bounds it."""
+    """Whether every address has a constant stride along the innermost loop, and guards there are bounds of it."""
     while isinstance(f.body[0], tile.For):
         ranges = ranges | {f.var: (0, longest_of(f.extent, ranges))}
         f = f.body[0]
@@ -220,7 +223,7 @@ def _even(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) 
 
 
 def _digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> list[int]:
-    """The divisors of a loop's variable, largest first, if each divides the one before and all of them the extent."""
+    """The divisors of a loop's variable, largest first, if each divides the one before and all divide the extent."""
     var = Var(f.var)
     nodes = list(f.walk())
     found = {
@@ -241,7 +244,7 @@ def _digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]
 
 
 def divided(extent: Expr, by: int) -> Expr | None:
-    """`extent // by` where it divides evenly, whatever the values in it; else None."""
+    """`extent // by` if it divides evenly for all values of its variables, else None."""
     match extent:
         case Op("min", (a, b)):
             left, right = divided(a, by), divided(b, by)

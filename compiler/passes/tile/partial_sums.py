@@ -1,4 +1,4 @@
-"""The schedule step `partial_sums` on Tile IR: a long sum as a sum of sums, each over some of its iterations."""
+"""The schedule step `partial_sums`: split a long sum into a sum of partial sums."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def partial_sums(step: PartialSums, f: tile.For, kernel: Kernel) -> tuple[Stmt, 
             s += s_partial
         y[0] = s
 
-    What a scan reads of such a scalar is the sum of the pieces before and of the one that it is in. Pieces of one
-    iteration need no loop inside.
+    If a scan reads such a scalar, it reads the sum of the earlier pieces and of the current one. Pieces of one
+    iteration need no inner loop.
     """
     if step.length < 1:
         raise ScheduleError(step, "the length must be at least 1")

@@ -1,4 +1,4 @@
-"""The schedule step `partition` on Tile IR: a loop in; loops over parts of its iterations, simplified, out."""
+"""The schedule step `partition`: split a loop into loops over ranges of its iterations, each simplified."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def partition(step: Partition, f: tile.For, ranges: dict[str, Range]) -> tuple[S
 
 
 def _with_own_names(body: tuple[Stmt, ...], part: str) -> tuple[Stmt, ...]:
-    """The body with values, sums and loops that it names called after the part, since a kernel has each name once."""
+    """The body with its values, sums and loops renamed after the part, since names are unique in a kernel."""
     named = {Var(s.name, s.value.dtype): s.name for s in within(body) if isinstance(s, Let | Init)}
     named |= {Var(f.var): f.var for f in within(body, tile.For)}
     table = {v: v.replace(name=f"{name}_{part}") for v, name in named.items()}

@@ -1,4 +1,4 @@
-"""Loops of Tile IR with guarded loads in; the iterations where every guard holds as a loop of their own out."""
+"""The schedule step `peel`: give the iterations in which all guards of loads hold a loop of their own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _peeled(name: str, extent: Expr, f: tile.For, var: Var, start: Expr) -> tile
 
 
 def guarded(f: tile.For) -> bool:
-    """A guard in the loop depends on it, and `peel` can make sense of all of them."""
+    """Whether a guard in the loop depends on it, and `peel` can handle all of them."""
     try:
         return all(_at_least_zero(Peel(f.var, ("", "")), g, Var(f.var)) for g in _guards(f)) and bool(_guards(f))
     except ScheduleError:
@@ -69,13 +69,13 @@ def guarded(f: tile.For) -> bool:
 
 
 def _guards(f: tile.For) -> list[Expr]:
-    """The conditions that differ between iterations, conjunctions apart, each once."""
+    """The conditions that depend on the loop, with conjunctions split, each once."""
     conds = [c for s in f.body for n in s.walk() if isinstance(n, Select) for c in conjuncts(n.cond)]
     return [c for c in dict.fromkeys(conds) if f.var in names(c)]
 
 
 def _at_least_zero(step: Peel, guard: Expr, var: Var) -> Linear:
-    """What is at least 0 where the guard holds: a multiple of `var`, plus what does not depend on it."""
+    """A linear form that is at least 0 where the guard holds: a multiple of `var` plus terms without it."""
     form = at_least_zero(guard)
     if form is not None:
         form = _multiplied_out(form, var)
@@ -86,7 +86,7 @@ def _at_least_zero(step: Peel, guard: Expr, var: Var) -> Linear:
 
 
 def _multiplied_out(form: Linear, var: Var) -> Linear:
-    """What is at least 0 where a form is, without its one quotient that depends on `var`.
+    """An equivalent form, at least 0 where the given one is, without its one quotient that depends on `var`.
 
     `x // d + c >= 0` where `x + c * d >= 0`, and `c - x // d >= 0` where `c * d + d - 1 - x >= 0`.
     """

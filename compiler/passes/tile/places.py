@@ -1,4 +1,4 @@
-"""A block of rows and columns that a pass over columns goes through: the places in its tiles, and loops over these."""
+"""Blocks of rows and columns in a pass over columns: indices into their tiles, and loops over them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Loop = tuple[str, Expr, str]  # name, extent, kind
 
 
 def pieces(size: Expr, by: int) -> Expr:
-    """How many pieces of so many there are, the last of which may be shorter."""
+    """The number of pieces of length `by`; the last may be shorter."""
     return (size + (by - 1)) // by
 
 
@@ -31,7 +31,7 @@ def divides(by: int, size: Expr) -> bool:
 
 
 def check_own(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]) -> None:
-    """Raise ScheduleError if any of these is not a temporary of this kernel alone."""
+    """Raise ScheduleError unless all of these are temporaries of this kernel alone."""
     others = {p.name for k in program.kernels if k is not kernel for p in k.params}
     temps = {t.name for t in program.temps}
     for name in inner:
@@ -40,7 +40,7 @@ def check_own(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]
 
 
 def without(kernel: Kernel, inner: Collection[str], body: tuple[Stmt, ...]) -> Kernel:
-    """The kernel with another body, which needs none of these buffers."""
+    """The kernel with another body, which no longer uses these buffers."""
     return kernel.replace(
         params=tuple(p for p in kernel.params if p.name not in inner),
         writes=tuple(w for w in kernel.writes if w not in inner),
@@ -49,11 +49,11 @@ def without(kernel: Kernel, inner: Collection[str], body: tuple[Stmt, ...]) -> K
 
 
 class Places:
-    """Where the rows, columns and features of a block of `rows` x `cols` lie, and loops over them.
+    """The places of the rows, columns and features of a block of `rows` x `cols`, and loops over them.
 
-    Rows begin at `top` and columns at `start`; those that there are end before `queries` and `keys`. `blocks` are the
-    loop over blocks of rows and how many there are. Sums are padded
-    to `width` features, products in depth, to multiples of `unit`.
+    Rows begin at `top` and columns at `start`; valid ones are below `queries` and `keys`. `blocks` is the loop over
+    blocks of rows with the number of them. Sums are padded to `width` features, and the depth of products to multiples
+    of `unit`.
     """
 
     tensors: dict[str, Tensor]
@@ -81,7 +81,7 @@ class Places:
     # ---- places
 
     def at(self, e: Expr, row: str = "", column: str = "", feature: str = "") -> Expr:
-        """`e` at places in the tiles, of which loops with these names go through the rows, columns and features."""
+        """`e` at places in the tiles, given the names of the loops over rows, columns and features."""
         table: dict[Expr, Expr] = {Var(self.feature): Var(feature), KEY: self.start, Var(self.query): self.top}
         if column:
             table[KEY] += Var(column)
@@ -90,7 +90,7 @@ class Places:
         return substitute(e, table)
 
     def inside(self, what: str, var: str) -> Expr:
-        """Whether a row, column, feature or step of depth counts, or is one that a tile has too many."""
+        """Whether a row, column, feature or step of depth is valid, rather than padding of a tile."""
         if self.local and what == "column":
             return const(True, boolean)
         table = {
@@ -103,15 +103,16 @@ class Places:
         return const(True, boolean) if divides(by, size) else op("lt", place, size)
 
     def guarded(self, factor: Expr, *inside: Expr) -> Expr:
-        """A factor that is zero where it is outside."""
+        """A factor that is zero unless all conditions hold."""
         if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
             return cast(self.guarded(factor.arg, *inside), factor.dtype)
         return select(both(*inside), factor, zero(factor))
 
     def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
-        """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own.
+        """Conditions that keep a factor within its buffers, where the score is discarded anyway.
 
-        An index that is itself loaded must not be read beyond the rows or columns that count.
+        For a plain load these are the bounds of its own axes. A load whose index is itself loaded must not be read for
+        invalid rows or columns.
         """
         load = factor.arg if isinstance(factor, Cast) else factor
         if not isinstance(load, Load) or any(loads(i) for i in load.index):
@@ -120,7 +121,8 @@ class Places:
         return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
 
     def counting(self, value: Expr, row: Var, column: Var, none: float, reads: Iterable[Load]) -> Expr:
-        """A value for a row and a column, `none` for a column too many; what it `reads` is not read out of bounds."""
+        """A value for a row and a column, `none` for an invalid column. The loads `reads` are not read out of
+        bounds."""
         inside, other = self.inside("column", column.name), const(none, self.dtype)
         if any(names(x) & {row.name, column.name} for x in reads):
             return select(both(self.inside("row", row.name), inside), value, other)
@@ -135,13 +137,13 @@ class Places:
         return out
 
     def over_blocks(self, batch: Iterable[tile.For | loop.For], *inside: Stmt) -> Body:
-        """What is done for a block of rows, for all of them in each of a batch."""
+        """Statements for a block of rows, in loops over all blocks and the batch."""
         place, count = self.blocks
         around = [*((r.var, r.extent, r.kind) for r in batch), (place.name, count, "parallel")]
         return simplify((self.nest(around, inside),), self.ranges)
 
     def stored(self, stores: Iterable[Stmt], table: Mapping[Expr, Expr], row: str, feature: str, *inside: Expr) -> Body:
-        """Stores of what the table has in the place of the sums, for a row and feature that are inside."""
+        """Stores with `table` substituted for the sums, for a row and feature that are inside."""
         made = tuple(
             s.replace(
                 index=tuple(self.at(i, row, "", feature) for i in s.index),
@@ -156,13 +158,13 @@ class Places:
     def rows_and(
         self, loops: tuple[str, str], extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop
     ) -> tile.For:
-        """A statement for all rows and columns, in the order in which tiles of both lie, and each step of `depth`."""
+        """A statement in loops over rows and columns, in the order of the tiles' memory, and over `depth`."""
         row, column = loops
         around = self.lying((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
         return self.nest([*around, *depth], [body(Var(row), Var(column))])
 
     def lying(self, row: T, column: T) -> tuple[T, T]:
-        """Rows are queries, columns are keys or features: the latter come first where tiles are local."""
+        """Row and column in the order of the tile's axes: rows (queries) first, but last in local tiles."""
         return (column, row) if self.local else (row, column)
 
     def tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
@@ -170,12 +172,12 @@ class Places:
         return Tensor(name, dtype, dims, row_major(dims))
 
     def alloc(self, name: str, *columns: int) -> Stmt:
-        """A tile of rows, or of one number for each."""
+        """A tile of rows, or of one number per row."""
         shape = self.lying(self.rows, *columns) if columns else (self.rows,)
         return tile.Alloc(self.tensor(name, self.dtype, *shape), "local" if self.local else "registers")
 
     def product(self, scores: str, loops: tuple[str, str], found: Scores) -> Stmt:
-        """What adds a product to its tile."""
+        """The loops that add a product to its tile."""
         (row, column), depth = loops, found.depth.var
         self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1), depth: (0, self.padded(self.depth) - 1)}
         ends = self.inside("depth", depth)
@@ -190,7 +192,7 @@ class Places:
         return self.rows_and(loops, self.columns, added, step)
 
     def weighted(self, sums: str, weights: tuple[str, DType], loops: tuple[str, str, str], value: Expr) -> Stmt:
-        """What adds values, times the weights in a tile, to the tile of the sums."""
+        """The loops that add the values, times the weights of a tile, to the tile of the sums."""
         row, feature, column = loops
         depth = (column, self.columns, "reduce")
 

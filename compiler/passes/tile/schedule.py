@@ -1,4 +1,4 @@
-"""Tile IR and a schedule for each kernel in; Tile IR of which every loop is bound as its schedule says out."""
+"""Apply schedules: bind every loop of Tile IR as the kernel's schedule says."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from compiler.targets.target import Target
 def apply_schedules(
     program: Program, schedules: Mapping[str, Schedule], target: Target, applications: Applications
 ) -> Program:
-    """Each kernel with its steps applied: one after the other in the program, as a trace sees it, or each beside those
-    alone that share a temporary with it, as a model has hundreds."""
+    """Apply the steps to each kernel.
+
+    With a trace, kernels change one after the other within the whole program. Without one, each is changed next to only
+    those kernels that share a temporary with it, because a model has hundreds.
+    """
     if applications.trace is not None:
         for k in program.kernels:
             program = _one(program, k, schedules, target, applications)
@@ -36,7 +39,7 @@ def apply_schedules(
 
 
 def neighbours(program: Program, kernel: Kernel) -> Program:
-    """The kernel, and those that share a temporary with it, as a program of their own."""
+    """A program of the kernel and those that share a temporary with it."""
     used = {p.name for p in kernel.params}
     own = {t.name: t for t in program.temps if t.name in used}
     near = (k for k in program.kernels if any(p.name in own for p in k.params))
@@ -48,7 +51,7 @@ def neighbours(program: Program, kernel: Kernel) -> Program:
 def _one(
     program: Program, kernel: Kernel, schedules: Mapping[str, Schedule], target: Target, applications: Applications
 ) -> Program:
-    """The program after all steps of a kernel that the gate lets pass; each is an application of its own."""
+    """The program after all steps of a kernel that the gate lets pass, each an application of its own."""
     taken: list[Step] = []
     for step in schedules.get(kernel.name, Schedule()).steps:
         name = show_step(step) if applications.watched else ""

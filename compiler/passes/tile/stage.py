@@ -1,4 +1,4 @@
-"""The schedule steps `store_at` and `stage` on Tile IR: what an iteration uses of a buffer becomes a tile."""
+"""The schedule steps `store_at` and `stage`: make what an iteration uses of a buffer a tile."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
             for j in serial(10):
                 y[i, j] = row[j] - m
 
-    What is loaded where another buffer says is left where it is, if other places are staged.
+    A load whose index is loaded from another buffer is not staged if there are other loads.
     """
     buffer = read_by(kernel, step, step.buffer)
     uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
@@ -77,7 +77,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
         ranges |= {v.name: extent_range(n) for v, n in zip(loops, shape, strict=True)}
         there = access.inside(whole, buffer, ranges)
     else:
-        # A tile may be larger than what is there where that is not known; what lies beyond is never used.
+        # With symbolic sizes, a tile may exceed its buffer; the elements beyond are never used.
         there = both(*(op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)))
     copy = loops_along(loops, shape, Store(step.tile, loops, select(there, value, zero(value))))
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
@@ -85,21 +85,22 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:
-    """Some elements are loaded only where a condition holds: elsewhere there may be none."""
+    """Whether some elements are loaded only under a condition, and may not exist otherwise."""
     chosen = [x for n in f.walk() if isinstance(n, Select) for x in (n.then, n.other)]
     behind = [s for n in within(f.body, If) for s in n.body]
     return any(n in uses for x in (*chosen, *behind) for n in x.walk())
 
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
-    """For each axis of a buffer how much of it an iteration of `f` uses, as `_part` has it."""
+    """For each axis of a buffer, the part that an iteration of `f` uses, as `_part` returns it."""
     around = {f.var} | {n.var for n in within(kernel.body, tile.For) if f in set(n.walk())}
     ranges = ranges_within(f)
     return [_part(extent, [u.index[k] for u in uses], around, ranges) for k, extent in enumerate(buffer.shape)]
 
 
 def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str, Range]) -> tuple[Expr | None, Expr]:
-    """How much of an axis is in use while the loops around stand still, from where on; None where it is one place."""
+    """The length of an axis that is used in one iteration of the loops around, None for a single place, and its
+    start."""
     starts, rests = zip(*(_apart(i, around) for i in indices), strict=True)
     spans = [value_range(r, ranges) for r in rests]
     if len(set(starts)) > 1 or any(low is None or low < 0 or high is None for low, high in spans):
@@ -107,7 +108,7 @@ def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str,
     if set(rests) == {const(0)}:
         return None, starts[0]
     longest = 1 + max(high for _, high in spans if high is not None)
-    # What is left out behind the last element is no more than between two of them.
+    # Take the whole axis if what remains after the last element used is no more than the gap between two.
     between = math.gcd(*(c for r in rests for c in (*linear(r)[0].values(), linear(r)[1]))) - 1
     if isinstance(extent, Const) and longest + max(between, 0) >= extent.value:
         return extent, const(0)
@@ -115,7 +116,7 @@ def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str,
 
 
 def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
-    """The part of an index that the loops around decide, and the rest."""
+    """An index as the part that the loops around determine, and the rest."""
     terms, rest = linear(index)
     fixed = {t: n for t, n in terms.items() if names(t) <= around}
     if len(fixed) == len(terms):
@@ -126,9 +127,10 @@ def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
 def _reindex(
     body: Body, buffer: str, axes: list[tuple[int, Expr]], name: str = "", uses: Sequence[Load] | None = None
 ) -> Body:
-    """The body with the buffer, called `name` from now on, reduced to the axes that are left, counted from `start`.
+    """The body with the buffer, renamed to `name`, reduced to the remaining axes, with indices relative to their
+    starts.
 
-    Of loads only `uses` change, if given.
+    If `uses` is given, only these loads change.
     """
 
     def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:

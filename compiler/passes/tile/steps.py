@@ -1,4 +1,4 @@
-"""Schedule steps on Tile IR, one function each: a kernel and a step in, the changed kernel out, or ScheduleError."""
+"""Schedule steps on Tile IR, one function each: it returns the changed kernel or raises ScheduleError."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ from compiler.passes.tile.stage import stage, stored_at
 from compiler.schedule import block_steps, steps
 from compiler.schedule.steps import NameTaken, Schedule, ScheduleError, Step
 
-# Steps of a whole model: a planner applies them as it completes schedules, and carrying these out applies them again.
+# Cached steps, enough for a whole model: the planner applies steps as it completes schedules, and they are applied
+# again afterwards.
 REMEMBERED = 4096
 
 
 def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
-    """`program` with the steps applied to its kernel, first to last."""
+    """Return `program` with the steps applied to its kernel, first to last."""
     for step in schedule.steps:
         program, kernel = apply_step(program, kernel, step)
     return program
@@ -56,9 +57,9 @@ def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, Kernel]:
-    """One step; the program changes too where a temporary shrinks into the kernel, or a new one is made.
+    """Apply one step. The program changes too if a temporary moves into the kernel or a new one is made.
 
-    Raises ScheduleError for a step that does not apply, or that calls something as something else is called.
+    Raises ScheduleError for a step that does not apply, and NameTaken for one that reuses a name.
     """
     new = _changed(program, kernel, step)
     twice = [name for name, count in Counter(bound(new)).items() if count > 1] if step.makes else []
@@ -72,7 +73,7 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
 
 
 def bound(kernel: Kernel) -> Iterator[str]:
-    """Every name that a kernel gives to something."""
+    """Every name that a kernel binds."""
     yield from (p.name for p in kernel.params)
     inside = list(kernel.body)
     while inside:
@@ -98,7 +99,7 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
 
 
 def at_loop(kernel: Kernel, step: Any, change: Callable[[tile.For], tuple[Stmt, ...]]) -> Kernel:
-    """`kernel` with the loop of a step replaced: the outermost, where a step has several."""
+    """`kernel` with the loop of a step replaced; for a step with several loops, the outermost."""
     wanted = step.loops if isinstance(step, steps.Reorder) else (getattr(step, "outer", "") or step.loop,)
     loops = list(within(kernel.body, tile.For))
     found = next((f for f in loops if f.var in wanted), None)
@@ -255,7 +256,8 @@ def store_at(program: Program, kernel: Kernel, step: steps.StoreAt) -> Kernel:
             for j in serial(10):
                 t[j] = x[i, j]
 
-    Of an axis that `i` and loops inside it go through together, such as `i * 4 + j` with `j` below 4, 4 places stay.
+    If an axis is indexed by `i` and loops inside it together, such as `i * 4 + j` with `j` below 4, the tile keeps 4
+    places.
     """
     buffer = next((t for t in program.temps if t.name == step.buffer), None)
     users = [k.name for k in program.kernels if any(p.name == step.buffer for p in k.params)]
@@ -265,7 +267,7 @@ def store_at(program: Program, kernel: Kernel, step: steps.StoreAt) -> Kernel:
     return without(kernel, (buffer.name,), made.body)
 
 
-# What steps change: all of a kernel, a loop of it, or a kernel as its program has it.
+# Steps by what they change: a whole kernel, a loop of it, or a kernel within its program.
 _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
     steps.Permute: permute, steps.Flatten: flatten, steps.Distribute: tensorize.distribute, steps.Pack: pack,
     steps.Owners: owners, steps.Tensorize: tensorize.tensorize, steps.Pad: pad, steps.Cache: cache,

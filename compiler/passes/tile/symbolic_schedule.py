@@ -1,13 +1,13 @@
-"""A kernel with symbolic sizes in, its schedule out: that of the sizes to expect, as far as it holds for all sizes.
+"""Schedule kernels with symbolic sizes: the schedule for the expected sizes, as far as it is valid for all sizes.
 
-A heuristic sees the kernel with its hints for sizes, made odd so that nothing seems to divide them. Of what it chooses,
-steps stay that apply to the kernel as it is and make no tile that is of unknown size, or larger than at the hints. What
-is left is right for every size, and may be slow where sizes are far from what was to be expected.
+The heuristic sees the kernel with the hints for its sizes, made odd so that nothing seems to divide them. Of its
+choices, those steps stay that apply to the kernel as it is and make no tile of unknown size, or larger than at the
+hints. The result is right for every size, and may be slow for sizes far from the hints.
 
-Tensor instructions need all of their steps. They are for matmuls of buffers whose rows are as far apart as products
-of sizes say: only of those do odd hints tell what divides them. Where small sizes would be one tile, larger ones are
-tried. A sum whose length is not known cannot be split among blocks: the best of the other schedules is taken. A grid of
-unknown size has a block for each tile.
+Tensor instructions need all of their steps. They are used for matmuls of buffers whose row strides are products of
+sizes: only for those do odd hints tell what divides them. If small sizes would be a single tile, larger ones are tried.
+A sum of unknown length cannot be split among blocks: the best schedule without that is taken. A grid of unknown size
+has one block per tile.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from compiler.schedule.steps import (
 Choose = Callable[[Kernel], Schedule]
 Choices = Callable[[Kernel], Iterator[Schedule]]
 Lower = Callable[[Program], object]
-# Steps of which each alone leaves a kernel that runs well enough; others only make sense together.
+# Factors of the hints that are tried in turn.
 LARGER = (1, 8, 64)
-MOST = 1000  # schedules that are looked through for one that splits no sum
+MOST = 1000  # schedules searched for one that splits no sum
+# Steps that are useful one by one; all others only make sense together.
 APART = (Bind, Collapse, StoreAt, Reorder, Split, Stage)
 
 
 def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain: Choose, lower: Lower) -> Schedule:
     """The schedule of one kernel of a Loop IR program.
 
-    `choices` are all that there are, best first; `plain` chooses without tensor instructions. `lower` takes a program
-    of the scheduled kernel alone further down; a schedule for which it raises ValueError is given up for one with fewer
-    kinds of steps.
+    `choices` yields all schedules, best first; `plain` chooses one without tensor instructions. `lower` lowers a
+    program of the scheduled kernel alone further; if it raises ValueError, a schedule with fewer kinds of steps is
+    tried.
     """
     alone = loop_to_tile(program.replace(kernels=(kernel,)))
     for factor in LARGER if regular(kernel) else ():
@@ -79,7 +80,7 @@ def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain:
 
 
 def _unsplit(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
-    """The first choice; if it multiplies tiles, the first such that splits no sum whose length is not known."""
+    """The first choice; if it uses tensor instructions, the first such that splits no sum of unknown length."""
     sums = {f.var for f in within(kernel.body, loop.For) if f.kind == "reduce" and sizes_in(f.extent)}
 
     def multiplies(found: Schedule) -> bool:
@@ -95,7 +96,7 @@ def _unsplit(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
 
 
 def _any_sizes(wanted: Schedule) -> Iterator[Schedule]:
-    """The schedule for loops of any length; then for grids of any size, too."""
+    """The schedule for loops of any length; then also for grids of any size."""
     steps = tuple(map(_any_extent, wanted.steps))
     yield Schedule(steps)
     if any(isinstance(step, Persist) for step in steps):
@@ -103,12 +104,13 @@ def _any_sizes(wanted: Schedule) -> Iterator[Schedule]:
 
 
 def _any_extent(step: Step) -> Step:
-    """A last piece can begin earlier only where a loop is known to be long enough: it is cut short instead."""
+    """The step without a shifted last piece, which needs a loop known to be long enough: the last piece is shortened
+    instead."""
     return Split(step.loop, step.factor, step.into) if isinstance(step, SplitShifted) else step
 
 
 def _for_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
-    """Sums that are of few vectors at the hints, and may be of many, take as many at a time as those of many do."""
+    """Unroll reductions of unknown length as for larger sizes, even if they take few vectors at the hints."""
     loops = within(kernel.body, loop.For)
     sums = {f.var for f in loops if f.kind == "reduce" and not isinstance(f.extent, Const)}
     short = {s for s in wanted.steps if isinstance(s, Bind) and s.loop in sums and dict(s.args).get("unroll") == 1}
@@ -126,7 +128,7 @@ def _for_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
 
 
 def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:
-    """All steps apply, to tiles that are no larger than with the hints, and the result can be lowered."""
+    """Whether all steps apply, no tile is larger than at the hints, and the result can be lowered."""
     try:
         made, other = (apply(p, p.kernels[0], wanted) for p in (program, guess))
         if not _alike(made.kernels[0], other.kernels[0]):
@@ -138,7 +140,7 @@ def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -
 
 
 def _alike(kernel: Kernel, guess: Kernel) -> bool:
-    """No tile is of unknown size, or larger than its like."""
+    """Whether no tile is of unknown size, or larger than the same tile of `guess`."""
     most = {n.tensor.name: _elements(n) for n in _tiles(guess)}
     return all(not sizes_in(n) and _elements(n) <= most.get(n.tensor.name, 0) for n in _tiles(kernel))
 

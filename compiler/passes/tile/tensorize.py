@@ -1,7 +1,7 @@
-"""Schedule steps for contractions on Tile IR: a kernel and a step in, the changed kernel out, or ScheduleError.
+"""The schedule steps `distribute` and `tensorize`, for contractions.
 
-Together with `pack` they turn a scalar sum inside parallel loops into a tensor instruction on tiles: `distribute` makes
-the sum a nest of its own, `pack` brings a factor into a tile, `tensorize` replaces the innermost loops.
+Together with `pack` they turn a scalar sum inside parallel loops into a tensor instruction on tiles: `distribute` gives
+the sum a nest of its own, `pack` copies a factor into a tile, `tensorize` replaces the innermost loops.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _parts(step: Distribute, body: Body) -> _Parts:
 
 
 def _inlined(e: Expr, lets: dict[Var, Expr]) -> Expr:
-    """`e` without the names bound by `lets`, which may refer to earlier ones."""
+    """`e` with `lets` inlined, which may refer to earlier ones."""
     while lets and any(n in lets for n in e.walk()):
         e = substitute(e, lets)
     return e
@@ -142,7 +142,7 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
 
 
 def _slice(step: Step, buffer: str, index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice]:
-    """The loops that the axes of a buffer move with, in order, and what they touch of it."""
+    """The loops that move the axes of a buffer, in order, and the slice that they cover."""
     found = moving(index, long)
     if found is None:
         raise ScheduleError(step, f"{buffer} is not read in rows and columns, pack it first")

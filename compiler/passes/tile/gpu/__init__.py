@@ -1,1 +1,1 @@
-"""Schedule steps for targets with threads: full tiles, factors in shared memory and in registers, sums in parts."""
+"""Schedule steps for GPUs: padding, tiles in shared memory and registers, split reductions."""

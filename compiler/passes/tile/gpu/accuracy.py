@@ -1,4 +1,4 @@
-"""Schedule steps on Tile IR that sum in parts for accuracy."""
+"""Schedule steps that improve accuracy by partial sums and split factors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
         for i_last in serial(4):
             y[i_last] = c[i_last]
 
-    Sums in tensor cores are rounded towards zero, so that long ones drift; in parts they do not.
+    Tensor cores round sums towards zero, so that long sums drift; partial sums do not.
     """
     _, (f,) = find_nest(kernel, step, (step.loop,))
     alloc = next((n for s in kernel.body for n in s.walk() if _makes(n, step.accumulator)), None)
@@ -119,9 +119,9 @@ def split_tf32(kernel: Kernel, step: SplitTf32) -> Kernel:
                 for l in serial(8, reduce):
                     c[i, j] += a_big[i, l] * b_big[j, l]
 
-    What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341): the
-    smaller part has either sign, and of its 13 bits tensor cores read the first 11.
-    Where a factor is infinite, or rounds to infinity, the sum is NaN.
+    The omitted term is 2**-22 of a product, less than the rounding of f32 (Ootomo and Yokota 2022, arXiv:2203.03341):
+    the smaller part has either sign, and tensor cores read the first 11 of its 13 bits. If a factor is infinite, or
+    rounds to infinity, the sum is NaN.
     """
     _, nest = find_nest(kernel, step, step.loops)
     tiles = {n.tensor.name: n for n in within(kernel.body, tile.Alloc)}
@@ -148,7 +148,7 @@ def split_tf32(kernel: Kernel, step: SplitTf32) -> Kernel:
 
 
 def _after_fill(body: Body, name: str, new: Body) -> Body | None:
-    """Statements among which a tile begins, with others behind the last that writes it."""
+    """The statements in which a tile is allocated, with `new` inserted after the last that writes it."""
     if not any(_makes(s, name) for s in body):
         return None
     last = max(n for n, s in enumerate(body) if any(_writes(x, name) for x in s.walk()))
@@ -163,7 +163,7 @@ def _writes(n: object, name: str) -> bool:
 
 
 def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
-    """What is left of each element of a tile in tf32, and the rest; `called` are the two, and loops that make them."""
+    """Split each element of a tile into its tf32 part and the rest. `called` names the two tiles and the loops."""
     t = alloc.tensor
     index = named(step, called[2:], len(t.shape))
     whole = Load(t.name, index, t.dtype)
@@ -174,7 +174,7 @@ def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
 
 
 def _copied(nest: Loops, loops: Sequence[Var], s: Stmt) -> Body:
-    """The nest around another statement, with these loops for its own."""
+    """The nest around another statement, with its loops renamed."""
     renamed: dict[Expr, Expr] = {Var(f.var): v for f, v in zip(nest, loops, strict=True)}
     body: Body = substitute((s,), renamed)
     around = zip(nest, loops, strict=True)

@@ -1,6 +1,6 @@
-"""Indices in, boxes of buffers out: loops of a tile that go through one axis of a buffer each, or several in turn.
+"""Boxes of buffers that the loops of a tile cover: each loop traverses one axis, or several as its digits.
 
-A loop over pixels, `i`, goes through rows and columns of an image as `i // 8` and `i % 8`.
+For example, a loop over pixels, `i`, traverses rows and columns of an image as `i // 8` and `i % 8`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from compiler.passes.tile.nests import moving
 
 
 def box(index: Sequence[Expr], long: Mapping[str, int], tensor: Tensor) -> tuple[list[str], tile.Slice] | None:
-    """The loops of `long` in the order of the buffer's memory, and what of it they go through; None for no box.
+    """The loops of `long` in the order of the buffer's memory, and the slice that they cover; None if it is no box.
 
-    The one that goes through neighbours is the last.
+    The loop along the contiguous axis comes last.
     """
     plain = moving(index, dict(long))
     if plain is not None and (len(plain[0]) < 2 or tensor.strides[-1] is const(1)):
         return plain[0], plain[1].replace(buffer=tensor.name)
     found = [_axis(e, long) for e in index]
-    digits: dict[str, list[tuple[int, int, int]]] = {v: [] for v in long}  # what divides it, its extent, the axis
+    digits: dict[str, list[tuple[int, int, int]]] = {v: [] for v in long}  # divisor, extent, axis
     starts, lengths, steps = [], [], []
     for d, axis in enumerate(found):
         if axis is None:
@@ -54,8 +54,10 @@ def box(index: Sequence[Expr], long: Mapping[str, int], tensor: Tensor) -> tuple
 
 
 def _axis(e: Expr, long: Mapping[str, int]) -> tuple[Expr, str, int, int, int] | None:
-    """Where an index starts, and of which loop it is which digit: what divides it, its extent, the step from one to the
-    next. The extent is 0 for an index that does not move, and None stands for one that moves in another way."""
+    """An index as a start plus a digit of one loop: start, loop, divisor, extent and step.
+
+    The extent is 0 for an index that does not move; None for one that moves in another way.
+    """
     terms, rest = linear(e)
     own = [(t, c) for t, c in terms.items() if names(t) & set(long)]
     start = from_linear(({t: c for t, c in terms.items() if not names(t) & set(long)}, rest))

@@ -1,6 +1,6 @@
-"""The schedule step `cache` on Tile IR: a factor of a contraction goes into a tile of faster memory before the sum.
+"""The schedule step `cache`: copy a factor of a contraction into a tile of faster memory before the sum.
 
-A factor that is a block of a buffer, or that is zero outside the buffer, becomes a copy; any other is computed.
+A factor that is a block of a buffer, or zero outside the buffer, becomes a copy; any other is computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
                     for l in serial(16, reduce):
                         c[i, j] += f32(ta[i, l]) * b[l0 * 16 + l, j]
 
-    A tile of that name which another step has filled so just before is read again.
+    An identical tile that another step has just filled is reused.
     """
     for around, total, factor, other in factors_from(kernel, step.buffer, step.loops):
         named = {f.var: f for f in around}
@@ -58,14 +58,14 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
 
 
 def _makes(f: tile.For, names: set[str]) -> bool:
-    """A tile that is loaded begins in the body of a loop."""
+    """Whether a tile of these names is allocated in the loop's body."""
     return any(isinstance(s, tile.Alloc) and s.tensor.name in names for s in f.body)
 
 
 def _filled(
     kernel: Kernel, step: Cache, factor: Expr, loops: Loops, around: Loops
 ) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
-    """The tile, its index of one element of the factor, and what fills it."""
+    """The tile, its index for an element of the factor, and the statements that fill it."""
     ranges = ranges_of(around)
     long = whole_lengths(step, loops, ranges)
     if not step.how:
@@ -83,7 +83,7 @@ def _filled(
 
 
 def _unless(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> tile.Slice:
-    """A slice that begins behind the buffer, where all is zero, unless guards hold."""
+    """A slice that starts beyond the buffer, where all is zero, unless the guards hold."""
     if not guards:
         return source
     far = memory_order(buffer)[0]
@@ -92,7 +92,7 @@ def _unless(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> til
 
 
 def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
-    """One loop that goes through the tile in the order of memory, or one along each axis."""
+    """Fill the tile by one loop in the order of memory, or by one per axis."""
     shape = tuple(map(dim, long.values()))
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     if isinstance(step.into, tuple):

@@ -1,4 +1,4 @@
-"""The schedule step `cache_hints` on Tile IR: buffers of which caches need not keep what passes through a kernel."""
+"""The schedule step `cache_hints`: mark buffers that caches need not keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule step `load_ahead` on Tile IR: what a nest joins a tile with is asked for before the tile is made."""
+"""The schedule step `load_ahead`: load what a nest combines with a tile before the tile is computed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
 
 
 def _inside(load: Load, buffer: Tensor, ranges: dict[str, tuple[int | None, int | None]]) -> Expr:
-    """The element, or zero where a tile goes beyond its buffer: what lies there is never used."""
+    """The element, or zero where a tile exceeds its buffer, where it is never used."""
     ends = {i: (n, value_range(i - n, ranges)[1]) for i, n in zip(load.index, buffer.shape, strict=True)}
     beyond = (op("lt", i, n) for i, (n, most) in ends.items() if most is None or most >= 0)
     return select(both(*beyond), load, zero(load))

@@ -1,4 +1,4 @@
-"""The schedule step `pad` on Tile IR: loops that a split cut short run in full, what lies outside is guarded."""
+"""The schedule step `pad`: run loops that a split cut short in full, with guards for what lies outside."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
                 for l in serial(4, reduce):
                     c[i] += (a[i, l0 * 4 + l] if l0 * 4 + l < 10 else 0.0) * (b[l0 * 4 + l] if l0 * 4 + l < 10 else 0.0)
 
-    A row or column of a tile that lies outside is computed from whatever is within the buffers, or from zero, and not
-    stored; only the loops that sum must not add anything.
+    A row or column outside is computed from anything within the buffers, or from zero, and not stored. Only reduction
+    loops must not add anything.
     """
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
@@ -59,7 +59,7 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
 
 
 def _padded(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
-    """The body of a nest whose loops have more iterations, of which those where guards hold count."""
+    """The body of a nest whose loops have extra iterations, with guards."""
     guards = inside.guards
     only_read = inside.tensors.keys() - {n.buffer for n in within(body, Store)}
     match body:
@@ -77,7 +77,7 @@ def _padded(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
 
 
 def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
-    """The kernel with the tile stored to at least as long along each axis as the loop that goes through it."""
+    """The kernel with the stored tile enlarged to at least the lengths of the loops along its axes."""
 
     def grown(s: Stmt) -> Stmt | None:
         match s:
@@ -99,8 +99,7 @@ def _if(body: Body, conditions: Sequence[Expr]) -> Body:
 
 
 def _rows(step: Pad, body: Body, inside: _Inside) -> Body:
-    """What a row does, for rows of which there are too many: its sums read nothing outside of the buffers, and what
-    follows them is left out."""
+    """The body of a row for rows beyond the end: sums read nothing outside the buffers, and what follows is skipped."""
     out: list[Stmt] = []
     for n, s in enumerate(body):
         match s:
@@ -117,7 +116,7 @@ def _rows(step: Pad, body: Body, inside: _Inside) -> Body:
 
 
 def _below(value: Expr, end: Expr) -> Expr:
-    """`value < end`, with what is added on the left and constants on the right; of a minimum, the end that varies."""
+    """`value < end` with positive terms on the left and constants on the right; of a minimum, the end that varies."""
     if isinstance(end, Op) and end.name == "min":
         varying = [e for e in end.args if not isinstance(e, Const)]
         if len(varying) == 1:
@@ -130,7 +129,8 @@ def _below(value: Expr, end: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class _Inside:
-    """What holds where each loop that is too long is inside, those of them that sum, and the buffers of the kernel."""
+    """For each padded loop the condition that it is inside, the reduction loops among them, and the kernel's
+    buffers."""
 
     guards: Mapping[str, Expr]
     summing: Set[str]
@@ -138,7 +138,7 @@ class _Inside:
     ranges: Mapping[str, Range]
 
     def clipped(self, value: Expr) -> Expr:
-        """A value that is zero where its loads are outside of their buffers."""
+        """A value that is zero where its loads are outside their buffers."""
         narrowed = unwidened(value)
         if narrowed is not value:
             return cast(self.clipped(narrowed), value.dtype)
@@ -149,9 +149,9 @@ class _Inside:
         return value.map(lambda x: self.clipped(x) if isinstance(x, Expr) else x)
 
     def factor(self, factor: Expr) -> Expr:
-        """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers.
+        """A factor that is zero where a reduction loop is outside, and reads nothing outside its buffers.
 
-        One that is broadcast along the sum is no exception: infinity times the other factor's zero would be NaN.
+        This includes a factor broadcast along the sum: infinity times the other factor's zero would be NaN.
         """
         narrowed = unwidened(factor)
         if narrowed is not factor:
@@ -166,7 +166,8 @@ class _Inside:
         return guarded(factor, wanted)
 
     def within(self, load: Load, var: str) -> list[Expr]:
-        """What keeps a load within its buffer: the loop's own end, unless its index only grows with the loop."""
+        """Conditions that keep a load within its buffer: the loop's own end, unless the index only grows with the
+        loop."""
         if not all(_grows(i, var) for i in load.index):
             return [self.guards[var]]
         if load.buffer not in self.tensors:
@@ -177,6 +178,6 @@ class _Inside:
 
 
 def _grows(index: Expr, var: str) -> bool:
-    """Whether the variable is in the index, if at all, as a positive multiple."""
+    """Whether the variable occurs in the index only as a positive multiple, if at all."""
     terms, _ = linear(index)
     return all((isinstance(t, Var) and c > 0) or var not in names(t) for t, c in terms.items())

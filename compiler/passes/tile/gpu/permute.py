@@ -1,5 +1,4 @@
-"""The schedule step `permute` on Tile IR: a buffer is copied into a temporary whose axes lie in another order, or rows
-further apart."""
+"""The schedule step `permute`: copy a buffer into a temporary with its axes in another order, or padded rows."""
 
 from __future__ import annotations
 
@@ -43,6 +42,6 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
 
 
 def _met(e: Expr, step: int) -> bool:
-    """An index is of every `step`-th element only."""
+    """Whether an index hits only every `step`-th element."""
     terms, rest = linear(e)
     return all(c % step == 0 for c in (*terms.values(), rest))

@@ -1,4 +1,4 @@
-"""The schedule step `persist` on Tile IR: a grid of few blocks, which make one part of a result after another."""
+"""The schedule step `persist`: a grid of few blocks, each of which computes several tiles of a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule step `raster` on Tile IR: the order in which the blocks of a result are made."""
+"""The schedule step `raster`: the order in which blocks compute the tiles of a result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def raster(kernel: Kernel, step: Raster) -> Kernel:
         for ij in serial(60):
             y[ij // 20 * 2 + ij % 2, ij // 2 % 10] = x[ij // 20 * 2 + ij % 2, ij // 2 % 10]
 
-    Where `group` does not divide the iterations of the outer loop, the last group is smaller.
+    If `group` does not divide the iterations of the outer loop, the last group is smaller.
     """
     _, (outer, inner) = find_nest(kernel, step, (step.outer, step.inner))
     if not all(f.kind == "parallel" for f in (outer, inner)) or outer.var in names(inner.extent):

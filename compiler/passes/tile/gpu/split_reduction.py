@@ -1,4 +1,4 @@
-"""The schedule step `split_reduction` on Tile IR: threads or blocks each reduce a part, and combine these."""
+"""The schedule step `split_reduction`: threads or blocks each reduce a part, and the partial results are combined."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def split_reduction(kernel: Kernel, step: SplitReduction) -> Kernel:
 
 
 def _around(body: Body, step: SplitReduction) -> Body:
-    """The statements among which the accumulator begins."""
+    """The statements among which the accumulator is initialised."""
     for s in body:
         match s:
             case Init(name) if name == step.accumulator:
@@ -79,7 +79,7 @@ def _around(body: Body, step: SplitReduction) -> Body:
 
 
 def how_combined(f: tile.For, first: Init, step: SplitReduction) -> str:
-    """The reduction that a loop makes, which begins with nothing and goes into equal parts."""
+    """The operation of a reduction that starts at its identity and can be split into equal parts."""
     if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
         raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
     ways = {n.op for n in f.walk() if isinstance(n, Accum) and n.name == step.accumulator}
@@ -94,7 +94,7 @@ def scalar_of(s: Init) -> Var:
 
 
 def reduction_in(body: Body, step: SplitReduction) -> tuple[Body, Init, tile.For, Body]:
-    """What stands before a reduction, how it begins, its loop, and what follows."""
+    """A reduction as the statements before it, its initialisation, its loop, and the statements after it."""
     place = next((n for n, s in enumerate(body) if isinstance(s, Init) and s.name == step.accumulator), None)
     if place is None or place + 1 >= len(body):
         raise ScheduleError(step, f"{step.accumulator} does not begin just inside {step.rows[-1:] or 'a loop'}")
@@ -107,7 +107,7 @@ def reduction_in(body: Body, step: SplitReduction) -> tuple[Body, Init, tile.For
 
 
 def followed(before: Body, first: Init, total: Init, after: Body) -> Body:
-    """What follows the sum, with the values that stood before it written out and the sum called by its new name."""
+    """The statements after the sum, with the values before it inlined and the sum renamed."""
     table: dict[Expr, Expr] = {scalar_of(first): scalar_of(total)}
     for s in before:
         if isinstance(s, Let):

@@ -1,4 +1,4 @@
-"""The schedule step `split_scan` on Tile IR: several blocks make a long running total, each after what came before."""
+"""The schedule step `split_scan`: several blocks compute a long running total, each from the total before it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
                     t += x[i, j_next * 2 + j]
                     y[i, j_next * 2 + j] = t
 
-    What is scanned is read twice, and each part adds up the totals of those before it.
+    The input is read twice, and each part adds up the totals of the parts before it.
     """
     rows, body = perfect(tile.For, kernel.body)
     match body:
@@ -60,7 +60,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
         return substitute(s, {Var(f.var): which * step.length + inner})
 
     scalar = Var(name, first.dtype)
-    own = {scalar: Var(step.total, first.dtype)}  # the names that the first of the two nests has for itself
+    own = {scalar: Var(step.total, first.dtype)}  # names private to the first of the two nests
     own |= {Var(s.name, s.value.dtype): Var(f"{s.name}_sum", s.value.dtype) for s in head if isinstance(s, Let)}
     summed = substitute(moved(head, part, total), own)
     called = {scalar.name: step.total}
@@ -87,7 +87,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
 
 
 def _total(step: SplitScan, body: tuple[Stmt, ...]) -> tuple[str, tuple[Stmt, ...]]:
-    """How a running total is made, and the statements up to where it is, which do nothing else."""
+    """The operation of a running total, and the statements up to it, which do nothing else."""
     head = totalled(body)
     if not head:
         raise ScheduleError(step, f"{step.loop} is no running total")

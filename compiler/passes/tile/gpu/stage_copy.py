@@ -1,4 +1,4 @@
-"""The schedule step `stage` on Tile IR where a copy makes the tile: axes that lie together are one axis of it."""
+"""The schedule step `stage` with a copy: contiguous axes become one axis of the tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import padded
 from compiler.schedule.steps import ScheduleError, Stage
 
-Axis = tuple[Expr | None, Expr]  # how much of an axis is in use, None for one place, and from where on
+Axis = tuple[Expr | None, Expr]  # the length in use of an axis, None for one place, and its start
 
 
 def staged(
@@ -35,7 +35,7 @@ def staged(
                 for l in serial(64, reduce):
                     c[i] += a[i, l0 * 64 + l] * f32(held[l // 32 * 32 + l % 32])
 
-    The tile and its copy, and what takes the place of each of the loads `uses`.
+    Returns the tile with its copy, and the replacement of each load in `uses`.
     """
     lengths = [0 if extent is None else static(extent) for extent, _ in axes]
     groups: list[list[int]] = []
@@ -66,12 +66,12 @@ def staged(
 
 
 def _together(buffer: Tensor, d: int) -> bool:
-    """The axis before goes on where this one ends."""
+    """Whether axes d - 1 and d are contiguous."""
     return static(buffer.strides[d - 1]) == static(buffer.strides[d]) * static(buffer.shape[d])
 
 
 def _flat(local: Sequence[Expr], lengths: Sequence[int], group: Sequence[int]) -> Expr:
-    """The place along the one axis that several are."""
+    """The index along the merged axis of a group."""
     out: Expr = const(0)
     for d in group:
         out = out * lengths[d] + local[d]

@@ -1,4 +1,4 @@
-"""The schedule step `writeback` on Tile IR: results go to a tile in shared memory, and from there in one copy."""
+"""The schedule step `writeback`: store results in a tile in shared memory, and copy it out at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
                     out[i, j] = c[j] + b[i0 * 4 + i]
             copy(y[i0 * 4: +4, 0: +8], out[0: +4, 0: +8], "tma")
 
-    What lies outside of the buffer is not copied, so that guards remain for what is loaded only.
+    The copy drops what lies outside the buffer, so only loads keep their guards.
     """
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
@@ -66,7 +66,8 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
 
 
 def _unguarded(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
-    """A statement of which only the loads are guarded, each by what concerns it; the kernel's own tiles need not be."""
+    """A statement with only its loads guarded, each by the conditions that concern it, except loads from the kernel's
+    tiles."""
     table: dict[Expr, Expr] = {}
     for n in loads(s):
         mine = [g for g in guards if names(g) & names(n)]
