@@ -46,8 +46,10 @@ _lock = threading.Lock()
 
 
 def forget_kernels() -> None:
-    """Clear the cache of lowered kernels, so that the next program is lowered as in a fresh process. (A cached kernel
-    keeps names of the program that it came from inside it.)"""
+    """Clear the cache of lowered kernels: a cached kernel keeps names of the program that it came from inside it.
+
+    The next program is then lowered as in a fresh process.
+    """
     with _lock:
         _known.clear()
 

@@ -45,8 +45,7 @@ def _function(f: k.Function) -> k.Function:
 
 
 def _call(own: Set[str], s: Stmt) -> k.Call | None:
-    """Return the call that replaces a loop over adjacent elements of arrays in `own` (the thread's local arrays), or
-    None."""
+    """The call that replaces a loop over adjacent elements of arrays in `own` (the thread's local ones), or None."""
     match s:
         case k.For(var, Const(0), Const(count), 1, (k.Store(to, at, Cast(value, half), "set"),), "unroll") if (
             half is bf16 and int(count) % TOGETHER == 0 and to in own

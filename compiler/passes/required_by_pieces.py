@@ -33,8 +33,7 @@ class ByPieces:
     vectors: int
 
     def body(self, body: Body) -> Body:
-        """Split the loops of a body, in which requirements are declared names; here 16 lanes and pieces of 32
-        iterations:
+        """Split the loops of a body, in which requirements are declared names; here into pieces of 32, by 16 lanes:
 
             for j in range(0, 1000):
                 checked: i32 = require((x1[j] >= 0) & (x1[j] < 9), x1[j])
@@ -209,8 +208,10 @@ def _value(e: Expr) -> Expr:
 
 
 def _used_by_lane(body: Body) -> bool:
-    """Whether a gather takes a checked index directly from memory: it loads indices lane by lane, and the check of the
-    whole vector would load them a second time."""
+    """Whether a gather takes a checked index directly from memory, lane by lane.
+
+    The check of the whole vector would then load the indices a second time.
+    """
     known = {s.name: s.value for s in body if isinstance(s, k.Declare)}
     asked = {name: _value(e) for name, e in known.items() if _below(e) is not None}
     loaded = {n for n, e in asked.items() if isinstance(known.get(e.name) if isinstance(e, Var) else e, Load)}

@@ -25,8 +25,7 @@ Known = dict[Expr, Var]  # expressions that are in a variable here
 
 
 def requirements(program: k.Program, width: int = 0) -> k.Program:
-    """Name each requirement once, outside loops in which it is invariant; check by vectors of `width` bytes if
-    positive:
+    """Name each requirement once, outside loops in which it is invariant; check by vectors of `width` bytes if any:
 
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[require(min(max(index[i], 0), 9) == index[i], min(max(index[i], 0), 9)) * 32 + j, f32x16]
@@ -74,8 +73,11 @@ def _requires(n: object) -> bool:
 
 @dataclass
 class _Checks:
-    """Names requirements within one function. `fixed` are the buffers that are never written. With `threads` (a GPU
-    function) nothing is hoisted out of loops that may have no iteration: what such a loop reads need not exist."""
+    """Names requirements within one function. `fixed` are the buffers that are never written.
+
+    With `threads` (a GPU function) nothing is hoisted out of loops that may have no iteration: what such a loop reads
+    need not exist.
+    """
 
     taken: set[str]
     fixed: set[str]

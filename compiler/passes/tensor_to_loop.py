@@ -268,8 +268,11 @@ class _Builder:
         return _nested(s.axes, ["parallel"] * len(s.axes), body)
 
     def _scatter(self, s: Scatter) -> tuple[Stmt, ...]:
-        """The updates of a scatter. Loops that alone determine an index touch distinct elements: they are parallel and
-        outermost. The others run in order."""
+        """The updates of a scatter.
+
+        Loops that alone determine an index touch distinct elements: they are parallel and outermost. The others run in
+        order.
+        """
         moved = {next(iter(terms)) for i in s.index if len(terms := linear(i)[0]) == 1}
         distinct = [a for a in s.over if a.var in moved]
         ordered = [a for a in s.over if a.var not in moved]

@@ -81,8 +81,7 @@ def _vectors_again(scheduled: Kernel) -> set[str]:
 
 
 def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
-    """The step with the vector width that its loops allow, and rows padded by a cache line if they share few cache
-    sets."""
+    """The step with the vector width that its loops allow, and rows padded by a line if they share few cache sets."""
     held = tile.tensors(scheduled)[step.tile]
     row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
     shared = len(held.shape) > 1 and row * held.dtype.bytes % FAR == 0

@@ -117,8 +117,7 @@ class _Lowering:
         raise TypeError(f"{type(s).__name__} has no meaning on a CPU")
 
     def declare(self, name: str, value: Expr, scope: Scope, varies: bool = False) -> k.Stmt:
-        """Declare a variable. With `varies` it is accumulated into, so that its first value does not bound its
-        range."""
+        """Declare a variable. With `varies` it is accumulated into: its first value does not bound its range."""
         made = fresh(name + scope.suffix, self.taken)
         scope.values[name] = Var(made, value.dtype)
         if value.dtype is i64 and not varies:

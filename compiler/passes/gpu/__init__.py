@@ -1,1 +1,1 @@
-"""Tile IR to Kernel IR for machines with threads."""
+"""Tile IR to Kernel IR for GPUs."""

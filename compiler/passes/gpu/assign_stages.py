@@ -1,4 +1,4 @@
-"""Tile IR in, the same out with the stages of its pipelines: the copies that run ahead, what producers prepare."""
+"""Assign pipeline stages: which copies run ahead, and which loops producers run to prepare tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.passes.gpu import stages
 
 
 def assign_stages(program: Program) -> Program:
-    """Statements keep their order: a stage holds those of one role that follow each other."""
+    """Group statements into stages. Their order stays: a stage holds consecutive statements of one role."""
     return program.replace(kernels=tuple(map(_kernel, program.kernels)))
 
 
@@ -36,7 +36,11 @@ def _stages(f: tile.For, body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple
 
 
 def _role(s: Stmt, preparing: int, tiles: frozenset[str]) -> str:
-    """Asynchronous copies from memory of all run ahead; producers prepare in loops over all threads but a warp's."""
+    """The role of a statement, or "".
+
+    It is "copy" for asynchronous copies from global memory, and "prepare" for loops over all producer threads but a
+    warp's.
+    """
     match s:
         case tile.Copy(_, source, how) if how != "plain" and source.buffer not in tiles:
             return "copy"

@@ -1,9 +1,9 @@
-"""Tile IR in, the same with barriers, fences and waits where statements touch memory that others did before them.
+"""Insert barriers, fences and waits between statements with conflicting accesses to memory.
 
-A barrier stands between statements of which one writes what the other touches, at the end of a loop where an iteration
-touches what the one before did, and before a loop rather than in each of its iterations. A fence and a barrier stand
-before the copy engine or asynchronous matmuls read what threads have stored. What stands there already is kept and
-counts; waits for matmuls that run while threads go on are not among it.
+A barrier separates statements of which one writes what the other accesses. It goes to the end of a loop in which an
+iteration conflicts with the one before, and before a loop rather than into each of its iterations. A fence and a
+barrier precede reads by the copy engine or by asynchronous matmuls of what threads have stored. Existing ones are kept
+and taken into account. Waits for asynchronous matmuls are not inserted here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ STORED = tile.Sync("wait_stored")
 
 
 def barriers(program: Program, target: Target) -> Program:
-    """Raises ValueError for a pipeline of two matmuls at a time whose iterations would have to wait for each other."""
+    """Insert barriers.
+
+    Raises ValueError for a pipeline that overlaps two matmuls if its iterations would have to wait for each other.
+    """
     return program.replace(kernels=tuple(_kernel(kernel, target) for kernel in program.kernels))
 
 
 def verify(program: Program, target: Target) -> None:
-    """Raises ValueError for a kernel in which a barrier, a fence or a wait is missing."""
+    """Raise ValueError for a kernel in which a barrier, a fence or a wait is missing."""
     for kernel, made in zip(program.kernels, barriers(program, target).kernels, strict=True):
         if made is not kernel:
             raise ValueError(f"kernel {kernel.name}: threads touch the same memory out of order: run `barriers`")
@@ -45,11 +48,11 @@ def verify(program: Program, target: Target) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """The `threads` that do the same, of a "block", a "warp" or a "column" of warps.
+    """The threads that execute a statement together: `threads` of them, a "block", a "warp" or a "column" of warps.
 
-    Of the buffers, all `tiles`; those that are a thread's `own`, or that a pipeline keeps apart; those in `shared`
-    memory that these threads may store to; and those that each iteration of the loops around copies out, which is
-    waited for in the next one. Rings pass the tiles `handed` from role to role, one slot at a time.
+    Sets of buffers: all `tiles`; those `own` to a thread, or kept apart by a pipeline; those in `shared` memory that
+    these threads may store to; those that each iteration of the loops around copies out (`copied_out`), for which the
+    next one waits. Rings pass the tiles `handed` from role to role, one slot at a time.
     """
 
     kernel: str
@@ -76,11 +79,11 @@ def _kernel(kernel: Kernel, target: Target) -> Kernel:
     return kernel.replace(body=_launch(kernel.body, place))
 
 
-_SPACES = (("registers", "local"), ("shared",))  # of a thread, of a block
+_SPACES = (("registers", "local"), ("shared",))  # private to a thread, shared by a block
 
 
 def _launch(body: Body, place: _Place) -> Body:
-    """What all blocks of a launch do; those that make parts of one result wait for each other between two halves."""
+    """The body of a launch. Blocks that split a reduction wait for each other between its two halves."""
     match body:
         case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
             return (f.replace(body=_launch(inner, place)),)
@@ -93,7 +96,7 @@ def _launch(body: Body, place: _Place) -> Body:
 
 
 def _sequence(body: Body, place: _Place, was: Pending) -> tuple[Body, Pending]:
-    """Statements in order, and what is pending behind them."""
+    """Statements with syncs inserted, and the accesses pending after them."""
     out: list[Stmt] = []
     for n, s in enumerate(body):
         if isinstance(s, Role):
@@ -113,7 +116,7 @@ def _sequence(body: Body, place: _Place, was: Pending) -> tuple[Body, Pending]:
 
 
 def _syncs(body: Iterable[Stmt]) -> tuple[tile.Sync, ...]:
-    """Those with which statements begin, among what roles tell each other."""
+    """The leading syncs of statements, ignoring what roles signal to each other."""
     return tuple(s for s in takewhile(_only_orders, body) if isinstance(s, tile.Sync))
 
 
@@ -122,7 +125,7 @@ def _only_orders(s: Stmt) -> bool:
 
 
 def _before(s: Stmt, place: _Place, was: Pending, given: tuple[tile.Sync, ...]) -> tuple[list[tile.Sync], Pending]:
-    """What a statement needs to have before it, of which some is `given`."""
+    """The syncs that a statement needs before it, given those already there, and the accesses pending then."""
     out: list[tile.Sync] = []
     if place.level == "block":
         changed = stored(s)
@@ -141,7 +144,7 @@ def _before(s: Stmt, place: _Place, was: Pending, given: tuple[tile.Sync, ...]) 
 
 
 def _read_beside(s: Stmt, place: _Place) -> set[str]:
-    """What the copy engine or asynchronous matmuls read for a statement."""
+    """The buffers that the copy engine or asynchronous matmuls read for a statement."""
     match s:
         case tile.Copy(_, source, "tma"):
             return {source.buffer}
@@ -153,7 +156,7 @@ def _read_beside(s: Stmt, place: _Place) -> set[str]:
 
 
 def _awaited(s: Stmt, place: _Place) -> Uses:
-    """What a statement does that must not begin before what is pending; those inside of many see to themselves."""
+    """The accesses of a statement that must wait for pending ones; compound statements handle their own."""
     match s:
         case If() | tile.For(bind=tile.Bind("blocks" | "columns")):
             return Uses()
@@ -167,7 +170,7 @@ def _awaited(s: Stmt, place: _Place) -> Uses:
 
 
 def _behind(s: Stmt, place: _Place, after: Body) -> tuple[tile.Sync, ...]:
-    """What ends a copy that stands for itself, and a loop of copies out of shared memory."""
+    """The syncs after a copy outside of pipelines, and after a loop of copies out of shared memory."""
     match s:
         case tile.Copy(how="cp.async"):
             alone = not stages.waits_for(s, tuple(x for x in after if not isinstance(x, tile.Sync)))
@@ -188,7 +191,7 @@ def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
     match s:
         case If(_, body):
             made, end = _sequence(body, place, was)
-            return s.replace(body=made), end.join(was)  # barriers inside may not be come to
+            return s.replace(body=made), end.join(was)  # barriers inside may not be executed
         case tile.For(bind=tile.Bind("lanes")):
             return s, (was.after("barrier") if _is_exchange(s, place) else was).add(touched(s, place.own))
         case tile.For(bind=tile.Bind("warps"), body=body):
@@ -209,7 +212,8 @@ def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
         case One(body=(_, tile.Copy() as copy)):
             return s, _statement(copy, place, was)[1]
         case tile.Copy(target, how="tma"):
-            # Threads have waited for what the engine brings, and will for what it takes away before they store there.
+            # Threads wait for copies into shared memory where they are made, and for copies out of it before they store
+            # there.
             uses = touched(s, place.own)
             brought = target.buffer in place.shared
             return s, was.add(Uses(uses.reads - place.copied_out, NONE if brought else uses.writes))
@@ -217,13 +221,13 @@ def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
 
 
 def _is_exchange(f: tile.For, place: _Place) -> bool:
-    """Warps pass each other what a loop over lanes accumulates: all have waited for each other in between."""
+    """Whether warps exchange what a loop over lanes accumulates, which includes a barrier."""
     several = place.level != "warp" and place.threads > WARP and f.extent is not const(0)
     return several and bool(accumulated((f,)))
 
 
 def _exchanges(s: Stmt, place: _Place) -> bool:
-    """A statement in which warps do so through memory that the next iteration uses again."""
+    """Whether a statement contains such an exchange through memory that the next iteration reuses."""
     match s:
         case tile.For(kind=kind, bind=tile.Bind("lanes")):
             return kind != "scan" and _is_exchange(s, place)
@@ -235,7 +239,7 @@ def _exchanges(s: Stmt, place: _Place) -> bool:
 
 
 def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = False) -> tuple[tile.For, Pending]:
-    """A loop; where each iteration begins with a barrier, they are `synchronized` anyway."""
+    """A loop with syncs inserted. If iterations begin with a barrier anyway, they are `synchronized`."""
     body, end = _sequence(f.body, place, was)
     uses = touched(f, place.own)
     if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
@@ -247,7 +251,7 @@ def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = F
 
 
 def _pipeline(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:
-    """Each iteration begins when all threads have what they copied for it, and have done with the one before."""
+    """Start each iteration with a wait for its copies and a barrier after the iteration before."""
     slots = stages.slots(f, place.kernel)
     start: Body = (tile.Sync("wait_copies", dict(f.bind.args)["depth"] - 2), BARRIER)
     body = f.body if f.body[: len(start)] == start else (*start, *f.body)
@@ -257,7 +261,7 @@ def _pipeline(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pendi
 
 
 def _specialised(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:
-    """The threads that compute wait for slots by mbarriers; those that prepare tiles have barriers of their own."""
+    """A pipeline with producers: computing threads wait for slots by mbarriers; preparing ones have own barriers."""
     preparing = replace(place, threads=stages.preparing(f), shared=NONE, copied_out=NONE)
     body: list[Stmt] = []
     theirs = Pending()
@@ -274,7 +278,7 @@ def _specialised(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pe
 
 
 def _role(s: Role, place: _Place, was: Pending) -> tuple[Role, Pending]:
-    """The threads that compute do what is behind roles as well; one thread alone waits for nobody."""
+    """A role with syncs inserted. Computing threads also execute what follows the roles; a single one needs no sync."""
     match s.kind:
         case "compute":
             made, was = _sequence(s.body, replace(place, own=place.own | place.handed), was)

@@ -1,9 +1,9 @@
-"""Blocks that split one reduction: how they pass their parts on, and which of them combines these.
+"""Split reductions: how blocks exchange their partial results, and which block combines them.
 
-A loop over blocks that is not the last statement of its body makes a part of a tile in each iteration. Blocks of a
-cluster keep theirs in shared memory, where the others read it, and share out what follows. Other blocks store it to
-memory of all and take a ticket each, and the one that drew the last goes on by itself. Either way parts are added in
-the order of the loop, whoever comes first.
+A loop over blocks that is not the last statement of its body computes one part of a tile per iteration. Blocks of a
+cluster keep their parts in shared memory, where the others read them, and share what follows. Other blocks store their
+parts to global memory and take a ticket each; the block that draws the last ticket continues alone. In both cases parts
+are added in the order of the loop, whatever the order of arrival.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ZERO = const(0)
 
 
 class GroupBarrier(Stmt):
-    """A barrier of the group's blocks, which have made the parts of the tile `held`; `after` needs their sum."""
+    """A barrier of the group's blocks, after the parts of the tile `held`; `after` needs their sum."""
 
     held: str
     after: tuple[Stmt, ...]
@@ -28,10 +28,10 @@ class GroupBarrier(Stmt):
 
 @dataclass(frozen=True)
 class Group:
-    """The blocks of one loop: the tile of their parts, the elements from one part to the next, this block's number.
+    """The blocks of one loop: the tile of their parts, their `count`, the `size` of a part, and this block's number.
 
-    Where it is no cluster, the group has a `number` among all, `memory` has the tensors of the parts and of the
-    tickets, and the shared array `last` is to say who drew the last.
+    `size` is in elements. Without a cluster, `number` is the group's index among all groups, `memory` has the tensors
+    of the parts and of the tickets, and the shared array `last` tells whether this block drew the last ticket.
     """
 
     held: tile.Alloc
@@ -48,7 +48,7 @@ class Group:
 
 
 def split(body: tuple[Stmt, ...]) -> tuple[tile.Alloc, tile.For, tuple[Stmt, ...]] | None:
-    """The tile, the loop over blocks that makes its parts, and what follows; None for another body."""
+    """The tile, the loop over blocks that computes its parts, and the statements after it; None for other bodies."""
     match body:
         case (tile.Alloc(space="cluster" | "device") as held, tile.For() as parts, *after) if is_bound(parts, "blocks"):
             return held, parts, tuple(after)

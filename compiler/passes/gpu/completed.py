@@ -1,5 +1,8 @@
-"""A kernel and its schedule in; the schedule with what follows from it out: how wide copies are, how many rounds of a
-loop are written out at a time, which axes registers have neighbours along, what caches should not keep."""
+"""Complete the schedule of a kernel for a GPU.
+
+Added are widths of copies, rounds of loops that are unrolled at a time, axes along which registers hold neighbours, and
+cache hints.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,7 @@ from compiler.targets.target import Target
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule of a kernel of a Loop IR program with what follows from it: widths, rounds, neighbours, hints.
-
-    Raises ScheduleError for a step that does not apply.
-    """
+    """Complete the schedule of a kernel of a Loop IR program. Raises ScheduleError for a step that does not apply."""
     alone = loop_to_tile(neighbours(program, kernel))
     made = apply(alone, alone.kernels[0], schedule)
     scheduled = made.kernels[0]
@@ -45,7 +45,7 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
     hints = (CacheHints(read, left),) if read or left else ()
     try:
         laid_out = layouts(assign_stages(launched), target).kernels
-    except ValueError:  # a schedule that cannot be carried out: who lowers the kernel is told why
+    except ValueError:  # an illegal schedule: whoever lowers the kernel gets the error
         laid_out = ()
     told = with_prefetch(with_rounds(with_widths(schedule, launched.kernels), laid_out, target), laid_out)
     options = {
@@ -58,12 +58,12 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
 
 
 def read_once(kernel: Kernel) -> tuple[str, ...]:
-    """Buffers that the kernel only reads, of which it loads no element twice, as far as the number of loads tells."""
+    """Buffers that the kernel only reads, each element at most once as far as the number of loads tells."""
     counts: Counter[str] = Counter()
     _count(kernel.body, 1, {}, counts)
     moved = {n.buffer for s in kernel.body for n in s.walk() if isinstance(n, tile.Slice)}
     known = {p.name: p for p in kernel.params}
-    # Iterations that are cut off at the end count as well.
+    # Iterations of padded loops count as well.
     return tuple(
         b for b, t in known.items()
         if 0 < counts[b] < 2 * _elements(t) and b not in kernel.writes and b not in moved
@@ -96,7 +96,7 @@ def _elements(t: Tensor) -> int:
 
 
 def streamed(program: Program, kernel: Kernel, target: Target) -> tuple[str, ...]:
-    """Results that the second-level cache cannot hold until somebody reads them."""
+    """Outputs too large for the L2 cache to hold until they are read."""
     results = {t.name for t in program.outputs}
     return tuple(
         p.name for p in kernel.params

@@ -1,6 +1,6 @@
 """Copies between global and shared memory by all threads of a block, in pieces as wide as both sides allow.
 
-What lies outside the source becomes zero, what lies outside the target is left alone.
+Elements outside the source become zero; elements outside the target are not written.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Body = list[k.Stmt]
 
 @dataclass(frozen=True)
 class _Piece:
-    """One piece of a copy: where it begins on both sides, and whether that is within both buffers."""
+    """A piece of a copy: where it begins on both sides, and whether that is within the buffers."""
 
     target: Expr
     source: Expr
     inside_target: Expr
     inside_source: Expr
-    left: Expr  # elements from its beginning to the end of the source's rows
+    left: Expr  # elements from its beginning to the end of the source's row
 
 
 def copy(state: Emission, s: tile.Copy, scope: Scope) -> Body:
-    """A copy where it stands."""
+    """Emit a copy."""
     if s.target.buffer in state.facts.fragments:
         return mma.load_fragment(state, s, scope)
     if s.how == "tma":
@@ -81,7 +81,7 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
 
 
 def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | None, scope: Scope) -> _Piece:
-    """Piece `number`, row by row, of so many pieces if that is said."""
+    """Piece `number` of a copy in row-major order; `row` is the number of pieces per row, if given."""
     places, insides = [], []
     index: tuple[Expr, ...] = ()
     for x in (s.target, s.source):
@@ -95,7 +95,7 @@ def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | N
 
 
 def _local(s: tile.Slice, number: Expr, width: int, row: int | None) -> list[Expr]:
-    """Where piece `number` is along the axes of a slice."""
+    """The index of piece `number` along the axes of a slice."""
     long = tile.extents(s)
     if not long:
         return []
@@ -110,7 +110,7 @@ def _local(s: tile.Slice, number: Expr, width: int, row: int | None) -> list[Exp
 
 
 def index_of(state: Emission, s: tile.Slice, local: list[Expr], scope: Scope) -> tuple[Expr, ...]:
-    """The index of an element of a slice, from its place along the axes that the slice has."""
+    """The index of an element in the buffer, given its index along the slice's axes."""
     begun = s.replace(starts=tuple(lowered(state, e, scope) for e in s.starts))
     return tuple(simplify(e, scope.ranges, index=True) for e in tile.element(begun, local))
 
@@ -122,7 +122,7 @@ def _place(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) 
 
 
 def _inside(s: tile.Slice, index: tuple[Expr, ...], scope: Scope, state: Emission) -> Expr:
-    """Whether the first element of a piece is in its buffer, along the axes that are asked for."""
+    """Whether the first element of a piece is within its buffer, along the axes that need a check."""
     shape = scope.buffers[s.buffer].shape
     checks = [op("ge", index[d], const(0)) for d in s.within]
     checks += [op("lt", index[d], lowered(state, shape[d], scope)) for d in s.within]
@@ -148,7 +148,7 @@ def _move(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope
 def _loads(
     state: Emission, s: tile.Copy, to: k.Address, source: k.Address, width: int, inside: Expr, scope: Scope
 ) -> Body:
-    """A piece of the source into a thread's array, with zeros where it is not inside."""
+    """Load a piece of the source into a thread's array, with zeros where it is not inside."""
     load = k.Call("mlc_load", (width,), (to, source), (to.buffer,))
     if isinstance(inside, Const):
         return [load]

@@ -1,9 +1,9 @@
-"""Kernels for threads in; the same, that may begin while those before them end, out.
+"""Programmatic dependent launch: a kernel's prologue overlaps the tail of the kernel before it.
 
-Each waits for those before it where it first touches memory of all. What stands before that, such as setting up
-barriers, is done while others end. None lets the next one begin before its own blocks have ended: large blocks would
-spread unevenly over multiprocessors that are half full (matmuls of one wave took up to three times as long on an
-H200), and what a multiprocessor has in its first cache from kernels still running would not be what is read later.
+Each kernel waits for its predecessors before its first access to global memory; what precedes that, such as the setup
+of mbarriers, overlaps them. No kernel lets its successor start before its own blocks end: large blocks would spread
+unevenly over half-full multiprocessors (matmuls of one wave took up to three times as long on an H200), and L1 caches
+could hold stale data from kernels that were still running.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from compiler.ir.expr import Load
 from compiler.targets.target import Target
 
 WAIT = k.Call("mlc_wait_dependencies", (), ())
-# Reads the parameter that a tensor map is, and no tensor.
+# Reads the tensor map, which is a parameter, and not the tensor.
 _PREFETCH = "mlc_tma_prefetch"
 
 
 def dependent_launch(program: k.Program, target: Target) -> k.Program:
-    """Every function that touches a tensor waits by itself, where the target has kernels that can."""
+    """Insert the wait into every function that accesses a tensor, if the target supports dependent launch."""
     if "pdl" not in target.features:
         return program
     return program.replace(functions=tuple(map(_waiting, program.functions)))
 
 
 def overlaps(function: k.Function) -> bool:
-    """Whether a function waits by itself for those before it."""
+    """Whether a function waits for its predecessors itself."""
     return WAIT in function.body
 
 

@@ -1,4 +1,4 @@
-"""What emitting a kernel's statements changes: names, arrays and barriers made, and what is under way."""
+"""Mutable state of emission: allocated names, arrays and barriers, and the asynchronous operations in flight."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ Dispatch = Callable[["Emission", Stmt, Scope], Body]
 
 @dataclass
 class AsyncMatmuls:
-    """Matmuls that run while threads go on: arrays that they add to, with their sizes and by `groups` in order, those
-    that they `read`, the one `latest` added to; and accumulators that are to begin at zero, with where they do.
+    """Asynchronous matmuls in flight.
 
-    In a loop that would end while some run, `more` says whether another iteration follows; where it has ended, `idle`.
-    `blanked` is what sets arrays to zero that were to begin in a loop, if that had no iteration.
+    `running` has their accumulators with sizes, `groups` the accumulators by commit group, `read` the arrays that they
+    read, `latest` the accumulator of the latest. `blank` has the accumulators that start at zero, with the condition
+    under which a matmul is the first. In a loop that ends with matmuls in flight, `more` tells whether another
+    iteration follows; after it, `idle` is set. `blanked` has the statements that zero accumulators if the loop that
+    starts them has no iteration.
     """
 
     running: dict[str, int] = field(default_factory=dict)
@@ -42,10 +44,10 @@ class AsyncMatmuls:
 
 @dataclass(kw_only=True)
 class Emission(Prologue):
-    """`dispatch` emits one statement.
+    """The state of one function; `dispatch` emits one statement.
 
-    `scratch` are arrays through which the warps of a block combine what they have. `shared` says where tiles lie, in
-    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result.
+    `scratch` has arrays through which the warps of a block combine values. `shared` has the places of tiles, in the
+    current slot of their pipeline. `group` is the group of blocks that split a reduction.
     """
 
     dispatch: Dispatch
@@ -56,11 +58,11 @@ class Emission(Prologue):
 
     @property
     def exchanged(self) -> tuple[Tensor, ...]:
-        """Temporaries of this function alone: parts of a result, and the tickets of those that made them."""
+        """Temporaries of this function alone: partial results and the tickets of the blocks that made them."""
         return self.group.memory if self.group is not None else ()
 
     def allocate(self, s: tile.Alloc, slots: int = 1) -> None:
-        """Shared memory for a tile; raises ValueError where a pipeline needs it another number of times."""
+        """Allocate shared memory for a tile. Raises ValueError if the tile has another number of slots."""
         if s.slots != slots:
             raise ValueError(f"kernel {self.facts.name}: tile {s.tensor.name} has {s.slots} slots instead of {slots}")
         size = shared_memory.size_of(s.tensor, s.swizzle)
@@ -70,7 +72,7 @@ class Emission(Prologue):
         self.arrays.append(k.Array(s.tensor.name, s.tensor.dtype, slots * size, "shared", align))
 
     def scratch_for(self, dtype: DType, threads: int, size: int = WARP) -> str:
-        """Shared memory for one exchange between warps, which none before it uses; nothing within a warp."""
+        """The name of new shared memory for an exchange between warps; "" within one warp, which needs none."""
         if threads <= WARP:
             return ""
         name = self.fresh(f"scratch_{dtype.name}")

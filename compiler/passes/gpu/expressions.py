@@ -1,4 +1,4 @@
-"""Expressions of Tile IR as those of Kernel IR: where the elements of tiles are, and what names stand for."""
+"""Lower expressions of Tile IR to Kernel IR: the places of tile elements, and the meaning of names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.passes.gpu.vectors import uniform
 
 
 def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
-    """An expression of Tile IR where `scope` is, as Kernel IR."""
+    """Lower an expression of Tile IR to Kernel IR in `scope`."""
     match e:
         case Const():
             return e
@@ -48,7 +48,7 @@ def _choice(state: Emission, cond: Expr, then: Expr, other: Expr, scope: Scope) 
 
 
 def _is_zero_else(e: Expr, cond: Expr, other: Expr, scope: Scope) -> bool:
-    """What is chosen where a condition does not hold is zero, and was loaded as such."""
+    """Whether the other side of a selection is zero, and a guarded load has already put zero there."""
     while isinstance(e, Cast):
         e = e.arg
     while isinstance(other, Cast):
@@ -60,7 +60,7 @@ def _is_zero_else(e: Expr, cond: Expr, other: Expr, scope: Scope) -> bool:
 
 
 def place_of(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[str, Expr]:
-    """Where an element is: in a thread's own array, or at a flat index."""
+    """The array or buffer that holds an element, and its flat index there."""
     if buffer in state.facts.fragments and buffer in scope.registers:
         return scope.registers[buffer], _register(state, buffer, index, scope)
     if buffer in scope.registers:
@@ -83,12 +83,12 @@ def place_of(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope
 
 
 def _register(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
-    """The register of a fragment at the place of the loops over rows and columns."""
+    """The register of a fragment's element at the current rows and columns."""
     part, own = scope.part, state.facts.fragments[buffer]
     offsets: list[Expr | None] = []
     for n in range(2):
         i = index[n] if n < len(index) else None
-        if len(index) == 1:  # a value for each row, or for each column
+        if len(index) == 1:  # one value per row, or per column
             i = index[0] if own.shape[n] != 1 else None
         if i is None:
             offsets.append(const(0))
@@ -106,48 +106,48 @@ def _register(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
 
 
 def array_of(state: Emission, buffer: str) -> str:
-    """The array or parameter that holds a buffer other threads see."""
+    """The array or parameter that holds a buffer visible to other threads."""
     if state.group is not None and state.exchanged and buffer == state.group.held.tensor.name:
         return state.exchanged[0].name
     return state.shared[buffer].array if buffer in state.shared else buffer
 
 
 def offset_in(state: Emission, held: SharedTile, index: tuple[Expr, ...], scope: Scope) -> Expr:
-    """Where an element of a tile in shared memory is; what a swizzle mixes is computed at the beginning."""
+    """The offset of an element of a tile in shared memory. Swizzled parts of it are computed once, in the prologue."""
     return shared_memory.offset(held, index, scope.ranges, lambda e: state.once("place", e, held.size))
 
 
 def address(state: Emission, b: Mbarrier, scope: Scope) -> k.Address:
-    """Where an mbarrier is."""
+    """The address of an mbarrier."""
     return k.Address(state.named[b.array], lowered(state, b.slot, scope))
 
 
 def is_global(state: Emission, buffer: str) -> bool:
-    """A buffer in global memory."""
+    """Whether a buffer is in global memory."""
     return any(p.name == array_of(state, buffer) for p in (*state.facts.kernel.params, *state.exchanged))
 
 
 def is_constant(state: Emission, buffer: str) -> bool:
-    """Global memory that nobody writes while the kernel runs."""
+    """Whether a buffer is in global memory that is not written while the kernel runs."""
     kernel = state.facts.kernel
     return array_of(state, buffer) in {p.name for p in kernel.params} - set(kernel.writes)
 
 
 def zeroed(state: Emission, buffer: str, scope: Scope) -> bool:
-    """What a guarded load does not bring is zero."""
+    """Whether a guarded load of a buffer yields zero where the guard fails."""
     once = buffer in state.facts.kernel.once or is_constant(state, buffer)
     return once and not elsewhere(state, buffer, scope)
 
 
 def thread_of(scope: Scope) -> Expr:
-    """The number of this thread among those that do the same."""
+    """The index of this thread among those that execute the statement together."""
     if scope.level in ("warp", "column"):
         return scope.values["lane" if scope.level == "warp" else "warp"]
     return THREAD - scope.role.first if scope.role.first else THREAD
 
 
 def barrier(state: Emission, scope: Scope) -> k.Stmt:
-    """All threads that do the same wait for each other."""
+    """A barrier of the threads that execute the statement together."""
     if state.facts.specialised and scope.level == "block":
         return k.Call("mlc_named_barrier", (), (const(2 if scope.role.first else 1), const(scope.role.threads)))
     return k.Barrier("block" if scope.level == "column" else scope.level)
@@ -157,8 +157,10 @@ def barrier(state: Emission, scope: Scope) -> k.Stmt:
 
 
 def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[Expr, ...] | Expr | None:
-    """The index in memory of all of an element of the group's tile; in a cluster a flat place, as if the blocks'
-    memories lay one after the other once all parts have been made; None for another buffer."""
+    """The index in global memory of an element of the group's tile; None for other buffers.
+
+    In a cluster it is a flat offset instead; after the barrier, as if the blocks' shared memories were contiguous.
+    """
     group = state.group
     if group is None or buffer != group.held.tensor.name:
         return None
@@ -174,7 +176,7 @@ def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
 
 
 def elsewhere(state: Emission, buffer: str, scope: Scope) -> bool:
-    """A tile whose parts lie in the shared memories of the blocks of a cluster, which have made them."""
+    """Whether a tile's parts are complete and lie in the shared memories of the blocks of a cluster."""
     return (
         state.group is not None
         and state.group.cluster
@@ -184,7 +186,7 @@ def elsewhere(state: Emission, buffer: str, scope: Scope) -> bool:
 
 
 def apart(state: Emission, at: k.Address, scope: Scope) -> tuple[k.Address, Expr]:
-    """A flat place in such a tile as one in the memory of a block, and which block."""
+    """Split a flat offset in such a tile into the offset in one block's memory and the block's rank."""
     assert state.group is not None
     there = at.replace(index=simplify(at.index % state.group.size, scope.ranges, index=True))
     return there, simplify(at.index // state.group.size, scope.ranges, index=True)

@@ -1,4 +1,4 @@
-"""What is known of a kernel before a statement of it is emitted: its threads, and where its tiles lie."""
+"""Facts about a kernel before emission: its threads, and the places of its tiles."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from compiler.targets.target import Target, instruction
 
 @dataclass(frozen=True)
 class Facts:
-    """One kernel and its `tiles` by name, those of `fragments` spread over registers as tensor instructions want.
+    """A kernel, its `tiles` by name, and the `fragments` among them.
 
-    `threads` of a block do what loops over lanes say. A kernel is `specialised` whose warps have roles.
+    A block has `threads` that share loops over lanes. The warps of a `specialised` kernel have roles.
     """
 
     kernel: Kernel
@@ -30,12 +30,12 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """The kernel's, for what is said of it."""
+        """The kernel's name, for messages."""
         return self.kernel.name
 
 
 def facts_of(kernel: Kernel, target: Target) -> Facts:
-    """What the tiles of a kernel say of themselves, together."""
+    """Collect the facts of a kernel. Raises ValueError for an accumulator without a layout."""
     allocs = list(within(kernel.body, tile.Alloc))
     threads = block_size(kernel.body)
     held = {n.tensor.name: n.layout for n in allocs if isinstance(n.layout, Fragment)}
@@ -48,5 +48,5 @@ def facts_of(kernel: Kernel, target: Target) -> Facts:
 
 
 def is_asynchronous(target: Target, s: Stmt) -> bool:
-    """A matmul that runs while the threads go on."""
+    """Whether a statement is a matmul that runs while the threads continue."""
     return isinstance(s, tile.Mma) and instruction(target, s.instruction).b_space == "shared"

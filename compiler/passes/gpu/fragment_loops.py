@@ -1,4 +1,4 @@
-"""Loops over lanes whose tiles are fragments: each thread goes over its registers, rows first, then columns."""
+"""Loops over lanes on fragments: each thread traverses its registers, rows first, then columns."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ Body = list[k.Stmt]
 
 
 def fragment_of(state: Emission, f: tile.For) -> Fragment | None:
-    """How a loop over lanes goes over registers; None where none of its tiles is a fragment."""
+    """The fragment whose registers a loop over lanes traverses; None if none of its tiles is a fragment."""
     below = tuple(n for n in within(f.body) if is_bound(n, "lanes"))
     tensors = {n: state.facts.tiles[n] for n in state.facts.fragments if n in state.facts.tiles}
     return fragments.of_nest(fragments.Nest(f, below), tensors, state.facts.fragments)
 
 
 def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body:
-    """The loop over rows of fragments: what stands in it outside of loops over columns, all threads of a row do.
+    """The loop over the rows of fragments. All threads of a row execute statements outside of loops over columns.
 
-    One over fragments that have one value for each column goes over these."""
+    A loop over fragments with one value per column traverses those.
+    """
     if fragment.shape[0] == 1 and f.extent is const(fragment.shape[1]) and f.kind == "parallel":
         alone = scope.inner(level="thread")
         alone.part = Part(fragment, "", const(0))
@@ -53,7 +54,7 @@ def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) ->
 
 
 def through_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
-    """A loop that only computes a tile of 16-bit elements in shared memory, by stmatrix; None for another."""
+    """Emit by stmatrix a loop that only computes a tile of 16-bit elements in shared memory; None for others."""
     match f.body:
         case (
             tile.For(bind=tile.Bind(level="lanes"), kind="parallel", body=(*before, Store(op="set") as s)) as columns,
@@ -76,7 +77,7 @@ def _matrices_stored(
     state: Emission, axes: tuple[str, str], values: tuple[Stmt, ...], s: Store, fragment: Fragment, digits: list[Digit],
     scope: Scope,
 ) -> Body:  # fmt: skip
-    """As many registers as an instruction takes are computed, then stored; what is stored is made of `values`."""
+    """Compute as many registers as an instruction stores, then store them; `values` are what the stored value uses."""
     dtype = state.facts.tiles[s.buffer].dtype
     count, matrix, rest = mma.first(digits)
     pack = fragment.registers[0]
@@ -101,7 +102,7 @@ def _matrices_stored(
 
 
 def _stores_down(f: tile.For, scope: Scope) -> bool:
-    """A loop over rows and columns and nothing else, that stores with the rows innermost in memory."""
+    """Whether a loop over rows and columns alone stores with the rows innermost in memory."""
     match f.body:
         case (tile.For(bind=tile.Bind(level="lanes"), kind="parallel") as columns,):
             stores = [n for n in columns.walk() if isinstance(n, Store)]
@@ -111,13 +112,13 @@ def _stores_down(f: tile.For, scope: Scope) -> bool:
 
 
 def _nearest(s: Store, scope: Scope) -> int:
-    """The axis along which what is stored to has its neighbours."""
+    """The contiguous axis of the buffer stored to."""
     held = scope.buffers.get(s.buffer)
     return memory_order(held)[-1] if held is not None and len(held.shape) == len(s.index) else -1
 
 
 def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
-    """Such a loop with columns outside, so that neighbours below each other are stored at once."""
+    """Emit such a loop with columns outside, so that vertically adjacent elements are stored together."""
     columns = f.body[0]
     assert isinstance(columns, tile.For)
     if static(columns.extent, f"the extent of {columns.var}") != fragment.shape[1]:
@@ -137,7 +138,7 @@ def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Bod
 
 
 def _neighbours(digits: list[Digit], axis: str) -> tuple[int, list[Digit]]:
-    """How many places next to each other the digits reach together along an axis, and the digits that are left."""
+    """The number of consecutive places that digits cover together along an axis, and the remaining digits."""
     count, rest = 1, list(digits)
     while found := next((d for d in rest if getattr(d, axis) == count), None):
         rest.remove(found)
@@ -146,7 +147,7 @@ def _neighbours(digits: list[Digit], axis: str) -> tuple[int, list[Digit]]:
 
 
 def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """The loop over columns; what it accumulates is combined over the threads of a row."""
+    """The loop over columns; its reductions are combined over the threads of a row."""
     part = scope.part
     assert part is not None
     fragment = part.fragment
@@ -184,9 +185,8 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
 def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
     """A loop that fills runs of `vector` registers from memory, each by wide loads.
 
-    What a tile's neighbours are made of need not be neighbours in memory: where the sum of a product goes through
-    memory in another order, registers that follow each other are made of such. Raises ScheduleError where no loads are
-    so wide.
+    Consecutive registers may come from contiguous memory even if the tile's columns do not: the sum of a product may
+    traverse memory in another order. Raises ScheduleError if no loads are that wide.
     """
     f = place.f
     step = Bind(f.var, f.bind.level, f.bind.args)
@@ -204,7 +204,7 @@ def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
 
 
 def _first_registers(digits: list[Digit], count: int) -> tuple[list[Digit], list[Digit]]:
-    """The digits, or parts of them, by which registers are the first `count`, as far as there are such; the others."""
+    """The digits, or parts of them, that number the first `count` registers as far as they go, and the others."""
     taken: list[Digit] = []
     rest: list[Digit] = []
     for d in digits:
@@ -217,7 +217,7 @@ def _first_registers(digits: list[Digit], count: int) -> tuple[list[Digit], list
 
 @dataclass(frozen=True)
 class _Columns:
-    """A loop over columns whose lanes go through registers in another way than along the tile."""
+    """A loop over columns whose lanes traverse registers in another order than the tile."""
 
     state: Emission
     f: tile.For
@@ -226,7 +226,7 @@ class _Columns:
     scope: Scope
 
     def at(self, count: int, taken: list[Digit], rest: list[Digit]) -> tuple[list[Expr], Var]:
-        """The loops around the lanes, and these, at their place."""
+        """The variables of the loops around the lanes, and the lane, with their places set in the scope."""
         variables, offset = _variables(self.state, rest, self.scope, "column")
         lane, weight = Var(self.state.fresh("column")), 1
         self.scope.ranges[lane.name] = (0, count - 1)
@@ -238,7 +238,7 @@ class _Columns:
         return variables, lane
 
     def reads_side_by_side(self, lane: Var, count: int) -> bool:
-        """All that moves with the lanes is a wide load, and some is."""
+        """Whether everything that depends on the lane is a wide load, and there is one."""
         (s,) = self.f.body
         assert isinstance(s, Store)
         found = side_by_side(self.state, self.f.body, self.scope, lane, count)
@@ -249,7 +249,7 @@ class _Columns:
 
 
 def only_one(state: Emission, fragment: Fragment) -> Expr:
-    """Holds in one of the threads that have the same rows."""
+    """A condition that holds in one of the threads that hold the same rows."""
     conditions: list[Expr] = []
     weight = 1
     for d in fragment.threads:
@@ -262,7 +262,7 @@ def only_one(state: Emission, fragment: Fragment) -> Expr:
 
 
 def _sharers(state: Emission, fragment: Fragment) -> int:
-    """How many neighbouring threads hold one row together; raises ValueError where they are not neighbours."""
+    """The number of adjacent threads that hold one row together. Raises ValueError if they are not adjacent."""
     count = 1
     for d in fragment.threads:
         if not d.column:
@@ -274,7 +274,7 @@ def _sharers(state: Emission, fragment: Fragment) -> int:
 
 
 def _variables(state: Emission, digits: list[Digit], scope: Scope, axis: str) -> tuple[list[Expr], Expr]:
-    """A variable for each digit, and how far they go together along an axis."""
+    """A variable for each digit, and the offset that they make along an axis."""
     made: list[Expr] = []
     offset: Expr = const(0)
     for d in digits:

@@ -1,4 +1,4 @@
-"""Tile IR in; out the same with loops over fragments written out, an iteration's loads before the last one's matmuls.
+"""Unroll loops over fragments, with an iteration's loads issued before the previous iteration's matmuls.
 
 ```
 for k in unroll(2, ahead=1): a = registers(…); copy(a, x[k]); mma(acc, a)
@@ -22,13 +22,12 @@ from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step
 
 
 def prefetch_fragments(program: Program) -> Program:
-    """Loops of known extent that load fragments are gone: those of the next iteration are loaded before the products of
-    this one where the loop says `ahead`."""
+    """Unroll loops of known extent that load fragments; with `ahead`, loads precede the previous products."""
     return program.replace(kernels=tuple(map(_kernel, program.kernels)))
 
 
 def with_prefetch(schedule: Schedule, kernels: Iterable[Kernel]) -> Schedule:
-    """The schedule of these launches, in which tiles are laid out; its loops load fragments ahead where they can."""
+    """The schedule of these launches, whose tiles have layouts, with fragments loaded ahead where possible."""
     found: set[str] = set()
     for kernel in kernels:
         held = _fragments(kernel)
@@ -45,7 +44,7 @@ def with_prefetch(schedule: Schedule, kernels: Iterable[Kernel]) -> Schedule:
 
 
 def _loads_fragments(f: tile.For, held: Set[str]) -> bool:
-    """A loop of known extent that is written out and loads fragments."""
+    """Whether a loop has a known extent, is unrolled and loads fragments."""
     return isinstance(f.extent, Const) and f.bind.level == "unroll" and any(_loads(x, held) for x in f.body)
 
 
@@ -69,7 +68,7 @@ def _loads(s: Stmt, held: Set[str]) -> bool:
 
 
 def _early_use(body: tuple[Stmt, ...], held: Set[str]) -> bool:
-    """A fragment is used before another is loaded, so that none can be loaded with it an iteration ahead."""
+    """Whether a fragment is used before another is loaded, so that not all can be loaded an iteration ahead."""
     ahead = [n for n, s in enumerate(body) if _loads(s, held)]
     loaded = {s.target.buffer for s in body if isinstance(s, tile.Copy) and s.target.buffer in held}
     before = (s for n, s in enumerate(body[: ahead[-1]]) if n not in ahead and not isinstance(s, tile.Alloc))
@@ -77,7 +76,7 @@ def _early_use(body: tuple[Stmt, ...], held: Set[str]) -> bool:
 
 
 def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ...]:
-    """Neighbouring iterations have fragments of their own."""
+    """The unrolled loop. Adjacent iterations use different fragments."""
     allocs = tuple(s for s in f.body if isinstance(s, tile.Alloc))
     body = tuple(s for s in f.body if s not in allocs)
     early = bool(dict(f.bind.args).get("ahead"))
@@ -100,7 +99,7 @@ def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ..
 
 
 def bound(body: tuple[Stmt, ...]) -> list[str]:
-    """What statements give names to."""
+    """The names that statements bind."""
     out = []
     for n in (n for s in body for n in s.walk()):
         match n:

@@ -1,6 +1,6 @@
-"""Tiles in registers of which every thread holds a part: where a thread's registers lie in a tile.
+"""Fragments: tiles in registers that are distributed over threads, and the places of a thread's registers in them.
 
-Loops over tiles that are used together go over the registers as the largest of them lies.
+Loops over tiles that are used together traverse the registers of the largest one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARP = 32
 
 
 def rows_of(fragment: Fragment) -> Fragment:
-    """One value for each row of a tile, which all threads with a part of that row hold."""
+    """A fragment with one value per row, held by all threads with a part of the row."""
     return Fragment(
         (fragment.shape[0], 1),
         tuple(Digit(d.extent, d.row, 0) for d in fragment.threads),
@@ -30,7 +30,7 @@ def rows_of(fragment: Fragment) -> Fragment:
 
 
 def columns_of(fragment: Fragment) -> Fragment:
-    """One value for each column."""
+    """A fragment with one value per column."""
     return Fragment(
         (1, fragment.shape[1]),
         tuple(Digit(d.extent, 0, d.column) for d in fragment.threads),
@@ -39,7 +39,7 @@ def columns_of(fragment: Fragment) -> Fragment:
 
 
 def place(fragment: Fragment, lane: Expr, warp: Expr, ranges: Ranges) -> tuple[Expr, Expr]:
-    """Row and column at which a thread's part begins."""
+    """The row and column at which a thread's part begins."""
     row: Expr = const(0)
     column: Expr = const(0)
     before = 1
@@ -52,7 +52,7 @@ def place(fragment: Fragment, lane: Expr, warp: Expr, ranges: Ranges) -> tuple[E
 
 
 def register(fragment: Fragment, row: Expr, column: Expr, ranges: Ranges) -> Expr:
-    """The register at a distance from the beginning of a thread's part, which must be one that its registers reach."""
+    """The register at a distance from the beginning of a thread's part, which must be one of its registers."""
     out: Expr = const(0)
     weight = 1
     for d in fragment.registers:
@@ -63,7 +63,7 @@ def register(fragment: Fragment, row: Expr, column: Expr, ranges: Ranges) -> Exp
 
 
 def same_distribution(a: Fragment, b: Fragment) -> bool:
-    """Threads have parts of the same rows, and of the same columns, unless a tile has but one."""
+    """Whether threads hold the same rows and columns of both, disregarding an axis of which `b` has but one."""
     rows = b.shape[0] == 1 or [(d.extent, d.row) for d in a.threads] == [(d.extent, d.row) for d in b.threads]
     columns = b.shape[1] == 1 or [(d.extent, d.column) for d in a.threads] == [(d.extent, d.column) for d in b.threads]
     return rows and columns
@@ -74,14 +74,14 @@ def same_distribution(a: Fragment, b: Fragment) -> bool:
 
 @dataclass(frozen=True)
 class Nest:
-    """A loop over the rows of tiles, spread over threads, and the loops over their columns inside."""
+    """A loop over the rows of tiles, distributed over threads, and the loops over their columns inside."""
 
     outer: tile.For
     inner: tuple[tile.For, ...]
 
 
 def nests(kernel: Kernel) -> list[Nest]:
-    """All loops over lanes that no other loop over lanes is around."""
+    """All outermost loops over lanes."""
     out: list[Nest] = []
 
     def go(s: Stmt) -> None:
@@ -98,12 +98,12 @@ def nests(kernel: Kernel) -> list[Nest]:
 
 
 def used(nest: Nest, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Expr, ...]]:
-    """Tiles that a nest touches, each with one of its indices."""
+    """The tiles that a nest accesses, each with one of its indices."""
     return {n.buffer: n.index for n in nest.outer.walk() if isinstance(n, Load | Store) and n.buffer in tensors}
 
 
 def of_nest(nest: Nest, tensors: Mapping[str, Tensor], found: Mapping[str, Fragment]) -> Fragment | None:
-    """How a nest goes over the registers: as its accumulator lies, or another of its tiles."""
+    """The fragment whose registers a nest traverses: the largest of its tiles; None if none is a fragment."""
     touched = used(nest, tensors)
     known = [found[name] for name in touched if name in found]
     whole = [x for x in known if 1 not in x.shape] or known

@@ -1,4 +1,4 @@
-"""Loops over blocks as a grid: how many blocks there are, and where each of them is."""
+"""The grid of a launch, from loops over blocks: its size, and the indices of a block."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from compiler.passes.gpu.scope import Scope
 Body = list[k.Stmt]
 
 AXES = ("x", "y", "z")
-MOST_IN_YZ = 65535  # blocks along the second and third axis of a grid, on every capability
+MOST_IN_YZ = 65535  # blocks along the second and third axis of a grid, for every compute capability
 
 
 def grid(state: Emission, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr, ...], Body]:
-    """The extents of the grid, innermost first, and where a block is in it."""
+    """The extents of the grid, innermost first, and declarations of a block's indices."""
     extents = [lowered(state, f.extent, scope) for f in axes]
     wide = [e for e in extents[:-1] if not isinstance(e, Const) or int(e.value) > MOST_IN_YZ]
     start: Body = []

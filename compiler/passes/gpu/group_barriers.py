@@ -1,4 +1,4 @@
-"""Where blocks that make parts of one result begin, and the barrier behind which they combine these."""
+"""Emit groups of blocks that split a reduction: their setup, and the barrier after which they combine their parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Body = list[k.Stmt]
 
 
 def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> None:
-    """Makes the group known, and where its tile lies."""
+    """Set up the group and the place of its tile."""
     t, name = held.tensor, state.facts.name
     made, *lengths = (static(n, f"the size of {t.name}") for n in t.shape)
     count = static(parts.extent, f"the number of blocks of {parts.var}")
@@ -42,7 +42,7 @@ def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.Fo
     for f in axes:
         many = scaled(many, f.extent)
         number = number * f.extent + Var(f.var)
-    stem = f"{state.facts.kernel.writes[-1]}_{t.name}"  # that no other kernel makes
+    stem = f"{state.facts.kernel.writes[-1]}_{t.name}"  # a name that no other kernel uses
     shape = (many, *t.shape)
     parts_of = t.replace(name=state.fresh(stem), shape=shape, strides=row_major(shape))
     tickets = Tensor(state.fresh(f"{stem}_tickets"), i32, (many,), (dim(1),))
@@ -54,11 +54,11 @@ def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.Fo
 
 
 def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
-    """All blocks of a group have made their parts; what follows, in those that go on."""
+    """The barrier after all parts, and what follows in the blocks that continue."""
     group = state.group
     assert group is not None and scope.level == "block"
     if group.cluster:
-        # No block may end while others read its memory.
+        # No block may exit while others read its memory.
         leave = k.Call("mlc_cluster_leave", (), ())
         return [k.Barrier("cluster"), *sequence(state, s.after, scope.inner(after_barrier=True)), leave]
     first = op("eq", thread_of(scope), const(0))
@@ -69,7 +69,7 @@ def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
         k.Call("mlc_take_ticket", (), (flag, drawn, const(group.count)), (group.last, tickets.name)),
         k.Call("mlc_fence_device", (), ()),
     ]
-    # A part of one element was stored by the thread that takes the ticket.
+    # A part of one element is stored by the thread that takes the ticket.
     alone = all(n is const(1) for n in group.held.tensor.shape[1:])
     stored = [] if alone else [barrier(state, scope)]
     ticket = [*stored, k.If(first, tuple(take)), barrier(state, scope)]
@@ -79,7 +79,7 @@ def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
 
 
 def over_blocks(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop over the blocks of a cluster, behind the one that made the parts: each block has its iteration again."""
+    """A loop over the blocks of a cluster after the barrier: each block executes its own iteration again."""
     group = state.group
     if group is None or not group.cluster or not scope.after_barrier or f.extent is not const(group.count):
         raise state.refuse(f"the loop {f.var} over blocks is inside {scope.level}s")

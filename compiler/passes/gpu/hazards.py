@@ -1,4 +1,4 @@
-"""What statements do to memory that threads share, and what of it barriers and fences have not put in order yet."""
+"""Hazards: accesses of statements to shared memory, and those that no barrier or fence has ordered yet."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Uses:
-    """Buffers that a statement reads and writes."""
+    """The buffers that a statement reads and writes."""
 
     reads: frozenset[str] = NONE
     writes: frozenset[str] = NONE
 
 
 def touched(s: Stmt, own: Set[str]) -> Uses:
-    """What a statement does to memory that other threads see: what is a thread's `own` does not count."""
+    """The accesses of a statement to memory visible to other threads; `own` buffers are private."""
     reads: set[str] = set()
     writes: set[str] = set()
     for n in s.walk():
@@ -40,15 +40,17 @@ def touched(s: Stmt, own: Set[str]) -> Uses:
 
 
 def stored(s: Stmt) -> set[str]:
-    """Buffers that threads themselves store to, rather than the copy engine."""
+    """The buffers that threads store to, rather than the copy engine."""
     copied = {n.target.buffer for n in s.walk() if isinstance(n, tile.Copy) and n.how != "tma"}
     return copied | {n.buffer for n in s.walk() if isinstance(n, Store)}
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What was read and written since the last barrier; what threads have stored since the last fence, and what they
-    have `fenced`, but not waited for each other since."""
+    """Accesses since the last barrier.
+
+    `unfenced` are the stores since the last fence, `fenced` those before it that no barrier has followed.
+    """
 
     reads: frozenset[str] = NONE
     writes: frozenset[str] = NONE
@@ -56,14 +58,14 @@ class Pending:
     fenced: frozenset[str] = NONE
 
     def between(self, uses: Uses) -> bool:
-        """Whether a barrier must stand before a statement with these uses."""
+        """Whether a statement with these uses needs a barrier before it."""
         return bool(self.writes & (uses.reads | uses.writes) or self.reads & uses.writes)
 
     def add(self, uses: Uses) -> Pending:
         return replace(self, reads=self.reads | uses.reads, writes=self.writes | uses.writes)
 
     def after(self, what: str) -> Pending:
-        """What is left after a Sync."""
+        """The accesses still pending after a Sync."""
         match what:
             case "barrier":
                 return Pending(unfenced=self.unfenced)
@@ -72,5 +74,5 @@ class Pending:
         return self
 
     def join(self, other: Pending) -> Pending:
-        """Either may have happened."""
+        """The union, where either may have happened."""
         return replace(self.add(Uses(other.reads, other.writes)), fenced=self.fenced | other.fenced)

@@ -1,4 +1,4 @@
-"""How often a tensor instruction is repeated for a matmul of tiles: a loop that is written out for each axis."""
+"""The unrolled loops that repeat a tensor instruction over the tiles of a matmul, one per axis."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Body = list[k.Stmt]
 
 @dataclass(frozen=True)
 class InstructionLoops:
-    """The number of the repetition along m, n and k, of so many; `long` are the lengths of the tiles."""
+    """The lengths of the tiles along m, n and k, the number of repetitions, and the index of the current one."""
 
     long: dict[str, int]
     counts: dict[str, int]
     at: dict[str, Expr]
 
     def around(self, body: Body) -> Body:
-        """All repetitions, those along k outside, so that matmuls into one accumulator do not follow each other."""
+        """Wrap all loops around a body, k outermost, so that consecutive matmuls have different accumulators."""
         for axis in "nmk":
             var = self.at[axis]
             body = [k.unrolled(var, self.counts[axis], *body)] if isinstance(var, Var) else body
@@ -31,7 +31,7 @@ class InstructionLoops:
 
 
 def instruction_loops(state: Emission, s: tile.Mma, row: Instruction, inner: Scope) -> InstructionLoops:
-    """What each of the groups of warps that share a matmul does of it; variables are known in `inner`."""
+    """The loops over the share of one group of warps; their variables get ranges in `inner`."""
     long = tile.lengths(s)
     counts = {"m": long["m"] // s.grid[0] // row.m, "n": long["n"] // s.grid[1] // row.n, "k": long["k"] // row.k}
     at: dict[str, Expr] = {}

@@ -1,4 +1,4 @@
-"""Loops over lanes: their iterations go to threads round robin, or as the registers of a fragment lie."""
+"""Loops over lanes: iterations are assigned to threads round robin, or as a fragment's registers lie."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from compiler.passes.gpu.vectors import Neighbours, neighbours, uniform
 
 Body = list[k.Stmt]
 
-WIDEST = 16  # bytes that one instruction moves
+WIDEST = 16  # bytes per instruction
 
 
 def thread_map_of(state: Emission, f: tile.For, scope: Scope) -> ThreadMap:
-    """How the iterations of a loop go to threads; raises ValueError where those are not the ones that are there."""
+    """The assignment of a loop's iterations to threads. Raises ValueError if it assumes another number of threads."""
     given = dict(f.bind.args)
     here = {"warp": WARP, "column": scope.role.threads // WARP}.get(scope.level, scope.role.threads)
     threads = given.get("threads", here)
@@ -39,7 +39,7 @@ def thread_map_of(state: Emission, f: tile.For, scope: Scope) -> ThreadMap:
 
 
 def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """Each thread takes its share of the iterations; what they accumulate, all threads combine."""
+    """Each thread executes its share of the iterations; reductions are combined over all threads."""
     if f.extent is const(0):
         return []
     thread_map = thread_map_of(state, f, scope)
@@ -50,7 +50,7 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
     for known, how_spread, own in scope.extremes:
         none = sought(known, f.var, f.body) if how_spread == thread_map else None
         if none is not None:
-            # Only threads that have met the extreme look where it was: others read nothing again.
+            # Only threads that saw the extreme search for its index; the others read nothing again.
             part_of = next(inner.values[name] for name in outer)
             assert isinstance(part_of, Var)
             has_extreme = op("eq", own, scope.values[known.total])
@@ -73,7 +73,7 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 
 def own_parts(state: Emission, outer: Mapping[str, str], inner: Scope) -> Body:
-    """Each thread begins a part of its own of the scalars that `outer` reduces."""
+    """Declare a thread's partial results for the scalars that `outer` reduces."""
     before: Body = []
     for name, how in outer.items():
         part = Var(state.fresh(f"{name}_part"), inner.values[name].dtype)
@@ -83,15 +83,15 @@ def own_parts(state: Emission, outer: Mapping[str, str], inner: Scope) -> Body:
 
 
 def accumulated(f: tile.For, scope: Scope) -> dict[str, str]:
-    """Scalars from outside that `f` accumulates into, with their reductions."""
+    """The outer scalars that `f` accumulates into, with their operations."""
     return {name: how for name, how in nests.accumulated((f,)).items() if name in scope.values}
 
 
 def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, scope: Scope) -> Body:
-    """A thread goes through its share in rounds, `vector` neighbours in each; a few at a time are unrolled.
+    """A thread's share in rounds of `vector` adjacent iterations, a few rounds unrolled at a time.
 
-    What those load by wide accesses is asked for before any of it is used, so that many loads are under way at once,
-    as far as the loop says that a thread may hold so much `ahead`.
+    Wide loads of the unrolled rounds are issued before the first use, so that many are in flight, as long as they fit
+    the words that the loop allows a thread to hold `ahead`.
     """
     count = simplify(lowered(state, f.extent, scope) // thread_map.vector, scope.ranges, index=True)
     high = range_below(count, scope.ranges)[1]
@@ -115,7 +115,7 @@ def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, s
     place = base + turn * thread_map.threads + me if rounds > 1 else base + me
     step = rounds * thread_map.threads
     exact = isinstance(count, Const) and int(count.value) % step == 0
-    # Of rounds that are written out all but the last are sure to have work for every thread.
+    # In all unrolled rounds but the last every thread has work.
     sure = int(count.value) // thread_map.threads if whole and rounds > 1 and isinstance(count, Const) else 0
     there = op("lt", number, count)
     there = op("or", op("lt", turn, const(sure)), there) if sure else there
@@ -157,7 +157,7 @@ def _thread_body(
 
 
 def by_vector(state: Emission, f: tile.For, scope: Scope, vector: int) -> Body:
-    """A loop of one thread over neighbours, all at once."""
+    """A loop of one thread over adjacent elements, as one vector."""
     if f.extent is const(0):
         return []
     lane = Var(state.fresh(f.var))
@@ -167,7 +167,7 @@ def by_vector(state: Emission, f: tile.For, scope: Scope, vector: int) -> Body:
 
 
 def wide(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:
-    """A body for neighbours in a row, behind the guards that they have in common."""
+    """A body for adjacent elements, with the guards that they share hoisted around it."""
     match body:
         case (If(cond, inner),):
             alike = uniform(lowered(state, cond, scope), lane, vector, scope.multiples)
@@ -180,7 +180,7 @@ def wide(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vecto
 
 
 def vector_loop(state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
-    """A body for `lane` = 0 .. vector - 1, with what neighbours load and store moved at once."""
+    """A body for `lane` = 0 .. vector - 1, with accesses to adjacent elements as wide loads and stores."""
     share = thread_body(state, body, inner, lane, vector, const(0), 1)
     return [*share.arrays, *share.loads, *share.rest]
 
@@ -188,7 +188,7 @@ def vector_loop(state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var
 def thread_body(
     state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
 ) -> ThreadBody:
-    """`vector_loop` as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
+    """`vector_loop` in one of several `rounds`: arrays have room for all, and this round's part begins at `slot`."""
     inner.values["neighbour"] = lane
     found = side_by_side(state, body, inner, lane, vector)
     row = _row(state, body, found, inner, lane, vector)
@@ -220,8 +220,8 @@ def thread_body(
 
 
 def side_by_side(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Neighbours:
-    """What a body loads and stores of neighbours in memory."""
-    # Sizes known to be multiples of the vector make addresses so.
+    """The accesses of a body to adjacent elements of memory."""
+    # Sizes known to be multiples of the vector make addresses multiples, too.
     return neighbours(
         body,
         scope,
@@ -235,7 +235,7 @@ def side_by_side(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Va
 def _row(
     state: Emission, body: tuple[Stmt, ...], found: Neighbours, inner: Scope, lane: Var, vector: int
 ) -> ThreadBody | None:
-    """A copy into the thread's own part of a tile is a wide load of it."""
+    """A copy into the thread's own part of a tile as a wide load; None for other bodies."""
     match body:
         case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in inner.registers:
             array, at = place_of(state, to, index, inner)
@@ -254,10 +254,10 @@ def _loads(
     state: Emission, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope,
     guard: Expr | None = None,
 ) -> Body:  # fmt: skip
-    """Neighbours of `size` bytes into a thread's array, where the guard holds.
+    """Load adjacent elements, `size` bytes, into a thread's array where the guard holds.
 
-    Behind a branch, what is not loaded would be undefined: NVCC 13.0 takes it to be what the load before has brought,
-    and each load waits for that one.
+    After a branch, elements that are not loaded would be undefined: NVCC 13.0 assumes the values of the previous load,
+    so that each load waits for the one before. Hence the guarded load that yields zeros.
     """
     to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
     if elsewhere(state, buffer, scope):
@@ -273,7 +273,7 @@ def _loads(
 
 
 def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
-    """Neighbours of `size` bytes out of a thread's array."""
+    """Store adjacent elements, `size` bytes, from a thread's array."""
     if buffer in state.facts.kernel.past:
         pieces = _pieces(to, source, size, vector)
         return [k.Call("mlc_store_once", (n,), (to_n, from_n), (to.buffer,)) for n, to_n, from_n in pieces]
@@ -282,7 +282,7 @@ def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size
 
 
 def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tuple[int, k.Address, k.Address]]:
-    """A move as moves of what one instruction can: their bytes, targets and sources."""
+    """Split a move into moves of at most one instruction's width: bytes, target and source of each."""
     each = min(size, WIDEST)
     step = vector * each // size
     return [
@@ -291,7 +291,7 @@ def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tu
 
 
 def register_slice(s: tile.Alloc, scope: Scope) -> Body:
-    """A thread's share of a tile that loops over lanes spread."""
+    """A thread's share of a tile that loops over lanes distribute."""
     tensor, thread_map = s.tensor, s.layout
     if thread_map is None:
         return []

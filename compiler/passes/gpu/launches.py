@@ -1,4 +1,4 @@
-"""Kernels of Tile IR in, kernels of which each is one launch out."""
+"""Split kernels so that each is one launch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from compiler.ir.statement import Kernel, Program, Store
 
 
 def launches(program: Program) -> Program:
-    """A kernel of several nests over blocks that follow each other becomes one for each of them.
+    """Split a kernel of several consecutive nests over blocks into one kernel for each.
 
-    Blocks that make parts of one result together stay in one launch.
+    Blocks that split a reduction stay in one launch.
     """
     return program.replace(kernels=tuple(part for kernel in program.kernels for part in _apart(kernel)))
 

@@ -1,9 +1,9 @@
-"""Tile IR in, the same with the layout of every tile in registers and shared memory out.
+"""Give every tile in registers and shared memory a layout.
 
-Tensor instructions say how their operands lie over the threads of a warp (or four); a tile of several instructions
-repeats that, and groups of threads divide it among them as a grid. Tiles that loops use together with those lie alike.
-Another tile in registers lies as the first loop over threads that uses it deals it out. A pipeline has a slot for each
-of its stages of what it copies ahead.
+Tensor instructions define how their operands are distributed over the threads of a warp (or four). A tile of several
+instructions repeats that, and groups of warps divide it among them as a grid. Tiles that loops use together with those
+get the same distribution. Any other tile in registers is distributed by the first loop over threads that uses it. A
+tile that a pipeline copies ahead has a slot for each stage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compiler.targets.target import Instruction, Target, instruction
 
 
 def layouts(program: Program, target: Target) -> Program:
-    """Raises ValueError where the threads of a block cannot divide an accumulator."""
+    """Choose layouts. Raises ValueError if the threads of a block cannot divide an accumulator."""
     return program.replace(kernels=tuple(_laid_out(kernel, target) for kernel in program.kernels))
 
 
@@ -36,7 +36,7 @@ def _laid_out(kernel: Kernel, target: Target) -> Kernel:
 
 
 class _Choice:
-    """What is chosen for one launch: the grid that divides accumulators, fragments, and the slots of pipelines."""
+    """The choices for one launch: the grid that divides accumulators, fragments, and the slots of pipelines."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.grid = _grid(kernel)
@@ -45,7 +45,7 @@ class _Choice:
         self.slots = {name: n for f in pipes for name, n in stages.slots(f, kernel.name).items()}
 
     def body(self, body: tuple[Stmt, ...], threads: int) -> tuple[Stmt, ...]:
-        """`threads` do what the next loop over lanes says; none are shared inside of one."""
+        """The body with layouts set. `threads` share the next loop over lanes, 0 inside of one."""
         out: list[Stmt] = []
         for n, s in enumerate(body):
             match s:
@@ -66,7 +66,7 @@ class _Choice:
 
 
 def _distributed(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap | None:
-    """How the first loop over threads that uses a tile deals its iterations out; None where there is no such loop."""
+    """The distribution of a tile by the first loop over threads that uses it; None if there is none."""
     for n in within(after):
         if is_bound(n, "lanes") and name in tile.buffers((n,)):
             given = dict(n.bind.args)
@@ -79,7 +79,7 @@ def _distributed(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap 
 
 @dataclass(frozen=True)
 class Grid:
-    """How groups of threads, as many as an instruction needs, divide an accumulator: down m first, then along n."""
+    """How groups of threads, each as large as an instruction needs, divide an accumulator: along m first, then n."""
 
     m: int
     n: int
@@ -97,8 +97,8 @@ class Division:
 def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], division: Division, order: str) -> Fragment:
     """The fragment of a tile with these axes; `layout` is that of one instruction, with rows and columns `order`.
 
-    Instructions follow each other along the columns of an accumulator and of a left operand, then down the rows; along
-    n of a right operand, then along k.
+    Instructions follow each other along the columns of an accumulator or left operand, then down the rows; in a right
+    operand along n, then along k.
     """
     orders = {"m": division.m, "n": division.n, "k": RowOrder()}
 
@@ -135,7 +135,7 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
 
 
 def _grid(kernel: Kernel) -> Grid:
-    """The grid that all matmuls of a launch have; raises ValueError for one without."""
+    """The grid common to all matmuls of a launch. Raises ValueError if one has none or another."""
     said = {s.grid for s in _matmuls(kernel)} or {(1, 1)}
     if len(said) > 1 or () in said:
         raise ValueError(f"kernel {kernel.name}: no one grid says how threads share its accumulators: {said}")
@@ -143,7 +143,7 @@ def _grid(kernel: Kernel) -> Grid:
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
-    """The grid, with orders by which registers have neighbours along the axes that matmuls say."""
+    """The grid, with the orders that give registers neighbours along the axes that matmuls ask for."""
     orders = {}
     for s in _matmuls(kernel):
         row, long = instruction(target, s.instruction), tile.lengths(s)
@@ -154,10 +154,10 @@ def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
 
 
 def axes_in_memory(kernel: Kernel, target: Target) -> str:
-    """The axes, m or n, along which an operand of 32 bits lies in the memory that it comes from to registers.
+    """The axes, m or n, along which a 32-bit operand that goes to registers is contiguous in memory.
 
-    No ldmatrix deals such out, so that registers with neighbours along them are filled by fewer loads. Of a launch with
-    several accumulators, which lie alike, none.
+    ldmatrix cannot distribute such operands; registers that hold neighbours along these axes are filled by fewer loads.
+    Empty for a launch with several accumulators, because their layouts are the same.
     """
     found = list(_matmuls(kernel))
     if len({s.acc.buffer for s in found}) != 1:
@@ -176,7 +176,7 @@ def axes_in_memory(kernel: Kernel, target: Target) -> str:
 
 
 def _sources(kernel: Kernel, loaded: set[str]) -> set[str]:
-    """Tiles that copies fill, and those that loops compute from them."""
+    """The tiles that copies fill, and those that loops compute from them."""
     out = set(loaded)
     more = True
     while more:
@@ -190,7 +190,7 @@ def _sources(kernel: Kernel, loaded: set[str]) -> set[str]:
 
 
 def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragment]:
-    """The fragments of all tiles in registers that tensor instructions use, and of those used beside them."""
+    """The fragments of all tiles in registers that tensor instructions use, and of those used together with them."""
     matmuls = list(_matmuls(kernel))
     tiles = {n.tensor.name: n for n in within(kernel.body, tile.Alloc)}
     found: dict[str, Fragment] = {}
@@ -222,7 +222,7 @@ def _operands(s: tile.Mma, row: Instruction) -> list[tuple[tile.Slice, str, Layo
 
 
 def _propagated(kernel: Kernel, tensors: dict[str, Tensor], found: dict[str, Fragment]) -> bool:
-    """Fragments of tiles that share a nest with known ones; whether any was new."""
+    """Extend `found` to tiles that share a nest with known fragments. Returns whether any was new."""
     before = len(found)
     for nest in nests(kernel):
         fragment = of_nest(nest, tensors, found)

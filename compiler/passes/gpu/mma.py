@@ -1,4 +1,4 @@
-"""Tensor instructions of a warp: fragments from shared memory by ldmatrix, matmuls in registers."""
+"""Tensor instructions of a warp: fragments are loaded from shared memory by ldmatrix, matmuls run in registers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from compiler.targets.target import instruction
 
 Body = list[k.Stmt]
 
-MATRIX = 8  # rows of a matrix that ldmatrix moves, of 16 bytes each
-WORD = 4  # bytes that a thread gets of each
+MATRIX = 8  # rows of an ldmatrix matrix, of 16 bytes each
+WORD = 4  # bytes per thread of each matrix
 MOST_MATRICES = 4
-WIDEST = 16  # bytes that a thread loads at once
+WIDEST = 16  # bytes that a thread loads at most at once
 
 
 def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
-    """acc += a . b, an instruction for each part of the accumulator that a warp has, all of them along k."""
+    """acc += a . b by one instruction for each part of the accumulator that a warp has, repeated along k."""
     row = instruction(state.facts.target, s.instruction)
     if row.b_space == "shared":
         return wgmma.multiply(state, s, row, scope)
@@ -50,7 +50,7 @@ def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
 
 
 def load_fragment(state: Emission, s: tile.Copy, scope: Scope) -> Body:
-    """A slice of a tile in shared memory as a fragment: by ldmatrix where that deals the elements out alike."""
+    """Load a slice of a tile in shared memory as a fragment, by ldmatrix if its distribution matches."""
     fragment = state.facts.fragments[s.target.buffer]
     array = scope.registers[s.target.buffer]
     if s.source.buffer not in state.shared or any(not isinstance(e, Const) or e.value for e in s.target.starts):
@@ -67,7 +67,7 @@ def load_fragment(state: Emission, s: tile.Copy, scope: Scope) -> Body:
 
 
 def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
-    """Whether ldmatrix must transpose, and the digits of the registers of 32 bits; None where it deals otherwise."""
+    """Whether ldmatrix must transpose, and the digits of the 32-bit registers; None if its distribution differs."""
     pack = WORD // dtype.bytes
     digits = list(fragment.registers)
     if dtype.bytes not in (2, WORD) or len(fragment.threads) < 2:
@@ -92,7 +92,7 @@ def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | Non
 def _by_matrices(
     state: Emission, s: tile.Copy, fragment: Fragment, array: str, transposed: bool, digits: list[Digit], scope: Scope
 ) -> Body:
-    """ldmatrix for up to four registers at a time."""
+    """Load by ldmatrix, up to four registers at a time."""
     count, matrix, rest = first(digits)
     row, column = rows_by_lanes(state, fragment, matrix, count)
     inner = scope.inner()
@@ -112,14 +112,14 @@ def parts(state: Emission, digits: Sequence[Digit], scope: Scope) -> list[Var]:
 
 
 def moved(row: Expr, column: Expr, digits: Sequence[Digit], values: Sequence[Var]) -> tuple[Expr, Expr]:
-    """A place in a tile, as far on as digits of these values say."""
+    """Advance a place in a tile by digits with these values."""
     for d, value in zip(digits, values, strict=True):
         row, column = row + value * d.row, column + value * d.column
     return row, column
 
 
 def numbered(digits: Sequence[Digit], values: Sequence[Var], weight: int = 1) -> tuple[Expr, int]:
-    """The register that digits of these values name if the first one counts so much, and how many there are."""
+    """The register named by digits with these values if the first has weight `weight`, and the number of registers."""
     register: Expr = const(0)
     for d, value in zip(digits, values, strict=True):
         register, weight = register + value * weight, weight * d.extent
@@ -134,9 +134,9 @@ def loops(variables: Sequence[Expr], digits: Sequence[Digit], body: Body) -> Bod
 
 
 def rows_by_lanes(state: Emission, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
-    """Where the row of a matrix begins whose address a lane passes: eight lanes for each of `count` matrices.
+    """The row and column whose address a lane passes to the instruction: eight lanes for each of `count` matrices.
 
-    Rows of a matrix are rows of the tile in memory, which run along the last axis.
+    Rows of a matrix are rows of the tile in memory, contiguous along the last axis.
     """
     lane = state.lane()
     row: Expr = lane % MATRIX
@@ -155,7 +155,7 @@ def rows_by_lanes(state: Emission, fragment: Fragment, matrix: list[Digit], coun
 
 
 def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
-    """As many matrices as one instruction loads, their digits, and the digits that are left."""
+    """The number of matrices that one instruction loads, their digits, and the remaining digits."""
     count, taken, rest = 1, [], list(digits)
     while rest and count < MOST_MATRICES:
         part = math.gcd(rest[0].extent, MOST_MATRICES // count)
@@ -171,7 +171,7 @@ def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
 
 
 def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
-    """Each thread loads its own elements, neighbours in memory at once."""
+    """Each thread loads its own elements, contiguous ones at once."""
     row, column = state.origin(fragment)
     inner = scope.inner()
     dtype = state.facts.tiles[s.target.buffer].dtype
@@ -182,7 +182,7 @@ def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, sco
     lane = Var(state.fresh("near"))
     for d in fragment.registers:
         if d.column == count and not d.row and count * d.extent * dtype.bytes <= WIDEST:
-            # A digit of the place among neighbours, at this weight among the registers.
+            # A digit of the index among contiguous elements, with this weight among the registers.
             register = register + lane // count % d.extent * weight
             count *= d.extent
         else:
@@ -204,7 +204,7 @@ def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, sco
 
 
 def address(state: Emission, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
-    """Where an element of a slice with two axes is."""
+    """The address of an element of a slice with two axes."""
     local = iter((row, column))
     starts = (lowered(state, e, scope) for e in s.starts)
     index = tuple(e + next(local) if n else e for e, n in zip(starts, s.lengths, strict=True))

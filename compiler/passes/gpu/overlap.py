@@ -1,4 +1,4 @@
-"""A pipeline whose last matmul of an iteration is made while the next iteration begins; both are matmuls of wgmma.
+"""Software-pipeline the two wgmma matmuls of an iteration: the last one overlaps the start of the next iteration.
 
 ```
 for j: s = q . k[j]; w = f(s); o = g(o) + w . v[j]
@@ -9,8 +9,8 @@ s = q . k[0]; w = f(s)
 for j from 1 on: start s = q . k[j]; start o += w . v[j - 1]; wait for s; f(s); wait for o; o = g(o); w = f(s)
 o += w . v[last]
 ```
-so that what is computed of s by threads is hidden behind the other matmul. Tiles of that matmul are a slot behind the
-others: these have a ring of their own.
+so that the other matmul hides what threads compute from s. The tiles of that matmul are one slot behind the others
+and have a ring of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Body = tuple[Stmt, ...]
 
 
 def parts(f: tile.For, used: frozenset[str], kernel: str) -> list[frozenset[str]]:
-    """The tiles of a pipeline's rings, in the order in which these are filled."""
+    """The tiles of a pipeline's rings, in the order in which the rings are filled."""
     if not stages.overlaps(f):
         return [used]
     *others, last = stages.without_tiles(stages.split(f)[1], used)
@@ -40,7 +40,7 @@ def parts(f: tile.For, used: frozenset[str], kernel: str) -> list[frozenset[str]
 
 
 def computed(f: tile.For, every: Body, rings: tuple[SlotRing, SlotRing], facts: Facts, taken: set[str]) -> Body:
-    """What the threads that compute do instead of iterations of `every` statement."""
+    """The statements that computing threads execute instead of the loop over `every` statement."""
     ring, behind = rings
     at = _matmuls(f, every, facts)
     last = every[-1]
@@ -52,7 +52,7 @@ def computed(f: tile.For, every: Body, rings: tuple[SlotRing, SlotRing], facts: 
     beside, after = tuple(between[:free]), tuple(between[free:])
 
     def done(x: SlotRing) -> Body:
-        """A slot is empty: the next one's turn."""
+        """Release the current slot and advance to the next one."""
         return Arrive(Mbarrier(x.empty, x.slot("compute"))), x.advance("compute")
 
     def of(turn: Expr, body: Body) -> Body:
@@ -62,7 +62,7 @@ def computed(f: tile.For, every: Body, rings: tuple[SlotRing, SlotRing], facts: 
     mine_begin, mine_beside, mine_after = (tuple(renamed(s, table) for s in some) for some in (begin, beside, after))
     first = (ring.wait("full", "compute"), *of(const(0), (*begin, *beside)), tile.Sync("wait_matmuls"))
     seen = bool(tile.buffers(beside) & set(ring.tiles))
-    freed = (tile.Sync("warp_barrier"), *done(ring)) if seen else done(ring)  # after the last of its threads has read
+    freed = (tile.Sync("warp_barrier"), *done(ring)) if seen else done(ring)  # once all threads of a warp have read
     opening = (*first, *freed, *of(const(0), after))
     turned = (*mine_beside, *freed) if seen else (*freed, *mine_beside)
     body = (
@@ -78,7 +78,7 @@ def computed(f: tile.For, every: Body, rings: tuple[SlotRing, SlotRing], facts: 
 
 
 def _matmuls(f: tile.For, every: Body, facts: Facts) -> int:
-    """Where the first of the two matmuls of an iteration is."""
+    """The index of the first of the two matmuls of an iteration. Raises ValueError for other bodies."""
     at = [n for n, s in enumerate(every) if isinstance(s, tile.Mma)]
     if len(at) != 2 or at[1] != len(every) - 1:
         raise ValueError(f"kernel {facts.name}: {f.var} does not end with the second of two matmuls")

@@ -1,4 +1,4 @@
-"""Pipelines of all threads: copies by cp.async run some iterations ahead of the matmuls, in slots of shared memory."""
+"""Pipelines of all threads: cp.async copies run some iterations ahead of the matmuls, in slots of shared memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Body = list[k.Stmt]
 
 
 def pipeline(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop whose asynchronous copies run `depth` - 1 iterations ahead, behind what each iteration begins with.
+    """A loop whose asynchronous copies run `depth` - 1 iterations ahead, after the leading syncs of each iteration.
 
-    Every iteration ends a group of copies, be it empty, so that waiting for all but the latest few means the same in
-    each of them.
+    Every iteration commits a group of copies, even an empty one, so that a wait for all but the latest few groups means
+    the same in every iteration.
     """
     depth = dict(f.bind.args).get("depth", 1)
     copied, rest = stages.split(f)
@@ -42,7 +42,7 @@ def pipeline(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """The statements `copied` ahead in a loop of so many iterations, the `rest`, and the tiles `used` by the copies."""
+    """The loop with the statements `copied` ahead, the `rest`, and the tiles `used` by the copies."""
 
     state: Emission
     f: tile.For
@@ -82,7 +82,7 @@ class _Pipeline:
         return [*counters, k.For(var.name, const(0), extent, 1, tuple(body)), *zeros]
 
     def issue(self, number: Expr, slot: Expr, scope: Scope) -> Body:
-        """The copies of iteration `number`, if there is one, as a group."""
+        """The copies of iteration `number`, if it exists, as a group."""
         state = self.state
         some = simplify(op("lt", number, self.extent), scope.ranges, index=True)
         if isinstance(some, Const) and not some.value:
@@ -100,7 +100,7 @@ class _Pipeline:
         return [*body, k.Call("mlc_cp_async_commit", (), ())]
 
     def at(self, slot: Expr) -> None:
-        """From here on tiles of the pipeline are those in `slot`."""
+        """Make the pipeline's tiles refer to `slot` from here on."""
         for name in self.used:
             self.state.shared[name] = self.state.shared[name].in_slot(slot)
 

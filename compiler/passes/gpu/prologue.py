@@ -1,4 +1,4 @@
-"""What a function begins with: variables that do not change, arrays in shared memory, barriers, tensor maps."""
+"""The prologue of a function: loop-invariant variables, arrays in shared memory, mbarriers, tensor maps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ Body = list[k.Stmt]
 
 @dataclass(kw_only=True)
 class Variables:
-    """Names that are taken, and variables that a kernel's function begins with.
+    """Names in use, and variables declared in the prologue.
 
-    `start` computes what does not change: `known` has the ranges of
-    its variables, `multiples` what divides them.
+    `start` declares the variables; `known` has their ranges, `multiples` known divisors of them.
     """
 
     facts: Facts
@@ -41,17 +40,17 @@ class Variables:
         return ValueError(f"kernel {self.facts.name}: {problem}")
 
     def lane(self) -> Expr:
-        """The number of this thread in its warp."""
+        """The index of this thread in its warp."""
         return self.once("lane", k.Builtin("thread.lane"), WARP)
 
     def warp(self) -> Expr:
-        """The number of this thread's warp in the block, the same variable for all of a warp's threads."""
+        """The index of this thread's warp in the block; the same variable for all threads of a warp."""
         return self.once("warp", k.Builtin("thread.warp"), self.facts.threads // WARP)
 
     def once(self, stem: str, value: Expr, count: int) -> Expr:
-        """A variable from the function's beginning with that value, which is not negative and below `count`.
+        """A variable of the prologue with that value, which must be at least 0 and below `count`.
 
-        Values that are no shorter by a name, and those of variables that are not known there, stay as they are.
+        Constants, variables, and values that depend on variables not known in the prologue are returned unchanged.
         """
         if isinstance(value, Const | Var) or not names(value) <= set(self.known):
             return value
@@ -66,7 +65,7 @@ class Variables:
         return Var(name)
 
     def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
-        """Row and column at which this thread's part of a fragment begins."""
+        """The row and column at which this thread's part of a fragment begins."""
         if fragment not in self.origins:
             row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
             rows, columns = fragment.shape
@@ -74,7 +73,7 @@ class Variables:
         return self.origins[fragment]
 
     def _begin(self, stem: str, value: Expr, count: int) -> Expr:
-        """A place as a variable times what divides it, so that digits of what is added to it can be told apart."""
+        """A place as a variable times a known divisor, so that digits of what is added to it can be told apart."""
         by = math.gcd(multiple(value, self.multiples), count)
         if by == 1 or isinstance(value, Const):
             return self.once(stem, value, count)
@@ -83,7 +82,7 @@ class Variables:
 
 @dataclass(kw_only=True)
 class Prologue(Variables):
-    """Shared arrays; mbarriers with how many there are and their arrivals, and the arrays by name; tensor maps."""
+    """Shared arrays; mbarriers as (array, count, arrivals), with the arrays by name; tensor maps."""
 
     arrays: Body = field(default_factory=list)
     mbarriers: list[tuple[str, int, int]] = field(default_factory=list)
@@ -91,13 +90,13 @@ class Prologue(Variables):
     maps: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], str] = field(default_factory=dict)
 
     def barriers(self, name: str, count: int, arrivals: int) -> None:
-        """An array of mbarriers, each of which expects so many arrivals."""
+        """Declare an array of mbarriers, each of which expects so many arrivals."""
         array = self.named[name] = self.fresh(name)
         self.arrays.append(k.Array(array, i64, count, "shared", 8))
         self.mbarriers.append((array, count, arrivals))
 
     def map(self, buffer: str, box: tuple[int, ...], swizzle: int, steps: tuple[int, ...] = ()) -> str:
-        """The tensor map of boxes of a parameter."""
+        """The name of the tensor map for boxes of a parameter."""
         key = (buffer, box, swizzle, steps)
         if key not in self.maps:
             self.maps[key] = self.fresh(f"{buffer}_map")

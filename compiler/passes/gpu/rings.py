@@ -1,4 +1,4 @@
-"""The slots of a pipeline with producers, as statements of the roles that pass them on to each other."""
+"""The ring of a pipeline with producers: statements by which roles pass its slots to each other."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from compiler.ir.expr import Var
 from compiler.ir.roles import Advance, Arrive, Mbarrier, Ring, Wait
 from compiler.ir.statement import Stmt
 
-PART = tile.Bind("pipeline")  # a role's part of a pipeline
+PART = tile.Bind("pipeline")  # the binding of a role's part of a pipeline
 
 
 def is_part(s: Stmt) -> bool:
-    """A pipeline as one role runs it."""
+    """Whether a statement is one role's part of a pipeline."""
     return isinstance(s, tile.For) and s.bind is PART and any(isinstance(n, Wait | Arrive) for n in s.walk())
 
 
 @dataclass(frozen=True)
 class SlotRing:
-    """The tiles of which there is one in each of `depth` slots, their mbarriers, and where each role is in the ring.
+    """A ring: tiles with one copy in each of `depth` slots, their mbarriers, and each role's slot and phase variables.
 
-    `ready` are those of what others prepare, if they do.
+    `ready` is the array of mbarriers of prepared slots, or empty.
     """
 
     depth: int
@@ -36,11 +36,11 @@ class SlotRing:
         return Var(self.places[role][0])
 
     def begin(self, role: str) -> Stmt:
-        """A role's first slot: all are empty, which is as if the phase before had ended."""
+        """Declare a role's position. All slots are empty, as if a phase had ended before."""
         return Ring(*self.places[role], self.depth, self.tiles, int(role == "copy"))
 
     def wait(self, until: str, role: str) -> Stmt:
-        """Until the slot is full, empty or ready."""
+        """Wait until the slot is full, empty or ready."""
         array = {"full": self.full, "empty": self.empty, "ready": self.ready}[until]
         return Wait(Mbarrier(array, self.slot(role)), Var(self.places[role][1]))
 

@@ -1,6 +1,6 @@
-"""Roles as branches of a function, and what they tell each other as calls.
+"""Roles as branches of a function, and the signals between them as calls.
 
-The threads of the first role are those that the block's other statements are for; the warps of the others come behind.
+The threads of the first role execute the block's other statements; the warps of other roles follow them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Body = list[k.Stmt]
 
 
 def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, Body]:
-    """How many threads come behind those that compute, and the body for each role."""
+    """The number of threads after the computing ones, and the body with a branch for each role."""
     before = tuple(takewhile(lambda s: not isinstance(s, Role), body))
     own = [s for s in body if isinstance(s, Role)]
     after = body[len(before) + len(own) :]
@@ -56,7 +56,7 @@ def _kinds(state: Emission, own: list[Role]) -> tuple[Role, Role, Role | None]:
 
 
 def _ready(state: Emission, asking: int) -> Body:
-    """One thread makes the mbarriers ready, while the one that asks for copies has the tensor maps fetched."""
+    """One thread initialises the mbarriers, while the one that issues copies prefetches the tensor maps."""
     ready: Body = []
     for name, slots, count in state.mbarriers:
         ready += [
@@ -69,12 +69,12 @@ def _ready(state: Emission, asking: int) -> Body:
 
 
 def told(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
-    """What roles tell each other, one thread for all, or under a condition."""
+    """Emit signals between roles: one thread signals for all, or under a condition."""
     match s:
         case One(body):
             made = sequence(state, body, scope.inner(level="thread"))
             return [k.If(op("eq", thread_of(scope), const(0)), tuple(made))]
-        case If(cond, (Arrive() as inner,)):  # one condition for both
+        case If(cond, (Arrive() as inner,)):  # one condition for lane and signal
             return _arrive(state, inner, scope, substitute(cond, {Var(n): e for n, e in scope.values.items()}))
         case Mbarriers(name, count, arrivals):
             state.barriers(name, count, arrivals)
@@ -118,7 +118,7 @@ def _ring(state: Emission, s: Ring, scope: Scope) -> Body:
 
 
 def _advance(slot: Expr | None, phase: Expr, depth: int, last: Expr | None) -> Body:
-    """Each time that the ring begins again, phases change."""
+    """Advance to the next slot; the phase flips each time the ring wraps around."""
     assert isinstance(phase, Var)
     turned = op("xor", phase, const(1))
     if depth == 1:

@@ -1,7 +1,7 @@
-"""Checks that roles pass slots on to each other, by running them a few turns with numbers for what loops count.
+"""Verify that roles pass slots on correctly, by simulating a few iterations with concrete loop counters.
 
-What a role knows to be done is what it did itself and what those had done that it waited for. A tile may be read when
-its writer is known to be done, and written when all who read it are.
+A role knows its own actions to be done, and those known to the roles that it has waited for (as vector clocks do). A
+tile may be read once its writer is known to be done, and written once all its readers are.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from compiler.targets.target import Target
 
 Body = tuple[Stmt, ...]
 Place = tuple[str, int]  # a tile and its slot
-Known = dict[str, int]  # of whom how much is known to be done
-TURNS = 2  # of loops around pipelines, and of a pipeline after its slots are all used
+Known = dict[str, int]  # by actor, the number of its actions known to be done
+TURNS = 2  # iterations of loops around pipelines, and of a pipeline after all slots were used
 
 
 def verify(program: Program, target: Target) -> None:
-    """Raises ValueError for roles of a kernel of which one may overtake another, or waits for ever."""
+    """Raise ValueError for a kernel whose roles may overtake each other or deadlock."""
     for kernel in program.kernels:
         own = list(within(kernel.body, Role))
         if own:
@@ -38,7 +38,7 @@ def verify(program: Program, target: Target) -> None:
 
 @dataclass
 class _Barrier:
-    """Arrivals and bytes that are left of the phase, those that have ended, and what is known by then."""
+    """An mbarrier: arrivals and bytes left in the phase, phases ended, and what was known at their ends."""
 
     arrivals: int
     left: int
@@ -56,10 +56,10 @@ class _Barrier:
 
 @dataclass
 class _Threads:
-    """One role under way: what its variables are, in which ring each slot is, and what is known.
+    """One role during the simulation: its variables, the ring of each slot, and what it knows.
 
-    Not all of a warp need have read what one has, or know of what it has stored, which fences come before; matmuls that
-    read may be in flight.
+    `loose` has places that only some threads of a warp may have read; `unfenced` and `fenced` have places stored to,
+    before and after a fence; `flying` has the places that matmuls in flight read.
     """
 
     role: Role
@@ -72,11 +72,11 @@ class _Threads:
     unfenced: set[Place] = field(default_factory=set)
     fenced: set[Place] = field(default_factory=set)
     flying: list[list[Place]] = field(default_factory=list)
-    waited: bool = True  # for the latest matmuls, or how many may be in flight
+    waited: bool = True  # whether it has waited since the latest matmuls, all or all but some
 
     @property
     def used(self) -> set[Place]:
-        """What some of the threads, or matmuls of theirs, may not have done with."""
+        """Places that some of the threads, or matmuls of theirs, may still use."""
         return {*self.loose, *self.unfenced, *self.fenced, *(p for group in self.flying for p in group)}
 
     def number(self, e: Expr) -> int | None:
@@ -89,7 +89,7 @@ class _Threads:
         return buffer, self.values[self.slots[buffer]] if buffer in self.slots else 0
 
     def happens(self) -> tuple[str, int]:
-        """Something more is done."""
+        """Record one more action of this role."""
         kind = self.role.kind
         self.known[kind] = self.known.get(kind, 0) + 1
         return kind, self.known[kind]
@@ -105,7 +105,7 @@ class _Run:
     written: dict[Place, tuple[str, int]] = field(default_factory=dict)
     read: dict[Place, Known] = field(default_factory=dict)
     threads: list[_Threads] = field(default_factory=list)
-    rings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # whose mbarriers an array has
+    rings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by array of mbarriers, its ring's tiles
     deepest: int = 1
     uses: dict[Stmt, Uses] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class _Run:
         return {name: [b.ended for b in some] for name, some in self.barriers.items()}
 
     def end(self) -> None:
-        """All have gone through the rings as often, so that they can do it again."""
+        """Check that all roles have gone through the rings equally often, so that they can start again."""
         for name, some in self.barriers.items():
             if any(b.left != b.arrivals or b.bytes for b in some):
                 raise self.fail(f"not all arrive at {name}")
@@ -177,7 +177,7 @@ class _Run:
                     self.touch(s, t)
 
     def count(self, f: tile.For, extent: Expr, t: _Threads) -> int:
-        """Enough turns for slots to be used again, whatever the extent, or those of a loop around."""
+        """Enough iterations for slots to be reused, whatever the extents."""
         if is_part(f):
             return self.deepest + TURNS
         n = t.number(extent)
@@ -226,7 +226,7 @@ class _Run:
             raise self.fail(f"more arrive at {b.array} than it waits for")
 
     def settled(self, b: Mbarrier, t: _Threads) -> None:
-        """A warp gives a slot away when all its threads, and the matmuls that they started, have done with it."""
+        """Check that all threads of a warp, and their matmuls, are done with a slot that the warp releases."""
         slot = t.number(b.slot)
         for buffer, n in t.used:
             if n == slot and buffer in t.slots:
@@ -246,7 +246,7 @@ class _Run:
         if s not in self.uses:
             self.uses[s] = touched(s, frozenset())
         writes = self.uses[s].writes & self.watched
-        reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it has stored itself
+        reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it stored itself
         flying = is_asynchronous(self.target, s)
         if flying:
             t.flying.append([t.place(x) for x in reads])
@@ -286,7 +286,7 @@ def _sync(s: tile.Sync, t: _Threads) -> None:
 
 
 def _passes(s: Stmt) -> bool:
-    """Whether slots are passed on inside of a statement."""
+    """Whether a statement contains signals between roles."""
     return any(isinstance(n, RingStmt | One) for n in s.walk())
 
 

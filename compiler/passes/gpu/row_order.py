@@ -1,30 +1,30 @@
-"""Which row of a tile each row of a tensor instruction is: any order will do, as long as all operands have the same.
+"""The order of a tile's rows in tensor instructions: any order is correct if all operands use the same.
 
-Where an operand of 32 bits lies in memory along m or n, which no ldmatrix deals out, the registers of a thread are
-given neighbours: it loads four at once. Lanes that read in one phase of shared memory then come to lie in eight pieces
-of 16 bytes that a swizzle keeps in different banks.
+A 32-bit operand that is contiguous along m or n cannot be distributed by ldmatrix. Its registers are given neighbours
+instead, so that a thread loads four at once. Lanes that read in one phase of shared memory then access eight 16-byte
+pieces, which a swizzle puts into different banks.
 """
 
 from __future__ import annotations
 
 from compiler.ir.node import Node
 
-NEIGHBOURS = 2  # bits: four elements of 32 bits, 16 bytes
-LANES = 3  # bits of the lane that number the rows or columns of an instruction
+NEIGHBOURS = 2  # bits: four 32-bit elements, 16 bytes
+LANES = 3  # bits of the lane that index the rows or columns of an instruction
 
 
 class RowOrder(Node):
-    """Bit n of the old place along an axis is bit `bits[n]` of the new one; bits beyond stay."""
+    """A permutation of index bits: bit n of the old index is bit `bits[n]` of the new one; higher bits stay."""
 
     bits: tuple[int, ...] = ()
 
 
 def neighbouring(length: int, instruction: int, rows: int) -> RowOrder:
-    """The order of an axis of which a group of threads has `length`, for registers with neighbours.
+    """The order that gives registers neighbours along an axis of which a group of threads has `length`.
 
     `instruction` is the length of one instruction along the axis, `rows` the rows (or columns) that one warp has of it:
-    8 by lanes, beyond that in registers; what the instruction has besides is other warps'. Lengths that are no powers
-    of two keep their order.
+    8 by lanes, the rest in registers; the instruction's remaining rows belong to other warps. Lengths that are not
+    powers of two keep their order.
 
     >>> neighbouring(64, 8, 8)
     RowOrder((4, 2, 3, 0, 1, 5))
@@ -44,7 +44,7 @@ def neighbouring(length: int, instruction: int, rows: int) -> RowOrder:
 
 
 def reordered(extent: int, step: int, order: RowOrder) -> list[tuple[int, int]]:
-    """A digit of a place as digits of the new one: (extent, step) of each, the fastest first.
+    """A digit of an index as digits of the new one: (extent, step) of each, the fastest first.
 
     >>> reordered(8, 1, neighbouring(64, 8, 8)), reordered(8, 8, neighbouring(64, 8, 8))
     ([(2, 16), (4, 4)], [(4, 1), (2, 32)])

@@ -1,7 +1,7 @@
-"""Loops over lanes whose iterations run in order: threads total their neighbours, then learn what came before them.
+"""Loops over lanes that scan: each thread totals adjacent elements, then adds the total of the threads before it.
 
-In each round the threads of a block or a warp take neighbours side by side. A thread's own running totals wait in
-registers until the total of the threads before it is known; the total of a round is carried to the next.
+In each round, the threads of a block or a warp take adjacent runs. A thread's own running totals stay in registers
+until the total of the threads before it is known; the total of a round is carried to the next.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from compiler.passes.gpu.lanes import Body, ThreadBody, thread_body, thread_map_
 from compiler.passes.gpu.scope import Scope
 
 OPERATIONS = {"sum": "mlc_sum", "prod": "mlc_prod", "max": "mlc_maximum", "min": "mlc_minimum"}
-LEAST_BITS = 32  # of what threads exchange
+LEAST_BITS = 32  # of exchanged values
 
 
 def over_scan(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """Raises ValueError for a loop that is no running total."""
+    """Emit a scan. Raises ValueError for a loop that is no running total."""
     head = totalled(f.body)
     match head:
         case (*lets, Accum(name, how) as total) if name in scope.values and how in OPERATIONS:
@@ -95,7 +95,7 @@ def _scan(
 
 
 def _with_total(state: Emission, head: tuple[Stmt, ...], total: Var, tail: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """What is done with the total at an element, under a name of its own, and the values that this needs."""
+    """The statements that use the total at an element, under a fresh name, with the values that they need."""
     here = Let(state.fresh(f"{total.name}_here"), total)
     used = any(s.name in names(t) for s in head if isinstance(s, Let) for t in tail)
     return (here, *(head if used else ()), *substitute(tail, {total: Var(here.name, total.dtype)}))
@@ -105,7 +105,7 @@ def _each(
     state: Emission, body: tuple[Stmt, ...], var: str, thread_map: ThreadMap, inner: Scope, number: Var, lane: Var,
     turn: Expr, rounds: int,
 ) -> ThreadBody:  # fmt: skip
-    """A body for each of a thread's neighbours in a round."""
+    """A body for each element of a thread's run in a round."""
     inner.ranges[lane.name] = (0, thread_map.vector - 1)
     inner.values[var] = number * thread_map.vector + lane
     inner.values[lane.name] = lane

@@ -1,4 +1,4 @@
-"""What names stand for at a place in a kernel of threads, and at which level of the machine that place is."""
+"""The meaning of names at a point of a GPU kernel, and the level of the machine that executes it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ THREAD: Expr = k.Builtin("thread.x")
 
 @dataclass(frozen=True)
 class Lanes:
-    """The loop over threads around a statement: its variable, how it is spread, and where this thread's part lies.
+    """The loop over threads around a statement: its variable, its assignment to threads, and this thread's position.
 
-    `slot` counts the elements that a thread has had of it, which is where a tile in registers keeps them.
+    `slot` counts the elements that the thread has had so far, which indexes its share of a tile in registers.
     """
 
     var: str
@@ -32,7 +32,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Part:
-    """Where a statement is within a thread's part of a fragment: how far rows and columns are from where that begins.
+    """The position of a statement in a thread's part of a fragment: offsets of row and column from its beginning.
 
     `columns` is empty outside of the loop over columns.
     """
@@ -46,8 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Role:
-    """The threads that do the same in a block: how many, the number of the first, and the registers that each kept,
-    where they gave others away."""
+    """The threads of a role in a block: their number, the index of the first, and the registers `kept` by each."""
 
     threads: int
     first: int = 0
@@ -55,7 +54,7 @@ class Role:
 
 
 class Guarded(NamedTuple):
-    """What neighbours were loaded under, which holds for all iterations 0 .. width - 1 of `lane` or for none."""
+    """The guard of a load of adjacent elements, which holds for all iterations 0 .. width - 1 of `lane` or for none."""
 
     guard: Expr
     lane: Var
@@ -64,31 +63,31 @@ class Guarded(NamedTuple):
 
 @dataclass
 class Scope:
-    """`level` says which threads do the same: of a "block", of a "warp", of a "column" of warps, or one "thread"."""
+    """The meaning of names. `level` tells who executes together: a "block", "warp", "column" of warps, or "thread"."""
 
     values: dict[str, Expr]
-    ranges: ChainMap[str, Range]  # what outer scopes come to know, inner ones do
+    ranges: ChainMap[str, Range]  # inner scopes see what outer ones learn later
     buffers: dict[str, Tensor]
     role: Role
     level: str = "block"
-    # Tiles in registers: the name of each thread's share, and how loops over threads spread those that they do.
+    # Tiles in registers: the array of each thread's share, and how loops over threads distribute them.
     registers: dict[str, str] = field(default_factory=dict)
     thread_maps: dict[str, ThreadMap] = field(default_factory=dict)
     lanes: Lanes | None = None
     part: Part | None = None
-    # Loads that were made beforehand: which buffer and flat index stand where.
+    # Loads issued beforehand: from (buffer, flat index) to (array, index).
     ready: dict[tuple[str, Expr], tuple[str, Expr]] = field(default_factory=dict)
-    # Arrays of these in which zeros are where a guard of `width` lanes does not hold.
+    # Arrays among these that hold zeros where their guard fails.
     zeros: dict[str, Guarded] = field(default_factory=dict)
-    # Buffers whose stores are gathered, and in which array.
+    # Buffers whose stores are gathered in an array, to be stored at once.
     gathered: dict[str, tuple[str, Expr]] = field(default_factory=dict)
-    # What is known to divide variables.
+    # Known divisors of variables.
     multiples: dict[str, int] = field(default_factory=dict)
-    # Tiles that each thread has for itself, whole.
+    # Tiles that each thread holds entirely.
     local: frozenset[str] = frozenset()
-    # Extremes that loops over threads have found, with how those were spread and the variables of the threads' own.
+    # Extremes found by loops over threads, with the thread map and the variable of the thread's own extreme.
     extremes: tuple[tuple[Extreme, ThreadMap, Var], ...] = ()
-    after_barrier: bool = False  # all parts of the tile of a group of blocks have been made
+    after_barrier: bool = False  # all parts of the group's tile are complete
 
     def inner(self, **changes: object) -> Scope:
         return replace(self, values=dict(self.values), ranges=self.ranges.new_child(), buffers=dict(self.buffers),

@@ -1,4 +1,4 @@
-"""Statements that follow each other: what orders threads between them, and waits for what runs beside these."""
+"""Sequences of statements: syncs between them, and waits for asynchronous operations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Body = list[k.Stmt]
 
 
 def emit(state: Emission, s: Stmt, scope: Scope) -> Body:
-    """One statement, by what is known of statements of its kind."""
+    """Emit one statement by the handler of its kind."""
     return state.dispatch(state, s, scope)
 
 
 def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """Statements in order, with the waits for matmuls that those before them make needed."""
+    """Emit statements in order, with the waits that earlier asynchronous matmuls make necessary."""
     out: Body = []
     for n, s in enumerate(body):
         if scope.level == "block":
@@ -40,7 +40,7 @@ def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
 
 
 def _waits(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """Waits for what the first statement touches, before the barrier or mbarrier that stands before it."""
+    """Waits for matmuls whose data the next statement accesses, before the barrier or mbarrier in front of it."""
     between = tuple(takewhile(lambda s: isinstance(s, tile.Sync | Mbarriers | Wait), body))
     syncs = tuple(takewhile(lambda s: isinstance(s, tile.Sync), between))
     if len(between) == len(body) or (syncs and tile.Sync("barrier") not in syncs):
@@ -50,7 +50,7 @@ def _waits(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
 
 
 def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
-    """What orders the threads that do the same, or one of them with the copy engine."""
+    """Emit a Sync."""
     match s.what:
         case "barrier":
             return [barrier(state, scope)]
@@ -64,14 +64,15 @@ def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
             return wgmma.wait_but(state, s.pending) if s.pending else wgmma.wait_all(state)
         case "warp_barrier":
             return [k.Barrier("warp")]
-    # The thread that asks for copies out of shared memory waits until these have read it.
+    # The thread that issues copies out of shared memory waits until they have read it.
     return [k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))]
 
 
 def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop that each thread runs through.
+    """A serial loop of each thread.
 
-    In a role's part of a pipeline matmuls run from one iteration into the next, and first ones set their accumulators.
+    In a role's part of a pipeline, matmuls may run into the next iteration, and the first one initialises its
+    accumulator.
     """
     if f.extent is const(0):
         return []
@@ -94,7 +95,7 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 
 def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
-    """Whether another iteration follows, of a loop that ends while matmuls run."""
+    """Whether another iteration follows in a loop that ends with matmuls in flight; None for other loops."""
     waits = [n for n in within(f.body, tile.Sync) if n.what == "wait_matmuls"]
     if not waits or not waits[-1].pending:
         return None
@@ -102,7 +103,7 @@ def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
 
 
 def _begun(f: tile.For) -> tuple[int, tuple[Stmt, ...]]:
-    """The first iteration in which something is done, and what."""
+    """The first iteration that does anything, and its statements."""
     match f.body:
         case (If(Op("lt", (Const(int() as n), Var(name))), body),) if name == f.var:
             return n + 1, body
@@ -110,6 +111,6 @@ def _begun(f: tile.For) -> tuple[int, tuple[Stmt, ...]]:
 
 
 def loop_body(state: Emission, statements: tuple[Stmt, ...], scope: Scope) -> Body:
-    """The statements of a loop, whose matmuls are done at its end."""
+    """The statements of a loop, with a wait for all matmuls at its end."""
     body = sequence(state, statements, scope)
     return [*body, *wgmma.wait_all(state)] if scope.level != "thread" else body

@@ -1,7 +1,7 @@
-"""Kernel IR in, Kernel IR out: of functions that make the same temporary of the same buffers only the first is left.
+"""Deduplicate functions that make the same temporary from the same buffers; only the first stays.
 
-Kernels copy what they read as their tiles need it, each for itself: a gradient that two matmuls read is copied twice
-alike. Where nothing has changed what the copy is made of, the second matmul may as well read the first one's.
+Each kernel copies its operands as its tiles need them: a gradient that two matmuls read is copied twice in the same
+way. If its source has not changed in between, the second matmul can read the first one's copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.ir import kernel as k
 
 
 def shared_copies(program: k.Program) -> k.Program:
-    """The program without the functions, and their temporaries, of which there is another that is the same."""
+    """Remove duplicate functions and their temporaries."""
     writers = Counter(w for f in program.functions for w in f.writes)
     own = {t.name for t in program.temps if writers[t.name] == 1} - set(program.zeros)
     kept: list[k.Function] = []
@@ -39,18 +39,18 @@ def shared_copies(program: k.Program) -> k.Program:
 
 
 def _key(f: k.Function) -> Hashable:
-    """What two functions have in common that do the same to the same buffers, but for what they write."""
+    """A key equal for functions that do the same to the same buffers, apart from what they write."""
     return alike.shape_of(f), tuple(p.name for p in f.params if p.name not in f.writes)
 
 
 def _changed(f: k.Function, since: Sequence[k.Function]) -> bool:
-    """One of these functions writes what this one reads."""
+    """Whether one of these functions writes what `f` reads."""
     read = {p.name for p in f.params} - set(f.writes)
     return any(read & set(g.writes) for g in since)
 
 
 def _mixed(later: Sequence[k.Function], table: Mapping[str, str], instead: Mapping[str, str]) -> bool:
-    """A function would have two parameters of one name, or a parameter and a variable."""
+    """Whether a function would have two parameters, or a parameter and a variable, of the same name."""
     for f in later:
         params = {p.name for p in f.params}
         new = {table[name] for name in params & table.keys()}
@@ -60,7 +60,7 @@ def _mixed(later: Sequence[k.Function], table: Mapping[str, str], instead: Mappi
 
 
 def _reading(f: k.Function, instead: Mapping[str, str]) -> k.Function:
-    """The function with other temporaries in the place of those that are no longer made."""
+    """The function reading the remaining temporaries instead of the removed ones."""
     table = {p.name: instead[p.name] for p in f.params if p.name in instead}
     if not table:
         return f

@@ -1,9 +1,9 @@
-"""Kernel IR in, Kernel IR out: short functions that do not wait for each other are one launch.
+"""Merge short, independent functions into one launch.
 
-The weights of a model are rounded, and put into the order of tiles, by as many kernels as it has layers, each of which
-takes about as long to start as to run. None waits for another: blocks of one launch do them all, each its own. What
-only such functions have made is there early, too, so that what is made of it is one launch behind them. Of the rest,
-a function joins the nearest before it that it need not wait for, such as the products of one token with several
+The weights of a model are rounded, and rearranged for tiles, by as many kernels as it has layers, each of which takes
+about as long to start as to run. None depends on another, so the blocks of one launch can do them all. What only such
+functions produce is available early as well, so that functions of it are one launch after them. Of the others, a
+function joins the nearest one before it that it need not wait for, such as the products of one token with several
 matrices; all of these but the longest are short.
 """
 
@@ -24,19 +24,19 @@ from compiler.ir.tensor import Tensor, known_bytes
 from compiler.passes.gpu.dependent_launch import WAIT, overlaps
 
 SHORT = 10 << 20  # bytes that a function reads and writes, at most: it runs about as long as it takes to start
-MOST = 24  # functions of a launch, for its parameters and its text
-FAR = 8  # launches by which a function may begin earlier: what it makes is alive for so long
-SHARED = 16 << 10  # bytes of shared memory, which its blocks all have then
+MOST = 24  # functions per launch, to limit its parameters and text
+FAR = 8  # launches by which a function may be moved ahead: its results live that much longer
+SHARED = 16 << 10  # bytes of shared memory, which all blocks of the launch then have
 _PLAIN = (Let, k.Declare, k.Assign, k.Store, k.For, k.If, k.Array)
 _MOVES = ("mlc_load", "mlc_store")
 
 
 def shared_launches(program: k.Program) -> k.Program:
-    """The program with what waits for inputs alone first, in few launches, and behind it what is made of that."""
+    """Move functions of inputs alone to the front, in few launches, followed by functions of their results."""
     writers = Counter(w for f in program.functions for w in f.writes)
     inputs = {t.name for t in program.inputs}
     there = inputs - writers.keys()
-    # What writes an input comes behind all who read it, and stays there.
+    # A function that writes an input must stay after all that read it.
     own = {name for name, count in writers.items() if count == 1} - set(program.zeros) - inputs
     front, left = list[k.Function](), list(program.functions)
     for _ in range(2):
@@ -51,7 +51,7 @@ def shared_launches(program: k.Program) -> k.Program:
 
 
 def _beside(functions: list[k.Function], own: set[str], taken: list[str]) -> list[k.Function]:
-    """Functions in order, as few launches as come of each with the nearest before it that it may run beside."""
+    """Merge each function, in order, with the nearest group before it that it is independent of."""
     groups: list[list[k.Function]] = []
     plain = {f.name for f in functions if _is_plain(f, own)}
     for f in functions:
@@ -64,7 +64,7 @@ def _beside(functions: list[k.Function], own: set[str], taken: list[str]) -> lis
 
 
 def _place(groups: list[list[k.Function]], f: k.Function, plain: set[str]) -> int | None:
-    """The last group of `plain` functions that another one may join: it waits neither for that nor for those after."""
+    """The last group of `plain` functions that `f` may join: it waits neither for that nor for later ones; or None."""
     for n in range(len(groups) - 1, max(len(groups) - 1 - FAR, -1), -1):
         some = groups[n]
         if any(_wait(before, f) for before in some):
@@ -78,13 +78,13 @@ def _place(groups: list[list[k.Function]], f: k.Function, plain: set[str]) -> in
 
 
 def _wait(before: k.Function, f: k.Function) -> bool:
-    """Whether a function has to wait for one before it."""
+    """Whether a function has to wait for an earlier one."""
     mine, theirs = {p.name for p in f.params}, {p.name for p in before.params}
     return not mine.isdisjoint(before.writes) or not theirs.isdisjoint(f.writes)
 
 
 def _launches(ready: list[k.Function], taken: list[str]) -> list[k.Function]:
-    """As few launches as do what these functions do, none of which waits for another."""
+    """Merge independent functions into as few launches as possible."""
     kinds: dict[Hashable, list[k.Function]] = {}
     for f in ready:
         kinds.setdefault(_kind(f), []).append(f)
@@ -93,18 +93,18 @@ def _launches(ready: list[k.Function], taken: list[str]) -> list[k.Function]:
 
 
 def _kind(f: k.Function) -> Hashable:
-    """What functions of one launch have in common."""
+    """The properties that functions of one launch must share."""
     return f.block, *{(a.dtype, a.align) for a in _shared(f)}
 
 
 def _is_short(f: k.Function, there: set[str], own: set[str]) -> bool:
-    """A short function that reads what is `there` and writes what is its own, block by block."""
+    """Whether a function is short and plain and reads only what is `there`."""
     read = {p.name for p in f.params} - set(f.writes)
     return bool(read) and read <= there and sum(map(known_bytes, f.params)) <= SHORT and _is_plain(f, own)
 
 
 def _is_plain(f: k.Function, own: set[str]) -> bool:
-    """A function that writes what is its own, whose blocks have nothing to do with each other."""
+    """Whether a function writes only its own temporaries and its blocks are independent."""
     plain = f.block and f.cluster == 1 and not f.maps and not f.exchanged and all(isinstance(n, Const) for n in f.grid)
     if not plain or not own.issuperset(f.writes):
         return False
@@ -114,7 +114,7 @@ def _is_plain(f: k.Function, own: set[str]) -> bool:
 
 
 def _is_alone(s: k.Stmt) -> bool:
-    """A statement that has to do with the threads of one block only."""
+    """Whether a statement involves only the threads of one block."""
     for n in s.walk():
         match n:
             case k.Call(function) if n is not WAIT and not function.startswith(_MOVES):
@@ -133,7 +133,7 @@ def _shared(f: k.Function) -> list[k.Array]:
 
 
 def _one(some: list[k.Function], taken: Iterable[str]) -> k.Function:
-    """A launch whose blocks do what those of each function do, one after the other."""
+    """A launch with the blocks of all functions, one function after the other."""
     params = tuple({p.name: p for f in some for p in f.params}.values())
     arrays = [a for f in some for a in _shared(f)]
     tile = max(arrays, key=lambda a: a.size).replace(name=_free("tile", params)) if arrays else None
@@ -157,7 +157,7 @@ def _one(some: list[k.Function], taken: Iterable[str]) -> k.Function:
 def _part(
     f: k.Function, number: int, begin: int, params: tuple[Tensor, ...], tile: k.Array | None
 ) -> tuple[k.Stmt, ...]:
-    """What a function does, with variables of its own, in blocks that begin at `begin`."""
+    """The body of a function with its variables renamed, for blocks from `begin` on."""
     own = {p.name for p in f.params}
     table = {name: _free(f"{name}_{number}", params) for name in alike.names(f) if name not in own}
     table |= {a.name: tile.name for a in _shared(f) if tile is not None}

@@ -1,4 +1,4 @@
-"""Tiles in shared memory: where their elements lie, in panels and swizzled, in which slot of a pipeline."""
+"""Tiles in shared memory: the offsets of elements, in panels, swizzled, and in the slot of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from compiler.ir.linear import Linear, from_linear, linear
 from compiler.ir.tensor import Tensor, span
 from compiler.targets.layout import swizzle_mask
 
-PIECE = 16  # bytes that a swizzle moves together
+PIECE = 16  # bytes that a swizzle permutes as a unit
 
 
 @dataclass(frozen=True)
 class SharedTile:
-    """`array` has a place for the tile in each slot of a pipeline, `size` elements apart.
+    """A tile in shared memory. `array` holds it in each slot of a pipeline, `size` elements apart.
 
-    Rows longer than the swizzle lie in panels as wide as it, all rows of one before those of the next.
+    Rows longer than the swizzle are split into panels of its width; a panel holds its part of all rows.
     """
 
     tensor: Tensor
@@ -38,29 +38,29 @@ class SharedTile:
 
     @property
     def width(self) -> int:
-        """Elements of a row that lie together."""
+        """The number of contiguous elements of a row."""
         return panel(self.tensor, self.swizzle)
 
     @property
     def panel(self) -> int:
-        """Elements from one panel to the next."""
+        """The number of elements from one panel to the next."""
         return (self.shape[-2] if len(self.shape) > 1 else 1) * self.width
 
 
 def alignment(swizzle: int) -> int:
-    """Bytes at whose multiples a tile must begin: the copy engine asks for 128, a swizzle for 8 rows of it."""
+    """The alignment of a tile in bytes: the copy engine needs 128, a swizzle 8 rows of its width."""
     return max(128, 8 * swizzle)
 
 
 def size_of(tensor: Tensor, swizzle: int) -> int:
-    """Elements from one slot to the next; raises ValueError for a shape that is not known."""
+    """The number of elements from one slot to the next. Raises ValueError for an unknown shape."""
     count = math.prod(static(n) for n in tensor.shape) if swizzle else span(tensor)
     step = alignment(swizzle) // tensor.dtype.bytes
     return -(-count // step) * step
 
 
 def plain_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> Expr:
-    """Where an element would be without the swizzle, which the copy engine and wgmma apply by themselves."""
+    """The offset of an element without the swizzle, which the copy engine and wgmma apply themselves."""
     shape, width = tile.shape, tile.width
     out: Expr = const(0)
     if not tile.swizzle:
@@ -79,19 +79,19 @@ def plain_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> E
 
 
 def offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges, keep: Callable[[Expr], Expr]) -> Expr:
-    """Where an element is in the tile's array; `keep` may give a variable for a part of it that is not negative."""
+    """The offset of an element in the tile's array. `keep` may put a nonnegative part of it into a variable."""
     made = linear(plain_offset(tile, index, ranges))
     made = made if not tile.swizzle else _swizzled(made, tile, ranges, keep)
     return simplify(from_linear(made) + tile.slot * tile.size, ranges, index=True)
 
 
 def slot_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> Expr:
-    """`plain_offset` in the array."""
+    """`plain_offset` within the array, including the slot."""
     return simplify(plain_offset(tile, index, ranges) + tile.slot * tile.size, ranges, index=True)
 
 
 def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges, keep: Callable[[Expr], Expr]) -> Linear:
-    """Only bits of the middle change: whole groups of 8 rows, and places inside of a piece, are added behind."""
+    """Swizzle an offset. Only its middle bits change: multiples of 8 rows and offsets in a piece are added later."""
     size = tile.tensor.dtype.bytes
     group, mask = 8 * tile.swizzle // size, swizzle_mask(tile.swizzle) // size
     terms, rest = form
@@ -111,7 +111,7 @@ def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges, keep: Callable[[Ex
 
 
 def exclusive(a: Expr, b: Expr) -> Expr:
-    """`a ^ b`, computed now where both are literals."""
+    """`a ^ b`, folded if both are constants."""
     if isinstance(a, Const) and isinstance(b, Const):
         return const(int(a.value) ^ int(b.value))
     folded = _fold(b)
@@ -119,7 +119,7 @@ def exclusive(a: Expr, b: Expr) -> Expr:
 
 
 def _fold(e: Expr) -> Expr:
-    """Shifts and masks of literals."""
+    """Fold shifts and masks of constants."""
     if isinstance(e, Const) or not hasattr(e, "args"):
         return e
     args = tuple(map(_fold, e.args))

@@ -1,4 +1,4 @@
-"""Questions about a loop that is a pipeline: what runs ahead in it, what is prepared, what computes."""
+"""Queries on pipeline loops: what runs ahead, what is prepared, what computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.passes.gpu.fragments import WARP
 
 
 def is_specialised(s: Stmt) -> bool:
-    """A pipeline with warps of its own for the copies."""
+    """Whether a statement is a pipeline with producer warps."""
     return is_bound(s, "pipeline") and dict(s.bind.args).get("producers", 0) > 0
 
 
@@ -21,22 +21,22 @@ def has_producers(body: tuple[Stmt, ...]) -> bool:
 
 
 def preparing(f: tile.For) -> int:
-    """The threads that prepare what was copied: all of the producers' but those of one warp."""
+    """The number of threads that prepare copied tiles: those of all producer warps but one."""
     return (dict(f.bind.args).get("producers", 1) - 1) * WARP if is_specialised(f) else 0
 
 
 def prepared(f: tile.For) -> tuple[Stmt, ...]:
-    """What these do before the matmuls."""
+    """The statements that these threads execute before the matmuls."""
     return tuple(n for s in f.body if isinstance(s, tile.Stage) and s.role == "prepare" for n in s.body)
 
 
 def producers(pipes: Iterable[tile.For]) -> int:
-    """The warps of a block that do not compute."""
+    """The number of warps of a block that do not compute."""
     return max(dict(f.bind.args)["producers"] if prepared(f) else 1 for f in pipes)
 
 
 def computed_from(body: tuple[Stmt, ...], needed: set[str], kept: Collection[Stmt] = ()) -> list[Stmt]:
-    """The values in a body that `needed` ones are computed from, and the statements `kept`, in order."""
+    """The values of a body that `needed` depends on, and the statements `kept`, in order."""
     out: list[Stmt] = []
     for s in reversed(body):
         if isinstance(s, Let) and s.name in needed:
@@ -48,7 +48,7 @@ def computed_from(body: tuple[Stmt, ...], needed: set[str], kept: Collection[Stm
 
 
 def split(f: tile.For) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """What runs ahead, the copies and the values that they are computed from; and what threads that compute do.
+    """The statements that run ahead (copies with the values that they need), and those of computing threads.
 
     Values are computed on both sides.
     """
@@ -59,7 +59,7 @@ def split(f: tile.For) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
 
 
 def waits_for(s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
-    """Whether a pipeline comes next, whose first copies a copy can join, and nothing behind it needs its target."""
+    """Whether a copy can join the first copies of a pipeline that follows, and nothing after that needs its target."""
     match after:
         case (tile.For(bind=tile.Bind(level="pipeline")) as f, *others):
             return bool(split(f)[0]) and s.target.buffer not in tile.buffers(tuple(others))
@@ -67,7 +67,7 @@ def waits_for(s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
 
 
 def slotted(f: tile.For, kernel: str) -> frozenset[str]:
-    """Tiles of which a pipeline has as many as it is deep: those that it copies ahead, and those prepared from them."""
+    """The tiles with one copy per slot of a pipeline: those that it copies ahead, and those prepared from them."""
     copied, _ = split(f)
     used = frozenset(c.target.buffer for c in copied if isinstance(c, tile.Copy))
     own = {s.tensor.name for s in f.body if isinstance(s, tile.Alloc)}
@@ -79,7 +79,7 @@ def slotted(f: tile.For, kernel: str) -> frozenset[str]:
 
 
 def slots(f: tile.For, kernel: str) -> dict[str, int]:
-    """The tiles of which a pipeline has several, and how many."""
+    """The tiles of which a pipeline has several copies, and their number."""
     depth = dict(f.bind.args).get("depth", 1)
     if is_specialised(f):
         return dict.fromkeys(slotted(f, kernel), depth)
@@ -87,10 +87,10 @@ def slots(f: tile.For, kernel: str) -> dict[str, int]:
 
 
 def overlaps(f: tile.For) -> bool:
-    """The last matmul of an iteration is made while the next iteration begins."""
+    """Whether the last matmul of an iteration overlaps the next iteration."""
     return bool(dict(f.bind.args).get("overlap"))
 
 
 def without_tiles(rest: tuple[Stmt, ...], used: frozenset[str]) -> tuple[Stmt, ...]:
-    """Without the allocation of the pipeline's own tiles."""
+    """The statements without the allocations of the pipeline's own tiles."""
     return tuple(s for s in rest if not (isinstance(s, tile.Alloc) and s.tensor.name in used))

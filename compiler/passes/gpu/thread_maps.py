@@ -1,7 +1,8 @@
-"""Tile IR in, the same out with how threads go through loops over lanes: one loop, its neighbours, rounds at a time.
+"""Decide how threads execute loops over lanes: nests become one loop, with a number of rounds unrolled at a time.
 
-Each thread takes its share of a loop in rounds, `vector` neighbours in each. So many are written out at a time as the
-loop says, so that what they load is under way at once; where it says nothing all are, or one of nobody knows how many.
+Each thread executes its share of a loop in rounds, `vector` adjacent iterations in each. The loop says how many rounds
+are unrolled together, so that their loads are in flight at once. By default all are, or one at a time if their number
+is unknown.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from compiler.schedule.gpu.matmul import KEPT_PREPARING
 from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step
 from compiler.targets.target import Target
 
-ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
-ROUNDS_AHEAD = 4  # of a longer one at a time
-WORDS_AHEAD = 64  # of 4 bytes that a thread has loaded before it uses the first, of 255 registers
-ROUNDS_GATHERED = 8  # of one that brings narrow elements from anywhere
+ROUNDS_UNROLLED = 16  # for a loop over lanes that keeps nothing in registers
+ROUNDS_AHEAD = 4  # at a time, for a longer loop
+WORDS_AHEAD = 64  # words of 4 bytes that a thread may have loaded before the first use, of 255 registers
+ROUNDS_GATHERED = 8  # for a loop that gathers narrow elements
 
 
 def thread_maps(program: Program, target: Target) -> Program:
-    """Raises ScheduleError for a loop over tiles in registers of which nobody knows how many rounds there are."""
+    """Set thread maps. Raises ScheduleError for a loop over tiles in registers with an unknown number of rounds."""
     return program.replace(kernels=tuple(_kernel(kernel, target, _mapped) for kernel in program.kernels))
 
 
 def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -> Schedule:
-    """The schedule that made these launches, in which tiles are laid out, with the rounds that loops take at a time,
-    and how much of what these load a thread may hold before it uses any."""
+    """The schedule of these launches, whose tiles have layouts, with the rounds that loops unroll together.
+
+    Also added is how many words of loads a thread may hold before it uses any.
+    """
     found: dict[str, dict[str, int]] = {}
 
     def note(f: tile.For, place: _Place) -> tile.For:
@@ -60,9 +63,9 @@ def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -
 
 @dataclass(frozen=True)
 class _Place:
-    """`threads` share the next loop over lanes, none inside of one; `room` is how many words each may hold for it.
+    """The threads around a loop over lanes: `threads` share it (0 inside of one), each with `room` for so many words.
 
-    The threads of the role that is told what to do are `every`; loops over lanes become what `change` makes of them.
+    The role has `every` threads; `change` transforms loops over lanes.
     """
 
     change: Callable[[tile.For, _Place], tile.For]
@@ -71,12 +74,12 @@ class _Place:
     room: int
     ranges: Mapping[str, Range]
     buffers: _Buffers
-    block: bool = True  # all threads of the role do the same
+    block: bool = True  # all threads of the role execute together
 
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Bytes of the elements of buffers; which of them are in registers and in shared memory; names that are taken."""
+    """The element sizes of buffers in bytes; the buffers in registers, in shared and in global memory; names in use."""
 
     sizes: Mapping[str, int]
     fragments: frozenset[str]
@@ -105,7 +108,7 @@ def _kernel(kernel: Kernel, target: Target, change: Callable[[tile.For, _Place],
 
 
 def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[Stmt, ...]:
-    """`preparing` threads of the producers do what is in stages of theirs."""
+    """The body with loops over lanes changed; `preparing` producer threads execute its stages "prepare"."""
     out: list[Stmt] = []
     for s in body:
         match s:
@@ -136,12 +139,12 @@ def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[St
 
 
 def _prepared(place: _Place, threads: int) -> _Place:
-    """So many threads of the producers, which keep few registers."""
+    """The place of this many producer threads, which keep few registers."""
     return replace(place, threads=threads, every=threads, room=min(WORDS_AHEAD, KEPT_PREPARING // 2))
 
 
 def _mapped(f: tile.For, place: _Place) -> tile.For:
-    """A nest of loops over lanes as one, which says how many rounds at a time where not all are written out."""
+    """A nest of loops over lanes as one loop, with `rounds` set if not all are unrolled."""
     f = _flat(f, place.buffers.taken)
     every, kept, said = _rounds(f, place), _kept(f, place), "rounds" in dict(f.bind.args)
     if kept and (said or every is None):
@@ -153,7 +156,7 @@ def _mapped(f: tile.For, place: _Place) -> tile.For:
 
 
 def _rounds(f: tile.For, place: _Place) -> int | None:
-    """How many rounds there are, as far as that is known."""
+    """The number of rounds; None if unknown."""
     given = dict(f.bind.args)
     count = simplify(f.extent // given.get("vector", 1), place.ranges, index=True)
     high = range_below(count, place.ranges)[1]
@@ -161,7 +164,7 @@ def _rounds(f: tile.For, place: _Place) -> int | None:
 
 
 def _kept(f: tile.For, place: _Place) -> Set[str]:
-    """Tiles in registers that a loop uses, which have no index that is not known."""
+    """The tiles in registers that a loop uses. Its rounds must be unrolled: registers need constant indices."""
     return tile.buffers((f,)) & place.buffers.registers
 
 
@@ -169,7 +172,7 @@ def _kept(f: tile.For, place: _Place) -> Set[str]:
 
 
 def _options(f: tile.For, place: _Place) -> dict[str, int]:
-    """The arguments that a loop is best bound with, where those are not the default."""
+    """The best arguments for binding a loop, where they differ from the default."""
     fits = _fitting(f, place)
     options = {} if fits is None else {"rounds": fits}
     flat = _flat(f, set(place.buffers.taken))
@@ -182,7 +185,7 @@ def _options(f: tile.For, place: _Place) -> dict[str, int]:
 
 
 def _fitting(f: tile.For, place: _Place) -> int | None:
-    """How many rounds are best written out at a time; None where all are."""
+    """The best number of rounds to unroll together; None for all."""
     f = _flat(f, set(place.buffers.taken))
     every, vector = _rounds(f, place), dict(f.bind.args).get("vector", 1)
     if every is not None and _kept(f, place):
@@ -203,7 +206,7 @@ def _fitting(f: tile.For, place: _Place) -> int | None:
 
 
 def _only_keeps(f: tile.For, place: _Place) -> bool:
-    """A loop that only loads a tile in registers, each element to where it stays."""
+    """Whether a loop only loads a tile in registers, each element into its final place."""
     match f.body:
         case (Store(buffer, _, Load(), "set"),):
             return buffer in place.buffers.registers
@@ -211,7 +214,7 @@ def _only_keeps(f: tile.For, place: _Place) -> bool:
 
 
 def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) -> bool:
-    """A loop that brings elements from global memory to shared memory one by one: several are asked for together."""
+    """Whether a loop copies single elements from global to shared memory, so that several loads should be in flight."""
     match f.body:
         case (Store(buffer, _, value, "set"),):
             return buffer in shared and any(n.buffer in everywhere for n in loads(value))
@@ -219,14 +222,14 @@ def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) ->
 
 
 def _flat(f: tile.For, taken: set[str]) -> tile.For:
-    """A perfect nest of loops over lanes as one."""
+    """Flatten a perfect nest of loops over lanes."""
     while f.kind != "scan" and (made := _flattened(f, taken)) is not None:
         f = made
     return f
 
 
 def _flattened(f: tile.For, taken: set[str]) -> tile.For | None:
-    """A perfect nest of two loops over lanes as one: row by row over all threads."""
+    """Flatten a perfect nest of two loops over lanes, row-major over all threads; None for other loops."""
     if len(f.body) != 1 or not isinstance(f.body[0], tile.For) or f.body[0].bind.level != "lanes":
         return None
     inner = f.body[0]

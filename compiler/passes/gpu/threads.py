@@ -1,6 +1,6 @@
-"""Tile IR in, Kernel IR for threads out: loops over blocks become the grid, loops over lanes go round robin to threads.
+"""Lower Tile IR to Kernel IR for GPUs: loops over blocks become the grid, loops over lanes are shared by threads.
 
-What stands outside loops over lanes is done by all threads alike, stores by one.
+Statements outside of loops over lanes are executed by all threads alike, except stores, which one thread executes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Body = list[k.Stmt]
 
 
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
-    """Every kernel becomes one function; `schedules` are texts to quote in its head, by kernel name."""
+    """Lower every kernel to one function. `schedules` has texts to quote in its head, by kernel name."""
     kernels = [facts_of(kernel, target) for kernel in program.kernels]
     vectorize.verify(program)
     barriers.verify(program, target)
@@ -66,7 +66,7 @@ def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, st
 
 
 def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...]]:
-    """The function of a kernel, and its own temporaries: parts of a result, the tickets of those that made them."""
+    """The function of a kernel, and its own temporaries: partial results, and tickets of the blocks that made them."""
     s = facts.kernel
     state = Emission(facts=facts, taken={p.name for p in s.params}, dispatch=_statement)
     params = {p.name: p for p in s.params}
@@ -163,7 +163,7 @@ def _if(state: Emission, s: If, scope: Scope) -> Body:
 
 
 def _declare(state: Emission, name: str, value: Expr, scope: Scope, varies: bool = False) -> k.Stmt:
-    """What `varies` is accumulated into, so that its first value says nothing of its range."""
+    """Declare a variable. With `varies` it is accumulated into, so that its first value does not bound its range."""
     made = state.fresh(name)
     scope.values[name] = Var(made, value.dtype)
     if value.dtype is i64 and not varies:
@@ -208,7 +208,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
 
 
 def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """One iteration to each warp."""
+    """One iteration per warp."""
     extent = lowered(state, f.extent, scope)
     most = value_range(extent, scope.ranges)[1]
     if most is None or most > scope.role.threads // WARP:
@@ -225,7 +225,7 @@ def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 
 def _over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """One iteration to each lane of all warps, which share it."""
+    """One iteration per lane, shared by that lane of all warps."""
     if lowered(state, f.extent, scope) is not const(WARP):
         raise state.refuse(f"{f.var} must have an iteration for each of {WARP} lanes")
     inner = scope.inner(level="column")

@@ -1,4 +1,4 @@
-"""Copies by the engine that knows tensor maps: one thread asks for boxes, a barrier tells when they are there."""
+"""TMA copies: one thread issues copies of boxes, and an mbarrier signals that they have arrived."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Body = list[k.Stmt]
 
 
 def load(state: Emission, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
-    """What one thread does for a copy to shared memory, of which `barrier` is told."""
+    """The calls of one thread for a copy to shared memory that signals `barrier`."""
     held = state.shared[s.target.buffer]
     out: Body = []
     for box, place, coordinates in _boxes(state, s.target, s.source, held, scope):
@@ -30,7 +30,7 @@ def load(state: Emission, s: tile.Copy, barrier: k.Address, scope: Scope) -> Bod
 
 
 def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
-    """A copy out of shared memory, by one thread."""
+    """A copy out of shared memory, issued by one thread."""
     held = state.shared[s.source.buffer]
     calls: Body = []
     for box, place, coordinates in _boxes(state, s.source, s.target, held, scope):
@@ -42,14 +42,14 @@ def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
 
 
 def _steps(s: tile.Slice, scope: Scope) -> tuple[int, ...]:
-    """How far apart elements of a box are, innermost axis first; nothing where they are neighbours."""
+    """The element strides of a box, innermost axis first; empty if its elements are contiguous."""
     return tuple(s.steps[d] for d in reversed(memory_order(scope.buffers[s.buffer]))) if s.steps else ()
 
 
 def _boxes(
     state: Emission, inside: tile.Slice, outside: tile.Slice, held: SharedTile, scope: Scope
 ) -> Iterator[tuple[tuple[int, ...], Expr, tuple[Expr, ...]]]:
-    """A box for each panel of a tile: its extents, where it is in shared memory, and in the tensor, innermost first."""
+    """A box per panel of a tile: its extents, its offset in shared memory, and its coordinates, innermost first."""
     lengths = tile.extents(inside)
     width = min(held.width, lengths[-1])
     starts = [simplify(lowered(state, e, scope), scope.ranges, index=True) for e in inside.starts]

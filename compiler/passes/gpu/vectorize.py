@@ -1,5 +1,4 @@
-"""Tile IR in; the same out with how wide copies by threads are, how much of a cache line they prefetch, and along which
-axes they are predicated.
+"""Set the width, the prefetch size and the bounds predicates of copies by threads.
 
 ```
 copy(a[0: +16], x[i * 16: +16], "cp.async")
@@ -22,11 +21,11 @@ from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel, Program
 from compiler.schedule.steps import Cache, Schedule, Stage, Step, Writeback
 
-ROUNDS_WRITTEN_OUT = 32  # of a copy; of more, one at a time
+ROUNDS_WRITTEN_OUT = 32  # of a copy; beyond that, one round at a time
 
 
 def vectorize(program: Program) -> Program:
-    """A copy that says a width keeps it, and its prefetch; raises ValueError where threads cannot make it so."""
+    """Set widths; a copy that has one keeps it, and its prefetch. Raises ValueError if threads cannot make it so."""
     made = program.replace(kernels=tuple(copies.changed(kernel, _said) for kernel in program.kernels))
     verify(made)
     return made
@@ -39,8 +38,11 @@ def _said(s: tile.Copy, place: Place) -> tile.Copy:
 
 
 def verify(program: Program) -> None:
-    """Each copy is as wide as threads can make it or less, and asks along every axis that may leave its buffer; no load
-    or store leaves its buffer for certain."""
+    """Raise ValueError for accesses that are too wide or may leave their buffer.
+
+    These are copies wider than threads can make them, or without a predicate on an axis along which they may leave
+    their buffer, and loads or stores that certainly leave theirs.
+    """
     for kernel in program.kernels:
         for problem in unasked(kernel):
             raise ValueError(f"kernel {kernel.name}: {problem}")
@@ -58,9 +60,9 @@ def verify(program: Program) -> None:
 
 
 def with_widths(schedule: Schedule, launches: Iterable[Kernel]) -> Schedule:
-    """The schedule that made these launches, with copies by threads that are as wide as is legal.
+    """The schedule that made these launches, with copies by threads as wide as is legal.
 
-    Where those take many rounds, they are made one at a time. Asynchronous ones fetch a line where they can.
+    Copies of many rounds are made one round at a time. Asynchronous ones prefetch a cache line where they can.
     """
     fits: dict[str, int] = {}
     rounds: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Accesses of neighbouring iterations to neighbouring places, so that one wide load or store serves them all."""
+"""Wide accesses: accesses of adjacent iterations to adjacent elements, as one load or store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from compiler.ir.statement import Accum, Init, Let, Stmt, Store, within
 from compiler.passes.gpu.scope import Scope
 
 Place = Callable[[str, tuple[Expr, ...]], Expr]
-Element = tuple[str, Expr]  # of a buffer, at a flat index
-Conditions = tuple[tuple[Expr, bool], ...]  # with what each must be
+Element = tuple[str, Expr]  # buffer and flat index
+Conditions = tuple[tuple[Expr, bool], ...]  # conditions, each with the value that it must have
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """(buffer, flat index of a lane) to the flat index of the first lane; `guards` are what a load depends on."""
+    """Wide accesses: (buffer, flat index of a lane) to the first lane's flat index; `guards` are those of loads."""
 
     loads: dict[tuple[str, Expr], Expr]
     stores: dict[tuple[str, Expr], Expr]
@@ -30,14 +30,14 @@ class Neighbours:
 
 
 def uniform(cond: Expr, lane: Var, vector: int, multiples: Multiples) -> Expr | None:
-    """`cond` without `lane`, where it holds for all of 0 .. vector - 1 or for none; None where it may differ."""
+    """`cond` without `lane`, if it is the same for all of 0 .. vector - 1; None if it may differ."""
     match cond:
         case Op("and" | "or" as how, (a, b)) if a.dtype is boolean:
             left, right = uniform(a, lane, vector, multiples), uniform(b, lane, vector, multiples)
             return None if left is None or right is None else op(how, left, right)
         case Op("lt" | "ge", (a, b)) if a.dtype is i64 and lane.name in names(cond):
             terms, _ = linear(a - b)
-            # Multiples of the vector, plus the lane, are below zero together.
+            # If the rest is a multiple of the vector, adding the lane does not change the sign.
             if terms.get(lane) == 1 and divides(a - b - lane, vector, multiples):
                 return substitute(cond, {lane: const(0)})
             return None
@@ -48,7 +48,7 @@ def uniform(cond: Expr, lane: Var, vector: int, multiples: Multiples) -> Expr | 
 class _Body:
     """Statements that run for `lane` = 0 .. vector - 1, and the names `bound` in them.
 
-    `place` gives the flat index of an element, `value` that of a condition, as Kernel IR.
+    `place` lowers the index of an element to a flat one, `value` lowers a condition, both to Kernel IR.
     """
 
     statements: tuple[Stmt, ...]
@@ -60,7 +60,7 @@ class _Body:
     bound: frozenset[str]
 
     def wide(self, buffer: str, index: tuple[Expr, ...]) -> tuple[Expr, Expr] | None:
-        """Where a lane's element is and where that of the first lane is, of lanes that access neighbours."""
+        """The flat index of a lane's element and of the first lane's, if lanes access aligned neighbours; else None."""
         own = buffer in self.scope.registers or buffer in self.scope.local
         if own or buffer not in self.scope.buffers or any(names(i) & self.bound for i in index):
             return None
@@ -72,7 +72,7 @@ class _Body:
         return (flat, start) if divides(start, self.vector, self.scope.multiples) else None
 
     def common(self, conditions: Conditions) -> Expr | None:
-        """All conditions as one that holds for all lanes or for none; None where lanes may differ."""
+        """All conditions as one that is the same for all lanes; None if lanes may differ."""
         made: Expr = const(True, boolean)
         for cond, holds in conditions:
             same = None
@@ -89,10 +89,9 @@ def neighbours(
 ) -> Neighbours:
     """The wide accesses of a body that runs for `lane` = 0 .. vector - 1.
 
-    Only what is executed for all lanes or for none counts, of buffers that the body either reads or writes, each place
-    once. `place` gives the flat index of an element, `value` that of a condition, as Kernel IR.
-
-    An instruction moves a power of two.
+    Only accesses executed by all lanes or by none count, to buffers that the body either reads or writes, each place
+    once. `place` lowers the index of an element to a flat one, `value` lowers a condition, both to Kernel IR. The
+    vector must be a power of two, as instructions are.
     """
     if vector & (vector - 1):
         return Neighbours({}, {}, {})
@@ -112,15 +111,15 @@ def neighbours(
 
 
 def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], dict[Element, Expr]]:
-    """The wide loads of a body from buffers that it does not write, and what some of them depend on."""
+    """The wide loads of a body from buffers that it does not write, and the guards of some of them."""
     loads: dict[Element, Expr] = {}
     guards: dict[Element, Expr] = {}
-    alone: set[Element] = set()  # also loaded where some lanes do and others do not
+    alone: set[Element] = set()  # also loaded under conditions that differ between lanes
     for load, conditions in _executed(body.statements):
         found = None if load.buffer in written else body.wide(load.buffer, load.index)
         if found is None:
             continue
-        # Where a condition does not hold, there may be no index to read.
+        # Where a condition fails, the loaded index may not exist.
         apart = conditions and any(map(loads_in, load.index))
         (flat, start), guard = found, None if apart else body.common(conditions)
         element = load.buffer, flat
@@ -134,14 +133,14 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
         elif element in guards:
             guards[element] = op("or", guards[element], guard)
         loads[element] = start
-    # Such a load finds its element in what was loaded for all, but not where that was loaded under a condition.
+    # Such a load can use a wide load that is unconditional, but not a guarded one.
     for element in alone & guards.keys():
         del loads[element], guards[element]
     return loads, guards
 
 
 def _executed(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:
-    """Loads that an execution of the body makes under conditions, if any."""
+    """The loads of one execution of the body, with their conditions."""
     for s in body:
         match s:
             case Let(_, value) | Init(_, value) | Accum(_, _, value):

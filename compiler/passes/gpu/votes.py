@@ -1,8 +1,8 @@
-"""Updates that lanes vote in: those of many whose condition holds are found first, and made in order, some at a time.
+"""Conditional updates by vote: lanes first find the updates whose condition holds, then apply them in order.
 
-Each lane of a warp tests one update, and puts its number into a ring of the warp in shared memory. As soon as the ring
-holds `ahead` of them, what these add is loaded, by all lanes; then it is added in order. While one update after the
-other changes the same elements, these are in registers.
+Each lane of a warp tests one update and puts its index into the warp's ring in shared memory. Once the ring holds
+`ahead` of them, all lanes load what these updates add, then add it in order. While consecutive updates change the same
+elements, these stay in registers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BARRIER = k.Barrier("warp")
 
 @dataclass(frozen=True)
 class _Ring:
-    """Numbers of updates found, of which those from `made` to `found` are still to be made; `room` is a power of 2."""
+    """Indices of updates found; those from `made` to `found` are still to be applied. `room` is a power of 2."""
 
     array: str
     room: int
@@ -45,7 +45,7 @@ class _Ring:
 
 @dataclass(frozen=True)
 class _Update:
-    """A store under its conditions; `across` is the loop over lanes around it, None for an element of a warp's own."""
+    """A store with its condition; `across` is the loop over lanes around it, None for a single element."""
 
     store: Store
     cond: Expr
@@ -53,7 +53,7 @@ class _Update:
 
 
 def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop over updates, those made where a condition holds that is the same for all lanes."""
+    """A loop over updates that are applied where a condition holds, which is the same for all lanes."""
     args = dict(f.bind.args)
     tests, ahead = args.get("tests", 1), args.get("ahead", 1)
     update = _update(f)
@@ -103,7 +103,7 @@ def _under(cond: Expr, inner: tuple[Stmt, ...], across: tile.For | None) -> _Upd
 def _tests(
     state: Emission, f: tile.For, update: _Update, ring: _Ring, base: Var, extent: Expr, tests: int, scope: Scope
 ) -> Body:
-    """Each lane tests an update, some after the other; those found go to the end of the ring, in order."""
+    """Each lane tests `tests` updates, one after the other; those found are appended to the ring in order."""
     turn, number = Var(state.fresh("turn")), Var(state.fresh(f.var))
     lane = scope.values["lane"]
     scope.ranges[turn.name] = (0, tests - 1)
@@ -136,10 +136,10 @@ def _whole(extent: Expr, step: int) -> bool:
 
 @dataclass(frozen=True)
 class _Share:
-    """A lane's part of an update: `vector` elements, `step` apart, the first of which is at `place`, with `neighbour`
-    for the others; lanes without any do not meet the `guard`.
+    """A lane's part of an update: `vector` elements, `step` apart, from `place` on, with the variable `neighbour`.
 
-    The array `elements` has those at `kept`, where that is not below zero; `wide` accesses move all of them at once.
+    Lanes without elements fail the `guard`. The array `elements` holds those at `kept`, if that is not negative; `wide`
+    accesses move all of them at once.
     """
 
     update: _Update
@@ -155,7 +155,7 @@ class _Share:
 
 
 def _share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> _Share:
-    """Raises ValueError where a lane would have elements here and there."""
+    """The part of a lane. Raises ValueError if its elements are scattered."""
     store, across, lane = update.store, update.across, scope.values["lane"]
     inner = scope.inner(level="thread")
     which, neighbour = Var(state.fresh(f.var)), Var(state.fresh("n"))
@@ -193,14 +193,14 @@ def _guarded(share: _Share, s: k.Stmt) -> Body:
 
 
 def _made(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, last: Expr) -> k.Stmt:
-    """Updates that were found are made, `ahead` at a time; fewer only if these are the last."""
+    """Apply the updates found, `ahead` at a time; fewer only if they are the last."""
     first, turn = Var(state.fresh("first")), Var(state.fresh("turn"))
     number = cast(first + turn, i32)
     scope = share.scope.inner()
     scope.ranges[turn.name] = (0, ahead - 1)
     which = scope.values[f.var]
     assert isinstance(which, Var)
-    # Of fewer than `ahead` the last is loaded again.
+    # If there are fewer than `ahead`, the last is loaded again.
     there = op("min", number, ring.found - ONE)
     named = k.Declare(which.name, cast(Load(ring.array, (ring.at(there),), i32), i64))
     values, places = state.fresh("values"), state.fresh("places")
@@ -222,7 +222,7 @@ def _made(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, 
 
 
 def _loaded(state: Emission, share: _Share, values: str, turn: Var, scope: Scope) -> Body:
-    """What an update adds to a lane's elements goes into the array `values`."""
+    """Load what an update adds to a lane's elements into the array `values`."""
     across, value = share.update.across, share.update.store.value
     if across is None:
         return [k.Store(values, turn, lowered(state, value, scope))]
@@ -242,7 +242,7 @@ def _loaded(state: Emission, share: _Share, values: str, turn: Var, scope: Scope
 
 
 def _changed(state: Emission, share: _Share, here: Var, values: str, turn: Var) -> Body:
-    """A lane's elements are changed in registers, where they are brought if others were there."""
+    """Update a lane's elements in registers, after swapping them if others are held."""
     store = share.update.store
     slot = turn * share.vector + share.neighbour
     value = Load(values, (slot,), store.value.dtype)
@@ -257,7 +257,7 @@ def _each(share: _Share, s: k.Stmt) -> k.Stmt:
 
 
 def _fetched(state: Emission, share: _Share, here: Var) -> k.Stmt:
-    """A lane's elements come from memory."""
+    """Load a lane's elements from memory."""
     buffer, dtype = share.update.store.buffer, share.scope.buffers[share.update.store.buffer].dtype
     if share.wide:
         to, source = k.Address(share.elements, const(0)), k.Address(array_of(state, buffer), here)
@@ -267,7 +267,7 @@ def _fetched(state: Emission, share: _Share, here: Var) -> k.Stmt:
 
 
 def _put_back(state: Emission, share: _Share) -> k.Stmt:
-    """A lane's elements, if it has any, go to memory."""
+    """Store a lane's elements, if it holds any."""
     buffer, dtype = share.update.store.buffer, share.scope.buffers[share.update.store.buffer].dtype
     if share.wide:
         to, source = k.Address(array_of(state, buffer), share.kept), k.Address(share.elements, const(0))

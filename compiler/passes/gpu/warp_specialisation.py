@@ -1,4 +1,4 @@
-"""Tile IR in, the same with a role for each kind of warp of kernels whose pipelines have producers.
+"""Give warps roles in kernels whose pipelines have producers.
 
 ```
 for r in pipeline(16, reduce, depth=2, producers=1): t = shared(…); stage "copy": copy(t, x[r]); mma(acc, t)
@@ -9,8 +9,8 @@ t = shared(…, slots=2); full = mbarriers(2); empty = mbarriers(2)
 role "compute": for r: wait(full[slot]); mma(acc, t); arrive(empty[slot]); advance
 role "copy": for r: wait(empty[slot]); expect(full[slot]); copy(t, x[r], full[slot]); advance
 ```
-All roles run the same loops around pipelines. A slot is full when its bytes have come, and empty when all warps that
-compute have said so; warps that prepare what came say so to those that compute.
+All roles run the same loops around pipelines. A slot is full once its bytes have arrived, and empty once all computing
+warps have signalled so. Warps that prepare copied tiles signal to the computing ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BARRIER = tile.Sync("barrier")
 
 
 def warp_roles(program: Program, target: Target) -> Program:
-    """Raises ValueError for producers that have nothing to copy by themselves."""
+    """Create roles. Raises ValueError for producers that have nothing to copy by themselves."""
     return program.replace(kernels=tuple(_kernel(kernel, target) for kernel in program.kernels))
 
 
@@ -48,7 +48,7 @@ def _kernel(kernel: Kernel, target: Target) -> Kernel:
 
 
 def _launch(body: Body, facts: Facts, taken: set[str]) -> Body:
-    """Roles are inside of all loops over blocks; those that make parts of one result combine these behind them."""
+    """Roles are inside of all loops over blocks; blocks that split a reduction combine their parts after the roles."""
     match body:
         case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
             return (f.replace(body=_launch(inner, facts, taken)),)
@@ -60,14 +60,14 @@ def _launch(body: Body, facts: Facts, taken: set[str]) -> Body:
 
 
 class _Roles:
-    """The rings of a body's pipelines, and what each role does in them."""
+    """The rings of a body's pipelines, and the statements of each role."""
 
     def __init__(self, body: Body, facts: Facts, taken: set[str]) -> None:
         self.body, self.facts, self.taken = body, facts, taken
         self.pipes = [n for n in within(body, tile.For) if stages.is_specialised(n)]
         self.shared = {n.tensor.name: n for n in within(body, tile.Alloc)}
         self.start: list[Stmt] = []
-        self.own: list[Stmt] = []  # where the threads that compute are in rings
+        self.own: list[Stmt] = []  # the positions of the computing threads in rings
         self.rings = {f.var: self._rings(f) for f in self.pipes}
 
     def made(self) -> Body:
@@ -89,7 +89,7 @@ class _Roles:
         return (*self.start, *made)
 
     def _rings(self, f: tile.For) -> list[SlotRing]:
-        """The rings of a pipeline in the order in which they are filled; there is one of its tiles in each slot."""
+        """The rings of a pipeline in the order in which they are filled, each with its tiles in every slot."""
         used, depth = stages.slotted(f, self.facts.name), dict(f.bind.args).get("depth", 1)
         self.start += [s for s in f.body if isinstance(s, tile.Alloc) and s.tensor.name in used]
         preparing = dict(f.bind.args)["producers"] - 1 if stages.prepared(f) else 0
@@ -109,7 +109,7 @@ class _Roles:
     # ---- the threads that compute
 
     def computing(self, body: Body) -> Body:
-        """What they do: all but what stands in stages."""
+        """The statements of computing threads: all but the stages."""
         out: list[Stmt] = []
         for s in body:
             match s:
@@ -127,7 +127,7 @@ class _Roles:
         return buffer in self.shared and self.shared[buffer].space == "shared"
 
     def _awaited(self, s: tile.Copy) -> Body:
-        """A copy where it stands: one thread asks for it, all wait until it is there."""
+        """A copy outside of pipelines: one thread issues it, all wait until it has arrived."""
         array, parity = fresh(f"{s.target.buffer}_here", self.taken), fresh("parity", self.taken)
         self.own.append(Ring("", parity, 1))
         here = Mbarrier(array, const(0))
@@ -135,14 +135,14 @@ class _Roles:
         return Mbarriers(array, 1, 1), asked, Wait(here, Var(parity)), Advance("", parity, 1)
 
     def _bytes(self, s: tile.Copy) -> int:
-        """What a copy to shared memory brings: whole boxes, also where they hang over the tensor's edge."""
+        """The bytes that a copy to shared memory transfers: whole boxes, even beyond the tensor's edge."""
         return math.prod(tile.extents(s.target)) * self.shared[s.target.buffer].tensor.dtype.bytes
 
     def _computed(self, f: tile.For) -> Body:
-        """A pipeline without its copies: wait until a slot is full, compute, say that it is empty.
+        """A pipeline without its copies: wait until a slot is full, compute, release it.
 
-        Where matmuls alone use the slots, a slot is given back an iteration later, when the next ones are on their way;
-        those of the next iteration need another slot for that.
+        If only matmuls use the slots, a slot is released one iteration later, when the next matmuls are in flight; this
+        needs at least two slots.
         """
         rings, facts = self.rings[f.var], self.facts
         ring, used = rings[0], frozenset(name for r in rings for name in r.tiles)
@@ -172,7 +172,7 @@ class _Roles:
     # ---- the others
 
     def _around(self, body: Body, act: Callable[[tile.For], Body]) -> Body:
-        """The loops around pipelines, and what they are computed from; `act` is what is done in a pipeline."""
+        """The loops around pipelines and the values that they depend on, with `act` applied to the pipelines."""
         kept = [s for s in body if stages.has_producers((s,))]
         made: list[Stmt] = []
         for s in stages.computed_from(body, set().union(*(_needed(s) for s in kept)), kept):
@@ -186,7 +186,7 @@ class _Roles:
         return tuple(made)
 
     def _copying(self, f: tile.For) -> Body:
-        """What the thread that asks for copies does in a pipeline."""
+        """The pipeline of the thread that issues copies."""
         copied, _ = stages.split(f)
         inner = [s for s in copied if not isinstance(s, tile.Copy)]
         for ring in self.rings[f.var]:
@@ -197,7 +197,7 @@ class _Roles:
         return (f.replace(bind=PART, body=tuple(inner)),)
 
     def _preparing(self, f: tile.For) -> Body:
-        """What the other warps of the producer do in a pipeline: loops of their own before the matmuls."""
+        """The pipeline of the producer's other warps: their own loops before the matmuls."""
         own, ring = stages.prepared(f), self.rings[f.var][0]
         if not own:
             return ()
@@ -209,7 +209,7 @@ class _Roles:
 
 
 def _needed(s: Stmt) -> set[str]:
-    """Names that what producers do in a statement is computed from."""
+    """The names that the producers' part of a statement depends on."""
     match s:
         case tile.For() if stages.is_specialised(s):
             copied, _ = stages.split(s)
@@ -224,7 +224,7 @@ def _needed(s: Stmt) -> set[str]:
 
 
 def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
-    """How many groups of products an iteration starts, where they may run into the next one; else 0."""
+    """The number of matmul groups that an iteration starts, if they may run into the next one; else 0."""
     matmuls = [s for s in rest if isinstance(s, tile.Mma)]
     if not matmuls or not all(is_asynchronous(facts.target, s) for s in matmuls):
         return 0
@@ -237,7 +237,7 @@ def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
 
 
 def _awaiting(rest: Body, prepared: Body, ring: SlotRing) -> Body:
-    """The wait for what others prepare, before the first statement that touches it and the barrier in front of that."""
+    """Insert the wait for prepared tiles before the first statement that uses them, and the barrier before it."""
     made = {n.buffer for n in within(prepared, Store)}
     at = next((n for n, s in enumerate(rest) if tile.buffers((s,)) & made), None)
     if at is None:

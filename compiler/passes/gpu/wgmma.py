@@ -1,6 +1,6 @@
-"""Tensor instructions of four warps: operands in shared memory, matmuls that run while the threads go on.
+"""Tensor instructions of four warps (wgmma): operands in shared memory, asynchronous matmuls.
 
-A matmul is started, and waited for before anything else touches its accumulator or its operand in registers.
+A matmul is started, and waited for before anything else accesses its accumulator or its operand in registers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compiler.targets.target import Instruction
 
 Body = list[k.Stmt]
 
-ROW = 16  # bytes of a row of an operand that is not swizzled
+ROW = 16  # bytes of a row of an unswizzled operand
 _TYPES = {
     "bf16": "mlc_bf16",
     "f16": "mlc_f16",
@@ -35,7 +35,7 @@ _TYPES = {
 
 
 def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
-    """Starts acc += a . b as one group; from here on the accumulator is in flight."""
+    """Start acc += a . b as one commit group; the accumulator is in flight afterwards."""
     acc = state.facts.fragments[s.acc.buffer]
     array = scope.registers[s.acc.buffer]
     inner = scope.inner()
@@ -50,8 +50,10 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     }
 
     def there(x: tile.Slice, axes: str) -> tuple[k.Address, Expr, Expr]:
-        """Where the matmuls begin, the bytes from panel to panel, and from there to this one: the repetitions of a
-        matmul then differ by no more than a sum."""
+        """The address where the matmuls begin, the bytes between panels, and this repetition's offset in bytes.
+
+        Repetitions of a matmul then differ only by a sum.
+        """
         held = state.shared[x.buffer]
         bytes_ = held.tensor.dtype.bytes
         if not held.swizzle and held.width * bytes_ != ROW:
@@ -84,7 +86,7 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
         a = k.Address(scope.registers[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate, b_moved), (array,))
         state.matmuls.read.add(a.buffer)
-    # One fence is enough for matmuls that follow each other; what is in flight already need not be held.
+    # One fence is enough for consecutive matmuls on one accumulator; registers already in flight need not be held.
     held = 0 if array in state.matmuls.running else acc.count
     fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
     first_one = [] if state.matmuls.latest == array else [*_held_left(state, s, row, scope), fence]
@@ -95,7 +97,7 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
 
 
 def _held_left(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
-    """An operand in registers is complete before the first matmul."""
+    """Complete an operand in registers before the first matmul."""
     if row.a_space == "shared" or row.a_type not in ("bf16", "f16"):
         return []
     a = k.Address(scope.registers[s.a.buffer], const(0))
@@ -103,7 +105,7 @@ def _held_left(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> 
 
 
 def wait_if_touched(state: Emission, s: Stmt, scope: Scope) -> Body:
-    """A wait for the matmuls in flight, where a statement touches what they do."""
+    """Wait for the matmuls in flight if a statement accesses their data."""
     touched = {scope.registers.get(b, b) for b in tile.buffers((s,))}
     if is_asynchronous(state.facts.target, s):
         assert isinstance(s, tile.Mma)
@@ -113,7 +115,7 @@ def wait_if_touched(state: Emission, s: Stmt, scope: Scope) -> Body:
 
 
 def wait_all(state: Emission) -> Body:
-    """All matmuls in flight are done."""
+    """Wait for all matmuls in flight."""
     if not state.matmuls.running:
         return []
     out = wait_but(state, 0)
@@ -123,14 +125,14 @@ def wait_all(state: Emission) -> Body:
 
 
 def wait_but(state: Emission, pending: int) -> Body:
-    """All but the latest few matmuls are done, and what they added to is there."""
+    """Wait for all but the latest `pending` groups; the accumulators of the others are then complete."""
     flying = state.matmuls
     flying.groups = flying.groups[-pending:] if pending else []
     idle, flying.idle = flying.idle and not pending, False
     out: Body = [k.Call("mlc_wgmma_idle", (), ()) if idle else k.Call("mlc_wgmma_wait", (pending,), ())]
     if pending and flying.more is not None:
-        # What runs when a loop ends ptxas 13.0 takes to be done there: it moves what reads the accumulators before the
-        # wait behind the loop. So nothing is left to run behind the last iteration.
+        # ptxas 13.0 assumes that matmuls in flight at the end of a loop are complete there: it moves reads of the
+        # accumulators before the wait after the loop. So the last iteration waits for all of them.
         out = [k.If(flying.more, tuple(out), (k.Call("mlc_wgmma_wait", (0,), ()),))]
     for array in sorted(flying.running.keys() - set(flying.groups)):
         held = k.Address(array, const(0))
@@ -144,7 +146,7 @@ def wait_but(state: Emission, pending: int) -> Body:
 
 
 def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str:
-    """The accumulator that a loop sets to zero for the matmul behind it, which may as well begin with zero."""
+    """The accumulator that a loop zeroes for the next matmul, which can start from zero itself; else ""."""
     if not isinstance(s, tile.For) or s.bind.level != "lanes":
         return ""
     stores = [n for n in s.walk() if isinstance(n, Store)]
@@ -157,7 +159,7 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
     user = next((x for x in after if name in tile.buffers((x,))), None)
     if is_bound(user, "pipeline"):
         runs = not isinstance(user.extent, Const) or int(user.extent.value) > 0
-        inside = [x for x in user.body if name in tile.buffers((x,))]  # each iteration comes to its matmul
+        inside = [x for x in user.body if name in tile.buffers((x,))]  # every iteration reaches its matmul
         user = inside[0] if runs and len(inside) == 1 else None
     if isinstance(user, tile.Mma) and is_asynchronous(state.facts.target, user) and user.acc.buffer == name:
         whole = tuple(n or 1 for n in user.acc.lengths) == state.facts.fragments[name].shape
@@ -166,7 +168,7 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
 
 
 def begun_by(state: Emission, f: tile.For, turn: Var) -> tuple[str, ...]:
-    """The accumulators that a pipeline's matmul begins, which it does in the first `turn`."""
+    """The accumulators that a pipeline's matmul initialises, in its first iteration, where `turn` is 0."""
     blank, used = state.matmuls.blank, tile.buffers((f,))
     begun = tuple(name for name in blank if name in used)
     blank |= dict.fromkeys(begun, op("eq", turn, const(0)))
@@ -174,11 +176,11 @@ def begun_by(state: Emission, f: tile.For, turn: Var) -> tuple[str, ...]:
 
 
 def zeroed_behind(state: Emission, begun: tuple[str, ...], extent: Expr, scope: Scope) -> Body:
-    """Zeros for accumulators behind the loop that was to begin them, if that had no iteration. Those in flight are set
-    when their matmuls are done.
+    """Zero the accumulators after the loop that was to initialise them, if it had no iteration.
 
-    ptxas 13.0 takes what reads an accumulator behind a loop of unknown length to be done while its matmuls run (C7514),
-    but for such a choice: it is made even where the sizes are known to be positive.
+    Accumulators in flight are zeroed after the wait for their matmuls. ptxas 13.0 believes that an accumulator read
+    after a loop of unknown length is read while its matmuls run (C7514), unless this selection is there: it is emitted
+    even if the sizes are known to be positive.
     """
     if isinstance(extent, Const):
         return []

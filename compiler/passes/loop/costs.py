@@ -53,8 +53,10 @@ def scores_stay(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
 
 
 def known_for_all_sizes(kernel: Kernel) -> bool:
-    """Whether this holds for every value of a kernel's symbolic sizes: depth and features are constant, and rows of
-    buffers start where tiles may."""
+    """Whether this holds for all values of the symbolic sizes.
+
+    It does if depth and features are constant, and rows of buffers start where tiles may.
+    """
     found = online_softmax.recognise(kernel)
     if found is None or found.scores is None:
         return False
@@ -94,8 +96,7 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
 
 
 def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
-    """Whether a warpgroup can do it: it has an instruction for this many features, TMA loads operands, and tiles
-    fit."""
+    """Whether a warpgroup can do it: it has an instruction for the features, TMA loads operands, and tiles fit."""
     features, depth, kind = static(f.feature.extent), static(scores.depth.extent), f.weight
     wide = [r for r in target.instructions if r.function == "mlc_wgmma_rs" and r.n == features]
     if depth % STEP or "tma" not in target.features or not any(r.a_type == r.b_type == kind.name for r in wide):
@@ -141,8 +142,7 @@ def products_cost_less(before: Iterable[Kernel], made: Iterable[Kernel], handed:
 
 
 def _products_stay(f: Chained, target: Target) -> bool:
-    """Whether tensor cores can multiply blocks of rows and columns, and the elements computed from them with the
-    values."""
+    """Whether tensor cores can multiply blocks of rows and columns, and what is computed from them with the values."""
     factors = (f.value, *(x for p in f.products for x in (p.left, p.right)))
     widest = max(static(x.extent) for x in (f.feature, *(p.depth for p in f.products)))
     if {unwidened(x).dtype for x in factors} != {f.kind} or widest > WARP_FEATURES or f.kind is f32:

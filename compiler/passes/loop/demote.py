@@ -19,7 +19,7 @@ from compiler.passes.loop.narrow import narrow
 
 
 def demote(program: Program) -> Program:
-    """Store temporaries as 16 bits where readers round them to one 16-bit type."""
+    """Store f32 temporaries as 16 bits where readers round them to one 16-bit type."""
     return _in_both_forms(_in_one_form(narrow(program)))
 
 
@@ -39,8 +39,10 @@ def _in_one_form(program: Program) -> Program:
 
 
 def _rounded(k: Kernel, temps: set[str]) -> dict[str, set[DType | None]]:
-    """The types to which a kernel rounds each temporary that it reads; None among them for a use without rounding, or a
-    write other than a plain store."""
+    """The types to which a kernel rounds each temporary that it uses.
+
+    None among them stands for a load without rounding, or a write other than a plain store.
+    """
     found: dict[str, set[DType | None]] = {}
     for s in k.body:
         for n in s.walk():
@@ -136,8 +138,7 @@ def _again(node: Node, name: str, around: tuple[loop.For, ...]) -> bool:
 
 
 def _with_rounded(k: Kernel, made: dict[str, Tensor]) -> Kernel:
-    """The kernel with both forms written where it writes such a temporary, or the rounded form read where it rounds
-    one."""
+    """The kernel writing both forms of such a temporary, or reading the rounded form where it rounds one."""
     table: dict[Expr, Expr] = {}
     own = set(k.writes) & set(made)
     for s in k.body:

@@ -51,8 +51,7 @@ def _near_softmax(program: Program, known: dict[Kernel, bool]) -> set[Kernel]:
 
 
 def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, ...] | None:
-    """The kernels with `made` in place of the last of its parts; None if one in between must run both before and after
-    it.
+    """The kernels with `made` in place of the last of its parts; None if one in between must be before and after it.
 
     Kernels in between that read results of the parts move after `made`.
     """
@@ -173,8 +172,10 @@ def _beside(kernel: Kernel, other: Kernel) -> Kernel:
 
 
 def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
-    """The kernel with other names for those that it binds among `names`; the new ones avoid `others` too. The form `i1`
-    is left to the step that splits `i`."""
+    """The kernel with new names for those in `names` that it binds; they avoid `others` too.
+
+    Names like `i1` are left to the step that splits `i`.
+    """
     mine = bound(kernel)
     if not mine & names:
         return kernel

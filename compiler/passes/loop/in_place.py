@@ -17,8 +17,7 @@ from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_m
 
 
 def in_place(program: Program, into: Mapping[str, str]) -> Program:
-    """Return the program with each output named in `into` written in the memory of its input, where that is
-    possible."""
+    """Return the program with each output named in `into` written in the memory of its input, if possible."""
     inputs = {t.name: t for t in program.inputs}
     for name, place in into.items():
         program = _placed(program, name, inputs[place]) or program

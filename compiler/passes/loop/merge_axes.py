@@ -59,8 +59,7 @@ def _loops(kernel: Kernel) -> int:
 
 
 def _in_memory_order(kernel: Kernel) -> Kernel:
-    """The kernel with the axes of its buffers in memory order, and its outer loops in the order of the stored
-    buffer."""
+    """The kernel with the axes of its buffers in memory order, and its outer loops in that of the stored buffer."""
     kernel = _with_axes(kernel, {p.name: memory_order(p) for p in kernel.params})
     nest, body = perfect(loop.For, kernel.body)
     stored = [n.index for s in body for n in s.walk() if isinstance(n, Store) and n.buffer in kernel.writes]

@@ -64,8 +64,7 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
 
 
 def _slid_over(kernel: Kernel, t: Tensor, chosen: Mapping[str, Tensor]) -> int | None:
-    """The axis of an input that is innermost in the layout of the results, while windows slide over other axes; or
-    None."""
+    """The axis of an input that is innermost in the layout of the results, if windows slide over others; else None."""
     axes = set(_votes(kernel, t.name))
     near = _innermost(kernel, chosen)
     found = {n.index[d] for n in _loads(kernel, t.name) for d in axes if d != STAYS}
@@ -98,16 +97,14 @@ def _with_innermost(t: Tensor, axis: int) -> Tensor:
 
 
 def _asked(users: Sequence[Kernel], name: str, temps: set[str]) -> int | None:
-    """The axis along which the readers of a temporary read together; STAYS if they disagree, None if none has a
-    preference."""
+    """The axis along which readers read together; STAYS if they disagree, None if none has a preference."""
     votes = {vote for k in users for vote in _votes(k, name, temps)}
     return None if not votes else votes.pop() if len(votes) == 1 else STAYS
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A load: the axes indexed by a plain loop variable, and whether other indices slide windows over an axis or divide
-    it."""
+    """A load: axes indexed by a plain loop variable; whether other indices slide windows over an axis, or divide it."""
 
     plain: dict[int, str]
     slides: bool
@@ -135,8 +132,10 @@ def _read(load: Load, loops: Mapping[str, loop.For], reduced: set[str]) -> _Read
 
 
 def _kind(index: Expr, loops: Mapping[str, loop.For], reduced: set[str]) -> str:
-    """How a composite index with a reduced loop traverses its axis: "slides" for overlapping windows, else "apart"; ""
-    for others."""
+    """How an index that combines loops traverses its axis.
+
+    It is "slides" for overlapping windows, "apart" for other combinations, "" if no reduced loop occurs.
+    """
     if not names(index) & reduced:
         return ""
     terms, _ = linear(index)
@@ -174,8 +173,10 @@ def _count(size: Expr) -> int:
 
 
 def _alike(kernel: Kernel, tensors: Mapping[str, Tensor], free: set[str]) -> Iterator[tuple[str, int]]:
-    """Temporaries in `free` that a kernel writes along a loop that is contiguous in a buffer it reads, where that is
-    not the buffer's last axis."""
+    """Temporaries in `free` that a kernel writes along a loop that is contiguous in a buffer it reads.
+
+    Only buffers whose contiguous axis is not their last count.
+    """
     loops = {f.var for f in within(kernel.body, loop.For) if f.kind == "parallel"}
     near: set[Expr] = set()
     for n in _loads(kernel):
@@ -194,8 +195,7 @@ def _innermost(kernel: Kernel, made: Mapping[str, Tensor]) -> set[Expr]:
 
 
 def _beside(kernel: Kernel, wanted: Mapping[str, Tensor], free: set[str]) -> Iterator[tuple[str, int]]:
-    """Temporaries in `free` that a kernel reads elementwise along the loop that is contiguous in a result with a chosen
-    layout."""
+    """Temporaries in `free` that a kernel reads elementwise along the contiguous loop of a result with a layout."""
     near = _innermost(kernel, wanted)
     for n in _loads(kernel):
         if n.buffer in free and n.buffer not in kernel.writes:

@@ -21,8 +21,7 @@ from compiler.passes.loop.narrow import chosen, terms
 
 @dataclass(frozen=True)
 class _Part:
-    """The temporary loaded by `load` is part `number` along `axis` of a whole; `term` selects it in the value
-    stored."""
+    """The temporary read by `load` is part `number` along `axis` of a whole; `term` selects it in the stored value."""
 
     load: Load
     axis: Var

@@ -36,8 +36,7 @@ class _Chain:
 
 
 def recompute(program: Program, target: Target) -> Program:
-    """Move the producers of a matmul's factor into the matmul, if no other kernel needs the factor in memory and it
-    pays."""
+    """Move the producers of a matmul's factor into the matmul, if only matmuls read the factor and it pays."""
     if program.sizes:
         return program
     for group in _groups([c for k in program.kernels if (c := _chain(program, k)) is not None]):
@@ -110,8 +109,7 @@ def _made_of(program: Program, last: Kernel, temps: list[Tensor]) -> _Chain | No
 
 
 def _producers(program: Program, last: Kernel, temps: list[Tensor]) -> list[Kernel]:
-    """The direct and indirect producers of these temporaries for a kernel, last first; at most MOST, which is too
-    many."""
+    """The direct and indirect producers of these temporaries for a kernel, last first; at most MOST: too many."""
     makers = {w: k for k in program.kernels for w in k.writes}
     before: list[Kernel] = []
     while len(before) < MOST:

@@ -27,8 +27,7 @@ Index = tuple[Expr, ...]
 
 
 def views(program: Program) -> Program:
-    """Lay out temporaries with the axes adjacent that readers view as one, and give each kernel its view of each
-    buffer."""
+    """Lay out temporaries with the axes adjacent that readers view as one; give each kernel its view of a buffer."""
     for t in program.temps:
         order = _order(program, t)
         if order is not None:
@@ -76,8 +75,7 @@ def _parts(indices: Iterable[Expr]) -> int:
 
 
 def _merged(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] | None:
-    """The kernel with two adjacent axes of a buffer, indexed by quotient and remainder, merged; None if there are
-    none."""
+    """The kernel with two adjacent axes of a buffer, indexed by quotient and remainder, merged; None without such."""
     indices = _indices(kernel, t.name)
     for d in range(len(t.shape) - 1) if _parts(i for index in indices for i in index) else ():
         made = _as_one(t, d, indices, ranges)
@@ -100,8 +98,7 @@ def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list
 
 
 def _split(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) -> tuple[Kernel, Tensor] | None:
-    """The kernel with an axis of a buffer split in two, the outer one indexed by batches only; None if there is
-    none."""
+    """The kernel with an axis of a buffer split in two, the outer one indexed by batches only; None without such."""
     if len(t.shape) >= MOST_AXES or not batches:
         return None
     indices = _indices(kernel, t.name)

@@ -63,8 +63,7 @@ class _Copy:
 
 
 def window_rows(program: Program, target: Target) -> Program:
-    """Rewrite contractions of few channels to read runs of a copy, if by estimate that and the copying take less
-    time."""
+    """Make contractions of few channels read runs of a copy, if that and the copying are estimated faster."""
     estimates: dict[Node, float] = {}
     for k in program.kernels if not program.sizes else ():
         found = recognise(k)

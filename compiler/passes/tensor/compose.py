@@ -99,8 +99,7 @@ def _squeezed(t: Tensor, kept: list[int]) -> Tensor:
 
 
 def is_view(e: Equation) -> bool:
-    """Whether a map only moves values, widens 16-bit floats or computes from indices: free to repeat in every
-    reader."""
+    """Whether a map only moves values, widens 16-bit floats or computes from indices: free to repeat in readers."""
     return isinstance(e, Map) and _moves(e.value)
 
 
@@ -210,8 +209,7 @@ def _reindex_reductions(program: Program) -> Program:
 def _follows_reduction(
     source: Equation | None, made: dict[str, Equation], uses: Counter[str]
 ) -> TypeGuard[Map | Reduce]:
-    """Whether `source` is a reduction, or a map with one element for each of a reduction that only it reads, possibly
-    through such maps."""
+    """Whether `source` is a reduction, or a map elementwise on one that only it reads, possibly via such maps."""
     if not isinstance(source, Map):
         return isinstance(source, Reduce)
     behind = [x for x in _whole_loads(source.value) if x.index == _own(source) and uses[x.buffer] == 1]

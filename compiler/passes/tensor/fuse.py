@@ -285,8 +285,7 @@ def _longest(sweeps: Sequence[Equation]) -> float:
 
 
 def _beside(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Groups) -> float:
-    """The number of rows that a block reads together because they are adjacent in memory; 1 if a row itself is
-    contiguous."""
+    """The number of rows that a block reads together because they are adjacent in memory; 1 for contiguous rows."""
     longest = max(sweeps, key=lambda e: _longest([e]))
     near = axes_of_neighbours(longest, groups.inputs, {e.name: e for e in members})
     if any(a.name in near for a in getattr(longest, "over", ())):
@@ -365,8 +364,7 @@ Reading = tuple[Load, Equation]  # a load and the equation that it is in
 def _dear_twice(
     e: Map, price: int, read: list[Reading], members: list[Equation], found: Nest, stored: set[str]
 ) -> bool:
-    """Whether a map is recomputed more often than pays. `price` is the cost of an element with the maps that it
-    reads."""
+    """Whether a map is recomputed more often than pays. `price` is an element's cost with the maps that it reads."""
     short = _shortens(e, price)
     if price < WORTH_KEEPING and not short:
         return False
@@ -401,8 +399,7 @@ def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
 
 
 def _shortens(e: Map, price: int) -> bool:
-    """Whether a map computes bytes from wider numbers, with more than a move: reading these again is slower than
-    storing it."""
+    """Whether a map computes bytes from wider numbers, and not just moves them: these are slower to read again."""
     return e.dtype in (i8, u8, *EIGHTHS) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
 
 
@@ -412,8 +409,7 @@ def _moved(load: Load) -> bool:
 
 
 def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
-    """Whether a loop outside the last of `own` repeats a map over `own`, with too few iterations inside to repay its
-    cost."""
+    """Whether a loop outside the last of `own` repeats a map over `own`, with too few iterations inside for it."""
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
     repeats = any(is_long(a) and a.name not in own for a in rows[:last])
     return repeats and price >= WORTH_KEEPING * count(a.extent for a in rows[last + 1 :])

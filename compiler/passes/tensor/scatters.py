@@ -35,8 +35,7 @@ def _with(program: Program, made: Mapping[str, tuple[Equation, ...]]) -> Program
 
 
 def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation, ...]:
-    """Return `e`, or for a count of numbers up to each place a scatter that counts each place and a scan that adds
-    these up."""
+    """Return `e`; or for a count of numbers up to each place, a scatter that counts each place and a scan over it."""
     if not isinstance(e, Reduce) or e.dtype is not i64 or e.op != "sum":
         return (e,)
     compared = {n: p for n in reads(e) if isinstance(p := every.get(n), Map) and p.dtype is boolean}
@@ -70,8 +69,7 @@ def _fed(program: Program) -> dict[str, Equation]:
 
 
 def _once(p: Map, e: Scatter) -> bool:
-    """Whether a scatter reads the map at one index, and no element twice except in loops on which the index does not
-    depend."""
+    """Whether a scatter reads the map at one index, and no element twice except in loops absent from that index."""
     found = {n.index for x in expressions(e) for n in loads(x) if n.buffer == p.name}
     (index,) = found if len(found) == 1 else ((),)
     own = tuple(a for a in e.over if any(a.var in set(i.walk()) for i in index))

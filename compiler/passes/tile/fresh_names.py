@@ -18,8 +18,7 @@ from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, namin
 
 
 def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedule:
-    """Return the schedule, renamed, for a kernel of a Loop IR program. Raises ScheduleError for a step that does not
-    apply."""
+    """The schedule, renamed, for a kernel of a Loop IR program. Raises ScheduleError for a step that does not apply."""
     made = {name for step in schedule.steps for name in names_made(step)}
     nodes = [n for s in kernel.body for n in s.walk()]
     taken = {p.name for p in kernel.params} | {n.name for n in nodes if isinstance(n, Let)}

@@ -130,8 +130,7 @@ def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
 
 
 def pieces(extent: Expr, length: int, piece: Var) -> tuple[Expr, Expr]:
-    """The number of pieces of this length in a loop, and the number of iterations of a piece: the last may be
-    shorter."""
+    """The number of pieces of this length in a loop, and the iterations of a piece: the last may be shorter."""
     most = Const(length, piece.dtype)
     exact = isinstance(extent, Const) and int(extent.value) % length == 0
     return (extent + (length - 1)) // most, most if exact else op("min", most, extent - piece * most)

@@ -121,8 +121,7 @@ class Places:
         return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
 
     def counting(self, value: Expr, row: Var, column: Var, none: float, reads: Iterable[Load]) -> Expr:
-        """A value for a row and a column, `none` for an invalid column. The loads `reads` are not read out of
-        bounds."""
+        """A value for a row and a column, `none` for an invalid column. `reads` are not read out of bounds."""
         inside, other = self.inside("column", column.name), const(none, self.dtype)
         if any(names(x) & {row.name, column.name} for x in reads):
             return select(both(self.inside("row", row.name), inside), value, other)

@@ -99,8 +99,7 @@ def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Sto
 
 
 def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str, Range]) -> tuple[Expr | None, Expr]:
-    """The length of an axis that is used in one iteration of the loops around, None for a single place, and its
-    start."""
+    """The length of an axis used in one iteration of the loops around, None for a single place, and its start."""
     starts, rests = zip(*(_apart(i, around) for i in indices), strict=True)
     spans = [value_range(r, ranges) for r in rests]
     if len(set(starts)) > 1 or any(low is None or low < 0 or high is None for low, high in spans):
@@ -127,8 +126,7 @@ def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
 def _reindex(
     body: Body, buffer: str, axes: list[tuple[int, Expr]], name: str = "", uses: Sequence[Load] | None = None
 ) -> Body:
-    """The body with the buffer, renamed to `name`, reduced to the remaining axes, with indices relative to their
-    starts.
+    """The body with the buffer, renamed to `name`, reduced to the remaining axes, with relative indices.
 
     If `uses` is given, only these loads change.
     """

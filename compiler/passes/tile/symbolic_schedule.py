@@ -104,8 +104,7 @@ def _any_sizes(wanted: Schedule) -> Iterator[Schedule]:
 
 
 def _any_extent(step: Step) -> Step:
-    """The step without a shifted last piece, which needs a loop known to be long enough: the last piece is shortened
-    instead."""
+    """The step with its last piece shortened instead of shifted, which needs a loop known to be long enough."""
     return Split(step.loop, step.factor, step.into) if isinstance(step, SplitShifted) else step
 
 

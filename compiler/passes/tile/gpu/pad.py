@@ -129,8 +129,7 @@ def _below(value: Expr, end: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class _Inside:
-    """For each padded loop the condition that it is inside, the reduction loops among them, and the kernel's
-    buffers."""
+    """For each padded loop the condition to be inside, the reduction loops among them, and the kernel's buffers."""
 
     guards: Mapping[str, Expr]
     summing: Set[str]
@@ -166,8 +165,7 @@ class _Inside:
         return guarded(factor, wanted)
 
     def within(self, load: Load, var: str) -> list[Expr]:
-        """Conditions that keep a load within its buffer: the loop's own end, unless the index only grows with the
-        loop."""
+        """Conditions that keep a load in its buffer: the loop's own end, unless the index only grows with it."""
         if not all(_grows(i, var) for i in load.index):
             return [self.guards[var]]
         if load.buffer not in self.tensors:

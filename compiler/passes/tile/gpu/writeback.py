@@ -66,8 +66,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
 
 
 def _unguarded(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
-    """A statement with only its loads guarded, each by the conditions that concern it, except loads from the kernel's
-    tiles."""
+    """A statement with only its loads guarded, by the conditions that concern them; the kernel's tiles need none."""
     table: dict[Expr, Expr] = {}
     for n in loads(s):
         mine = [g for g in guards if names(g) & names(n)]
