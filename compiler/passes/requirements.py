@@ -189,7 +189,7 @@ def _required(n: Node) -> list[Op]:
 
 
 def _count(n: Node, uses: Counter[Node]) -> None:
-    """Count the occurrences of each node, where repeated subexpressions are counted as one use of their parts."""
+    """Count the occurrences of each node; the parts of a repeated node count once."""
     uses[n] += 1
     if uses[n] == 1:
         for child in (n.cond,) if isinstance(n, Select) else n.children():

@@ -88,7 +88,7 @@ class _Updates:
 
 
 def _updates(f: k.For) -> _Updates | None:
-    """The only accesses of a loop to some buffer, if they accumulate vectors at constant distances; else None."""
+    """A loop's only accesses to some buffer, if they accumulate vectors near a data-dependent place; else None."""
     own = {n.name for n in f.walk() if isinstance(n, k.Declare)}
     for s, last in _ends(f.body):
         stores = [x for x in last if isinstance(x, k.Store)]

@@ -71,8 +71,8 @@ def _in_memory_order(kernel: Kernel) -> Kernel:
 def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     """The kernel with two loops merged; None if they are not two adjacent axes of every buffer that they index.
 
-    From `for i in parallel(4)`, in it `for j in parallel(8)` with y[7, i, j] = x[i, j], it makes `for ij in
-    parallel(32)` with y[7, ij] = x[ij].
+    For example, `for i in parallel(4)` around `for j in parallel(8)` with y[7, i, j] = x[i, j] becomes one loop `for ij
+    in parallel(32)` with y[7, ij] = x[ij].
     """
     pair, one = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
     if outer.body != (inner,) or one.name in bound(kernel) | {p.name for p in kernel.params}:

@@ -60,7 +60,7 @@ FEW_ROWS, SHORT_ROW = 4, 1 << 13
 # there are at most half as many rows as multiprocessors: a single block reads some 50 GB/s of an H200's 4,800.
 LONG_ROW = 1 << 16
 COLUMNS = 32  # rows adjacent in memory that a block reads together, as whole cache lines
-# The text of a kernel grows with the square of its reductions, and the search for a schedule with the square of its
+# The text of a kernel grows with the square of its reductions, and the time to form it with the square of its
 # equations: 25 consecutive softmaxes in one kernel took half a megabyte and minutes.
 MOST_SWEEPS = 8
 MOST_EQUATIONS = 100
@@ -399,7 +399,7 @@ def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
 
 
 def _shortens(e: Map, price: int) -> bool:
-    """Whether a map computes bytes from wider numbers, and not just moves them: these are slower to read again."""
+    """Whether a map computes bytes from wider numbers by more than a move, so that loading beats recomputing them."""
     return e.dtype in (i8, u8, *EIGHTHS) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
 
 
