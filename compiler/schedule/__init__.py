@@ -1,1 +1,1 @@
-"""How to run a program, as a value: steps that print, parse and are applied one at a time."""
+"""Schedules: how to run a program, as a value; steps that are printed, parsed and applied one at a time."""

@@ -1,7 +1,7 @@
-"""The loop nest of a contraction in; its factors, its parallel loops and its reduction loops out.
+"""Recognise a contraction in a loop nest: its two factors, its parallel loops and its reduction loops.
 
-The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over,
-and all others (a batch) are left around. n is the loop along which the result is contiguous.
+Each loop plays one of four parts: m occurs only in one factor, n only in the other, k is summed over, and all others
+are the batch. n is the loop along which the result is contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from compiler.schedule.steps import Split, Step
 
 @dataclass(frozen=True)
 class Contraction:
-    """`accumulator` sums left * right; `rows` are the parallel loops around it, `depth` the loops that it sums over."""
+    """A sum of products `left` * `right` in `accumulator`, inside the parallel loops `rows`, over the loops `depth`.
+
+    `first` initialises the accumulator; `after` are the statements that follow the sum.
+    """
 
     accumulator: str
     rows: tuple[loop.For, ...]
@@ -32,14 +35,14 @@ class Contraction:
 
     @property
     def loops(self) -> tuple[loop.For, ...]:
-        """All of them, outermost first."""
+        """All loops, outermost first."""
         return (*self.rows, *self.depth)
 
 
 def recognise(kernel: Kernel, integers: bool = False) -> Contraction | None:
-    """The contraction of a kernel that is one nest: parallel loops, in them a sum of products, then stores.
+    """The contraction of a kernel that is one nest: parallel loops around a sum of products and then stores; else None.
 
-    Of floating numbers, or also of `integers`.
+    All extents must be known. Integer sums are accepted only with `integers`.
     """
     rows, body = perfect(loop.For, kernel.body)
     place = next((n for n, s in enumerate(body) if isinstance(s, Init)), None)
@@ -69,7 +72,8 @@ def recognise(kernel: Kernel, integers: bool = False) -> Contraction | None:
 
 
 def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
-    """Rows of which one factor only sees the group (`j // 16`) are split: the group is a batch, its members are not."""
+    """Split a row that one factor indexes only by group (`j // 16`): the group becomes a batch loop. Returns the
+    contraction after the steps, and the steps."""
     for f in c.rows:
         var, count = Var(f.var), size(f)
         length = next((d for e in (c.left, c.right) if (d := _group(e, var)) and count % d == 0 and d < count), 0)
@@ -90,7 +94,7 @@ def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
 
 
 def _group(factor: Expr, var: Var) -> int:
-    """The d for which `var` occurs in the factor only as `var // d`; 0 if there is none."""
+    """The divisor d if `var` occurs in the factor only as `var // d`; otherwise 0."""
     found = {n: n.args[1] for n in factor.walk() if isinstance(n, Op) and n.name == "floordiv" and n.args[0] is var}
     rest = substitute(factor, dict.fromkeys(found, dim(0)))
     sizes = {int(d.value) for d in found.values() if isinstance(d, Const)}
@@ -101,8 +105,7 @@ Side = tuple[Expr, list[loop.For]]
 
 
 def sides(c: Contraction) -> Iterator[tuple[Side, Side]]:
-    """Both ways to take the factors as the left and the right one, each with the long loops that it alone depends
-    on."""
+    """Both assignments of the factors to left and right, each with the loops longer than 1 that only it depends on."""
     long = [f for f in c.rows if size(f) > 1]
     for left, right in ((c.left, c.right), (c.right, c.left)):
         rows = [f for f in long if f.var in names(left) and f.var not in names(right)]

@@ -1,4 +1,4 @@
-"""Names of many loops from a few stems: what steps add to these; and names out of tuples of them."""
+"""Names that steps derive from a few stems by adding endings, and the names held in nested tuples."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from typing import Any, NamedTuple
 
 
 def suffixed(stems: tuple[str, ...], end: str) -> tuple[str, ...]:
-    """A name with that ending for each stem."""
+    """One name per stem: the stem, an underscore and `end`."""
     return tuple(f"{x}_{end}" for x in stems)
 
 
 def numbered(stem: str, axes: int) -> tuple[str, ...]:
-    """Loops along so many axes of a tile."""
+    """Names of the loops along the axes of a tile: the stem alone for one axis, numbered stems for several."""
     return (stem,) if axes == 1 else tuple(f"{stem}{n}" for n in range(axes))
 
 
 class OnlineLoops(NamedTuple):
-    """The loops of a softmax in one pass, by what they do: those over rows (queries), columns (keys) and features."""
+    """The loops of an online softmax, by what they do. They run over rows (queries), columns (keys) and features."""
 
     blocks: tuple[str, str]  # over blocks of queries and of keys
-    first: tuple[str]  # clears what the softmax accumulates
-    begin: tuple[str, str]  # clears the sums
+    first: tuple[str]  # clears the row maxima and totals of the softmax
+    begin: tuple[str, str]  # clears the weighted sums
     zero: tuple[str, str]  # clears the scores
-    score: tuple[str, str]  # sums up the scores
-    edge: tuple[str, str]  # completes them
-    row: tuple[str, str, str]  # the softmax of a query, with a loop for its maximum and one for its weights
-    scale: tuple[str, str]  # rescales the sums so far
-    weight: tuple[str, str]  # rounds late weights
-    value: tuple[str, str, str]  # adds the values, with a third loop over keys
-    last: tuple[str, str]  # stores
+    score: tuple[str, str]  # accumulates the scores
+    edge: tuple[str, str]  # computes the scores from their products: scale, mask, keys beyond the end
+    row: tuple[str, str, str]  # the softmax of one query: a loop for its maximum, a loop for its weights
+    scale: tuple[str, str]  # rescales the weighted sums so far
+    weight: tuple[str, str]  # rounds late weights to their type
+    value: tuple[str, str, str]  # accumulates weights times values; the third loop runs over keys
+    last: tuple[str, str]  # stores the results
 
 
 class ChainLoops(NamedTuple):
-    """The loops of a matmul of what other products make, by what they do: over rows, columns and features."""
+    """The loops of a matmul whose operand is computed from other products, by what they do: rows, columns, features."""
 
     blocks: tuple[str, str]  # over blocks of rows and of columns
-    row: tuple[str]  # loads what there is once for a row
-    column: tuple[str, str]  # loads what there is once for a column, by a loop around that stands for all rows
+    row: tuple[str]  # loads the values needed once per row
+    column: tuple[str, str]  # loads the values needed once per column; the outer loop stands for all rows
     begin: tuple[str, str]  # clears the sums
     zero: tuple[tuple[str, str], ...]  # clears each product
-    score: tuple[tuple[str, str], ...]  # sums it up
-    weight: tuple[str, str]  # makes weights of products
-    value: tuple[str, str, str]  # adds the values, with a third loop over columns
-    last: tuple[str, str]  # stores
+    score: tuple[tuple[str, str], ...]  # accumulates each product
+    weight: tuple[str, str]  # computes the weights from the products
+    value: tuple[str, str, str]  # accumulates weights times values; the third loop runs over columns
+    last: tuple[str, str]  # stores the results
 
 
 def strings(value: Any) -> Iterator[str]:
-    """The names in tuples of tuples of names, without empty ones."""
+    """The non-empty names in nested tuples of names."""
     if isinstance(value, tuple):
         for v in value:
             yield from strings(v)

@@ -1,4 +1,4 @@
-"""Schedules of a program's kernels as one text: a section of steps for each kernel, by its name.
+"""Text of a program's schedules: one section of steps per kernel, by the kernel's name.
 
 ```
 with kernel("softmax"):
@@ -7,7 +7,7 @@ with kernel("softmax"):
 with kernel("add"):
     pass
 ```
-A text of steps alone is for the one kernel that there is.
+Steps outside any section are for the only kernel of the program.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from compiler.ir.text import syntax
 from compiler.schedule import steps
 from compiler.schedule.steps import Schedule
 
-ONLY = ""  # in place of a name, that of the one kernel that there is
+ONLY = ""  # stands for the name of the program's only kernel
 
 
 def show_schedules(schedules: Mapping[str, Schedule]) -> str:
-    """A section for each kernel, in order."""
+    """The text of the schedules, with a section for each kernel in order; `parse` reads it."""
     return "".join(
         f'with kernel("{name}"):\n' + textwrap.indent(steps.show(schedule) or "pass\n", "    ")
         for name, schedule in schedules.items()
@@ -32,7 +32,7 @@ def show_schedules(schedules: Mapping[str, Schedule]) -> str:
 
 
 def parse(text: str) -> dict[str, Schedule]:
-    """Schedules by kernel, `ONLY` for steps without one; raises ValueError naming the line."""
+    """Parse schedules by kernel name; the key is `ONLY` for steps outside a section. Raises ValueError with the line."""
     try:
         body = syntax(text).body
     except SyntaxError as e:
@@ -53,7 +53,7 @@ def parse(text: str) -> dict[str, Schedule]:
 
 
 def named(schedules: Mapping[str, Schedule], kernels: Iterable[str]) -> dict[str, Schedule]:
-    """The same with the name of the one kernel that there is; raises ValueError where there are several."""
+    """Replace the key `ONLY` by the name of the only kernel; raises ValueError if there are several kernels."""
     names = list(kernels)
     if ONLY in schedules and len(names) != 1:
         raise ValueError(

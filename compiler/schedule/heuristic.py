@@ -1,4 +1,4 @@
-"""A loop nest and a target in, a schedule out: the cheapest of those that there are, by the estimates of the target."""
+"""The schedule of a loop nest that a target's cost model estimates to be the cheapest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from compiler.targets.target import Target
 
 
 def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
-    """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
+    """The cheapest schedule for `kernel` by estimate; `private` names the temporaries that no other kernel uses."""
     return next(space.space(kernel, private, target)).schedule
 
 
 def every(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Schedule]:
-    """All schedules for `kernel`, the chosen one first."""
+    """All schedules for `kernel`, cheapest by estimate first."""
     return (found.schedule for found in space.space(kernel, private, target))
 
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
-    """A schedule that takes contractions as it takes other sums."""
+    """The cheapest schedule without tensor instructions: contractions are scheduled like other sums."""
     return next(space.plain(kernel, private, target)).schedule

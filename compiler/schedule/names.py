@@ -1,4 +1,4 @@
-"""What planners call the loops and tiles that their steps make."""
+"""Naming conventions of planners for the loops and tiles that their steps create."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from compiler.schedule.steps import Collapse, SplitReduction, SplitScan, Step
 
 
 def pieces(loop: str) -> tuple[str, str]:
-    """The loop over pieces of a loop, and the one within a piece."""
+    """Names for splitting `loop`: the loop over pieces, and the loop within a piece."""
     return f"{loop}0", f"{loop}1"
 
 
 def collapse(loops: Sequence[str], steps: list[Step]) -> str:
-    """The name of perfectly nested loops made one, outermost first, by steps that are added; empty for no loops."""
+    """Add steps to `steps` that collapse perfectly nested `loops`, outermost first; return the name of the result,
+    empty for no loops."""
     name = loops[0] if loops else ""
     for inner in loops[1:]:
         steps.append(Collapse(name, inner, name + inner))
@@ -25,14 +26,14 @@ def collapse(loops: Sequence[str], steps: list[Step]) -> str:
 
 
 def grid(loops: Sequence[str], steps: list[Step]) -> list[str]:
-    """Perfectly nested loops as the axes of a grid, of which there are three: those before the last two are one."""
+    """Names of at most three grid axes for perfectly nested loops: more than three are collapsed into the first axis."""
     return [*loops] if len(loops) <= 3 else [collapse(loops[:-2], steps), *loops[-2:]]
 
 
 def split_reduction(
     accumulator: str, loop: str, parts: int, rows: tuple[str, ...], space: str, pad: int = 0
 ) -> SplitReduction:
-    """The step with its names after who the parts are passed on between: threads of a block, or blocks."""
+    """The step `SplitReduction`, with names that say whether threads ("shared" memory) or blocks exchange the parts."""
     part, tile, after = ("share", "shares", "all") if space == "shared" else ("part", "parts", "sum")
     into = f"{loop}_{part}", f"{loop}_{part}_{after}"
     total = f"{accumulator}_{after}"
@@ -42,7 +43,7 @@ def split_reduction(
 
 
 def split_scan(accumulator: str, loop: str, length: int, rows: tuple[str, ...]) -> SplitScan:
-    """The step for a running total within `rows`, with its loops named after these."""
+    """The step `SplitScan` for the prefix sum `accumulator` inside loops `rows`, with names derived from these loops."""
     into = f"{loop}_part", f"{loop}_sum", f"{loop}_next", f"{loop}_before"
     return SplitScan(
         accumulator, loop, length, f"{accumulator}_parts", f"{accumulator}_sum", into, suffixed(rows, "sum")
@@ -50,7 +51,7 @@ def split_scan(accumulator: str, loop: str, length: int, rows: tuple[str, ...]) 
 
 
 def online(found: Online) -> dict[str, Any]:
-    """What names the loops and tiles of the step `Online`, by field."""
+    """The naming fields of the step `Online` for the softmax `found`, as keyword arguments."""
     o = found.accumulator.name
     scores = found.scores.name.name if found.scores else f"{o}_scores"
     return {"into": (found.query.var, found.key, found.feature.var), "tiles": (o, scores)}

@@ -1,7 +1,7 @@
-"""Schedules that were found by timing, as sorted lines of text, one a kernel: what a file of them says.
+"""Tuned schedules, stored as sorted lines of text, one per kernel.
 
-A line is a JSON object. It holds the kernel itself as Loop IR, so that whoever reads it can time it again, and its
-digest, by which kernels that differ from it in names alone find its schedule.
+A line is a JSON object. It holds the kernel itself as Loop IR, so that others can time it again, and the kernel's
+digest, by which kernels that differ only in names find its schedule.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 
 
 class RecordError(CompilerError):
-    """A file of stored schedules that cannot be used as it is."""
+    """A file of stored schedules is malformed or cannot be read by this version."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The best schedule known of a kernel on a device: seconds a call, and those of the heuristic's schedule over them
-    with the interval of that ratio; what it was found with; the expression that it came from, if it did."""
+    """The best known schedule of a kernel on a device.
+
+    `seconds` is its time per call; `speedup` is the heuristic schedule's time over it, with a confidence interval.
+    `versions` says what it was tuned with; `code` is the expression that the kernel was compiled from, if known.
+    """
 
     key: str
     name: str
@@ -47,19 +50,19 @@ class Record:
         return self.key, self.target, self.device
 
     def kernel(self) -> Kernel:
-        """The kernel that it is for; raises ValueError where this version cannot read it."""
+        """The kernel, parsed; raises ValueError if this version cannot read it."""
         program: Program = loop_text.parse(self.program)
         (kernel,) = program.kernels
         return kernel
 
     def steps(self) -> Schedule:
-        """Its schedule; raises ValueError where this version has no such step."""
+        """The schedule, parsed; raises ValueError if this version lacks one of its steps."""
         return steps.parse(self.schedule)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The records of a target and a device, by the digests of kernels; those are equal that say the same."""
+    """The records of one target and device, looked up by kernel digest. Instances with the same schedules hash alike."""
 
     records: tuple[Record, ...] = ()
 
@@ -69,7 +72,7 @@ class Stored:
 
     @cached_property
     def digest(self) -> str:
-        """Of what it changes about a compilation; empty where that is nothing."""
+        """A digest of everything that affects compilation; empty if there are no records."""
         said = sorted((r.key, r.schedule) for r in self.records)
         return hashlib.sha256(repr(said).encode()).hexdigest() if said else ""
 
@@ -81,14 +84,14 @@ NOTHING = Stored()
 
 
 def show(records: Iterable[Record]) -> str:
-    """Sorted lines; of records for the same kernel, target and device the last one counts."""
+    """The records as sorted lines. Of several records for the same kernel, target and device, the last one is kept."""
     last = {r.place: r for r in records}
     lines = [json.dumps({"format": FORMAT, **asdict(last[p])}, ensure_ascii=False) for p in sorted(last)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def parse(text: str, where: str) -> list[Record]:
-    """The records of a file; raises RecordError, which says what is wrong with it, in which line, and what to do."""
+    """Parse the records of a file; raises RecordError, which names the line, the problem and the remedy."""
     made: dict[tuple[str, str, str], int] = {}
     records = []
     for number, line in enumerate(text.splitlines(), 1):

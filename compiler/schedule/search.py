@@ -1,6 +1,6 @@
-"""Strategies of a search: the candidates and what was measured of them in, those to measure next out.
+"""Search strategies: from the candidates and their measured times, choose which candidates to measure next.
 
-A strategy keeps nothing between calls, so that a search goes on from whatever was recorded.
+A strategy keeps no state between calls, so a search resumes from any record of measurements.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Decisions = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule's estimated cost, and what it says on each decision that candidates differ in."""
+    """A schedule's estimated cost, and its value for each decision in which the candidates differ."""
 
     cost: float
     decisions: Decisions
 
 
-Seen = Mapping[int, float]  # time over the heuristic's by the number of the candidate; infinite if it failed
-# (candidates, what is known of them, how many to name, source of randomness) -> numbers of candidates not yet known
+Seen = Mapping[int, float]  # time over the heuristic schedule's, by number of the candidate; infinite if it failed
+# (candidates, measurements so far, how many to choose, source of randomness) -> numbers of unmeasured candidates
 Strategy = Callable[[Sequence[Candidate], Seen, int, Random], list[int]]
 
 
 def candidates(costs: Sequence[float], schedules: Sequence[Schedule]) -> list[Candidate]:
-    """Candidates by the arguments of their steps, as far as they differ."""
+    """Candidates whose decisions are those arguments of steps that differ between the schedules."""
     tables = [_arguments(s) for s in schedules]
     names = list(dict.fromkeys(name for table in tables for name in table))
     differing = [name for name in names if len({table.get(name) for table in tables}) > 1]
@@ -43,7 +43,8 @@ def candidates(costs: Sequence[float], schedules: Sequence[Schedule]) -> list[Ca
 
 
 def _arguments(schedule: Schedule) -> dict[tuple[str, int, str], str]:
-    """Each argument of each step, by the step's class, how many of that were before it, and the argument's name."""
+    """The text of each argument, by the class of the step, how many steps of that class precede it, and the argument's
+    name."""
     made: dict[tuple[str, int, str], str] = {}
     counts: dict[str, int] = defaultdict(int)
     for step in schedule.steps:
@@ -55,19 +56,19 @@ def _arguments(schedule: Schedule) -> dict[tuple[str, int, str], str]:
 
 
 def at_random(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
-    """The control."""
+    """Uniformly random: the control that other strategies are compared with."""
     left = _left(some, seen)
     return rng.sample(left, min(count, len(left)))
 
 
 def top(some: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[int]:
-    """By the estimates alone."""
+    """The cheapest by estimate."""
     return _left(some, seen)[:count]
 
 
 def local(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
-    """Neighbours of the best: half of what was not tried is as near to one of the three best as can be, by estimate
-    where several are; the other half goes by the estimates alone."""
+    """Local search: every other choice is an unmeasured candidate that is closest to one of the three best (ties: by
+    estimate); the others are the cheapest by estimate."""
     left = _left(some, seen)
     best = [n for n in sorted(seen, key=lambda n: seen[n]) if seen[n] < math.inf][:3]
     if not best:
@@ -81,7 +82,7 @@ def local(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> lis
 
 
 def _picked(turns: Iterable[list[int]]) -> list[int]:
-    """From the list of each turn the first that no turn before it has picked."""
+    """One number per turn: the first in that turn's list that no earlier turn chose."""
     chosen: list[int] = []
     for source in turns:
         chosen += [n for n in source if n not in chosen][:1]
@@ -89,8 +90,8 @@ def _picked(turns: Iterable[list[int]]) -> list[int]:
 
 
 def model(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
-    """A ridge regression of the logarithm of time on that of the estimate and on what was decided, refitted each time;
-    every fourth choice is by the estimates alone, so that a model that errs does not stay alone."""
+    """Ridge regression of the logarithm of time on the logarithm of the estimate and the decisions, refitted at each
+    call. Every fourth choice is by estimate alone, so that a wrong model does not decide everything."""
     left = _left(some, seen)
     known = [n for n in seen if seen[n] < math.inf]
     if len(known) < _FEWEST:
@@ -101,12 +102,12 @@ def model(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> lis
     return _picked(ranked if turn % 4 else left for turn in range(len(seen), len(seen) + count))
 
 
-_FEWEST = 4  # times that a regression takes
+_FEWEST = 4  # measured times that the regression needs
 _RIDGE = 1.0
 
 
 def _features(some: Sequence[Candidate]) -> np.ndarray:
-    """The logarithm of the estimate, and an indicator for each thing that may be decided."""
+    """Centred features: the logarithm of the estimate, and an indicator for each value of each decision."""
     columns = [np.log([max(c.cost, 1e-9) for c in some])[:, None]]
     for values in zip(*(c.decisions for c in some), strict=True):
         kinds = sorted(set(values))
@@ -123,15 +124,15 @@ def _predicted(features: np.ndarray, known: Sequence[int], times: np.ndarray) ->
 
 @dataclass
 class _Node:
-    """Candidates that agree on the first decisions, and what was seen of them."""
+    """The candidates that agree on the first decisions, and the rewards measured among them."""
 
     members: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
 
 def tree(some: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[int]:
-    """Single-player Monte Carlo tree search: decision by decision down to a candidate, by the mean and the best reward
-    below and the uncertainty of both; where nothing is known, by the estimates."""
+    """Single-player Monte Carlo tree search: descend decision by decision by an upper confidence bound on the mean and
+    the best reward below a node. Nodes without measurements are ordered by estimate."""
     nodes: dict[tuple[int, Decisions], _Node] = defaultdict(_Node)
     depth = len(some[0].decisions) if some else 0
     supposed = dict(seen)
@@ -156,7 +157,7 @@ def tree(some: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[i
         pick = next(n for n in nodes[place].members if n in left)
         left.discard(pick)
         chosen.append(pick)
-        for step in path(pick):  # until it is known what it takes, as if it were no better than what was seen there
+        for step in path(pick):  # pending candidates count as average, so that one batch spreads out
             mean = sum(nodes[step].rewards) / len(nodes[step].rewards) if nodes[step].rewards else 0.0
             nodes[step].rewards.append(mean)
     return chosen
@@ -166,7 +167,7 @@ _EXPLORE, _BEST = 0.3, 0.5
 
 
 def _promise(node: _Node, visits: int) -> float:
-    """An upper confidence bound; one that nobody has been to comes after those that were good, by its estimate."""
+    """Upper confidence bound of a node; a node without measurements has a little over 1 (ties: by estimate)."""
     if not node.rewards:
         return 1.0 + _EXPLORE * math.sqrt(math.log(visits + 1)) - 1e-6 * node.members[0]
     count = len(node.rewards)

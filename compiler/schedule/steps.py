@@ -97,11 +97,12 @@ class StoreAt(Step):
 class Stage(Step):
     """Copy what an iteration of `loop` loads from `buffer` into `tile` in memory `space` first, each element once.
 
-    Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements, swizzled over `swizzle`
-    bytes. If `how` is given, one of `tile.COPIES`, one copy without loops does it: a pipeline can run it ahead, and
-    elements are converted when loaded from the tile, of which adjacent axes of the buffer are one axis. Threads copy
-    `width` neighbours at once, and by "cp.async" bring `prefetch` bytes of their line to the second-level cache. With
-    `turned`, such a tile is transposed in memory: neighbours of it lie along its first axis.
+    Loops `into` copy along the axes that `loop` leaves open. Rows of the tile are padded by `pad` elements and swizzled
+    over `swizzle` bytes. If `how` is given, one of `tile.COPIES`, one copy statement replaces the loops: a pipeline can
+    run it ahead, elements are converted when loaded from the tile, and adjacent axes of the buffer that are copied
+    whole become one axis of the tile. Threads copy `width` neighbours at once; "cp.async" also prefetches `prefetch`
+    bytes of the cache line to the second-level cache. With `turned`, the tile of such a copy is transposed in memory:
+    it is contiguous along its first axis.
     """
 
     makes = ("tile", "into")
@@ -122,7 +123,7 @@ class Stage(Step):
 class Margin(Step):
     """Copy what an iteration of `loop` loads from `buffer`, padding beyond its edges included, into `tile` first.
 
-    Loops `into` do the copy. The tile holds what short floats are widened to.
+    Loops `into` do the copy. Floats that the loads widen are widened by the copy.
     """
 
     makes = ("tile", "into")
@@ -179,10 +180,10 @@ class Pack(Step):
 
     The axes of the tile are in the order of `loops`; the operand may be constant along some of them (broadcast). The
     tile is filled as far outside as the operand's dependences allow: by one copy if the operand is a block of the
-    buffer, otherwise by loops `into`, where a loop whose index the operand takes apart becomes several, numbered. The
-    innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many;
-    with `again`, as a loop bound to `vector` has it. With `masked`, an innermost loop is left whole as far as all
-    addresses are even along it, its guards are masks of vectors, and loops on which no guard depends go inside. A
+    buffer, otherwise by loops `into`. A loop whose variable the operand divides (`//` and `%`) becomes several numbered
+    loops, one per digit. The innermost loop is peeled of its guards and bound to vectors of at most `width` lanes;
+    `again` is passed to that binding. With `masked`, the innermost loop stays whole as long as all addresses have a
+    constant stride along it, its guards become masks of vectors, and loops on which no guard depends move inside it. A
     `narrow` tile keeps the operand's narrow type and widens elements as they are read. Rows of the tile are padded by
     `pad` elements.
     """

@@ -1,7 +1,7 @@
-"""Cycles of a core of a CPU: an estimate from a few numbers of a kernel and the `costs` of the target.
+"""Estimated cycles of a CPU core, from a few numbers of a kernel and the `costs` of the target.
 
-A core does two multiply-adds and two loads from near memory a cycle, and an accumulator is ready for its next some
-cycles later. What the numbers stand for, and where they are from, is said beside the target's.
+A core executes two multiply-adds and two loads from the first-level cache per cycle; an accumulator can be added to
+again after some cycles of latency. The meaning and source of each cost is documented beside the target's costs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from compiler.ir.multiples import ceildiv
 from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
-EVEN = 1.05  # the most that one core may have of what would be its share
+EVEN = 1.05  # the most work that one core may have, relative to an equal share, for the work to count as even
 PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", "mlc_pair_block"  # functions of instructions
 
 
@@ -26,10 +26,11 @@ def vector(
     first: bool,
     ahead: bool,
 ) -> float:
-    """Cycles of a vector of an innermost loop, of which `stores` of the accesses store, `unroll` vectors at a time.
+    """Cycles of one vector of an innermost loop with `accesses` accesses, of which `stores` store.
 
-    A sum waits for what its accumulator was before. `moved` are the bytes that the whole kernel moves, which come from
-    memory where the loop is the `first` to read them and they do not fit in the second level.
+    `unroll` vectors run at a time, each with its own accumulator if the loop `sums`. The kernel moves `moved` bytes;
+    they come from memory if this loop is the `first` to read them and they exceed the second-level cache; loads `ahead`
+    (prefetches) hide that. With `past`, stores bypass the caches.
     """
     c = costs(target)
     cycles = max(float(accesses), c["latency"] / unroll if sums else 0.0)
@@ -39,45 +40,48 @@ def vector(
 
 
 def goes_past(target: Target, moved: int) -> bool:
-    """Little of what a kernel stores is still in the caches when it is read: lines are read, changed and written."""
+    """Whether the stored data mostly leaves the caches before it is read again: lines are read, changed and written
+    back."""
     return moved > costs(target)["past"] * target.l3
 
 
 def imbalance(blocks: int, cores: int) -> float:
-    """The time of the core that has most of so many equal blocks, over the time that each would take of even shares."""
+    """Load imbalance of `blocks` equal blocks: the time of the busiest core over the time with a perfectly even
+    distribution."""
     return ceildiv(blocks, cores) * cores / blocks
 
 
 def columns(target: Target, together: int) -> float:
-    """Cycles of a row of so many vectors of columns, which share lines of memory, for each of them."""
+    """Cycles per vector for a row of `together` vectors of columns, which share cache lines."""
     c = costs(target)
     return c["column"] + c["column.line"] / together
 
 
 def accesses(share: float, lanes: int) -> float:
-    """Cycles of an access for a vector, of which such a share goes along neighbours and the rest lane by lane."""
+    """Cycles of one vector's access if a `share` of accesses is contiguous and the rest go lane by lane."""
     return share + (1 - share) * lanes
 
 
 def scattered(target: Target, elements: int, lanes: int) -> float:
-    """Cycles of an access for a vector, made of so many neighbours at a time which each lie in another line."""
+    """Cycles of one vector's access that gathers groups of `elements` neighbours, each group in another cache line."""
     return lanes / elements * costs(target)["shared"]
 
 
 def window(target: Target, taps: int, size: int, lanes: int, together: int) -> float:
-    """Cycles of one of the `taps` of a window, for so many vectors of elements of `size` bytes that go together.
+    """Cycles of one of the `taps` of a window, for `together` vectors of `lanes` elements of `size` bytes.
 
-    They lie anywhere in the lines of memory. Accumulators that wait for their sums hold up no others as long as the
-    core has room for the instructions of more than one window.
+    Vectors start anywhere in a cache line. Accumulator latency is hidden as long as the core can hold the instructions
+    of more than one window in flight.
     """
     c = costs(target)
     lines = 1 + (lanes - 1) * size / LINE
-    windows = c["flight"] / (taps * (together + 2))  # a load of the weight, and a share of the loop, beside the sums
+    windows = c["flight"] / (taps * (together + 2))  # plus the weight's load and loop overhead
     return max(together * lines * c["near"], c["latency"] / max(1.0, windows)) + c["load"]
 
 
 def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
-    """Cycles of one step of k (of one vector of k) for all of m x n elements of `size` bytes, rests included."""
+    """Cycles of one step of k (one vector of k for `DOT`) for m x n elements of `size` bytes, partial tiles
+    included."""
     flat, c = row.function == DOT, costs(target)
     near, far = c["near"], c["far"]
 
@@ -87,7 +91,7 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
             return 0.0
         if flat:
             return max(m * vectors / 2, m * far + vectors * near, c["latency"]) + (m + vectors) * c["load"]
-        if row.function == PAIRS:  # a panel of them was laid out in the first level just before
+        if row.function == PAIRS:  # the panel was just packed into the first-level cache
             return max(m * vectors / 2, (m + vectors) * near, c["latency"])
         return max(m * vectors / 2, m * near + vectors * far, c["latency"]) + (m + vectors) * c["panel"]
 
@@ -96,10 +100,10 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
 
 
 def fetching(target: Target, held: int) -> float:
-    """Cycles to read so many bytes of an operand once again, which stay in the second level only if they fit."""
+    """Cycles to read `held` bytes of an operand again: zero if they fit in the second-level cache."""
     return held / LINE * costs(target)["shared"] if held > target.l2 else 0.0
 
 
 def packing(target: Target, along: bool, direct: bool) -> float:
-    """Cycles to pack an element: of a row that lies along the tile's, against the grain, or by any other means."""
+    """Cycles to pack an element: copied `along` its row, transposed (`direct`), or computed."""
     return costs(target)["copy" if along else "transpose" if direct else "compute"]

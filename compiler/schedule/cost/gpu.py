@@ -1,9 +1,9 @@
-"""Clocks of a multiprocessor of a GPU: an estimate from a few numbers of a kernel and the `costs` of the target.
+"""Estimated clocks of a GPU multiprocessor, from a few numbers of a kernel and the `costs` of the target.
 
-A multiprocessor is busy with the products of the tiles that it holds, with reading their operands from shared memory or
-with bringing these there: whichever takes longest decides, and what comes close to it adds its share. One tile alone
-waits for memory the more the shallower its pipeline is. Blocks run in waves, the last of which may be far from full.
-What a target's `costs` stand for is said there.
+A multiprocessor multiplies the tiles that it holds, reads their operands from shared memory, and copies operands into
+shared memory. The slowest of these decides; those close to it add a share (`close`). A single tile waits for memory the
+more, the shallower its pipeline is. Blocks run in waves, the last of which may be partly filled. The meaning of each
+cost is documented beside the target's costs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
 from compiler.targets.target import Instruction, Target, costs
 
-BOUND = 6.0  # the same for the whole of a kernel and the traffic with memory that it cannot do without
-FEWEST_COLUMNS = 32  # that products of a matrix in registers take the time of
-WIDENED = 1 / 16  # clocks of an element that is converted: so many lanes of a clock
-COPYING = 4  # warps that copy, and prepare what they copied
+BOUND = 6.0  # exponent of `close` for a kernel's time and its least memory traffic
+FEWEST_COLUMNS = 32  # a matmul with an operand in registers takes the time of at least this many columns
+WIDENED = 1 / 16  # clocks to convert an element: so many lanes per clock
+COPYING = 4  # warps that copy operands and prepare them
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,11 @@ class Work:
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float], ending: float = 0.0) -> float:
-    """Clocks of a step of `resident` blocks of one multiprocessor, with producer warps and wgmma, of which each block
-    has the share `ending` of storing its tile beside: copies go on meanwhile, and what other blocks multiply."""
+    """Clocks of one pipeline step of `resident` blocks of a multiprocessor with producer warps and wgmma.
+
+    `ending` is each block's share of storing its tile meanwhile: copies and the matmuls of other blocks overlap with
+    it.
+    """
     split = s.terms > 1
     columns = max(s.n, FEWEST_COLUMNS) if split else s.n
     multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
@@ -82,7 +85,7 @@ def step(s: Step, resident: int, costs: Mapping[str, float], ending: float = 0.0
     clocks = close((busy, alone, prepared, brought, waited), exponent)
     if resident == 1 or split:
         return clocks
-    return min(costs["together"] * clocks, resident * step(s, 1, costs, ending))  # they never do worse than take turns
+    return min(costs["together"] * clocks, resident * step(s, 1, costs, ending))  # never slower than taking turns
 
 
 @functools.cache
@@ -93,7 +96,8 @@ def _cores(target: Target, parts: int, cluster: bool) -> int:
 
 
 def total(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
-    """Clocks of a kernel whose multiprocessors take `step_of(n, e)` for a step of n blocks each, and e beside it."""
+    """Clocks of a kernel. `step_of(n, e)` are the clocks of a step of n resident blocks with share e of storing a
+    tile."""
     c = costs(target)
     cores = _cores(target, w.parts, w.cluster)
     full, rest = divmod(w.blocks, cores * w.resident)
@@ -119,8 +123,11 @@ def total(w: Work, step_of: Callable[[int, float], float], target: Target) -> fl
 
 @dataclass(frozen=True)
 class Block:
-    """A block that computes a `tile` of m x n in steps of k, shared by a `grid` of warps or warpgroups, each with the
-    instruction `row`; the `depth` of its pipeline, and the `parts` that the sum is split into."""
+    """A block that computes an m x n `tile` in steps of k, by a `grid` of warps or warpgroups with the instruction
+    `row`.
+
+    Its pipeline has `depth` stages; the sum is split into `parts`.
+    """
 
     row: Instruction
     tile: Sizes
@@ -130,7 +137,7 @@ class Block:
 
     @property
     def apart(self) -> bool:
-        """Producer warps copy, and instructions read operands from shared memory."""
+        """Whether producer warps copy and instructions read operands from shared memory."""
         return self.row.threads > WARP
 
 
@@ -151,8 +158,8 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     if parts == 1:
         ending += fits * (m * n * p.sectors * c["sector"] + _boxes(p, b, c))
     if "fill" in c and b.apart:
-        # Operands that are split in two are stored from registers: persistent blocks gain nothing there. Where memory
-        # is the limit, blocks that start when others have ended share its bandwidth better.
+        # Operands that are split in two are stored from registers: persistent blocks gain nothing there. If memory is
+        # the limit, blocks that start as others end share its bandwidth better.
         boxes = any(p.loops)
         busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
         stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
@@ -162,7 +169,7 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
         return total(work, step_of, target), target.cores * fits if stay else 0
     cores = _cores(target, parts, cluster)
     resident = min(fits, ceildiv(tiles, cores))
-    # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
+    # Without a tile in shared memory, groups of lanes write scattered pieces of 16 or 32 bytes.
     stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
     wave = c["sync.latency"] + steps * step_of(resident) + resident * stored + ending
     clocks = ceildiv(tiles, cores * fits) * wave + c["sync.start"]
@@ -175,8 +182,8 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
 def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     """Clocks of a thread's epilogue: its elements of a tile are combined with other operands and stored.
 
-    In a tile that crosses the result's edge every element has a predicate; then the loads of one element's operands, or
-    of its partial sums, wait for the store of the element before, unless they were issued before the sum.
+    In a tile that crosses the result's edge every element has a predicate. The loads of one element's operands, or of
+    its partial sums, then wait for the store of the previous element, unless they were issued before the sum.
     """
     c = costs(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
@@ -192,8 +199,8 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
 
 
 def _boxes(p: Matmul, b: Block, c: Mapping[str, float]) -> float:
-    """Clocks more where a tile goes to memory in boxes: those narrower than a line ask as often for fewer bytes, and
-    the larger a tile, the fewer of the next one's operands come meanwhile."""
+    """Extra clocks of storing a tile through shared memory in boxes. Rows narrower than a cache line take as many
+    requests for fewer bytes; the larger the tile, the fewer operands of the next tile arrive meanwhile."""
     m, n, _ = b.tile
     row = (n if p.across else m) * p.out_bytes
     if not row or b.row.a_space != "shared":
@@ -204,7 +211,7 @@ def _boxes(p: Matmul, b: Block, c: Mapping[str, float]) -> float:
 
 
 def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
-    """Blocks that fit on a multiprocessor, with `out` bytes of shared memory each besides their pipeline."""
+    """Blocks that fit on a multiprocessor, with `out` bytes of shared memory each in addition to their pipeline."""
     (m, n, k), groups = b.tile, math.prod(b.grid)
     threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPYING) if b.apart else 0)
     return min(
@@ -216,7 +223,7 @@ def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
 
 
 def _step(p: Matmul, b: Block, target: Target, resident: int, ending: float = 0.0) -> float:
-    """Clocks of a step of the pipelines of so many blocks."""
+    """Clocks of one pipeline step of `resident` blocks."""
     if not b.apart:
         return _by_warps(p, b, resident, target)
     m, n, k = b.tile
@@ -227,7 +234,7 @@ def _step(p: Matmul, b: Block, target: Target, resident: int, ending: float = 0.
 
 @functools.cache
 def _rate(unit: str, row: Instruction, target: Target) -> float:
-    """Multiply-adds a clock of a unit's instruction."""
+    """Multiply-adds per clock of a unit's instruction."""
     return dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
 
 
@@ -235,42 +242,42 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
     """Clocks of a step of `resident` blocks in which all warps copy, and multiply operands in registers."""
     (m, n, k), (down, across), c = b.tile, b.grid, costs(target)
     groups = down * across
-    # Each scheduler needs a warp to keep its tensor core busy. One block alone does one thing after another.
+    # Each scheduler needs a warp to keep its tensor core busy. A single block does one thing after the other.
     multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target))
     halved = c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"] if p.terms > 1 else 0.0
     read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / c["sync.shared"]
     made = _computed(p.a) * m * k + _computed(p.b) * n * k + _moves(p.a, m * k) + _moves(p.b, n * k)
     moved = k * (m * p.a.bytes + n * p.b.bytes) / c["sync.l2"]
     waited = c["sync.latency"] / max(b.depth - 1, 1)
-    # A thread asks for its pieces one after the other, however few threads there are.
+    # A thread issues its copies one after the other, however few threads there are.
     asked = sum(length * k * x.bytes / x.piece for x, length in ((p.a, m), (p.b, n)) if x.copied)
     alone = c["sync.alone"] * (multiplied + halved + read) / min(1.0, groups * b.row.threads / WARP / 4)
     alone += c["sync.piece"] * asked / (groups * b.row.threads)
-    if p.a.widened or p.b.widened:  # loads are issued where their values are used
+    if p.a.widened or p.b.widened:  # loads are issued only where their values are used
         waited = c["sync.latency"] + alone + made
     together = resident * max(multiplied, halved, read, moved, made)
     return close((together, alone, waited), c["sync.close"]) + c["sync.step"]
 
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
-    """Clocks of copies beforehand that move so many bytes each."""
+    """Clocks of preparatory copies (separate kernels) that move so many bytes each."""
     c = costs(target)
     return sum(c["launch"] + n / (c["sync.dram"] * target.cores) for n in copies)
 
 
 def _computed(x: Operand) -> float:
-    """Clocks to compute an element: each loaded by itself, or several widened side by side."""
+    """Clocks to compute an element: loaded on its own, or several widened side by side; 0 if it is copied."""
     return 0.0 if x.copied else WIDENED if x.widened else 0.375
 
 
 def _moves(x: Operand, elements: int) -> float:
-    """Clocks in which copies of so many elements are issued: 32 lanes of 16 bytes every four clocks, or as many
+    """Clocks to issue copies of `elements` elements: 32 lanes of 16 bytes every four clocks, or as many smaller
     pieces."""
     return elements * x.bytes / x.piece / 8 if x.copied else 0.0
 
 
 def close(clocks: tuple[float, ...], exponent: float) -> float:
-    """A smooth maximum: times close to the longest one add to it, the more the smaller the exponent."""
+    """A smooth maximum (p-norm): values close to the largest add to it, the more the smaller the exponent."""
     longest = max(clocks)
     if longest <= 0:
         return 0.0
@@ -288,7 +295,7 @@ def waits(target: Target, elements: int, each: int, threads: int) -> float:
 
 
 def filled(wanted: float, there: float) -> float:
-    """The slowdown of a machine that wants so many threads to be busy, and has fewer."""
+    """The slowdown of a machine that needs `wanted` threads to be busy, and has `there`."""
     return max(1.0, wanted / there)
 
 
@@ -304,8 +311,8 @@ def blocks_of_rows(target: Target, rows: int, together: int) -> float:
 def updates(target: Target, count: int, owners: int, warps: int) -> float:
     """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test 32 updates at once.
 
-    A test takes the latency of its load, vote and branch, or the time to issue those of all warps; an update takes the
-    latency of the element that it changes.
+    A test takes the latency of its load, vote and branch, or the time to issue the tests of all warps. An update takes
+    the latency of the element that it changes.
     """
     c = costs(target)
     tests = ceildiv(count, 32)
@@ -315,9 +322,9 @@ def updates(target: Target, count: int, owners: int, warps: int) -> float:
 
 def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: int) -> float:
     """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test several vectors of 32 updates at
-    once, and make their own in turns of `ahead`.
+    once and apply their own in groups of `ahead`.
 
-    A turn takes the latency of what it adds, an update that of the element that it changes.
+    A group takes the latency of the added values, an update that of the element that it changes.
     """
     c = costs(target)
     beside = max(1.0, owners * warps / target.cores)
@@ -327,21 +334,22 @@ def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: in
 
 
 def updates_in_order(target: Target, count: int, rows: int) -> float:
-    """Clocks of so many updates of each row by a thread of its own."""
+    """Clocks of `count` updates of each row by a thread of its own."""
     return count * costs(target)["update"] * max(1.0, rows / (target.cores * target.threads))
 
 
 def moved(side: int, vector: int) -> float:
-    """Clocks of an element of a tile with such a side: its share of a vector's access, and of the lines of memory that
-    the ends of a run of neighbours share with others."""
+    """Clocks per element of a tile with this side: its share of a vector's access, and of the cache lines that the ends
+    of a row share with other rows."""
     return 1 / vector + 1 / side
 
 
 def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
-    """Clocks of multiply-adds by threads with (rows, columns) of a tile each, and the sum split into parts: `shares`.
+    """Clocks of a matmul by threads without tensor cores; `shares` are rows and columns per thread, and parts of the
+    sum.
 
     A multiprocessor serves 32 loads per clock. More rows and columns per thread need fewer loads per result; each part
-    is stored and loaded once more. If there are fewer blocks than multiprocessors, latency is not hidden.
+    is stored and loaded once more. With fewer blocks than multiprocessors, latency is not hidden.
     """
     down, across, parts = shares
     loads = 1 / down + 1 / across + 2 * parts / depth
@@ -351,9 +359,10 @@ def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, 
 
 
 def attention(target: Target, queries: int, batch: int, rows: int, fills: bool, keys: int, width: int) -> float:
-    """Clocks of a pass over keys by blocks of so many rows of queries of a batch of heads.
+    """Clocks of attention: `rows` queries per block pass over all keys, for a `batch` of heads.
 
-    Where there are blocks for all multiprocessors, these share the queries; else one goes through a whole block.
+    If blocks fill all multiprocessors (`fills`), these share the queries evenly; otherwise the time is that of one
+    block.
     """
     each = batch * queries / target.cores if fills else float(rows)
     return each * keys * width / costs(target)["sync.lanes"]

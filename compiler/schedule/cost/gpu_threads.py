@@ -1,9 +1,8 @@
-"""Clocks of kernels of a GPU whose threads go over memory by themselves: of rows, and element by element.
+"""Estimated clocks of GPU kernels without matmuls: row-wise and pointwise.
 
-Such a kernel takes as long as what takes longest: blocks come from one place, so many a clock for the whole machine;
-memory gives so many bytes; the nearest cache of a multiprocessor gives so many to its threads; its four schedulers
-issue what its warps do; and blocks that a multiprocessor holds together wait for memory and for each other, wave by
-wave. What comes close to the longest adds its share.
+The slowest of several resources decides: block launch rate of the whole machine, memory bandwidth, bandwidth of the
+nearest cache (L1), instruction issue of four schedulers, and the latency that resident blocks wait in each wave, for
+memory and barriers. Resources close to the slowest add a share (`close`).
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from compiler.schedule.cost.gpu import BOUND, close
 from compiler.targets.target import Target, costs
 
 WARP = 32
-MOST = 1024  # threads of a block
-OFTEN = 16  # times as much as fits in the L2 is near: what is no more than that was just made, and is there
-# Instructions of an operation beside one for most: what the device functions of CUDA 13 come to (f32).
+MOST = 1024  # threads per block at most
+OFTEN = 16  # data up to 1/16 of the L2 counts as near: it was probably just written and is still cached
+# Instructions per operation, where more than one: counted for the device functions of CUDA 13 (f32).
 _LONG = {"exp": 8, "log": 8, "erf": 20, "tanh": 15, "div": 8, "rsqrt": 4, "sqrt": 6, "sin": 20, "cos": 20, "pow": 30}
 
 
 @dataclass(frozen=True)
 class Threads:
-    """`blocks` blocks of `threads` threads. `held` bytes are in memory and come or go once; `moved` bytes go between
-    threads and the nearest cache.
+    """A kernel of `blocks` blocks of `threads` threads.
 
-    A thread waits `waits` times for memory, and `nears` times for what a cache has; `issued` is how many instructions
-    it takes beside what beginning does, which it does so many `turns`; `trees` is how often threads combine what they
-    have, `together` of them. A block holds `shared` bytes of shared memory.
+    `held` bytes are read from or written to memory once; `moved` bytes pass between threads and the nearest cache. A
+    thread waits `waits` times for memory and `nears` times for a cache, and issues `issued` instructions besides the
+    fixed cost of each of its `turns`. Threads combine values in `trees` reductions, `together` threads in each. A block
+    uses `shared` bytes of shared memory.
     """
 
     blocks: int
@@ -50,7 +49,7 @@ class Threads:
 
 
 def clocks(w: Threads, target: Target) -> float:
-    """Clocks of a kernel."""
+    """Estimated clocks of a kernel."""
     c = costs(target)
     warps = -(-w.threads // WARP)
     fitting = target.shared // w.shared if w.shared else target.blocks
@@ -58,7 +57,7 @@ def clocks(w: Threads, target: Target) -> float:
     share = -(-w.blocks // target.cores)
     near = w.held <= target.l2 / OFTEN
     waited = w.waits * c["near" if near else "wait"] + w.nears * c["near"] + w.issued * c["serial"]
-    # A tree in a warp; then warps exchange through shared memory.
+    # A tree within each warp, then an exchange between warps through shared memory.
     waited += w.trees * (c["level"] * math.log2(max(w.together, 2)) + c["across"] * (w.together - 1) / MOST)
     shared = c["barrier"] + c["tree"] * w.trees if w.trees else 0.0
     busy = close(
@@ -74,10 +73,10 @@ def clocks(w: Threads, target: Target) -> float:
 
 
 def operations(body: Iterable[Stmt]) -> int:
-    """Instructions of statements beside their accesses."""
+    """Instructions of statements, without their memory accesses."""
     return sum(_LONG.get(n.name, 1) for s in body for n in s.walk() if isinstance(n, Op))
 
 
 def accessed(body: Iterable[Stmt], tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The bytes of an element of each buffer that statements access."""
+    """Bytes per element of each buffer that the statements access."""
     return {b: tensors[b].dtype.bytes for b, _, _ in access.accesses(tuple(body)) if b in tensors}

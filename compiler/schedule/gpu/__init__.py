@@ -1,1 +1,1 @@
-"""Schedules for machines with threads."""
+"""Matmuls and convolutions on GPUs: axes, tiles and copies that planners of `compiler/schedule/space/gpu` share."""

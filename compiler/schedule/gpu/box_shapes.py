@@ -1,4 +1,4 @@
-"""Extents of loops and a number of elements in; the box of so many elements out of which the fewest cover all."""
+"""Shapes of boxes: which box of a given number of elements covers several loops with the fewest boxes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import functools
 import itertools
 import math
 
-LONGEST = 256  # elements that the copy engine reaches along an axis
-UNIT = 16  # elements of a sum that an instruction takes; a step of a pipeline takes as long to begin
-RUN = 4  # elements of a run of neighbours that take as long to store as to do all else for them
+LONGEST = 256  # elements along an axis that the copy engine (TMA) reaches
+UNIT = 16  # elements of a sum per instruction; starting a pipeline step takes as long
+RUN = 4  # storing a run of so many neighbours takes as long as all other work on them
 
 
 @functools.cache
 def box(extents: tuple[int, ...], length: int, step: int = 1, near: bool = False) -> tuple[int, ...]:
-    """The extents of a box of `length` elements of which the fewest cover all, longest along the last axis.
+    """Extents of the box of `length` elements of which the fewest cover loops of these `extents`; ties: longest last
+    axis.
 
-    All but the first are powers of two, so that places in the box are bits of a number. Of elements that are `step`
-    apart a box has no more along an axis than the copy engine reaches, if it can be. Where those along the last axis
-    are `near` each other in memory, and stored so, long runs of them are worth a few boxes more.
+    All extents but the first are powers of two, so that positions in the box are bits of a number. Elements are `step`
+    apart; if possible, the box spans at most `LONGEST` elements along each axis. With `near`, the last axis is
+    contiguous where results are stored, and long runs along it are worth a few more boxes.
 
     >>> box((32, 56, 56), 64)
     (1, 8, 8)
@@ -39,10 +40,10 @@ def box(extents: tuple[int, ...], length: int, step: int = 1, near: bool = False
 def summed(
     extents: tuple[int, ...], whole: tuple[bool, ...], most: int, step: int = 1, bits: bool = False
 ) -> tuple[int, ...]:
-    """The box of at most so many elements with which a sum over all is soonest made; empty where there is none.
+    """The box of at most `most` elements that makes a sum over all loops fastest; empty if there is none.
 
-    It is longer than half of that, as some of an instruction's steps are, and does not go beyond the ends of `whole`
-    loops. Elements are `step` apart, at most. Where places in it have to be `bits`, its sides are powers of two.
+    It has more than `most` / 2 elements, a multiple of the depth of an instruction, and divides `whole` loops evenly.
+    Elements are `step` apart. If positions in it must be `bits`, its sides are powers of two.
 
     >>> summed((32, 14, 14), (False, True, True), 128)
     (32, 2, 2)
@@ -64,5 +65,5 @@ def summed(
 
 
 def count(extents: tuple[int, ...], lengths: tuple[int, ...]) -> int:
-    """Boxes of these lengths that cover loops of these extents."""
+    """Number of boxes of these lengths that cover loops of these extents."""
     return math.prod(-(-n // x) for n, x in zip(extents, lengths, strict=True))

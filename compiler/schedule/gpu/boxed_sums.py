@@ -1,7 +1,7 @@
-"""The loop nest of a contraction in; ways to look at it as matmuls that sum over boxes of buffers out.
+"""Contractions as matmuls that sum over boxes of buffers, such as the weight gradients of convolutions.
 
-So are gradients of a convolution's weights: each position of the kernel is a matmul of its own, of channels by
-channels, whose sum goes through all pixels of all images. Tiles hold a box of pixels with their channels side by side.
+Each position of the convolution's kernel is a matmul of channels by channels whose sum runs over all pixels of all
+images. A tile holds a box of pixels with their channels side by side.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from compiler.schedule.gpu.box_shapes import count, summed
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, axis
 from compiler.schedule.steps import Permute
 
-ROWS = (1, 2)  # a box has at most as many elements as so many rows of all banks
+ROWS = (1, 2)  # sizes of boxes: at most so many rows of all banks
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
-    """All ways: either factor may be the left one, and each loop of a side may be its rows. Others are a batch."""
+    """All such matmuls: either factor may be the left one, any loop of a side may be its rows; other loops are the
+    batch."""
     if len(c.depth) < 2:
         return
     ranges = loop_ranges(c.loops)
@@ -50,7 +51,8 @@ def _factors(
     value: Expr, other: Expr, own: loop.For, depth: Sequence[loop.For], tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
-    """A factor that is contiguous along its own loop, while those that sum go through a box; or its copy that is."""
+    """A factor that is contiguous along its own loop, with its reduction loops through a box; or its copy, if that
+    is."""
     for made, copy in conv.factors(value, other, depth, own, tensors, ranges):
         if made.order == ("own", "k") and made.operand.piece in PIECES:
             yield replace(made, order=("k", "own")), copy
@@ -59,7 +61,7 @@ def _factors(
 def _depths(
     depth: Sequence[loop.For], factors: Sequence[Expr], row: int, bits: bool, tensors: Mapping[str, Tensor]
 ) -> Iterator[Axis]:
-    """The loops that sum, in boxes of whole numbers of elements, but where both factors are zero beyond the end."""
+    """The reduction loops in boxes that divide them evenly, unless both factors are zero beyond the loop's end."""
     found = [x for f in factors if (x := conv.load_of(f, tensors, {f.var for f in depth})) is not None]
     ends = tuple(any(conv.beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth)
     extents, step = tuple(size(f) for f in depth), max(conv.step_of(x, depth) for x in found)

@@ -1,8 +1,8 @@
-"""The loop nest of a contraction in; ways to look at it as a matmul of boxes of buffers out, as convolutions are.
+"""Contractions as matmuls whose tiles are boxes of buffers, such as convolutions (implicit GEMM).
 
-Rows of such a matmul go through several axes of a buffer, as pixels go through images, rows and columns; a tile of
-them is a box. Of the loops that sum, the one along which memory is contiguous is the depth of a tile. The others move
-the box: they are taken by the loop over tiles.
+The rows of such a matmul run through several axes of a buffer: images, rows and columns of pixels. A tile of rows is a
+box. Of the reduction loops, the contiguous one is the depth of a tile; the others shift the box and belong to the loop
+over tiles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
-    """All ways to look at a contraction as a matmul of boxes: either factor may be the left one."""
+    """All such matmuls for a contraction: either factor may be the left one."""
     ranges = loop_ranges(c.loops)
     for (left, rows), (right, columns) in sides(c):
         if not rows or not columns:
@@ -58,8 +58,8 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
 
 
 def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: Mapping[str, Tensor]) -> Axis | None:
-    """The loops that sum, the inner one in whole rows of a tile. Where it leaves some of one over, that is zero if rows
-    of both factors, as they are in these `tensors`, are along it and end there."""
+    """The reduction loops, the `inner` one in whole rows of a tile. If its extent leaves a rest, the axis is extended;
+    that needs both factors to be contiguous along it and to end there, so that the rest is zero. Otherwise None."""
     k = axis([*(f for f in c.depth if f is not inner), inner])
     row = ROW // max(x.operand.bytes for x in factors)
     rest = size(inner) % row
@@ -74,12 +74,12 @@ def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: 
 
 
 def beyond(f: loop.For, index: Sequence[Expr], shape: Sequence[Expr]) -> bool:
-    """Beyond the end of a loop there are elements of the buffer."""
+    """Whether the buffer has elements beyond the end of loop `f`: no axis is indexed by `f` and ends with it."""
     return not any(e is Var(f.var) and n is f.extent for e, n in zip(index, shape, strict=True))
 
 
 def read_by(*factors: Expr, tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the buffers that factors load, for each load."""
+    """Bytes of the buffers that the factors load, counted once per load."""
     return sum(known_bytes(tensors[n.buffer]) for x in factors for n in loads(x))
 
 
@@ -90,7 +90,7 @@ def _computed(
     tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Iterator[MatmulAxes]:
-    """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
+    """Matmuls whose rows are boxes, and whose left operand is computed by threads element by element."""
     (x, rows), (y, columns) = left, right
     if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in c.loops}) is None:
         return
@@ -113,9 +113,9 @@ def factors(
     value: Expr, other: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
-    """A factor as it is, and as it is after its buffer was copied so that it is contiguous along the inner loop.
+    """The factor as it is, and the factor after a copy that makes its buffer contiguous along the inner loop.
 
-    A buffer that the other factor loads as well stays as it is: all loads of the kernel would be from the copy.
+    A buffer that the other factor loads too is not copied: all loads of the kernel would use the copy.
     """
     plain = _factor(value, own, inner, tensors, ranges)
     if plain is not None:
@@ -130,7 +130,7 @@ def factors(
     if len(last) != 1 or len(set(loads(value))) != 1:
         return
     order = (*(d for d in range(len(t.shape)) if d not in last), *last)
-    # Where there is nothing to guard, what no index comes to need not be copied.
+    # A load without guards need not copy the elements that no index reaches.
     every = tuple(map(_every, load.index)) if unwidened(value) is load else ()
     tile = f"{t.name}_permuted"
     into = tuple(f"{tile}_at{n}" for n in range(len(order)))
@@ -144,19 +144,19 @@ def factors(
 
 
 def _every(e: Expr) -> int:
-    """Of how many elements of an axis an index comes to one."""
+    """The step of an index: it reaches one of so many elements of an axis."""
     terms, rest = linear(e)
     return math.gcd(*terms.values(), rest) or 1
 
 
 def _steps(t: Tensor, last: int) -> list[int]:
-    """Bytes between neighbours along all axes but the last one, of which there are some."""
+    """Strides in bytes of all axes longer than 1, except axis `last`."""
     axes = (d for d, n in enumerate(t.shape) if d != last and static(n) > 1)
     return [static(t.strides[d]) * t.dtype.bytes for d in axes]
 
 
 def axis_of(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
-    """The loops of one side: a box unless they are one, which ends where an axis of the buffer does."""
+    """The loops of one side as an axis. It is boxed unless it is one loop that runs over a whole axis of the buffer."""
     load = load_of(value, tensors, {f.var for f in loops})
     assert load is not None
     places = [(d, e) for d, e in enumerate(load.index) if loops[0].var in names(e)]
@@ -168,12 +168,13 @@ def axis_of(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor
 
 
 def step_of(load: Load, loops: Sequence[loop.For]) -> int:
-    """The most elements of an axis from one iteration of a loop to the next."""
+    """The largest step in elements of an index from one iteration of a loop to the next."""
     return max(linear(e)[0].get(Var(f.var), 1) for e in load.index for f in loops)
 
 
 def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load | None:
-    """What a factor loads within the bounds of a buffer, if tiles of these loops are zero outside of it or whole."""
+    """The load of a factor if tiles over the loops `tiled` are zero outside the buffer's bounds or entirely inside;
+    else None."""
     value = unwidened(value)
     if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
         return None
@@ -182,8 +183,8 @@ def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load
 
 
 def _axes_moved(load: Load, tiled: set[str]) -> tuple[dict[str, int], list[int]] | None:
-    """The axis that each of these loops moves a load along, and by how much; None where two move it along one axis, or
-    one along two or none."""
+    """The axis that each loop of `tiled` moves the load along, and the steps. None unless each loop moves one axis of
+    its own."""
     moved: dict[str, int] = {}
     steps: list[int] = []
     for d, e in enumerate(load.index):
@@ -202,7 +203,7 @@ def _axes_moved(load: Load, tiled: set[str]) -> tuple[dict[str, int], list[int]]
 def _factor(
     value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor | None:
-    """A factor that is a box of its buffer for each step of the loops that sum, but for the inner one; else None."""
+    """The factor if it is a box of its buffer in each step of the reduction loops other than `inner`; else None."""
     tiled = {f.var for f in (*own, inner)}
     load = load_of(value, tensors, tiled)
     if load is None:
@@ -235,7 +236,7 @@ def _factor(
 
 
 def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
-    """Where a tile of the result can be copied to, if it can; whether the result is contiguous along n."""
+    """Where a tile of the result can be copied to, or None; and whether the result is contiguous along n."""
     stores = [s for s in c.after if isinstance(s, Store)]
     ranges = loop_ranges(c.rows)
     near = {
@@ -262,7 +263,7 @@ def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -
 
 
 def boxed(x: Axis, length: int) -> list[Step]:
-    """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
+    """Steps that split the loops of an axis into a loop over boxes and a loop within a box; both names go into `x`."""
     lengths = x.box or box(tuple(size(f) for f in x.loops), length, x.step, x.near)
     loops = [f.var for f in x.loops]
     full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))

@@ -1,4 +1,4 @@
-"""A matmul as the tiles of a GPU make it: its sizes and operands, and what a tile of it takes up."""
+"""A matmul for a GPU: its sizes and operands, and the registers and shared memory that a tile of it uses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from compiler.targets.target import Instruction, Target
 Sizes = tuple[int, int, int]
 
 WARP = 32
-APART = 8  # elements by which rows of what blocks of a cluster pass on lie further apart than they are long
+APART = 8  # elements of padding per row of the partial sums that blocks of a cluster exchange
 MOST_BLOCKS = 8  # of a cluster
-OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
-BESIDES = 64  # registers of a thread that computes, beyond what it holds of tiles
-KEPT, KEPT_PREPARING = 24, 56  # registers of a thread that only asks for copies, and of one that prepares what comes
-RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
+OTHER_REGISTERS = 40  # addresses, counters, and temporaries of the compiler
+BESIDES = 64  # registers of a computing thread in addition to its tiles
+KEPT, KEPT_PREPARING = 24, 56  # registers of a thread that only issues copies, and of one that prepares copied data
+RESERVED = 1024  # bytes of shared memory reserved per block by the system (CUDA C++ Programming Guide 13)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: the bytes of an element, whether it is copied as a block of its buffer or computed element by element,
-    and the widest piece, in bytes, that begins at a multiple of itself wherever a row of the block begins. `widened`
-    says that it is computed of elements of fewer bytes, such as the integers of a quantized weight."""
+    """An operand: bytes per element, and whether it is `copied` as a block of its buffer or computed element by
+    element.
+
+    `piece` is the widest alignment in bytes that the start of every row of the block has. A `widened` operand is
+    computed from elements of fewer bytes, such as the integers of a quantized weight.
+    """
 
     bytes: int
     copied: bool
@@ -35,16 +38,17 @@ class Operand:
 
 @dataclass(frozen=True)
 class Matmul:
-    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each.
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; each product takes `terms` products of the
+    instruction.
 
-    `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
-    leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
-    where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
-    those that make m and n, and `near` says of which neighbours are neighbours in the result. What is done with a sum
-    loads `ahead` bytes for each that can be loaded before it, and as many `vectors` along m and along n; `joined` says
-    that it loads others. `sectors` is in how many sectors of memory a warp stores an element, where rows of the result
-    begin anywhere. A sum over boxes goes through `step` elements of k at a time. One over a single loop, of which
-    operands are zero behind its end, is `cut` anywhere.
+    The result is contiguous along n if `across`, else along m. A tile of it leaves through shared memory with elements
+    of `out_bytes` bytes, or 0. `read` are the bytes of both operands in memory, if elements are loaded repeatedly; 0
+    for the bytes of a and b. If tiles are boxes of several loops, `loops` are the extents of the loops of m and n, and
+    `near` says on which side neighbours are neighbours in the result. The epilogue can load `ahead` bytes per result,
+    and as many `vectors` along m and along n, before the sum; `joined` says that it loads others, too. `sectors` is the
+    number of memory sectors per element that a warp stores if rows of the result are unaligned. A sum over boxes takes
+    `step` elements of k at a time. A sum over a single loop whose operands are zero beyond its end may be `cut`
+    anywhere.
     """
 
     m: int
@@ -69,13 +73,14 @@ class Matmul:
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
-    """Shared memory of a stage: both tiles, and b twice more where wgmma reads two tf32 numbers for each of it."""
+    """Bytes of shared memory per pipeline stage: both tiles, and b twice more if wgmma reads it as two tf32 parts."""
     halves = 2 * n * k * p.b.bytes if p.terms > 1 and row.threads > WARP else 0
     return k * (m * p.a.bytes + n * p.b.bytes) + halves
 
 
 def beside(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
-    """Shared memory beside the pipeline's: for the result, or for what the blocks of a cluster add up."""
+    """Bytes of shared memory besides the pipeline: for the result's tile, or for partial sums that a cluster adds
+    up."""
     if parts > 1:
         held = (tile[0] * tile[1] + APART * max(tile)) * p.acc_bytes
         return held if in_cluster(parts, tile, target) else 0
@@ -83,7 +88,7 @@ def beside(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, targe
 
 
 def available(threads: int, wide: bool, split: bool, target: Target) -> int:
-    """Registers that a thread may have; warps that only copy give theirs to those that multiply."""
+    """Registers that a computing thread may use; producer warps give theirs to computing warps."""
     if not wide:
         return MOST_REGISTERS
     alike = target.registers // (threads + WARP) // 8 * 8
@@ -91,8 +96,8 @@ def available(threads: int, wide: bool, split: bool, target: Target) -> int:
 
 
 def reallocated(held: int, threads: int, producers: int, target: Target) -> tuple[tuple[str, int], ...]:
-    """What a pipeline says of registers: nothing, where threads that compute and hold so many words of tiles in them
-    get as many as they need when all get alike."""
+    """Arguments of a pipeline that reallocate registers; none if computing threads, which hold `held` words of tiles,
+    get enough registers when all threads get equally many."""
     alike = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
     grouped = target.registers // up(threads + producers * WARP, GROUP) // 8 * 8  # ptxas counts whole groups of warps
     fits = BESIDES + held <= alike and OTHER_REGISTERS + held <= grouped
@@ -103,7 +108,7 @@ def reallocated(held: int, threads: int, producers: int, target: Target) -> tupl
 
 
 def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int]) -> int:
-    """32-bit registers of a thread: accumulators, and fragments, which are loaded a step ahead."""
+    """32-bit registers of a thread: accumulators, and fragments that are loaded one step ahead."""
     m, n = tile[0] // grid[0], tile[1] // grid[1]
     sums = m * n * p.acc_bytes * (2 if p.terms > 1 or row.coarse else 1)
     held = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
@@ -115,13 +120,17 @@ def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[in
 def ahead(
     p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], parts: int, target: Target
 ) -> tuple[int, bool]:
-    """32-bit registers of a thread for what its results are joined with, if it has so many and other warps copy; none
-    for parts of a sum. Whether that is all, or vectors alone, for which there are registers rather than for blocks."""
+    """Registers (32 bits) per thread to load the epilogue's operands before the sum, and whether they hold all
+    operands.
+
+    If registers do not suffice for blocks of operands, they hold only vectors along m or n. 0 if even these do not fit,
+    for partial sums (split-k), and if there are no producer warps.
+    """
     if parts > 1 or row.threads <= WARP:
         return 0, False
     m, n = (x // g for x, g in zip(tile, grid, strict=True))
     # Of 64 rows by 8 columns a thread has two of each (PTX ISA, "Register fragments for wgmma"). Values that are not
-    # loaded in pairs have a register each.
+    # loaded in pairs take a register each.
     vectors = m // 32 * p.vectors[0] + n // 4 * p.vectors[1]
     paired = p.across and p.m % tile[0] == 0 and p.n % tile[1] == 0
     words = vectors + m * n // row.threads * (ceildiv(p.ahead, 2) if paired else p.ahead) // 2
@@ -131,15 +140,16 @@ def ahead(
 
 
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
-    """Parts of a sum can be made by the blocks of a cluster, to which the rows and columns of a tile are dealt out."""
+    """Whether the blocks of a cluster can split the sum into `parts`; each block combines its share of rows or
+    columns."""
     return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
 
 
 def tiles(size: int, loops: tuple[int, ...], length: int, near: bool) -> int:
-    """Tiles of so many rows."""
+    """Number of tiles along an axis of `size`, or along boxes of its `loops`."""
     return count(loops, box(loops, length, near=near)) if loops else ceildiv(size, length)
 
 
 def up(a: int, b: int) -> int:
-    """The least multiple of `b` that is at least `a`."""
+    """The smallest multiple of `b` that is at least `a`."""
     return -(-a // b) * b

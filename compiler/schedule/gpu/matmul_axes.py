@@ -1,6 +1,6 @@
-"""The loop nest of a contraction in; which of its loops are m, n, k and the batch of a matmul out.
+"""Contractions as matmuls: which loops are m, n, k and the batch.
 
-m occurs in one factor only, n in the other only, k is what is summed over, and all others are a batch.
+m occurs only in one factor, n only in the other, k is summed over, and all others are the batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.matmul import Operand
 from compiler.schedule.steps import Permute, Step
 
-PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
-ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hold together
+PIECES = (16, 8, 4)  # bytes that an asynchronous copy can move
+ROW = 128  # bytes of a tile row in shared memory: the width of all banks together
 
 
 Order = tuple[str, str]
@@ -34,11 +34,11 @@ Order = tuple[str, str]
 
 @dataclass
 class Axis:
-    """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
+    """The loops of one part (m, n or k), collapsed into one loop `name`; `outer` is the loop over its tiles.
 
-    Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
-    Those of a `near` one are neighbours in the result. One that sums has a `box` of its own, and is as long as all of
-    these.
+    Tiles of a `boxed` axis are boxes of its loops, which advance the buffer's axes by up to `step` elements. Positions
+    of a `near` axis are contiguous in the result. A boxed reduction axis has its own `box`; its `size` includes the
+    padding to whole boxes.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor before it is widened from 16 bits, and the buffer that it loads first.
+    """An operand before widening from 16 bits, and the buffer that it loads first.
 
-    `order` has "k" and "own", the part along which it is contiguous last; `even` says that rows of its buffer begin at
-    multiples of 16 bytes, as copies by tensor maps need; `side` is how many neighbours along the last part a thread may
-    compute side by side, 1 where a guard may differ between them.
+    `order` names its two parts, "own" and "k", the contiguous one last. `even` says that rows of the buffer start at
+    multiples of 16 bytes, as tensor maps require. `side` is how many neighbours along the last part a thread may
+    compute together; 1 if a guard may differ between them.
     """
 
     value: Expr
@@ -70,11 +70,11 @@ class Factor:
 
 @dataclass(frozen=True)
 class Result:
-    """The buffer that a matmul is stored to and the bytes of its elements; whether m and n end where its axes do.
+    """The buffer that the matmul is stored to, bytes per element, and whether m and n end where the buffer's axes do.
 
-    `how` says what copies a tile of it out of shared memory: a tensor map if that can describe it, else all threads;
-    empty where each thread stores what it has. Rows begin at multiples of `piece` bytes. `twin` says that there is the
-    same matmul without a tile of the result, too.
+    `how` says what copies a tile out of shared memory: "tma" if a tensor map can describe it, "plain" for all threads,
+    or empty if each thread stores its own elements. Rows start at multiples of `piece` bytes. `twin` says that the
+    variant without a tile in shared memory is a candidate, too.
     """
 
     buffer: str
@@ -88,7 +88,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Joined:
-    """A buffer that results are joined with: a block of it for a tile, or a vector along m or n alone."""
+    """A buffer that the epilogue combines with the result: a block of it per tile, or a vector along m or n only."""
 
     buffer: str
     bytes: int
@@ -101,9 +101,9 @@ class Joined:
 
 @dataclass(frozen=True)
 class MatmulAxes:
-    """The axes and operands of a matmul: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
+    """A contraction as a matmul: acc[m, n] += a[m, k] * b[k, n] for every iteration of the batch loops.
 
-    `across` says that the result is contiguous along n rather than along m; `result` is where tiles can be copied to.
+    The result is contiguous along n if `across`, else along m. `result` says where tiles can be copied to, if they can.
     """
 
     found: Contraction
@@ -115,15 +115,15 @@ class MatmulAxes:
     b: Factor
     across: bool
     result: Result | None
-    copies: tuple[Step, ...] = ()  # steps that copy buffers beforehand, so that factors are blocks of the copies
-    copied: tuple[int, ...] = ()  # bytes that each of these reads and writes
-    read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
-    joined: tuple[Joined, ...] = ()  # what results are joined with that can be loaded before the sum
+    copies: tuple[Step, ...] = ()  # steps that copy buffers first, so that factors are blocks of the copies
+    copied: tuple[int, ...] = ()  # bytes that each copy reads and writes
+    read: int = 0  # bytes of both factors' buffers, if their elements are read repeatedly
+    joined: tuple[Joined, ...] = ()  # operands of the epilogue that can be loaded before the sum
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
-    """All ways to look at a contraction as a matmul: of several loops that play a part, all or the innermost may be
-    one; and each factor may be the left one."""
+    """All matmuls for a contraction: either factor may be the left one, and a part with several loops may use all of
+    them or only the innermost."""
     long = [f for f in c.rows if size(f) > 1]
     ranges = loop_ranges(c.loops)
     even = {
@@ -156,9 +156,9 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
 def _factors(
     value: Expr, other: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Iterator[tuple[Factor, Permute | None]]:
-    """A factor as it is and, where rows of its buffer begin anywhere, as it is after these were copied further apart.
+    """The factor as it is and, if rows of its buffer are unaligned, the factor after a copy that pads these rows.
 
-    A buffer that the other factor loads as well stays as it is: all loads of the kernel would be from the copy.
+    A buffer that the other factor loads too is not copied: all loads of the kernel would use the copy.
     """
     plain = factor(value, own, k, tensors, ranges)
     yield plain, None
@@ -172,7 +172,7 @@ def _factors(
 
 
 def _read(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of all buffers that factors load."""
+    """Bytes of all buffers that the factors load, each buffer once."""
     return sum(known_bytes(tensors[name]) for name in {x.buffer for f in factors for x in loads(f)})
 
 
@@ -191,11 +191,11 @@ def _stride(
 
 
 def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
-    """A factor as it goes to its tile: as a copy where it is a block of its buffer, else computed by threads."""
+    """The factor as an operand: copied if it is a block of its buffer, otherwise computed by threads."""
     value = unwidened(wide)
 
     def run(part: Axis) -> int:
-        """Neighbours in memory that the innermost loop of a part goes through."""
+        """Extent of the innermost loop of a part if some load is contiguous along it; otherwise 0."""
         last = part.loops[-1] if part.loops else None
         even = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in loads(value))
         return size(last) if last and even else 0
@@ -212,14 +212,14 @@ def _copied(value: Load, order: Order, tensors: Mapping[str, Tensor], ranges: Ma
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
     steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
     piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
-    begins = rest * width % PIECES[0] == 0  # as tensor maps ask for
+    begins = rest * width % PIECES[0] == 0  # tensor maps need this alignment
     return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t) and begins)
 
 
 def _computed(
     value: Expr, order: Order, last: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor:
-    """A factor of which a thread computes as many neighbours along the `last` loop as one load brings."""
+    """A computed factor; a thread computes as many neighbours along the `last` loop as one load brings."""
     width, found = value.dtype.bytes, loads(value)
     guarded = any(isinstance(n, Select) and last.var in names(n.cond) for n in value.walk())
     most = 16 // max(width, *(x.dtype.bytes for x in found))
@@ -232,7 +232,8 @@ def _computed(
 def _together(
     found: Sequence[Load], last: loop.For, count: int, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> bool:
-    """So many iterations of a loop, from a multiple of them on, load neighbours, or one and the same."""
+    """Whether `count` iterations of the loop, starting at a multiple of `count`, load neighbours or one and the same
+    element."""
     if count == 1 or size(last) % count:
         return count == 1
     around, lane = Var(f"{last.var}_around"), Var(f"{last.var}_lane")
@@ -244,8 +245,8 @@ def _together(
 
 
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
-    """A copy can bring a tile: each part moves an axis of its own, and ends where its axis does, or is made of whole
-    tiles. Else what pads it would be guarded by more than the buffer's own bounds."""
+    """Whether one copy brings a tile: each part moves an axis of its own, and either ends where that axis does or
+    consists of whole tiles. Otherwise padding would need more guards than the buffer's bounds."""
     ends, whole = _axes(load.buffer, load.index, (own, k), tensors, ranges), ROW // load.dtype.bytes
     return bool(ends) and all(e or part.size % whole == 0 for e, part in zip(ends, (own, k), strict=True))
 
@@ -257,8 +258,8 @@ def _axes(
     tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> list[bool]:
-    """For each part whether it ends where its axis does; nothing unless each moves an axis of its own by one, and the
-    last axis, through neighbours, is one of these."""
+    """For each part, whether it ends where its axis does. Empty unless each part moves an axis of its own by one
+    element, and one of them moves the last, contiguous axis."""
     found: list[int] = []
     ends: list[bool] = []
     for part in parts:
@@ -277,7 +278,8 @@ def _axes(
 
 
 def even(t: Tensor) -> bool:
-    """A tensor map can describe it: at most five axes, whose steps are multiples of 16 bytes, but for the last."""
+    """Whether a tensor map can describe the tensor: at most five axes; all strides but the last multiples of 16
+    bytes."""
     steps = [int(n.value) * t.dtype.bytes for n in t.strides[:-1] if isinstance(n, Const)]
     return len(steps) == len(t.shape) - 1 <= 4 and all(n > 0 and n % 16 == 0 for n in steps)
 
@@ -285,7 +287,7 @@ def even(t: Tensor) -> bool:
 def _result(
     c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Result | None:
-    """The one buffer stored to, if a tile of the result is a block of it that a tensor map can describe."""
+    """The only buffer that is stored to, if a tile of the result is a block of it; else None."""
     stores = [s for s in c.after if isinstance(s, Store)]
     if len(stores) != 1 or stores[0].op != "set":
         return None
@@ -304,8 +306,7 @@ def _result(
 def joined_with(
     c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Iterator[Joined]:
-    """Buffers that are loaded after the sum only, each at one place, a block or a vector of it for a tile of the
-    result."""
+    """Buffers that only the epilogue loads, each with one index, such that a tile needs a block or a vector of it."""
     found = list(dict.fromkeys(x for s in c.after for x in loads(s)))
     others = {x.buffer for f in (c.left, c.right, c.first) for x in loads(f)} | {
         s.buffer for s in c.after if isinstance(s, Store)
@@ -319,7 +320,7 @@ def joined_with(
 
 
 def _stores(result: Result | None) -> Iterator[Result | None]:
-    """A result whose rows begin anywhere may as well be stored by the threads that have it."""
+    """The result; if its rows are unaligned, also the variant in which threads store their own elements."""
     yield result
     if result is not None and result.twin:
         yield replace(result, how="")

@@ -1,7 +1,7 @@
-"""A buffer that is copied with its axes in another order, or its rows further apart, in; the steps for the nest out.
+"""Steps for the copy of a buffer with permuted axes or padded rows, as its own nest.
 
-Where the order changes, tiles go through shared memory: what is read are neighbours in the buffer, what is written are
-neighbours in the copy.
+If the order of axes changes, tiles go through shared memory: reads are contiguous in the buffer, writes are contiguous
+in the copy.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ from compiler.schedule.endings import numbered
 from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
 
 THREADS = 256
-WIDEST = 16  # bytes that one instruction moves
-LEAST, MOST = 16, 64  # elements of a side of a tile
-LONGEST = 256  # of a side that has no divisor in between
-TURNS = 8  # elements of a thread where no tile is needed, all of which are under way at once
-LINE = 128  # bytes, at multiples of which padded rows begin: a row of a tile is as long, and comes from one line then
+WIDEST = 16  # bytes per instruction
+LEAST, MOST = 16, 64  # elements of a tile's side
+LONGEST = 256  # elements of a side that has no divisor in between
+TURNS = 8  # elements per thread if no tile is needed; all are in flight at once
+LINE = 128  # bytes; padded rows start at multiples of a cache line, so that a tile row of that length is one line
 
 
 def prepared(
     copies: Sequence[Permute | None], tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """The steps that copy buffers beforehand, and the bytes that each copy moves."""
+    """The steps that copy buffers first, and the bytes that each copy moves."""
     made = [(x, tensors[x.buffer]) for x in copies if x is not None]
     return tuple(s for x, t in made for s in (x, *steps(x, t))), tuple(moved(x, t) for x, t in made)
 
 
 def padded(t: Tensor) -> Permute:
-    """The step that copies a buffer, whose rows begin anywhere, so that they begin at multiples of a line."""
+    """The step that copies a buffer with unaligned rows so that its rows start at multiples of a cache line."""
     tile, order = f"{t.name}_padded", tuple(range(len(t.shape)))
     into = tuple(f"{tile}_at{n}" for n in order)
     return Permute(t.name, tile, order, into, multiple=LINE // t.dtype.bytes)
 
 
 def held(step: Permute, t: Tensor) -> Tensor:
-    """The temporary that a buffer is copied to."""
+    """The temporary that holds the copy."""
     shape = tuple(length(step, t, d) for d in step.order)
     return Tensor(step.tile, t.dtype, shape, row_major((*shape[:-1], _apart(step, shape[-1]))))
 
 
 def _apart(step: Permute, row: Expr) -> Expr:
-    """How far apart rows of such a length begin."""
+    """Distance between the starts of rows of this length, in elements."""
     n = step.multiple
     return (row + (n - 1)) // n * n if n else row
 
 
 def load(x: Load, step: Permute) -> Load:
-    """The load of the temporary that gives what a load of the buffer does."""
+    """The load from the copy that corresponds to the load `x` from the buffer."""
     return x.replace(buffer=step.tile, index=tuple(index(x.index[d], step, d) for d in step.order))
 
 
 def steps(step: Permute, t: Tensor) -> list[Step]:
-    """The steps for the loops of the copy that follow `step`; none where neighbours are too few either way."""
+    """The steps for the loops of the copy, after `step`; empty if there are too few neighbours in the buffer or the
+    copy."""
     if not is_static(t):
         return []
     if step.multiple:
@@ -93,7 +94,7 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     made.append(Reorder((*outer, *inner)))
     whole, staged = static(t.shape[kept[-1]]), along[kept[-1]] * every[kept[-1]]
     staged = whole if staged >= whole else staged - every[kept[-1]] + 1
-    # Odd rows of the tile begin in other banks, also if these hold two elements each.
+    # An odd row length puts rows into different banks, also if a bank holds two elements.
     copied = numbered(f"{tile}_at", len(kept))
     made.append(Stage(t.name, tile, outer[-1], "shared", copied, 1 + staged % 2))
     made += [Bind(name, "blocks") for name in naming.grid(outer, made)]
@@ -106,20 +107,21 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
 
 
 def length(step: Permute, t: Tensor, d: int) -> Expr:
-    """How many elements of an axis of the buffer are copied."""
+    """How many elements of axis `d` of the buffer are copied."""
     every = step.every[d] if step.every else 1
     return t.shape[d] if every == 1 else const(-(-static(t.shape[d]) // every))
 
 
 def index(e: Expr, step: Permute, d: int) -> Expr:
-    """Where what was at an index along an axis of the buffer is in the copy."""
+    """The index in the copy for index `e` along axis `d` of the buffer."""
     every = step.every[d] if step.every else 1
     terms, rest = linear(e)
     return e if every == 1 else from_linear(({t: c // every for t, c in terms.items()}, rest // every))
 
 
 def moved(step: Permute, t: Tensor) -> int:
-    """Bytes that are read, of which a line holds some of every row that is read at all, and those that are written."""
+    """Bytes that the copy reads and writes. Skipping elements along the contiguous axis saves no reads: whole lines are
+    read."""
     every = step.every or (1,) * len(t.shape)
     near = max(range(len(every)), key=lambda d: t.strides[d] is const(1))
     copied = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
@@ -128,7 +130,8 @@ def moved(step: Permute, t: Tensor) -> int:
 
 
 def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:
-    """How long a tile is along the axes that are neighbours in the buffer, the longer strides first."""
+    """Tile lengths along the axes that are contiguous in the buffer, larger strides first; empty if a tile is no
+    use."""
     near = [d for d, n in enumerate(t.strides) if n is const(1) and sizes[d] > 1]
     if len(near) != 1 or near[0] == last or near[0] < last:
         return {}
@@ -147,6 +150,6 @@ def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dic
 
 
 def _side(size: int, vector: int) -> int:
-    """A divisor that is a good side of a tile, of vectors as wide as can be; 0 where there is none."""
+    """A divisor of `size` that is a good side of a tile, preferably of wide vectors; 0 if there is none."""
     fitting = [n for n in range(LEAST, MOST + 1) if size % n == 0]
     return max(fitting, key=lambda n: (math.gcd(n, vector), n), default=size if LEAST <= size <= LONGEST else 0)

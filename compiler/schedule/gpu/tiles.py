@@ -1,4 +1,5 @@
-"""The size of a matmul, where its operands lie, and a target in; the instructions and tiles for it out."""
+"""Tilings of a matmul on a GPU: from its size, operands and target, the candidate instructions and tiles with
+estimates."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ from compiler.targets.legal import grids
 from compiler.targets.target import Instruction, Target
 
 ROW = 128  # bytes
-DEEPEST = 4  # stages of a pipeline: with three tiles under way the latency is covered
-DEEPEST_APART = 8  # where copies have warps of their own: more bytes under way for tiles that are small
+DEEPEST = 4  # pipeline stages: three tiles in flight cover the latency
+DEEPEST_APART = 8  # with producer warps: small tiles need more bytes in flight
 MOST_PARTS, COMPUTING = 32, 4
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The instruction, and how often for each product; the tile of each part, the threads that multiply it, stages of
-    its pipeline, parts of k, and clocks in all; how many blocks make tile after tile, 0 where each makes one; and the
-    grid in which groups of threads share a tile."""
+    """One tiling of a matmul.
+
+    The instruction, and how many of its products make one; the tile; the threads that multiply it; pipeline stages;
+    parts of k (split-k); estimated clocks of the whole kernel; the number of persistent blocks, 0 if each block
+    computes one tile; and the grid of thread groups that share a tile.
+    """
 
     row: Instruction
     terms: int
@@ -37,53 +41,52 @@ class Tiling:
     clocks: float
     blocks: int = 0
     grid: tuple[int, int] = (1, 1)
-    ahead: int = 0  # registers of a thread for what results are joined with
-    whole: bool = False  # that is all of it, rather than vectors alone
+    ahead: int = 0  # registers per thread for operands of the epilogue that are loaded before the sum
+    whole: bool = False  # whether these are all such operands, rather than only vectors along m or n
 
 
-# Tiles of a thread block, and the warps that multiply them.
+# Rows and columns of a block's tile, and the warps that multiply it.
 _TILES = (
     (256, 128, 8), (128, 256, 8), (128, 128, 8), (128, 128, 4), (256, 64, 8), (64, 256, 8), (128, 64, 4), (64, 128, 4),
     (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (16, 64, 4),
     (16, 32, 2), (32, 32, 2), (16, 256, 8), (32, 256, 8),
 )  # fmt: skip
-# Those of few columns, as a group of a grouped convolution has.
+# For few columns, as in one group of a grouped convolution.
 _NARROW = ((128, 8, 4), (256, 8, 8), (128, 16, 4), (256, 16, 8))
-# Rows of tiles by wgmma and the groups of four warps that multiply them. Four groups would have too few registers each.
+# Rows of tiles for wgmma, and the warpgroups that multiply them. Four warpgroups would have too few registers each.
 _GROUPS = ((64, 1), (128, 2))
 _FROM_REGISTERS = ((64, 1), (128, 1), (128, 2), (256, 2))
-COLUMNS = 16  # a tile has a multiple of so many, or fewer
-SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the same warps
+COLUMNS = 16  # a tile has a multiple of so many columns, or fewer
+SHARED_COLUMNS = 64  # with fewer columns, more rows per warpgroup do not pay
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> tuple[Tiling, ...]:
-    """The tilings by these instructions that fit the target.
+    """The tilings with these instructions that fit the target.
 
-    Where a product of two numbers takes one instruction, groups of warps, which multiply twice as fast as single ones,
-    leave no place for these: the estimates of the two kinds were not fitted to the same times, and do not compare for
-    small matmuls.
+    If a product takes one instruction, warpgroup instructions exclude those of single warps, which are half as fast:
+    the cost models of the two were fitted to different timings and are not comparable for small matmuls.
     """
     groups = [r for r in rows if r.threads > WARP] if p.terms == 1 else []
     return tuple(_all(p, groups, target)) or tuple(_all(p, rows, target))
 
 
 def best(t: Tiling) -> tuple[float, int, int]:
-    """Fewest clocks first, then the larger tile and the deeper pipeline."""
+    """Sort key: fewest clocks, then the larger tile, then the deeper pipeline."""
     return t.clocks, -t.m * t.n, -t.depth
 
 
 def _all(p: Matmul, rows: Iterable[Instruction], target: Target) -> Iterator[Tiling]:
-    k = p.step or ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
+    k = p.step or ROW // max(p.a.bytes, p.b.bytes)  # the width of all shared-memory banks
     for row in rows:
         yield from _of_depth(p, row, k, target)
-        if p.a.widened or p.b.widened:  # nothing is under way while it is widened: the more at once the better
+        if p.a.widened or p.b.widened:  # nothing overlaps the widening, so larger steps are better
             for deep in (n for n in (2 * k, 4 * k) if p.k % n == 0):
                 yield from _of_depth(p, row, deep, target)
 
 
 def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[Tiling]:
-    """Tilings by an instruction in steps of so many along k."""
+    """Tilings with this instruction in steps of `k` along the sum."""
     wide = row.threads > WARP
     longest = min(DEEPEST_APART if wide else DEEPEST, max(2, ceildiv(p.k, k)))
     # A shallow pipeline may leave room for a second block.
@@ -103,7 +106,8 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
 
 
 def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
-    """Rows and columns of a block's tile, no more than about those of the result, its warps, and how they share it."""
+    """Rows and columns of tiles that are not much larger than the result, with their warps and the grid that shares
+    them."""
     wide = row.threads > WARP
     groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
     few = [x for x in _NARROW if p.n <= x[1]]
@@ -118,10 +122,10 @@ def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[
 
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:
-    """Into how many parts of whole tiles the sum may be split, each at least four of them long: any number of boxes, or
-    powers of two, of which the last part may end with zeros."""
+    """Into how many parts the sum may be split (split-k), each at least four steps long: any number of boxes, or a
+    power of two, where the last part may be padded with zeros."""
     yield 1
-    # Of blocks that compute elements several wait for memory side by side.
+    # If operands are computed, more blocks hide each other's waits for memory.
     for parts in range(2, MOST_PARTS * (1 if p.a.copied and p.b.copied else COMPUTING) + 1):
         fits = (p.cut or p.k % (parts * k) == 0) and (p.step or parts & (parts - 1) == 0)
         if fits and p.k >= 4 * parts * k:
