@@ -32,7 +32,7 @@ def show_schedules(schedules: Mapping[str, Schedule]) -> str:
 
 
 def parse(text: str) -> dict[str, Schedule]:
-    """Parse schedules by kernel name; the key is `ONLY` for steps outside a section. Raises ValueError with the line."""
+    """Schedules by kernel name, `ONLY` for steps outside a section; raises ValueError with the line."""
     try:
         body = syntax(text).body
     except SyntaxError as e:

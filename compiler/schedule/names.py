@@ -26,7 +26,7 @@ def collapse(loops: Sequence[str], steps: list[Step]) -> str:
 
 
 def grid(loops: Sequence[str], steps: list[Step]) -> list[str]:
-    """Names of at most three grid axes for perfectly nested loops: more than three are collapsed into the first axis."""
+    """Names of at most three grid axes for perfectly nested loops; surplus ones are collapsed into the first axis."""
     return [*loops] if len(loops) <= 3 else [collapse(loops[:-2], steps), *loops[-2:]]
 
 
@@ -43,7 +43,7 @@ def split_reduction(
 
 
 def split_scan(accumulator: str, loop: str, length: int, rows: tuple[str, ...]) -> SplitScan:
-    """The step `SplitScan` for the prefix sum `accumulator` inside loops `rows`, with names derived from these loops."""
+    """The step `SplitScan` for the prefix sum `accumulator` inside loops `rows`, with names derived from these."""
     into = f"{loop}_part", f"{loop}_sum", f"{loop}_next", f"{loop}_before"
     return SplitScan(
         accumulator, loop, length, f"{accumulator}_parts", f"{accumulator}_sum", into, suffixed(rows, "sum")

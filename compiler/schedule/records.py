@@ -62,7 +62,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Stored:
-    """The records of one target and device, looked up by kernel digest. Instances with the same schedules hash alike."""
+    """The records of one target and device, by kernel digest. Instances with the same schedules hash alike."""
 
     records: tuple[Record, ...] = ()
 

@@ -1,6 +1,7 @@
-"""The legal schedules of a kernel, cheapest first by the estimates of its target: what a search goes through.
+"""The space of a kernel: its legal schedules, cheapest first by the target's cost model; what a search explores.
 
-The first is what a heuristic chooses. A kernel is of the first family that has members for it.
+The first schedule is the heuristic's choice. All schedules belong to one family: the first that has members for the
+kernel.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ _PLAIN = {"cpu": cpu.plain, "cuda": gpu.plain, "triton": triton.plain}
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:
-    """Schedules of `kernel`, the cheapest first; `private` names the temporaries that no other kernel uses.
-
-    None is made before it is asked for.
-    """
+    """Schedules of `kernel`, cheapest first, generated lazily; `private` names the temporaries that no other kernel
+    uses."""
     return _planned(_FAMILIES[target.kind](kernel, frozenset(private), target))
 
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:
-    """The same without tensor instructions: schedules that take contractions as they take other sums."""
+    """Like `space`, without tensor instructions: contractions are scheduled like other sums."""
     return _planned(_PLAIN[target.kind](kernel, frozenset(private), target))
 
 

@@ -1,8 +1,7 @@
-"""Members of a space of schedules, cheapest first, made from those of its parts without making any schedule.
+"""Members of a space of schedules: lazily combined, cheapest first, without constructing schedules.
 
-A space is an iterator of members in the order of their cost; where costs are equal, what was named first comes first.
-The first member of a space is what a heuristic would choose, and costs no more to find than the numbers it rests on:
-the steps of a member are made when they are asked for.
+A space is an iterator of members by increasing cost; members of equal cost keep their order. The steps of a member are
+made only when they are asked for, so that finding the first member, the heuristic's choice, costs only the estimates.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ Price = Callable[[Target], float]
 
 @dataclass(frozen=True)
 class Member:
-    """What steps for a kernel or a part of it cost: cycles of a core of a CPU, clocks of a multiprocessor of a GPU.
+    """Steps for a kernel or a part of it, and their estimated cost: cycles of a CPU core or clocks of a GPU
+    multiprocessor.
 
-    The `price` is what they would cost on the same target with other costs, where that is known.
+    `price`, if known, computes their cost on the same target with other cost parameters.
     """
 
     cost: float
@@ -34,9 +34,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Planned:
-    """A legal schedule of a kernel, made when it is first asked for; the family that it is of, and its estimated cost.
+    """A legal schedule of a kernel, constructed on first use, with its family and its estimated cost.
 
-    Costs are cycles of a core of a CPU, or clocks of a multiprocessor of a GPU, until the kernel is done.
+    The cost is the time of the whole kernel in cycles of a CPU core or clocks of a GPU multiprocessor.
     """
 
     family: str
@@ -50,27 +50,27 @@ class Planned:
 
 
 def fixed(cost: float, *steps: Step) -> Iterator[Member]:
-    """The one way to do something."""
+    """A space with one member."""
     yield Member(cost, lambda: steps)
 
 
 def priced(price: Price, target: Target, steps: Steps) -> Member:
-    """A member that costs what its price is on a target."""
+    """A member whose cost is `price(target)`."""
     return Member(price(target), steps, price)
 
 
 def ranked(members: Iterable[Member]) -> Iterator[Member]:
-    """Members in the order of their cost."""
+    """The members sorted by cost."""
     yield from sorted(members, key=lambda m: m.cost)
 
 
 def either(*spaces: Iterable[Member]) -> Iterator[Member]:
-    """The members of all the spaces."""
+    """The members of all spaces, merged by cost."""
     return heapq.merge(*spaces, key=lambda m: m.cost)
 
 
 def both(*spaces: Iterable[Member]) -> Iterator[Member]:
-    """One member of each of the spaces, in all combinations: costs add up, steps follow each other."""
+    """All combinations of one member per space, cheapest first: costs are added, steps concatenated."""
     parts = [_Seen(iter(s)) for s in spaces]
     start = (0,) * len(parts)
     heap = [(_cost(parts, start), start)] if all(p.has(0) for p in parts) else []
@@ -86,7 +86,7 @@ def both(*spaces: Iterable[Member]) -> Iterator[Member]:
 
 
 def above(least: float, members: Iterator[Member]) -> Iterator[Member]:
-    """The members with costs as much higher than the cheapest one's, which costs `least`."""
+    """The members with their costs shifted so that the cheapest costs `least`."""
     first = next(members, None)
     if first is not None:
         for m in itertools.chain((first,), members):
@@ -94,20 +94,20 @@ def above(least: float, members: Iterator[Member]) -> Iterator[Member]:
 
 
 def after(members: Iterable[Member], *steps: Step) -> Iterator[Member]:
-    """The members with steps before their own."""
+    """The members with `steps` before their own."""
     for m in members:
         yield replace(m, steps=functools.partial(_begun, steps, m.steps))
 
 
 def relative(costs: Sequence[float]) -> list[float]:
-    """How many times as much as the cheapest each is."""
+    """Each cost divided by the least one."""
     least = min(costs, default=1.0)
     return [c / least for c in costs]
 
 
 @dataclass
 class _Seen:
-    """What an iterator has yielded by now."""
+    """An iterator with memory of what it has yielded."""
 
     rest: Iterator[Member]
     seen: list[Member] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Schedules for Triton: which loops are programs of its grid, and which are tiles, of powers of two.
+"""Schedules for Triton: which loops are programs of the grid, and which are tiles, whose sizes are powers of two.
 
-What is within a tile, its own compiler decides. A program has the whole of a row that is not too long, so that the row
-is read once.
+Triton's own compiler decides everything within a tile. A program has a whole row if the row is not too long, so that
+the row is read once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from compiler.schedule.space.members import Member, fixed
 from compiler.schedule.steps import Bind, Reorder, Split, Step, StoreAt
 from compiler.targets.target import Target
 
-ELEMENTS = 1024  # of a program's tile where nothing is reduced
+ELEMENTS = 1024  # of a program's tile without a reduction
 TILE = 4096  # elements of a tile of rows
-LONGEST = 16384  # a row that is one tile
-SHORT = 16  # loops within rows that are not worth an axis
-LEAST = 16  # a side of a matrix that is multiplied
-DEPTH = 64  # bytes of a matrix's row along what is summed over
+LONGEST = 16384  # row that fits in one tile
+SHORT = 16  # loops within rows that are too short for an axis
+LEAST = 16  # side of a tile of a matmul
+DEPTH = 64  # bytes of a row of an operand's tile along the sum
 
 
 def families(kernel: Kernel, private: frozenset[str], _: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """The families that a kernel may be of, special ones first."""
+    """The families of schedules for a kernel, special ones first."""
     c = contraction_nest.recognise(with_size_hints(kernel))
     if c is not None:
         steps = _matmul(c)
@@ -41,22 +41,22 @@ def families(kernel: Kernel, private: frozenset[str], _: Target) -> Iterator[tup
 
 
 def plain(kernel: Kernel, _: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """Families that keep all that a kernel writes in memory, and multiply no matrices."""
+    """The families that keep all stores in memory and use no matmul."""
     yield "nests", fixed(0.0, *_nests(kernel, frozenset()))
 
 
 def size(f: loop.For) -> int:
-    """How long a loop is expected to be."""
+    """The expected extent of a loop."""
     return max(1, hint(f.extent))
 
 
 def _lanes(elements: int) -> tuple[tuple[str, int], ...]:
-    """Threads that share a tile."""
+    """The number of threads that share a tile of so many elements."""
     return (("threads", 256 if elements > 4 * ELEMENTS else 128),)
 
 
 def _tile(loop_: str, factor: int, elements: int, outer: str) -> list[Step]:
-    """A loop as tiles, the loop over which is bound too."""
+    """Split a loop into tiles of `factor` and bind the loop over tiles to `outer`."""
     around, inside = naming.pieces(loop_)
     return [Split(loop_, factor, (around, inside)), Bind(around, outer), Bind(inside, "lanes", _lanes(elements))]
 
@@ -65,7 +65,8 @@ def _tile(loop_: str, factor: int, elements: int, outer: str) -> list[Step]:
 
 
 def _matmul(c: contraction_nest.Contraction) -> list[Step]:
-    """Tiles of m and n, in steps of k, each all loops that play that part; none where there are no two such axes."""
+    """Steps for a matmul with tiles of m and n and steps of k, each part collapsed into one loop; empty if it has no m
+    or n."""
     if c.first.value.dtype.bits != 32 or not c.first.value.dtype.is_float:
         return []
     left, right = (
@@ -105,7 +106,7 @@ def _nests(kernel: Kernel, private: frozenset[str]) -> list[Step]:
 
 
 def _nest(kernel: Kernel, f: loop.For, private: frozenset[str]) -> list[Step]:
-    """One nest: its rows are programs, or tiles of them."""
+    """One nest: programs take single rows or tiles of rows."""
     rows, inside = rows_of(f) if f.kind == "parallel" else ([], (f,))
     paths = paths_of(inside)
     if not paths:
@@ -136,7 +137,7 @@ def _rows(rows: list[loop.For], wide: int, elements: int) -> list[Step]:
 
 
 def _inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
-    """The innermost loops as tiles of so many elements; those that are shorter as one, 0 for none."""
+    """Bind the innermost loops as tiles of `deep` elements, shorter ones as a whole; none if `deep` is 0."""
     steps: list[Step] = []
     for path in paths:
         g = path[-1]
@@ -152,7 +153,7 @@ def _inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
 def _kept(
     kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]], private: frozenset[str]
 ) -> list[Step]:
-    """Temporaries of a row that need not reach memory."""
+    """Temporaries of a row that can stay in registers."""
     if not rows or any(len(path) > 1 for path in paths):
         return []
     stored = {n.buffer for n in within(inside, Store)}
@@ -160,7 +161,7 @@ def _kept(
 
 
 def _across(kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
-    """Whether neighbours in memory are in different rows, rather than in one."""
+    """Whether memory is contiguous across rows rather than along them."""
     tensors = {p.name: p for p in kernel.params}
     ranges = loop_ranges(rows)
     ranges |= loop_ranges(f for path in paths for f in path)

@@ -13,7 +13,7 @@ from compiler.targets.target import Target
 
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """The families that a kernel may be of, special ones first."""
+    """The families of schedules for a kernel, special ones first."""
     for tiled in (widened.space(kernel, target), matmul.space(kernel, target)):
         if tiled is not None:
             yield tiled
@@ -28,7 +28,7 @@ def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterato
 
 
 def plain(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """Families without matmuls by tiles."""
+    """The families without tiled matmuls."""
     sequence = sequences.space(kernel, private, target)
     if sequence is not None:
         yield "sequences", sequence

@@ -1,9 +1,9 @@
-"""A loop nest that sums values weighted by a softmax and a target in; one pass over blocks of keys by tensor cores out.
+"""Schedules of attention on a GPU: one pass over blocks of keys with an online softmax, on tensor cores.
 
-Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied: by the
-copy engine, which a warp of its own asks for them, or else by copies of all threads. Scores and sums stay in registers,
-and so do weights of 16 bits: what a thread holds of the scores is what it needs of these as a left operand. That is not
-so for weights of 32 bits, which take the way through shared memory.
+Each warp has 16 queries of a block. Keys and values of the next block are copied to shared memory during the
+computation: by the copy engine, issued by a producer warp, or by asynchronous copies of all threads. Scores, weights
+and sums stay in registers: 16-bit weights as a left operand have the layout in which the scores are accumulated.
+Weights of 32 bits have another layout and pass through shared memory.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Step
 from compiler.targets.target import Target
 
-KEYS = 64  # a block of keys: its scores are 32 registers a thread
-THREEFOLD_KEYS = 32  # a block of keys where a product of f32 takes three of tf32
-# Groups of four warps in a block, each with 64 queries, and keys: two groups read keys and values once for both; of one
-# alone, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax. These were
-# the fastest for 512 to 4096 queries on an H200, where blocks with less than every other multiprocessor to fill lost to
-# warps that go by themselves, with 32 queries to a block.
+KEYS = 64  # a block of keys: its scores take 32 registers per thread
+THREEFOLD_KEYS = 32  # a block of keys if a product of f32 takes three products of tf32
+# Warpgroups per block, each with 64 queries, and keys per block. Two groups read keys and values once for both; with
+# one, two or more blocks fit on a multiprocessor and multiply while another is at its softmax. These were the fastest
+# for 512 to 4096 queries on an H200. Blocks that fill fewer than half of the multiprocessors lost to single warps with
+# 32 queries per block.
 GROUPS = ((2, 128), (1, 64))
 GROUPS_NARROW = ((1, 128),)
-ROWS = 6  # words of a thread: maximum, total and factor of each of its two rows
+ROWS = 6  # registers of a thread: maximum, total and factor of each of its two rows
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
-    """Blocks for `kernel`; None if it holds no such sum, or none that the target has instructions for.
+    """Schedules for `kernel`; None if it is not attention or the target has no instructions for it.
 
     `private` names the temporaries that no other kernel uses.
     """
@@ -73,7 +73,7 @@ class _Plan:
     # ---- the choice
 
     def ways(self) -> Iterator[Way]:
-        """From the largest blocks to the smallest; operands are of one type that weights are rounded to."""
+        """Candidate ways, largest blocks first; none unless all operands and the weights have one type."""
         kinds = {x.value.dtype for x in (self.q, self.k, self.v)} | {self.found.weight}
         if len(kinds) != 1 or {self.scores.name.dtype, self.found.accumulator.dtype} != {f32}:
             return
@@ -108,12 +108,14 @@ class _Plan:
         return tuple(self.applied(way).steps)
 
     def fills(self, way: Way, batch: int) -> bool:
-        """There are blocks for all multiprocessors, or for half of them where each multiplies as fast as it can."""
+        """Whether blocks fill all multiprocessors; half of them for single warpgroups, which multiply at full rate
+        alone."""
         count = batch * -(-self.queries // way.rows)
         return count * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
 
     def near(self) -> bool:
-        """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""
+        """Whether keys and values of all heads stay in the L2, so that blocks of all heads may run at once, longest
+        first."""
         read = {x.buffer: self.tensors[x.buffer] for x in (self.k, self.v)}
         return sum(map(known_bytes, read.values())) <= self.target.l2 // 2
 
@@ -126,13 +128,13 @@ class _Plan:
         return self.found.weight.bytes * operands + masks
 
     def held(self, way: Way) -> int:
-        """Words that a thread of a group holds of sums, scores and weights, and of what there is once a row."""
+        """Registers (32 bits) of a thread of a warpgroup for sums, scores, weights and values per row."""
         width = matmul.up(self.features, way.unit) + way.keys + way.keys * self.found.weight.bytes // 4
         return way.rows * width // way.threads + ROWS
 
     def masks(self, way: Way) -> tuple[str, ...]:
-        """What scores load by query and key, as far as tensor maps bring it, and it is worth the memory: of 16 bits,
-        threads would load few bytes at a time."""
+        """Buffers that scores load by query and key and that tensor maps can copy. Worth the shared memory only for
+        warpgroups."""
         found = online_softmax.masks(self.found.score, self.found.query.var) if way.by_groups else []
         whole = [x.buffer for x in found if way.keys * x.dtype.bytes % matmul_axes.ROW == 0]
         return tuple(x for x in whole if matmul_axes.even(self.tensors[x]))

@@ -1,4 +1,5 @@
-"""Matmuls of blocks whose results stay in registers: their instructions, and the steps that all of them share."""
+"""Blocks of chained matmuls whose results stay in registers: instructions, and steps that attention and chains
+share."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ from compiler.schedule.gpu.matmul import WARP
 from compiler.schedule.steps import Bind, Cache, Promote, Reorder, Split, SplitTf32, Step, Tensorize, names_made
 from compiler.targets.target import Instruction, Target
 
-CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
-DEPTH = 2  # blocks of columns in shared memory
-WARPS = (8, 4, 2)  # of a block where each multiplies by itself, most first: the more, the fewer times columns are read
-NARROW = 64  # features: three blocks of a group and 128 columns fit
-MOST_FEATURES = 128  # of one warp: wider sums do not fit in registers beside the rest
-PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
+CHUNK = 32  # keys, or steps of depth, whose three tf32 products are summed before they are added to the accumulator
+DEPTH = 2  # blocks of columns in shared memory (pipeline stages)
+WARPS = (8, 4, 2)  # warps per block, most first: with more, columns are read fewer times
+NARROW = 64  # features: three blocks of one warpgroup and 128 columns fit
+MOST_FEATURES = 128  # for single warps: wider sums do not fit in registers
+PANEL = 32  # features per step of a threefold product: sums and pieces of 48 registers
 
 
 @dataclass(frozen=True)
 class Way:
-    """The instructions for scores and for values; a block's queries, keys and threads; what sizes are padded to."""
+    """Instructions for scores and for values; queries, keys and threads per block; the unit that sizes are padded
+    to."""
 
     score: Instruction
     value: Instruction
@@ -35,41 +37,41 @@ class Way:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """A softmax needs whole rows."""
+        """The grid of thread groups: along rows only, because a softmax needs whole rows."""
         return self.threads // self.score.threads, 1
 
     @property
     def threefold(self) -> bool:
-        """A matmul of f32 is three of tf32."""
+        """Whether a product of f32 is three products of tf32."""
         return self.score.a_type == "f32"
 
     @property
     def by_groups(self) -> bool:
-        """Four warps multiply together what stays in shared memory."""
+        """Whether warpgroups multiply, with operands in shared memory (wgmma)."""
         return self.score.b_space == "shared"
 
     @property
     def overlaps(self) -> bool:
-        """The softmax of a block of keys runs beside the matmul with the values before it.
+        """Whether the softmax of a block of keys overlaps with the matmul of the previous block's values.
 
-        A group alone leaves that to the other blocks of its multiprocessor: weights that come late made it 5 % slower
-        on an H200, where two groups of 128 features gained 16 %.
+        A single warpgroup leaves the overlap to other blocks of its multiprocessor: late weights made it 5 % slower on
+        an H200, where two warpgroups with 128 features gained 16 %.
         """
         return self.by_groups and self.rows > self.score.m
 
 
 def instructions(target: Target, kind: str) -> list[Instruction]:
-    """Those that multiply factors of a type and add the products in f32."""
+    """Instructions that multiply factors of type `kind` and accumulate in f32."""
     return [r for r in target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
 
 
 def by_groups(score: Instruction, value: Instruction, groups: int, columns: int, by_tma: bool) -> Way:
-    """So many groups of four warps, each with the rows of an instruction."""
+    """The way with so many warpgroups, each with the rows of one instruction."""
     return Way(score, value, groups * score.m, columns, groups * score.threads, score.k, by_tma)
 
 
 def by_warps(rows: list[Instruction], most: int, columns: int, by_tma: bool) -> Iterator[Way]:
-    """Warps that multiply by themselves, each with the rows of an instruction; `most` columns to a block."""
+    """Ways with single warps, each with the rows of one instruction, and at most `most` columns per block."""
     sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
     if sync is not None:
         threefold = sync.a_type == "f32"
@@ -80,7 +82,7 @@ def by_warps(rows: list[Instruction], most: int, columns: int, by_tma: bool) -> 
 
 @dataclass
 class Steps:
-    """Steps for one way, added one by one."""
+    """The steps for one way, collected one by one."""
 
     way: Way
     steps: list[Step] = field(default_factory=list)
@@ -90,26 +92,26 @@ class Steps:
         self.steps += [Bind(x, "lanes") for x in columns]
 
     def over_blocks(self, rows: str, batch: Iterable[For], rows_first: bool) -> None:
-        """The blocks of the grid, of which those with most to do begin first where `rows_first`."""
+        """Bind the grid. With `rows_first`, blocks of all heads with the longest rows start first."""
         outer = [x.var for x in batch]
         if rows_first:
             self.steps.append(Reorder((rows, *outer)))
         self.steps += [Bind(x, "blocks") for x in (*outer, rows)]
 
     def pipeline(self, loop: str, held: int, target: Target, late: bool = False) -> None:
-        """Copies of the next block of columns beside the computation; groups of threads hold so many words each."""
+        """Pipeline the copies of the next block of columns; each thread holds `held` words of tiles."""
         producers = (("producers", 1),) if self.way.by_tma else ()
         overlap = (("overlap", 1),) if late else ()
         registers = matmul.reallocated(held, self.way.threads, 1, target) if self.way.by_groups else ()
         self.steps.append(Bind(loop, "pipeline", (("depth", DEPTH), *producers, *overlap, *registers)))
 
     def shared(self, x: matmul_axes.Factor, word: str, own: dict[str, tuple[str, int]], panels: bool = True) -> str:
-        """A factor's tile in shared memory, in rows along the last of its parts; `own` are their loops and lengths."""
+        """Cache a factor in shared memory; `own` has the loop and length of each part, the contiguous part is last."""
         name = f"{x.buffer}_{word}"
         loops = (own[x.order[0]][0], own[x.order[1]][0])
         row = own[x.order[1]][1] * x.operand.bytes
-        # What is 32 bits wide is not transposed as it is loaded, but taken element by element: from four rows, that lie
-        # side by side in panels of 32 bytes. Wider panels would take as many addresses as there are columns.
+        # A transposed 32-bit operand is loaded element by element, from four rows that lie side by side in panels of 32
+        # bytes. Wider panels would need as many addresses as there are columns.
         widths = (32, 0) if self.way.threefold and x.order[1] == "own" and panels else (128, 64, 32, 0)
         swizzle = next(w for w in widths if not w or row % w == 0)
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in matmul_axes.PIECES else "plain"
@@ -120,15 +122,16 @@ class Steps:
         return name
 
     def free(self, name: str) -> str:
-        """The name, with an underscore behind it where a step before makes something that is called so."""
+        """The name, with an underscore added if an earlier step creates that name."""
         return f"{name}_" if any(name in names_made(s) for s in self.steps) else name
 
     def contraction(
         self, acc: str, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction, width: int = 0
     ) -> None:
-        """The matmul of what is in shared memory, a piece of the depth at a time; an operand without a name is not.
+        """Tensorize a matmul of tiles in shared memory, by pieces of the depth; an empty operand name is in registers
+        already.
 
-        `width` is how many columns there are, where they may be more than go together.
+        `width` is the number of columns, if they may exceed those of one step.
         """
         add, (m, n, k) = self.steps.append, nest
         if self.way.by_groups:

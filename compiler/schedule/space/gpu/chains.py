@@ -1,7 +1,7 @@
-"""A matmul of what other matmuls make, and a target in; one pass over blocks of columns by tensor cores out.
+"""Schedules of chained matmuls on a GPU: one pass over blocks of columns, on tensor cores.
 
-Threads hold the products of a block as tensor cores leave them, and that is how these take weights of 16 bits as their
-left factor: what is made of products neither leaves its thread nor its registers.
+The accumulators of a block's products have the register layout of 16-bit left operands, so that weights computed from
+them never leave their thread or its registers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Step
 from compiler.targets.target import Target
 
-COLUMNS = 64  # of a block: each product of it is 32 registers of a thread of four warps with 64 rows
-# Groups of four warps with 64 rows each, the best number first: two read columns once for both. On an H200 one took
-# 0.91 of the time of two with heads of 64 features (67 and 74 us for 8 x 12 x 512), two 0.75 of that of one with 128
-# (635 and 850 us for 4 x 16 x 2048).
+COLUMNS = 64  # columns per block: each product takes 32 registers per thread of a warpgroup with 64 rows
+# Warpgroups per block with 64 rows each, best first; two read columns once for both. On an H200 one took 0.91 of the
+# time of two with heads of 64 features (67 and 74 us for 8 x 12 x 512), two 0.75 of that of one with 128 (635 and 850
+# us for 4 x 16 x 2048).
 GROUPS_NARROW, GROUPS = (1, 2), (2, 1)
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
-    """Blocks for `kernel`; None if it is no such matmul, or none that the target has instructions for."""
+    """Schedules for `kernel`; None if it is no such chain or the target has no instructions for it."""
     found = chained_products.chained(kernel, private)
     return _Plan(found, {p.name: p for p in kernel.params}, target).space() if found is not None else None
 
@@ -70,7 +70,7 @@ class _Plan:
     # ---- the choice
 
     def ways(self) -> Iterator[Way]:
-        """From the largest blocks to the smallest; operands are of one type of 16 bits that weights are rounded to."""
+        """Candidate ways, largest blocks first; none unless all operands and the weights have one 16-bit type."""
         operands = [self.value, *(x for pair in self.factors for x in pair)]
         kinds = {x.value.dtype for x in operands} | {self.found.kind}
         sums = {self.found.accumulator.dtype, *(p.name.dtype for p in self.found.products)}
@@ -104,13 +104,14 @@ class _Plan:
         return self.found.kind.bytes * (way.rows * depth + DEPTH * way.keys * (depth + features))
 
     def held(self, way: Way, made: chained_products.Made) -> int:
-        """Words that a thread of a group holds of sums, products, weights, and what it loads for rows and columns."""
+        """Registers (32 bits) of a thread of a warpgroup for sums, products, weights and values per row and column."""
         weights = way.keys * self.found.kind.bytes // 4
         width = matmul.up(self.features, way.unit) + len(self.depths) * way.keys + weights
         return way.rows * width // way.threads + 2 * len(made.rows) + way.keys // 4 * len(made.columns)
 
     def again(self) -> str:
-        """Which factor values are as well, so that one tile has both: a gradient multiplies by what made the scores."""
+        """The factor that equals the values, so that one tile serves both: a gradient multiplies by what made the
+        scores."""
         feature = Var(self.found.feature.var)
         for n, (p, depth) in enumerate(zip(self.found.products, self.depths, strict=True)):
             same = substitute(p.right, {Var(p.depth.var): feature}) is self.found.value

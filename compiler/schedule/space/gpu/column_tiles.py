@@ -1,6 +1,6 @@
-"""Columns of which a thread sums several of two loops: what does not move along one of these is read once for all.
+"""Column reductions where a thread sums a tile over two loops, and loads operands constant along one of them once.
 
-So are the weights of a depthwise convolution, in the order of channels within pixels.
+Such operands are the weights of a depthwise convolution with channels innermost.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Distribute, Reorder, Split, Step
 
 TILES = (4, 7, 2)  # iterations of the outer of the two loops
-MOST = 64  # sums of a thread
-FEW = 32  # sums of a thread that leave registers for as many threads as can be
-CROWDED = 1.5  # times as long takes a thread with more, as there are fewer of them
+MOST = 64  # sums per thread
+FEW = 32  # sums per thread that leave enough registers for full occupancy
+CROWDED = 1.5  # slowdown with more sums, because fewer threads are resident
 
 
 def space(
     plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...], found: Reduction, vector: int
 ) -> Iterator[Member]:
-    """Tiles of `vector` neighbours by some of the loop around them; none where all that is loaded moves along it."""
+    """Tiles of `vector` neighbours by some iterations of the loop around them; none if no operand is shared."""
     if len(rows) < 2 or vector == 1:
         return
     outer, inner = rows[-2:]
@@ -45,8 +45,7 @@ def space(
 
 
 def _alike(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
-    """The operands that an iteration of the outer loop shares with the next, and of which the inner loop's neighbours
-    are not neighbours."""
+    """Number of operands that do not move along the outer loop and are not contiguous along the inner one."""
     ranges = loop_ranges(rows)
     outer, inner = (access.strides(inside, Var(r.var), plan.tensors, ranges) for r in rows[-2:])
     return sum(a == 0 and b not in (0, 1) for a, b in zip(outer, inner, strict=True))

@@ -1,7 +1,7 @@
-"""The loop nest of a contraction and a target with threads in, a schedule without tensor instructions out.
+"""Schedules of matmuls on a GPU without tensor instructions.
 
-Threads of a block lie in a square over a tile of the result, each with every 16th of its rows and columns. For a step
-of the sum a thread loads so many of either factor, neighbours next to neighbours, and multiplies all with all.
+The threads of a block form a square over a tile of the result; each has every 16th row and column. For each step of the
+sum a thread loads its elements of both factors, adjacent for adjacent threads, and multiplies all with all.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Split, Step
 from compiler.targets.target import Target
 
-# A thread has at most 8 rows and columns: 64 sums and what they need fit in its registers.
-SIDE = 16  # threads along either side of a block: half a warp loads 64 bytes of f32 side by side
+# A thread has at most 8 rows and 8 columns: 64 sums and their operands fit in its registers.
+SIDE = 16  # threads along either side of a block: half a warp loads 64 adjacent bytes of f32
 LEAST_DEPTH = 16  # of a sum
-ALONG = (8, 4, 2, 1)  # rows, or columns, of a thread
-PARTS = (1, 2, 4, 8, 16)  # of a sum
-LEAST_PART = 128  # steps of a part
-AT_ONCE = (8, 4, 2, 1)  # steps of the sum unrolled: two sectors of what is contiguous along it
+ALONG = (8, 4, 2, 1)  # rows, or columns, per thread
+PARTS = (1, 2, 4, 8, 16)  # of a sum (split-k)
+LEAST_PART = 128  # steps per part
+AT_ONCE = (8, 4, 2, 1)  # unrolled steps of the sum: two sectors of an operand that is contiguous along it
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
-    """Tiles for `kernel`; None if it is no matmul, or threads do not fill its last tiles."""
+    """Tiles for `kernel`; None if it is no matmul, or threads do not divide its rows and columns evenly."""
     c = recognise(kernel)
     found = _rows_and_columns(c, kernel) if c is not None else None
     if c is None or found is None or len(c.depth) != 1 or size(c.depth[0]) < LEAST_DEPTH:
@@ -61,7 +61,7 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
 
 
 def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, parts: int) -> list[Step]:
-    """So many rows and columns for each thread, and parts of the sum."""
+    """Steps for `down` rows and `across` columns per thread, and `parts` of the sum."""
     around = [f.var for f in c.rows if f not in (m, n)]
     i, j, k = m.var, n.var, c.depth[0].var
     steps: list[Step] = []
@@ -79,7 +79,7 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
     steps.append(Collapse(m_lane, n_lane, thread))
     lanes = (("threads", SIDE * SIDE),)
     if parts > 1:
-        # The parts of one element of all threads lie side by side.
+        # The parts of one element are adjacent for adjacent threads.
         shared = naming.split_reduction(c.accumulator, k, parts, (*own, thread), "device")
         *own_sums, thread_sum = shared.combining
         steps += [Reorder((*own, thread)), shared, Reorder((thread, *own)), Reorder((thread_sum, *own_sums))]
@@ -97,7 +97,7 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
 
 
 def _rows_and_columns(c: Contraction, kernel: Kernel) -> tuple[loop.For, loop.For] | None:
-    """The innermost loop that only one factor has, and that only the other has, along which the result is stored."""
+    """The innermost loops that only one factor depends on: rows, then columns, along which the result is contiguous."""
     tensors = {p.name: p for p in kernel.params}
     ranges = loop_ranges(c.loops)
     left, right = names(c.left), names(c.right)

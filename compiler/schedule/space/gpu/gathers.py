@@ -1,9 +1,8 @@
-"""Sums over the windows that an element lies in, as gradients of pools are: a thread has all elements between where two
-windows begin.
+"""Sums over the windows that contain an element, as in gradients of pools: a thread has all elements of one stride.
 
-Which windows those are depends on the element divided by the stride. The elements of one quotient lie in the same few
-windows, of which a thread loads each once, ahead of all that it does with them, and without a branch. Averages of
-windows that are one element apart need no such thing: nothing that they load depends on another load.
+The windows of an element depend on its index divided by the stride. Elements with the same quotient lie in the same few
+windows; one thread loads these windows once, before all computation and without branches. Averages over windows with
+stride 1 do not need this, because none of their loads depends on another load.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Distribute, Margin, Reorder, Split, Step
 from compiler.targets.target import Target
 
-ALONG = (2, 1)  # windows beside each other whose elements a thread has
-MOST_WORDS = 96  # of 4 bytes that a thread holds of what it loads of windows, of 255 registers
-MOST_TERMS = 128  # that a thread adds up, all of them unrolled
+ALONG = (2, 1)  # adjacent strides per thread
+MOST_WORDS = 96  # 32-bit words of window data per thread, of 255 registers
+MOST_TERMS = 128  # terms that a thread adds up, all unrolled
 
 
 @dataclass(frozen=True)
 class Gather:
-    """`sum` adds up, for each element of `rows`, what is `loaded` of windows; `strides` are those of the rows that move
-    these, by how many elements. The rest is around the sum, or behind it.
+    """`sum` adds, for each element of `rows`, the values `loaded` from windows.
 
-    `around` are the rows in the order of memory, and elements of `near` are neighbours there.
+    `strides` are the strides in elements of the rows that select windows. `around` are the rows in memory order, `near`
+    the contiguous one. `inside` are all statements inside the rows.
     """
 
     sum: Reduction
@@ -55,13 +54,14 @@ class Gather:
     near: str
 
     def pieces(self, along: int) -> dict[str, int]:
-        """How many elements along each row a thread has, where it has more than one."""
+        """How many elements along each row a thread has, for rows where it has more than one."""
         every = {v: n * (along if v == self.near else 1) for v, n in self.strides.items()}
         return {v: n for v, n in every.items() if n > 1}
 
 
 def space(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[Member] | None:
-    """How many windows, and threads of a block; None for other kernels, and where a thread would hold too much."""
+    """Schedules by strides per thread and threads per block; None for other kernels, and if a thread would hold too
+    much."""
     tensors = {p.name: p for p in kernel.params}
     found = _gather(kernel, tensors) if not private & set(kernel.writes) else None
     if found is None:
@@ -95,7 +95,7 @@ def _gather(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Gather | None:
     known = loop_ranges(rows), loop_ranges(depth), _chosen(terms, loaded)
     every = {found for x in loaded for found in _strides(x, *known)}
     strides = {r.var: n for r in rows for v, n in every if v == r.var}
-    # A buffer that is loaded elsewhere too would have to be held in two ways.
+    # A buffer that is also loaded elsewhere would need two tiles.
     often = [n.buffer for n in {n for s in inside for n in s.walk() if isinstance(n, Load)}] + [*kernel.writes]
     alone = all(often.count(x.buffer) == 1 and not any(map(loads, x.index)) for x in loaded)
     if not strides or len(strides) < len(every) or not alone:
@@ -112,15 +112,15 @@ def _step(s: Store, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str
 
 
 def _chosen(terms: tuple[Stmt, ...], loaded: tuple[Load, ...]) -> bool:
-    """What is added up depends on other elements of windows, for which a branch would wait."""
+    """Whether values depend on other elements of the windows (argmax), so that unstaged code would branch on loads."""
     found = [n for s in terms if isinstance(s, Accum) for n in s.value.walk()]
     conditions = [n.args[0] for n in found if isinstance(n, Op) and n.name == "where"]
     return any(x in loads(c) for x in loaded for c in (*conditions, *(n.cond for n in found if isinstance(n, Select))))
 
 
 def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], chosen: bool) -> Iterator[tuple[str, int]]:
-    """Rows by which an index says the number of a window, and by how much it divides them: those of windows that
-    overlap, and all rows if elements are `chosen`."""
+    """Rows whose quotient selects the window, with their divisors: those of overlapping windows, and all if
+    `chosen`."""
     for i in x.index:
         terms, _ = linear(i)
         moving = from_linear(({t: n for t, n in terms.items() if names(t) & depth.keys()}, 0))
@@ -136,7 +136,7 @@ def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], cho
 
 
 def _held(x: Load, found: Gather, pieces: Mapping[str, int]) -> tuple[int, ...]:
-    """How much of each axis of a buffer the elements of a thread need; nothing where that is not known."""
+    """Extents along each axis of what a thread needs of a buffer; empty if unknown."""
     inner: dict[str, Range] = loop_ranges(found.depth)
     outer = {r.var for r in found.rows if r.var not in pieces}
     parts: dict[Expr, Expr] = {}

@@ -1,8 +1,8 @@
-"""The loop nest of a contraction and a target with tensor cores in, the schedule that uses them out.
+"""Matmuls on a GPU with tensor cores.
 
-Blocks of the grid take a tile of m x n each; tiles of the factors come to shared memory while those before are
-multiplied. On targets with wgmma warps of their own copy, and matmuls read shared memory; else all warps copy, and
-multiply what they hold in registers.
+Each block computes an m x n tile; tiles of the factors are copied to shared memory while the previous ones are
+multiplied. On targets with wgmma, producer warps copy and instructions read shared memory; otherwise all warps copy,
+and multiply fragments in registers.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from compiler.schedule.steps import (
 )
 from compiler.targets.target import Instruction, Target
 
-LEAST_DEPTH = 16  # shorter sums are not worth the tiles
-LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
-GATHERED = 2.0  # times the clocks of tiles that are copied
-SCATTERED = 3.0  # the same for single warps that copy short runs of a box, and store such: 3 to 5 on an H200
-GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
+LEAST_DEPTH = 16  # shorter sums are not worth tiles
+LEAST_ROWS = 2  # few suffice: a mostly empty instruction still reads the other factor only once
+GATHERED = 2.0  # slowdown if operands are computed instead of copied
+SCATTERED = 3.0  # slowdown of single warps that copy and store short runs of a box: 3 to 5 on an H200
+GROUP = 8  # rows of blocks that advance through the columns together, so that their operands stay in L2
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
-NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
-PREPARING = 3  # warps that make two numbers of each of a tile's, beside the one that copies
+NEIGHBOURS = 4  # adjacent elements of a result that a thread combines (split-k)
+PREPARING = 3  # warps that split a tile's elements into two tf32 numbers, besides the copying one
 
 
 def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None:
-    """The family of a kernel and tiles for it; None if it holds no contraction that the target has an instruction for.
+    """The family of a kernel and its tilings; None if it has no contraction that the target has an instruction for.
 
-    Of ways to look at a contraction, those go first whose result is contiguous along n.
+    At equal cost, contractions with a result that is contiguous along n come first.
     """
     found = recognise(kernel)
     if found is None:
@@ -88,7 +88,7 @@ def _members(
     splits: list[Step],
     groups: bool,
 ) -> Iterator[Member]:
-    """Members by their estimates; of equal ones the first way to look at the contraction, and the larger tile."""
+    """Members by estimate; ties: first the earlier view of the contraction, then the larger tile."""
     heapq.heapify(heap)
     sizes = [_sizes(p) for p, _ in every]
     while heap:
@@ -108,8 +108,8 @@ def _steps(p: MatmulAxes, t: Tiling, target: Target, splits: list[Step]) -> tupl
 
 
 def _estimate(p: MatmulAxes, t: Tiling, groups: bool, target: Target) -> float:
-    """Clocks of all of it; `groups` says that there are ways for groups of warps, too. The threads that multiply wait
-    for what they load themselves, and that takes them as long as the matmuls do."""
+    """Clocks including preparatory copies; `groups` says that some candidates use warpgroups. Operands that are
+    computed stall the computing threads for about as long as the matmul takes."""
     clocks = t.clocks + cost.copying(p.copied, target)
     if groups and t.terms == 1 and p.n.boxed and t.row.threads == WARP:
         clocks *= SCATTERED
@@ -117,7 +117,7 @@ def _estimate(p: MatmulAxes, t: Tiling, groups: bool, target: Target) -> float:
 
 
 def _tilings(p: MatmulAxes, target: Target) -> Sequence[Tiling]:
-    """The tiles for one way to look at a matmul; none where there is nothing to gain, or no instruction."""
+    """The tilings of one view as a matmul; none if a matmul does not pay or there is no instruction."""
     if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
         return []
     found: Sequence[Tiling] = tiles.space(_sizes(p), _rows(p, target), target)
@@ -142,13 +142,13 @@ def _sizes(p: MatmulAxes) -> Matmul:
 
 
 def _along(p: MatmulAxes, along: tuple[bool, bool]) -> int:
-    """How many vectors results are joined with that lie along m alone, or along n alone."""
+    """The number of epilogue operands that are vectors along m only, or n only."""
     return sum(x.along == along for x in p.joined)
 
 
 def _sectors(p: MatmulAxes) -> float:
-    """Sectors of memory for an element of what a warp stores, where rows of the result begin anywhere: it has eight
-    rows or columns, and of each four pairs of neighbours, or four elements."""
+    """Memory sectors per element stored by a warp if rows of the result are unaligned: the warp has eight rows or
+    columns with four pairs of neighbours, or four elements, each."""
     if p.result is None or p.result.how:
         return 0.0
     pairs = p.across and p.result.piece >= 2 * p.result.bytes
@@ -156,7 +156,7 @@ def _sectors(p: MatmulAxes) -> float:
 
 
 def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
-    """The instructions for these types, and for where and how the operands lie."""
+    """The target's instructions for these types, layouts and memories of the operands."""
     kinds = {x.value.dtype.name for x in (p.a, p.b)}
     acc = p.found.first.value.dtype.name
     fit = [r for r in target.instructions if {r.a_type, r.b_type} == kinds and r.acc_type == acc]
@@ -173,7 +173,7 @@ def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
 
 @dataclass
 class MatmulPlan:
-    """The steps for a matmul cut into tiles."""
+    """The steps for a matmul with one tiling."""
 
     p: MatmulAxes
     t: Tiling
@@ -230,7 +230,7 @@ class MatmulPlan:
         x.outer, x.name = into
 
     def load_ahead(self, nest: tuple[str, ...]) -> None:
-        """What results are joined with is asked for before the sum, and is there when that is done."""
+        """Load operands of the epilogue before the sum, so that they arrive meanwhile."""
         for x in self.p.joined:
             if x.is_block and not self.t.whole:
                 continue
@@ -240,10 +240,11 @@ class MatmulPlan:
             self.spread(into)
 
     def raster(self) -> list[str]:
-        """The loops over tiles, those first that take their turns slowest.
+        """Bind order of the loops over tiles, slowest first.
 
-        Where there are many either way, groups of rows go through the columns together. Else the short way is gone
-        fastest: blocks that run at a time share the tiles of the long way's operand, which memory gives once.
+        If there are many tiles both ways, groups of rows advance through the columns together. Otherwise the shorter
+        way runs fastest: concurrent blocks share tiles of the longer way's operand, which is then read from memory
+        once.
         """
         m, n = self.p.m, self.p.n
         rows, columns = -(-m.size // self.t.m), -(-n.size // self.t.n)
@@ -256,14 +257,15 @@ class MatmulPlan:
         return [every]
 
     def split_reduction(self) -> list[str]:
-        """Blocks make parts of the sum. Each of a cluster adds up its share of rows of the tile, as these lie; of
-        others the last one all of them."""
+        """Split the sum over blocks (split-k). Each block of a cluster combines its share of rows of the tile; without
+        a cluster, the last block combines all."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         (outer, rows), (inner, columns) = [(m, t.m), (n, t.n)] if self.p.across else [(n, t.n), (m, t.m)]
         if not self.p.across:
             add(Reorder((n.name, m.name)))
         space = "cluster" if in_cluster(t.parts, (t.m, t.n), self.target) else "device"
-        # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
+        # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to each of 8 columns: padding puts these in different
+        # banks.
         pad = 0 if space == "device" else 8 if self.p.across else 4
         unit = t.parts * t.k
         if not k.boxed and k.size % unit:
@@ -284,7 +286,7 @@ class MatmulPlan:
         add(Collapse(row, column, each))
         bound = lanes(t.threads, NEIGHBOURS if whole else 1)
         if whole:
-            # All that a thread adds up is asked for before it stores any.
+            # A thread loads all partial results of its elements before it stores any.
             nests = Distribute(made.total, (each,), (each,), "registers")
             add(nests)
             add(Reorder((again, each)))
@@ -293,7 +295,7 @@ class MatmulPlan:
         return [part]
 
     def steps_of_sum(self, nests: Distribute) -> list[tuple[str, ...]]:
-        """The sum in steps of whole tiles; the loops before and after it."""
+        """Split the sum into steps of whole tiles; return the loops before and after it."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         if not k.boxed:
             self.split(k, t.k)
@@ -319,7 +321,7 @@ class MatmulPlan:
             self.pipeline(1, t.m * t.n * (2 if t.row.coarse else 1))
             add(Tensorize((m.name, n.name, k.name), t.row.name, t.grid))
         elif t.row.function == FROM_REGISTERS:
-            # Sums, those of a step, and half a tile of the left factor with both its numbers.
+            # Registers for sums, the sums of one step, and half a tile of the left factor as two tf32 parts.
             self.pipeline(1 + PREPARING, 2 * t.m * t.n + 3 * t.m * t.k // 2)
             self.halves(*tiles_of)
         else:
@@ -327,7 +329,7 @@ class MatmulPlan:
             self.fragments(*tiles_of)
 
     def pipeline(self, producers: int, held: int) -> None:
-        """Copies by warps of their own; the threads that multiply hold so many words of tiles together."""
+        """Pipeline with producer warps; the computing threads together hold `held` words of tiles."""
         if self.t.ahead:
             held += (self.t.ahead + matmul.BESIDES - matmul.OTHER_REGISTERS) * self.t.threads
         registers = matmul.reallocated(held // self.t.threads, self.t.threads, producers, self.target)
@@ -335,7 +337,7 @@ class MatmulPlan:
         self.steps.append(Bind(self.p.k.outer, "pipeline", args))
 
     def fragments(self, tile_a: str, tile_b: str) -> None:
-        """Matmuls of what comes from shared memory to registers, one instruction deep at a time."""
+        """Tensorize matmuls of fragments that are loaded from shared memory, one instruction deep at a time."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         step, inner = naming.pieces(k.name)
         add(Split(k.name, t.row.k, (step, inner)))
@@ -355,7 +357,7 @@ class MatmulPlan:
             self.tensorize(nest)
 
     def writeback(self, nest: tuple[str, ...]) -> None:
-        """Results leave through shared memory in one copy, which knows where the tensor ends: neighbours together."""
+        """Store results through a tile in shared memory by one copy, which knows the tensor's bounds."""
         p, t, r = self.p, self.t, self.p.result
         if r is None or not r.how or t.row.function != FROM_SHARED or t.parts > 1:
             return
@@ -364,8 +366,8 @@ class MatmulPlan:
             self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle))
 
     def halves(self, tile_a: str, tile_b: str) -> None:
-        """Factors of two numbers for each: of the right factor in shared memory, of the left one in registers, where
-        half a tile is made two of while the other half is multiplied."""
+        """Split both factors into two tf32 numbers: the right one in shared memory, the left one in registers, half a
+        tile at a time while the other half is multiplied."""
         add, (m, n, k) = self.steps.append, (x.name for x in (self.p.m, self.p.n, self.p.k))
         (half, inner), piece = naming.pieces(k), f"{tile_a}_piece"
         add(Split(k, self.t.k // 2, (half, inner)))
@@ -388,7 +390,7 @@ class MatmulPlan:
         self.steps += [Bind(var, "lanes") for var in nest[1:]]
 
     def shared(self, x: Factor, own: Axis, word: str, length: int) -> str:
-        """A factor's tile in shared memory; one that is not copied is computed by all threads."""
+        """A factor's tile in shared memory; a factor that is not copied is computed by all threads."""
         name = f"{x.buffer}_{word}"
         part = {"own": (own.name, length), "k": (self.p.k.name, self.t.k)}
         loops = [part[word] for word in x.order]
@@ -399,12 +401,12 @@ class MatmulPlan:
         into = "" if how else f"{name}_at"
         self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle, into))
         if not how:
-            along = own.size if x.order[1] == "own" else self.p.k.size  # neighbours are all within it or all behind
+            along = own.size if x.order[1] == "own" else self.p.k.size  # neighbours are all within bounds or all beyond
             vector = x.side if along % x.side == 0 and loops[1][1] % x.side == 0 else 1
             self.steps.append(Bind(into, "lanes", lanes(self.t.threads, vector)))
         return name
 
 
 def _swizzle(row: int) -> int:
-    """The widest pattern of which rows of so many bytes are whole panels."""
+    """The widest swizzle whose panels divide rows of so many bytes."""
     return next(w for w in (128, 64, 32, 0) if not w or row % w == 0)

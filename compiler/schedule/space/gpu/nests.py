@@ -1,4 +1,4 @@
-"""Kernels without matmuls on a GPU: by how long rows are, what is in them and which way memory is contiguous."""
+"""Kernels without matmuls on a GPU, classified by length of rows, loops inside them, and direction of memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan
 from compiler.schedule.space.members import Member, above, after, both, either, fixed, ranked
 from compiler.schedule.steps import Reorder, Step
 
-SHORT_ROW = 8  # a row that a thread goes through alone
-LEAST_COLUMN = 64  # elements of a column that warps share
+SHORT_ROW = 8  # row that one thread runs through
+LEAST_COLUMN = 64  # elements of a column that several warps share
 
 
 def space(plan: Plan) -> tuple[str, Iterator[Member]]:
-    """The family of a kernel, and its members. Their first steps put its loops in the order of memory, so that
-    neighbouring threads have neighbours."""
+    """The family of a kernel and its members. Their first steps reorder loops into memory order, so that adjacent
+    threads access adjacent elements."""
     found = [_in_order(s, plan.tensors, {}) for s in plan.kernel.body]
     steps = [step for _, own in found for step in own]
     if not steps:
@@ -32,7 +32,7 @@ def space(plan: Plan) -> tuple[str, Iterator[Member]]:
 
 
 def _in_order(s: Stmt, tensors: Mapping[str, Tensor], around: Mapping[str, Range]) -> tuple[Stmt, list[Step]]:
-    """A statement with its loops, and those inside, in the order of memory, and the steps for that."""
+    """The statement with its loops, nested ones included, in memory order, and the steps that reorder them."""
     if not isinstance(s, loop.For):
         return s, []
     nest, body = perfect(loop.For, (s,), (s.kind,))
@@ -56,7 +56,7 @@ def _family(plan: Plan) -> tuple[str, Iterator[Member]]:
 
 
 def _alone(plan: Plan) -> Iterator[Member]:
-    """A kernel whose statements share scalars: one block does it all."""
+    """A kernel whose statements share scalars: one block runs all of it."""
     body = plan.kernel.body
     paths = paths_of(body)
     if scans.running_total(body):
@@ -70,7 +70,7 @@ def _alone(plan: Plan) -> Iterator[Member]:
 def _split_rows(
     plan: Plan, around: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]
 ) -> Iterator[Member] | None:
-    """Long rows that are few, of one reduction, in parts; None for others."""
+    """Few long rows of a single reduction, split over blocks; None for others."""
     reduction, leaf = reductions.only(around, inside), paths[0][-1]
     if reduction is None:
         return None

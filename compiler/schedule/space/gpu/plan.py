@@ -1,4 +1,4 @@
-"""A kernel without matmuls for a GPU: what its planners know of its buffers and loops."""
+"""What planners of GPU kernels without matmuls know about a kernel's buffers and loops."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from compiler.schedule.steps import Collapse, Step, StoreAt
 from compiler.targets.target import Target
 
 WARP = 32
-THREADS = 256  # a multiple of every scheduler's share, and small enough for eight blocks on a multiprocessor
+THREADS = 256  # a multiple of the four schedulers' warps, and small enough for eight blocks per multiprocessor
 MOST_THREADS = 1024
-WIDEST = 16  # bytes that one instruction loads or stores
-MOST_NEIGHBOURS = 8  # elements of a thread side by side: more make code longer and nothing faster
+WIDEST = 16  # bytes per load or store instruction
+MOST_NEIGHBOURS = 8  # adjacent elements per thread: more make code longer and nothing faster
 OWN = 64  # elements of a temporary that a thread keeps to itself
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """An innermost loop after its neighbours were merged into it: its name by then, its extent, and as it was."""
+    """An innermost loop: its name and extent after merging with loops perfectly around it, and the original loop."""
 
     name: str
     extent: int
@@ -44,7 +44,7 @@ class Plan:
     tensors: dict[str, Tensor]
 
     def own(self, row: str) -> list[Step]:
-        """Small temporaries of a row become a thread's own."""
+        """Steps that make small temporaries of a row private to a thread."""
         count = iterations(*(n for f in self.kernel.body if isinstance(f, loop.For) for n in rows_of(f)[0]))
         steps: list[Step] = []
         for b in sorted(self.private):
@@ -54,8 +54,8 @@ class Plan:
         return steps
 
     def neighbours(self, last: loop.For, body: tuple[Stmt, ...], run: int = 0) -> int:
-        """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers, out
-        of a `run` of them that is longer than the last loop where that is but the end of one."""
+        """Adjacent elements per thread (vector width): as many as the widest access has for most buffers, and a divisor
+        of the last loop's extent, or of `run` if several loops are contiguous together."""
         widest = self._widest(body)
         while widest > 1 and (run or size(last)) % widest:
             widest //= 2
@@ -67,7 +67,7 @@ class Plan:
         return min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
 
     def neighbours_from_aligned(self, leaf: loop.For) -> int:
-        """The same of a loop of any length whose first element is at a multiple of that in every buffer it moves in."""
+        """Like `neighbours` for a loop of any length whose first element is aligned to the vector in every buffer."""
         var, body = Var(leaf.var), leaf.body
         loops = within(self.kernel.body, loop.For)
         ranges = loop_ranges(loops)
@@ -81,7 +81,7 @@ class Plan:
         return max(1, widest)
 
     def across(self, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
-        """Memory is contiguous along the rows rather than along the loops inside."""
+        """Whether memory is contiguous along the rows rather than along the loops inside."""
         ranges = loop_ranges(rows)
         ranges |= loop_ranges(f for path in paths for f in path)
         beside, along = sides(inside, Var(rows[-1].var), self.tensors, ranges)
@@ -94,7 +94,8 @@ class Plan:
         return [b for b in wanted if self.at_own_place(b, leaves) and self.whole_row(b, leaves)]
 
     def at_own_place(self, buffer: str, leaves: list[Leaf]) -> bool:
-        """The only axis of a buffer that moves inside a row is the loop's own variable, everywhere in the kernel."""
+        """Whether, everywhere in the kernel, the only index of a buffer that moves inside a row is the loop's own
+        variable."""
         inside = [(n, leaf) for leaf in leaves for s in leaf.original.body for n in s.walk() if _touches(n, buffer)]
         everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not access.picked(n)]
         if len(inside) != len(everywhere):
@@ -109,7 +110,8 @@ class Plan:
         return True
 
     def whole_row(self, buffer: str, leaves: list[Leaf]) -> bool:
-        """It is one row of the buffer, as long as the loops and always there, so that all of it may be read."""
+        """Whether the loops read exactly one row of the buffer, of their extent and always in bounds, so that all of it
+        may be read."""
         along = {Var(x.original.var) for x in leaves}
         loads = [n for leaf in leaves for n in _loads(leaf) if n.buffer == buffer]
         rows = {tuple(None if i in along else i for i in n.index) for n in loads}
@@ -121,11 +123,11 @@ class Plan:
 
 
 def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
-    """An index is certainly of an axis, whatever guards its load: it is that of a loop as long, or in range."""
+    """Whether an index is certainly in bounds, whatever guards its load: a loop of the same extent, or in range."""
     if isinstance(index, Var) and loops.get(index) is extent:
         return True
     if not {n for n in index.walk() if isinstance(n, Var)} <= loops.keys():
-        return False  # a name bound within the row: where the row begins is not known before it
+        return False  # a name bound within the row: the start of the row is unknown before it
     low, high = value_range(index, {v.name: extent_range(n) for v, n in loops.items()})
     if low is None or low < 0 or high is None:
         return False
@@ -133,7 +135,7 @@ def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
 
 
 def _between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
-    """The loops inside the rows of a kernel that are around one of its innermost loops."""
+    """The loops between the rows of a kernel and one of its innermost loops."""
     for s in kernel.body:
         if isinstance(s, loop.For) and leaf in set(s.walk()):
             _, inside = rows_of(s)
@@ -150,13 +152,13 @@ def _loads(leaf: Leaf) -> list[Load]:
 
 
 def merged_rows(rows: list[loop.For]) -> tuple[str, list[Step]]:
-    """All loops over rows as one."""
+    """All loops over rows collapsed into one: its name and the steps."""
     steps: list[Step] = []
     return naming.collapse([r.var for r in rows], steps), steps
 
 
 def merged(path: list[loop.For]) -> tuple[Leaf, list[Step]]:
-    """The innermost loop made one with those perfectly around it of its kind."""
+    """The innermost loop of `path` collapsed with loops of its kind perfectly around it, and the steps."""
     steps: list[Step] = []
     leaf = path[-1]
     name, extent = leaf.var, size(leaf)

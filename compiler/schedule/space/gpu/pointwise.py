@@ -1,4 +1,4 @@
-"""Kernels of a GPU without loops inside their rows, or of short ones: each row is one iteration of a thread."""
+"""GPU kernels whose rows have no loops inside, or short ones: each row is one iteration of a thread."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
 from compiler.targets.target import Target
 
-UNROLLED = 128  # instructions of a turn up to which the compiler loads for two turns at once
-WARPS = (8, 4, 2)  # of a block, where a warp is enough for a row
-TURNS = (2, 1)  # of a thread: blocks that come after each other load while others compute
+UNROLLED = 128  # instructions per iteration up to which the compiler overlaps the loads of two iterations
+WARPS = (8, 4, 2)  # warps per block, if one warp per row suffices
+TURNS = (2, 1)  # iterations per thread: blocks that follow each other load while others compute
 
 
 def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterator[Member]:
-    """Threads, turns of each, neighbours that a thread takes side by side, and rows of a warp each in a block."""
+    """Schedules by threads, iterations per thread, vector width, and rows per block with a warp each."""
     groups, collapsed = _grid(plan, rows, inside)
     *outer, last = groups
     loops = paths_of(inside)
     widest = 1 if loops else plan.neighbours(last.last, inside, _run(plan, rows, inside))
     vectors = (widest, widest // 2) if widest > 1 else (1,)
-    longest = max(WARP, power(-(-last.extent // widest)))  # more than the last axis takes have nothing to do
+    longest = max(WARP, power(-(-last.extent // widest)))  # threads beyond the last axis would idle
     ways = [
         (turns, threads, vector, 1)
         for turns in (TURNS[1:] if loops else TURNS)
@@ -61,13 +61,13 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
 
 
 def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:
-    """The rows as at most three axes of a grid, the last of them for threads."""
+    """The rows as at most three axes of a grid; the last one is for threads."""
     ranges = loop_ranges(rows)
     groups: list[Row] = []
     steps: list[Step] = []
     for r in rows:
         extent = size(r)
-        # The axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
+        # Axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
         if groups and (even(groups[-1].last, r, inside, plan.tensors, ranges) or _rest(rows, r) < THREADS):
             steps.append(Collapse(groups[-1].name, r.var, groups[-1].name + r.var))
             groups[-1] = Row(groups[-1].name + r.var, groups[-1].extent * extent, r)
@@ -83,7 +83,7 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
 
 
 def _run(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
-    """Iterations of the last loops that go through memory as one loop does."""
+    """Iterations of the innermost loops that are contiguous in memory like one loop."""
     ranges = loop_ranges(rows)
     run = size(rows[-1])
     for outer, r in zip(rows[-2::-1], rows[:0:-1], strict=True):
@@ -96,7 +96,7 @@ def _run(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
 def _steps(
     outer: list[Row], own: list[Step], name: str, threads: int, chunk: int, vector: int, warps: int
 ) -> list[Step]:
-    """Blocks of so many threads for each of so many rows."""
+    """Steps for blocks of `threads` threads for each of `warps` rows."""
     block, lane = naming.pieces(name)
     bind = Bind(lane, "lanes", lanes(threads, vector))
     if warps == 1:
@@ -109,5 +109,5 @@ def _steps(
 
 
 def _rest(rows: list[loop.For], r: loop.For) -> int:
-    """Iterations of a loop over rows with all those inside it."""
+    """Iterations of a loop over rows together with all loops inside it."""
     return iterations(*rows[rows.index(r) :])

@@ -1,7 +1,7 @@
-"""Schedules of kernels with one reduction: across the direction of memory, or along rows that are few and long.
+"""Kernels with one reduction on a GPU: across the direction of memory, or along few long rows.
 
-A kernel that would leave most of the machine idle is split: blocks combine parts, and the last of them what all have
-found, always in the same order.
+A kernel that would leave most of the machine idle is split: blocks reduce parts, and the last block combines the
+partial results, always in the same order.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from compiler.targets.target import Target
 
 THREADS = 256
 WARP = 32
-NARROW = 64  # threads of a block beside each other, in place of as many as can be
-ROWS_AHEAD = 8  # of a column that a thread loads before it adds them up
-LEAST_COLUMN = 64  # elements of a column in a part
-LEAST_ROW = 4096  # elements of a row in a part: four wide loads for each thread
-ISSUED = 0.1  # of what a thread does for one of its columns: to ask for it by itself
-PARTS_AHEAD = 64  # parts that a thread loads before it adds them up
+NARROW = 64  # adjacent threads per block, as an alternative to as many as possible
+ROWS_AHEAD = 8  # elements of a column that a thread loads before it adds them up
+LEAST_COLUMN = 64  # elements of a column per part
+LEAST_ROW = 4096  # elements of a row per part: four wide loads per thread
+ISSUED = 0.1  # issue cost of a load, relative to a thread's work for one of its columns
+PARTS_AHEAD = 64  # partial results that a thread loads before it adds them up
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """`accumulator` combines over the perfectly nested `loops`, of `extent` iterations, for each of `count` rows."""
+    """`accumulator` reduces over perfectly nested `loops` with `extent` iterations, for each of `count` rows."""
 
     accumulator: str
     rows: tuple[str, ...]
@@ -43,7 +43,7 @@ class Reduction:
 
 
 def only(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
-    """The one reduction of a body that has no other loop."""
+    """The only reduction of a body that has no other loop; else None."""
     loops = [s for s in inside if isinstance(s, loop.For)]
     starts = [s for s in inside if isinstance(s, Init)]
     if len(loops) != 1 or len(starts) != 1 or not all(isinstance(s, loop.For | Init | Let | Store) for s in inside):
@@ -59,9 +59,9 @@ def only(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
 
 
 def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
-    """Each thread has `vector` neighbouring columns.
+    """Schedules where each thread has `vector` adjacent columns.
 
-    Where columns are few, threads of a block share their rows, and blocks take parts of them.
+    If columns are few, threads of a block share the elements of a column, and blocks reduce parts of them.
     """
     while found.count // vector < WARP and vector > 1:
         vector //= 2
@@ -127,12 +127,13 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
 
 
 def _sharers(extent: int, most: int) -> list[int]:
-    """Threads that may share a column: as many as divide it and leave each enough to have loads in flight."""
+    """How many threads may share a column: divisors of `extent` that leave each thread at least four loads in
+    flight."""
     return [*[n for n in range(most, 1, -1) if extent % n == 0 and extent // n >= 4][:3], 1]
 
 
 def _combined(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
-    """A thread for each column adds up what its parts are."""
+    """Steps by which one thread per column adds up its partial results."""
     steps: list[Step] = []
     total = naming.collapse(shared.combining, steps)
     steps.append(Bind(total, "lanes", lanes))
@@ -140,8 +141,8 @@ def _combined(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> lis
 
 
 def _parts_of_columns(extent: int, places: int, wanted: int) -> list[int]:
-    """Divisors of the extent: the least that keeps enough threads busy, or the largest that leaves some to add up, and
-    those around it."""
+    """Divisors of the extent around the smallest that keeps enough threads busy, or the largest that leaves parts of
+    useful length."""
     most = max(1, extent // LEAST_COLUMN)
     found = [d for d in range(1, most + 1) if extent % d == 0 and (d == 1 or extent // d % 2 == 0 or extent % 2)]
     at = next((n for n, d in enumerate(found) if places * d >= wanted), len(found) - 1)
@@ -149,7 +150,7 @@ def _parts_of_columns(extent: int, places: int, wanted: int) -> list[int]:
 
 
 def split_rows(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
-    """Each row goes to several blocks; nothing where there are enough rows, or they are too short for that."""
+    """Schedules that split each row over several blocks; none if rows are many or too short."""
     most = min(-(-2 * target.cores // max(1, found.count)), found.extent // LEAST_ROW)
     if most < 2 or 2 * found.count > target.cores:
         return

@@ -1,4 +1,4 @@
-"""Rows of a GPU's kernel with loops inside: a warp or a block to each, or warps that share neighbouring columns."""
+"""GPU kernels with loops inside rows: a warp or a block per row, or warps that share adjacent columns."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Partition, Split, Stage, Step, StoreAt
 from compiler.targets.target import Target, costs
 
-ALONE = 16  # the same where there are no rows
-WARPS = (8, 1)  # of a block, each with a row
-COLUMN_WARPS = (8, 16, 32)  # that share columns
-EXCHANGED = 2048  # bytes of shared memory through which warps exchange what they have, and what the machine keeps
-LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
-CLOSE = 4  # elements between where neighbouring windows begin
-LONG = 256  # times as long as its vectors is a loop whose end is worth a loop of its own
-KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
+ALONE = 16  # elements per thread if there are no rows
+WARPS = (8, 1)  # warps per block, each with a row
+COLUMN_WARPS = (8, 16, 32)  # warps that share columns
+EXCHANGED = 2048  # bytes of shared memory for exchange between warps, and what the system reserves
+LONGEST_WINDOW = 64  # elements that one thread runs through if its neighbours read the same cache lines
+CLOSE = 4  # elements between the starts of adjacent windows
+LONG = 256  # vectors in a loop from which a separate loop for its end pays
+KEPT = 64  # elements of a row that a thread keeps in registers, of 255 registers
 
 
 def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
-    """Warps with a row each, or blocks of so many threads; what is read again is kept, or not."""
+    """Schedules with a warp per row, or a block per row, by number of threads; data read twice is kept or read
+    again."""
     target, found = plan.target, _found(plan, paths)
     ways = [found, *_with_ends(plan, found)]
     name, before = merged_rows(rows)
@@ -43,7 +44,7 @@ def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: 
             block, warp = naming.pieces(name)
             steps = [*before, Split(name, warps, (block, warp)), Bind(block, "blocks"), Bind(warp, "warps")]
             members += (m for way in ways for m in _inside(plan, way, warp, WARP, (count, warps), steps))
-    # Where nothing of a row is kept, several blocks find room.
+    # If nothing of a row is kept, several blocks fit.
     apart = count >= 2 * target.cores and all(len(p) == 1 for p in paths) and _seeks(found.leaves)
     steps = [*before, *([Bind(name, "blocks")] if name else [])]
     threads = 128
@@ -54,14 +55,14 @@ def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: 
 
 
 def alone(plan: Plan, paths: list[list[loop.For]], longest: int) -> Iterator[Member]:
-    """One block for a kernel whose statements share scalars, of as many threads as find work."""
+    """One block for a kernel whose statements share scalars, with as many threads as have work."""
     found, most = _found(plan, paths, kept=False), min(MOST_THREADS, max(WARP, power(longest // ALONE)))
     threads = [n for n in (32, 64, 128, 256, 512, 1024) if n <= most][::-1]
     return ranked(m for n in threads for m in _inside(plan, found, "", n, (1, 1), []))
 
 
 def columns(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
-    """Warps of a block share columns, of which each lane has one: as many as fill the machine."""
+    """Warps of a block share 32 columns, one per lane: as many warps as fill the machine."""
     wanted = 4 * THREADS * plan.target.cores
     return ranked(
         Member(cost.waits(plan.target, wanted, 1, count * warps), partial(_columns, rows, paths, warps))
@@ -70,12 +71,12 @@ def columns(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count
 
 
 def few_columns(plan: Plan, count: int) -> bool:
-    """Warps have 32 columns each, most of them neighbours, which are too few for a thread each."""
+    """Whether columns fill warps but are too few for one thread each."""
     return count % WARP == 0 and count < 2 * THREADS * plan.target.cores
 
 
 def windows(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
-    """What neighbouring rows read overlaps or is close together, as the windows of a pool are."""
+    """Whether adjacent rows read overlapping or close elements, like the windows of a pool."""
     ranges = loop_ranges(rows)
     moves = access.strides(inside, Var(rows[-1].var), plan.tensors, ranges)
     return all(m is not None and 0 <= m <= CLOSE for m in moves)
@@ -97,10 +98,10 @@ def _columns(rows: list[loop.For], paths: list[list[loop.For]], warps: int) -> l
 
 @dataclass(frozen=True)
 class _Found:
-    """The loops inside a row, how many elements side by side a thread takes of them, and the buffers of which it is
-    worth keeping a row: those of the kernel's own, and those that are read again.
+    """The loops inside a row, the vector width of a thread, and the buffers of which it pays to keep a row: the
+    kernel's `own` temporaries, and those read `again`.
 
-    The `ends` of loops that are no multiple of that long are loops of their own.
+    With `ends`, the rest of a loop that the vector width does not divide is a loop of its own.
     """
 
     leaves: list[Leaf]
@@ -112,7 +113,7 @@ class _Found:
 
     @property
     def even(self) -> bool:
-        """All loops are as long."""
+        """Whether all loops have the same extent."""
         return all(leaf.extent == self.leaves[0].extent for leaf in self.leaves)
 
 
@@ -134,8 +135,8 @@ def _found(plan: Plan, paths: list[list[loop.For]], kept: bool = True) -> _Found
 
 
 def _with_ends(plan: Plan, found: _Found) -> Iterator[_Found]:
-    """The same with wider vectors, where rows begin at multiples of them and are long; of what is kept, memory shared
-    by a block has all."""
+    """The same loops with wider vectors, if rows are aligned to these and long. What is kept then goes to shared
+    memory."""
     widest = min(plan.neighbours_from_aligned(leaf.original) for leaf in found.leaves)
     long = all(leaf.extent >= LONG * widest and leaf.name == leaf.original.var for leaf in found.leaves)
     plain = all(leaf.original.kind != "scan" and not _holds_loops(leaf.original) for leaf in found.leaves)
@@ -150,8 +151,8 @@ def _holds_loops(f: loop.For) -> bool:
 def _inside(
     plan: Plan, found: _Found, row: str, threads: int, share: tuple[int, int], before: list[Step]
 ) -> Iterator[Member]:
-    """Loops inside a row go over threads; what several of them read stays near, or is read again. Of the rows, of
-    which there are so many, a block has its share."""
+    """Schedules that distribute the loops inside a row over threads; data that several loops read is kept or read
+    again. `share` is the number of rows, and rows per block."""
     vector, extent = found.widest, found.leaves[0].extent
     while vector > 1 and any(_idle(leaf.extent, vector, threads) for leaf in found.leaves):
         vector //= 2
@@ -172,8 +173,8 @@ def _inside(
 
 @dataclass(frozen=True)
 class _Work:
-    """What rows take: bytes that come from memory or go there once, and bytes that a row's threads move; for each loop
-    its extent, how many buffers it accesses and operations it does, and whether what it reads was not read before."""
+    """The work of a row: bytes read or written in memory once, and bytes that its threads move; for each loop its
+    extent, accessed buffers, operations, and whether it reads data that no earlier loop read."""
 
     held: float
     moved: float
@@ -183,7 +184,7 @@ class _Work:
 
 
 def _work(plan: Plan, found: _Found, kept: frozenset[str]) -> _Work:
-    """What rows take of which so much is kept."""
+    """The work of a row if rows of the buffers `kept` are kept."""
     met: set[str] = set()
     loops: list[tuple[int, int, int, bool]] = []
     moved, trees = 0.0, 0
@@ -201,18 +202,18 @@ def _work(plan: Plan, found: _Found, kept: frozenset[str]) -> _Work:
 
 
 def _held_by_block(plan: Plan, found: _Found, kept: frozenset[str], threads: int) -> int:
-    """Bytes of shared memory in which a block keeps its row."""
+    """Bytes of shared memory in which a block keeps its row; 0 if it uses registers."""
     if not kept or _space(plan, found, sorted(kept), threads) == "registers":
         return 0
     return sum(found.leaves[0].extent * plan.tensors[b].dtype.bytes for b in kept)
 
 
 def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], shared: int, target: Target) -> float:
-    """Clocks of rows, of which a block has its share, by so many threads each with so many neighbours at once, while a
-    block holds so much shared memory."""
+    """Clocks of a kernel; `share` is its number of rows and rows per block, `wide` the vector width, `shared` the bytes
+    of shared memory of a block."""
     count, together = share
     turns = [(-(-extent // (threads * wide)), *rest) for extent, *rest in w.loops]
-    # What is kept in registers is loaded by loops that are unrolled, all of it at once.
+    # Loads into registers are in unrolled loops, all in flight at once.
     later = costs(target)["next.kept" if w.kept else "next"]
     waits = [(1 + (n - 1) * later, fresh) for n, accesses, _, fresh in turns if accesses]
     issued = sum(n * (accesses + done * wide) for n, accesses, done, _ in turns)
@@ -241,7 +242,7 @@ def _steps(
 
 
 def _spread(loop: str, extent: int, threads: int, vector: int) -> list[Step]:
-    """A loop over threads, `vector` elements to each at once; what is left over at its end is a loop of its own."""
+    """Bind a loop to threads with vectors; elements left over at its end get a loop of their own."""
     if extent % vector == 0:
         return [Bind(loop, "lanes", lanes(threads, vector))]
     main, end = f"{loop}_main", f"{loop}_end"
@@ -252,7 +253,8 @@ def _spread(loop: str, extent: int, threads: int, vector: int) -> list[Step]:
 
 
 def _space(plan: Plan, found: _Found, buffers: list[str], threads: int) -> str:
-    """Where rows of these buffers stay: in registers if half of a thread's hold each, else in shared memory."""
+    """Where rows of these buffers are kept: in registers if they take at most half of a thread's, else in shared
+    memory; empty if they fit in neither."""
     most, extent = 4 * min(KEPT, plan.target.registers // threads // 2), found.leaves[0].extent
     small = all(-(-extent // threads) * plan.tensors[b].dtype.bytes <= most for b in buffers)
     if small and not found.ends:
@@ -261,19 +263,19 @@ def _space(plan: Plan, found: _Found, buffers: list[str], threads: int) -> str:
 
 
 def _shared_rows(plan: Plan, buffers: list[str], extent: int, threads: int) -> list[str]:
-    """Those buffers of which a block can hold a row in shared memory, together."""
+    """The buffers, if a block can hold a row of all of them in shared memory; else none."""
     size = sum(extent * plan.tensors[b].dtype.bytes for b in buffers)
     return buffers if threads > WARP and size <= plan.target.shared - EXCHANGED else []
 
 
 def _idle(extent: int, vector: int, threads: int) -> bool:
-    """Half as many neighbours for each thread would halve what the busiest has to do."""
+    """Whether half the vector width would halve the work of the busiest thread."""
     busiest, halved = (-(-extent // (n * threads)) * n for n in (vector, vector // 2))
     return 2 * halved <= busiest
 
 
 def _seeks(leaves: list[Leaf]) -> bool:
-    """Rows are read for an extreme, and again for its place, only by the threads that met it."""
+    """Whether the first loop finds an extreme value and the second its position, read only by threads that met it."""
     if len(leaves) != 2:
         return False
     first, second = (leaf.original for leaf in leaves)

@@ -1,4 +1,4 @@
-"""Running totals on a GPU: along rows, by threads that exchange totals, or down columns, of which a thread has one."""
+"""Prefix sums on a GPU: along rows, by threads that exchange totals, or down columns, one per thread."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Plan, 
 from compiler.schedule.space.members import Member, ranked, relative
 from compiler.schedule.steps import Bind, Split, Step
 
-SCANNED = 16  # elements of a scan for each thread: four rounds of wide loads
+SCANNED = 16  # elements per thread: four rounds of wide loads
 LEAST_SCAN = 64  # a shorter scan takes one thread
 LEAST_PART = 32  # elements of a column that a thread scans
-SCAN_BLOCKS = 4  # for each multiprocessor, where rows are so few that they are scanned in parts
-WARPS = (8, 1)  # of a block, each with a row
+SCAN_BLOCKS = 4  # blocks per multiprocessor, if rows are so few that they are scanned in parts
+WARPS = (8, 1)  # warps per block, each with a row
 
 
 def running_total(inside: tuple[Stmt, ...]) -> bool:
-    """Rows hold one scan each, of an extent worth several threads, which keeps a total."""
+    """Whether rows hold exactly one scan that keeps a total, long enough for several threads."""
     match inside:
         case (Init(_, value), loop.For(extent=Const(int() as extent), kind="scan", body=body)):
             return bool(totalled(body)) and extent >= LEAST_SCAN and value.dtype.bits >= 32
@@ -32,7 +32,7 @@ def running_total(inside: tuple[Stmt, ...]) -> bool:
 
 
 def along(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...], f: loop.For, count: int) -> Iterator[Member]:
-    """Threads have neighbours of a row, and exchange their totals; few long rows go to several blocks each."""
+    """Scans along rows: threads have adjacent elements and exchange totals; few long rows are split over blocks."""
     assert isinstance(f.extent, Const) and isinstance(inside[0], Init)
     name, before = merged_rows(rows)
     extent, vector, target = int(f.extent.value), plan.neighbours(f, f.body), plan.target
@@ -63,7 +63,7 @@ def along(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...], f: loop.Fo
 
 
 def _part(plan: Plan, extent: int, count: int) -> int:
-    """Elements of a row that a block scans where several have parts of it."""
+    """Elements of a row that a block scans if several blocks share a row."""
     unit = THREADS * SCANNED
     return -(-extent * count // (SCAN_BLOCKS * plan.target.cores * unit)) * unit
 
@@ -84,7 +84,7 @@ def _parts(before: list[Step], name: str, total: str, var: str, length: int, vec
 
 
 def across(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...], f: loop.For, count: int) -> Iterator[Member]:
-    """A thread scans a column by itself, of which several have parts where columns are few."""
+    """Scans down columns, a thread per column; if columns are few, several threads have parts of one."""
     assert isinstance(f.extent, Const) and isinstance(inside[0], Init)
     name, before = merged_rows(rows)
     extent, cores = int(f.extent.value), plan.target.cores
@@ -100,7 +100,7 @@ def across(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...], f: loop.F
 
 
 def _columns(before: list[Step], name: str, total: str, var: str, length: int, threads: int) -> list[Step]:
-    """In parts of so many elements, if any."""
+    """Steps for parts of `length` elements; 0 for whole columns."""
     steps, names = [*before], [name]
     if length:
         scan = naming.split_scan(total, var, length, (name,))

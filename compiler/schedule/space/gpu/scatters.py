@@ -1,4 +1,4 @@
-"""Updates of elements that an index names, on a GPU: each element has one owner, which makes its updates in order."""
+"""Scatter updates on a GPU: each element of the target has one owner, which applies its updates in order."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_
 from compiler.schedule.space.members import Member, above, either, ranked
 from compiler.schedule.steps import Bind, Owners, Reorder, Split, Step
 
-WARPS = 8  # of a block
-TESTS = 4  # of 32 updates each, that a warp makes at once
-AHEAD = 16  # updates of which a warp loads what they add before it makes the first
+WARPS = 8  # warps per block
+TESTS = 4  # tests of 32 updates each that a warp makes at once
+AHEAD = 16  # updates whose values a warp loads before it applies the first
 OWNERS = tuple(1 << n for n in range(3, 13))
 
 
 @dataclass(frozen=True)
 class Updates:
-    """Loops, outermost first, that make updates in order, the axes of `buffer` along which these are anywhere, and
-    whether all rows update the same places."""
+    """Ordered loops that update `buffer`, outermost first.
+
+    `axes` are the axes that data index; with `alike`, all rows update the same places.
+    """
 
     nest: list[loop.For]
     buffer: str
@@ -37,7 +39,7 @@ class Updates:
 
 
 def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
-    """The updates that are all that rows do, where they read nothing of what they change; None for other rows."""
+    """The ordered updates, if rows do nothing else and do not read what they update; else None."""
     nest: list[loop.For] = []
     while len(inside) == 1 and isinstance(inside[0], loop.For) and inside[0].kind == "scan":
         nest.append(inside[0])
@@ -53,7 +55,8 @@ def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
 
 
 def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
-    """By how many owners there are; where rows keep all threads busy, each may also make all updates of its own."""
+    """Schedules by number of owners; with rows that keep all threads busy, each row may also apply all of its own
+    updates."""
     name, before = merged_rows(rows)
     nest, count, columns = found.nest, iterations(*found.nest), iterations(*rows)
     elements = product(tuple(plan.tensors[found.buffer].shape[n] for n in found.axes))
@@ -87,7 +90,7 @@ def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
 
 
 def _neighbours(plan: Plan, rows: list[loop.For], body: tuple[Stmt, ...]) -> int:
-    """How many rows a thread takes: those that lie side by side in memory."""
+    """Rows per thread (vector width), if they are adjacent in memory."""
     if not rows:
         return 1
     ranges = loop_ranges(rows)
@@ -106,7 +109,7 @@ def _tested(before: list[Step], row: str, scanned: str, parts: int, threads: int
 def _voted(
     before: list[Step], row: str, nest: list[loop.For], parts: int, warps: int, vector: int, ahead: int
 ) -> list[Step]:
-    """Each warp tests many updates, and then makes those that it has found."""
+    """Each warp tests many updates by vote, then applies those that are its own."""
     steps = [*before]
     scanned = naming.collapse([f.var for f in nest], steps)
     owner = f"{scanned}_owner"

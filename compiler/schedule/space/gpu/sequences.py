@@ -1,7 +1,6 @@
-"""A loop nest and a GPU in; a schedule out where loops inside rows read what others of them have made, here and there.
+"""GPU schedules of rows whose loops read what earlier loops of the row wrote at other places, such as merge sorts.
 
-As in a sort, which merges what it has merged before: a block takes a row, with a barrier of its threads after each loop
-and keep what is in between in shared memory.
+A block takes a row, synchronises its threads after each loop, and keeps intermediate data in shared memory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EXCHANGED = 2048  # bytes of shared memory that stay free
 
 
 def space(kernel: Kernel, private: Set[str], target: Target) -> Iterator[Member] | None:
-    """Its schedules, the cheapest first; None for a kernel of another kind."""
+    """Schedules, cheapest first; None for kernels of another kind."""
     found = sequence(kernel, private)
     if found is None:
         return None
@@ -38,7 +37,7 @@ def space(kernel: Kernel, private: Set[str], target: Target) -> Iterator[Member]
 def _members(
     kernel: Kernel, private: Set[str], target: Target, rows: list[loop.For], nests: list[list[loop.For]], threads: int
 ) -> Iterator[Member]:
-    """So many threads for a row, or half as many, and so on: they take so many more turns."""
+    """Schedules by number of threads per row, each half of the one before, with twice as many iterations."""
     while threads >= LEAST_THREADS:
         clocks = sum(cost.waits(target, iterations(*nest), 1, threads) for nest in nests)
         yield Member(clocks, partial(_steps, kernel, private, target, rows, nests, threads))

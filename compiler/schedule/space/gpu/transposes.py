@@ -1,7 +1,7 @@
-"""Schedules of kernels that read along one axis and write along another: through tiles in shared memory.
+"""Kernels that read along one axis and write along another, on a GPU: through tiles in shared memory.
 
-Both sides then move whole vectors of neighbours. Rows of a tile are an odd number of elements apart, so that threads
-that go down a column use different banks.
+Both sides then move whole vectors. Rows of a tile are an odd number of elements apart, so that threads that go down a
+column use different banks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from compiler.schedule.space.gpu.plan import THREADS, lanes
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
 
-WIDEST = 16  # bytes that one instruction moves
-LEAST = 16  # a shorter side of a tile is less than a line of memory
+WIDEST = 16  # bytes per instruction
+LEAST = 16  # a shorter side of a tile is less than a cache line
 MOST = 64
-CHOICES = 4  # of sides along an axis
+CHOICES = 4  # sides to try along an axis
 BANK = 4  # bytes of a bank of shared memory
-SHARED = 48 * 1024  # bytes that every block may have
+SHARED = 48 * 1024  # bytes that every block may use
 
 
 def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]) -> Iterator[Member]:
-    """Tiles for perfectly nested `rows` around statements without loops; nothing where none would help.
+    """Tilings for perfectly nested `rows` around statements without loops; none if they would not help.
 
-    Where the largest tiles do not fit, the kernel goes without.
+    If the largest tiles do not fit, there are none.
     """
     if len(rows) < 2 or any(within(inside, loop.For)):
         return
@@ -56,7 +56,7 @@ def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, 
 
 
 def untiled(rows: list[loop.For]) -> float:
-    """Clocks of the same kernel without tiles: a line of memory for each element that is read or written across."""
+    """Clocks of the kernel without tiles: a cache line per element that is accessed across."""
     return 2 * iterations(*rows) * cost.moved(1, 1)
 
 
@@ -89,7 +89,7 @@ def _steps(
 
 
 def _sides(f: loop.For, vector: int) -> list[int]:
-    """The sides of a tile that the loop can be cut into, the longest of whole vectors first."""
+    """Sides that divide the loop's extent: multiples of `vector` first, then longest first."""
     fitting = [n for n in range(LEAST, MOST + 1) if size(f) % n == 0]
     return sorted(fitting, key=lambda n: (n % vector != 0, -n))
 
@@ -97,7 +97,8 @@ def _sides(f: loop.For, vector: int) -> list[int]:
 def _across(
     rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[loop.For, list[str]] | None:
-    """The loop along which some buffers are contiguous that are not so along the last, as the results are."""
+    """The loop along which some loads are contiguous, while stores are contiguous along the last loop; and the
+    buffers."""
     ranges = loop_ranges(rows)
     last = Var(rows[-1].var)
     stores = [s for s in inside if isinstance(s, Store)]
@@ -126,5 +127,5 @@ def _across(
 
 
 def _in_order(index: tuple[object, ...], inner: Var, outer: Var) -> bool:
-    """Both are axes of the buffer by themselves, the contiguous one behind."""
+    """Whether both variables index an axis of their own, the contiguous one later."""
     return inner in index and outer in index and index.index(outer) < index.index(inner)

@@ -1,8 +1,8 @@
-"""The loop nest of a contraction of few rows by a matrix of small integers in, schedules by tensor cores out.
+"""Matmuls of few rows by a matrix of small integers (weight-only quantization), on tensor cores.
 
-Bytes come to shared memory as they are stored, by the pipeline that brings the tiles of any matmul, and are widened on
-the way from there to registers. A thread's part of an instruction is short along the sum, so the sum is gone through in
-another order: a thread has a run of the matrix that one load brings, and the same run of the other factor.
+A pipeline copies the integers to shared memory as they are stored; they are widened on the way to registers. Because a
+thread's fragment has few adjacent elements along the sum, the sum is permuted: a thread takes a run of the matrix that
+one load brings, and the same run of the other factor.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Cache, Collapse, Distribute, Reorder, Split, Stage, Step, Wrap
 from compiler.targets.target import Target, costs
 
-MOST_ROWS = 64  # more are worth a matrix of 16-bit numbers in shared memory, which wgmma reads
-WIDEST = 16  # bytes that a thread loads at once
-SHARERS = 4  # threads that have neighbouring pieces of a row of an instruction's operand
-DEEP = 128  # elements of the sum that are in registers at once
+MOST_ROWS = 64  # with more, a 16-bit matrix in shared memory pays, which wgmma reads
+WIDEST = 16  # bytes per load of a thread
+SHARERS = 4  # threads with adjacent pieces of a row of an instruction's operand
+DEEP = 128  # elements of the sum in registers at once
 DEPTHS = (4, 6, 8)
 PARTS = (1, 2, 4, 8)
 TILES = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8))  # rows of the matrix, and warps
@@ -42,17 +42,17 @@ SWIZZLE, ROW = 64, 128  # bytes
 
 @dataclass(frozen=True)
 class Widened:
-    """A matmul whose left factor is a matrix of `stored` bytes; `run` neighbours of a row are what a load brings.
+    """A matmul whose left factor is a matrix of the buffer `stored`; one load brings a `run` of adjacent elements.
 
-    Buffers `beside` it, of so many bytes for each element of the sum, are for several neighbours, such as scales; they
-    are brought with it where a copy can. `first` are the steps that make the other factor a matrix.
+    The buffers `beside` it, with their bytes per element of the sum, hold values for several neighbours, such as
+    scales; they are copied along if alignment allows. The steps `first` make the other factor, a vector, a matrix.
     """
 
     axes: MatmulAxes
     stored: str
     run: int
     beside: tuple[tuple[str, float], ...]
-    bytes: float  # of an element of the matrix
+    bytes: float  # per element of the matrix
     first: tuple[Step, ...] = ()
 
 
@@ -97,7 +97,7 @@ def _widened(c: Contraction, tensors: dict[str, Tensor], target: Target) -> Wide
 
 
 def _stored(p: MatmulAxes, tensors: dict[str, Tensor], first: tuple[Step, ...]) -> Widened | None:
-    """Which buffer has the matrix, and which are brought beside it."""
+    """The matmul with the buffer that holds the matrix and those beside it; None if runs do not fit the instruction."""
     each = {b: known_bytes(tensors[b]) / (p.m.size * p.k.size * math.prod(map(size, p.batch)))
             for b in {x.buffer for x in loads(p.a.value)}}  # fmt: skip
     stored = max(each, key=lambda b: each[b])
@@ -109,7 +109,7 @@ def _stored(p: MatmulAxes, tensors: dict[str, Tensor], first: tuple[Step, ...]) 
 
 
 def _moving(p: MatmulAxes, buffer: str) -> set[str]:
-    """The loops that move a buffer's index."""
+    """The variables in the index of a buffer."""
     return {v for x in loads(p.a.value) if x.buffer == buffer for e in x.index for v in names(e)}
 
 
@@ -132,8 +132,8 @@ def _tilings(w: Widened, target: Target) -> Iterator[Tiling]:
 
 
 def _clocks(w: Widened, s: Tiling, most: int, target: Target) -> float:
-    """Clocks of all of it: of waves of blocks, `most` of them together, whose warps issue in turns, or wait by
-    themselves, or for memory."""
+    """Clocks of a kernel in waves of up to `most` blocks per multiprocessor: issue, latency or memory bandwidth
+    decides."""
     p, c, warps = w.axes, costs(target), s.threads // WARP
     batch = math.prod(map(size, p.batch))
     blocks = p.m.size // s.m * -(-p.n.size // s.n) * s.parts * batch
@@ -153,7 +153,7 @@ def _clocks(w: Widened, s: Tiling, most: int, target: Target) -> float:
 
 
 class _Plan(MatmulPlan):
-    """The steps for such a matmul cut into tiles."""
+    """The steps for such a matmul with one tiling."""
 
     def __init__(self, p: MatmulAxes, t: Tiling, target: Target, steps: list[Step], w: Widened) -> None:
         super().__init__(p, t, target, steps)
@@ -177,7 +177,7 @@ class _Plan(MatmulPlan):
             self.spread(end)
         add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
         depth = self.dealt()
-        # An element of the matrix is a byte, or half of one; of the other factor it has 16 bits.
+        # Per element, the matrix has one byte or half of one; the other factor has 16 bits.
         for tile, own, vector in ((held, m.name, min(self.w.run, WIDEST)), (panel, n.name, WIDEST // 2)):
             rows, columns = naming.pieces(f"{tile}_piece")
             add(Cache(tile, f"{tile}_piece", (own, depth), "registers", "", 0, (rows, columns)))
@@ -186,7 +186,7 @@ class _Plan(MatmulPlan):
         self.tensorize((m.name, n.name, depth))
 
     def dealt(self) -> str:
-        """The loop over the sum as registers have it: an instruction's digits are those of a thread's run."""
+        """Permute the loop over the sum so that an instruction's operand positions are those of a thread's run."""
         add, (m, n, k) = self.steps.append, (self.p.m.name, self.p.n.name, self.p.k.name)
         turn = ""
         if self.t.k > DEEP:
