@@ -12,7 +12,7 @@ from compiler.targets.target import Target
 
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """The families that a kernel may be of, special ones first."""
+    """The families of schedules for a kernel, special ones first."""
     found = windows.space(kernel, target)
     if found is not None:
         yield "windows", found
@@ -26,7 +26,7 @@ def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterato
 
 
 def plain(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """Families without tensor instructions."""
+    """The families without tensor instructions."""
     memory = nests.memory(kernel, private, target)
     found = [nests.nest(memory, s) for s in kernel.body if isinstance(s, loop.For)]
     members = both(*(row_loops.space(x) if x.paths else pointwise.space(x) for x in found))

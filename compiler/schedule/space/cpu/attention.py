@@ -1,9 +1,9 @@
-"""A loop nest that sums values weighted by a softmax and a CPU in; one pass over blocks of keys by tensor instructions
-out, or nothing for any other nest.
+"""Schedules of attention on a CPU: one pass over blocks of keys with an online softmax, by tensor instructions.
 
-A block of queries lies along vectors, in tiles of which the rows are keys or features: a softmax goes down the columns,
-where neither its maximum nor its sum crosses the lanes of a vector, and keys and values are read where they lie, an
-element at a time. Only queries and results are turned, once each, however many blocks of keys there are.
+Vectors run along the queries of a block; the rows of its tiles are keys or features. The softmax then goes down
+columns, so that neither its maximum nor its sum crosses the lanes of a vector, and keys and values are broadcast
+element by element from where they are. Only queries and results are transposed, once each, independently of the number
+of blocks of keys.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Instruction, Target, costs
 
-MOST_VECTORS = 4  # of queries in a block: as many as stay in registers beside a softmax, and as instructions have
-KEYS = (32, 256)  # the fewest keys of a block that what is done once for each pays for, and the most that stay near
+MOST_VECTORS = 4  # vectors of queries per block: as many as fit in registers beside a softmax, and as instructions have
+# keys per block: the fewest that amortise the work per block, and the most that stay in the near caches
+KEYS = (32, 256)
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
-    """Blocks of queries and keys for a kernel; None if it holds no such sum, or none that pays.
+    """Blocks of queries and keys for a kernel; None if it is not attention, or there is no suitable instruction.
 
     `private` names the temporaries that no other kernel uses.
     """
@@ -71,7 +72,8 @@ class _Plan:
         self.batch = math.prod(static(r.extent) for r in f.batch)
 
     def space(self) -> Iterator[Member] | None:
-        """All ways; None where queries do not fill a vector, or the target has no instruction for the types."""
+        """All ways, cheapest first; None if queries do not fill a vector or the target has no instruction for the
+        types."""
         ways = list(self.ways())
         if not ways or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
             return None
@@ -82,7 +84,7 @@ class _Plan:
         return replace(self, steps=[]).applied(way, self.masks()).steps
 
     def masks(self) -> tuple[str, ...]:
-        """What scores load by query and key."""
+        """Buffers that scores load by query and key."""
         return tuple(x.buffer for x in online_softmax.masks(self.found.score, self.found.query.var))
 
     # ---- the choice
@@ -92,7 +94,7 @@ class _Plan:
         counts = range(1, -(-self.keys // KEYS[0]) + 1)
         blocks = {n for count in counts if (n := -(-self.keys // count)) <= KEYS[1]}
         query, masks = self.found.query.var, self.masks()
-        # Tiles have room for a block's last queries where these are none, what else is loaded by the query has not.
+        # Tiles are padded for a partial last block of queries, but other loads indexed by the query are not.
         read = any(x.buffer not in masks and query in names(x) for x in loads(self.found.score))
         for rows in (self.lanes * n for n in range(1, MOST_VECTORS + 1)):
             if read and self.queries % rows:
@@ -111,7 +113,7 @@ class _Plan:
         return cost.step(m, n, self.dtype.bytes, self.target, row)
 
     def cycles(self, way: _Way) -> float:
-        """What all queries of a head take, by blocks of keys of which some may not count."""
+        """Cycles for all queries of a head; blocks of keys beyond the causal limit are not counted."""
         vectors, blocks = way.rows // self.lanes, -(-self.queries // way.rows)
         every = -(-self.keys // way.keys)
         turns = 0
@@ -157,7 +159,7 @@ class _Plan:
             self.lanes_of(made.edge[0], self.lanes)
         self.lanes_of(made.row[0], self.lanes, way.rows // self.lanes)
         ranges = loop_ranges((*f.rows, f.feature))
-        # Sums are elements of a tile by then, which may not be loaded in some lanes only.
+        # By then, sums are elements of a tile, which cannot be loaded under a mask.
         sums = (f.accumulator, f.total, f.maximum)
         elements: dict[Expr, Expr] = {x: Load(x.name, (Var(f.feature.var),), x.dtype) for x in sums}
         if access.not_vectorizable(substitute(f.after, elements), Var(f.feature.var), self.tensors, ranges):
@@ -172,8 +174,8 @@ class _Plan:
             self.steps.append(Bind(name, "vector", (("width", width), ("unroll", unroll), *rolled)))
 
     def direct(self, factor: Expr, *loops: str) -> bool:
-        """An instruction reads the factor where it lies: a load of the sum's type, in which each loop moves an axis of
-        its own by one. What is narrower would be widened again by each row of the instruction's tiles."""
+        """Whether an instruction can read the factor in place: it loads the sum's type, and each loop moves an axis of
+        its own by one. A narrower factor would be widened again for each row of the instruction's tiles."""
         if not isinstance(factor, Load):
             return False
         moved = [[d for d, e in enumerate(factor.index) if v in names(e)] for v in loops]

@@ -1,6 +1,6 @@
-"""The size of a matmul, where its operands lie, and a target in; instructions and blocks for it out.
+"""Blocking of a matmul on a CPU: from its size, operands and target, the candidate instructions and block sizes.
 
-Everything follows from the caches and from an estimate of cycles.
+Everything follows from the sizes of the caches and from estimated cycles.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from compiler.schedule.cost import cpu as cost
 from compiler.schedule.cost.cpu import step
 from compiler.targets.target import Instruction, Target, costs
 
-STREAM_DEPTH = (
-    8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
-)
-DEEPEST = 32  # rows of a block of B that is read where it lies: each is a page and a stream to be prefetched
-BLOCK_COLUMNS = 128  # columns that a block of B which many rows come by has at least: A is read once for each block
-SHALLOWEST = 128  # products of a part of a loop: what it adds to is loaded and stored once for each
-NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
-PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
-SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
-OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
-STRIPPED = 96  # rows that come by a block of B in strips, where there are more
-PAIRED_PANEL = 24 << 10  # bytes that mlc_pair_block lays out at a time
+STREAM_DEPTH = 8  # rows of a matrix read once that are read side by side: one stream each for the prefetcher
+DEEPEST = 32  # rows of a block of B that is read in place: each is a page and a stream to be prefetched
+BLOCK_COLUMNS = 128  # columns of a block of B that many rows reuse, at least: A is read once for each block
+SHALLOWEST = 128  # products per part of a loop: accumulators are loaded and stored once for each part
+NARROWEST = 512  # columns of a block, if there are as many: long rows of B are read faster
+PAGE = 4096  # rows that are multiples of this many bytes apart map to the same sets of a first-level cache
+SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower panels are read too slowly in place
+OFTEN = 16  # row tiles that read a matrix before a copy in better order pays
+STRIPPED = 96  # with more rows, a block of B is multiplied in strips
+PAIRED_PANEL = 24 << 10  # bytes that mlc_pair_block packs at a time
 ROWS = 8  # instructions that are tried for a block, the fastest first
-WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
-MANY = 16  # times what an instruction computes: sums of a part of one do not show
+WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
+MANY = 16  # times an instruction's block: partial blocks are negligible
 PANEL, DOT, PAIRS = cost.PANEL, cost.DOT, cost.PAIRS
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous,
-    how many bytes one step of k moves it, whether its elements are narrower than the sum's, the multiples of which
-    blocks should be along its own part and along k (the inner loops of several that play the part stay whole), whether
-    the end of each row of k is where the next one begins, how long the innermost of several loops of k is, and whether
-    what lies within that is a block of its buffer."""
+    """An operand of a matmul in memory.
+
+    `direct`: an instruction can read it in place. `along`: the part "m", "n" or "k" along which it is contiguous, or
+    "". `step`: bytes between steps of k. `narrow`: its elements are narrower than the sum's. `unit`, `k_unit`:
+    multiples that blocks along its own part and along k should have, so that inner loops stay whole. `dense`: each row
+    along k starts where the previous one ends. `k_last`: extent of the innermost of several loops of k; `within` says
+    that one iteration of the others is a block of the buffer.
+    """
 
     direct: bool
     along: str
@@ -52,8 +53,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Matmul:
-    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `dtype` and `bytes` are those of the sum,
-    `factor` and `size` those of factors as an instruction takes them."""
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times.
+
+    `dtype` and `bytes` are those of the sum, `factor` and `size` those of the factors as an instruction takes them.
+    """
 
     m: int
     n: int
@@ -69,10 +72,10 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Blocking:
-    """The instruction, the block of each part, what is packed, how many cores it is worth, and the cycles it takes.
+    """The instruction, block sizes, operands to pack, number of cores, and estimated cycles.
 
-    In `strips`, blocks of columns lie around blocks of rows, and within these as many rows as the instruction has go
-    along all columns before the next rows do.
+    With `strips`, blocks of columns are the outer loop, and within a block of rows, strips of as many rows as the
+    instruction has run along all columns.
     """
 
     row: Instruction
@@ -87,25 +90,25 @@ class Blocking:
 
     @property
     def flat(self) -> bool:
-        """Vectors lie along k."""
+        """Whether vectors run along k."""
         return self.row.function == DOT
 
 
 def space(p: Matmul, target: Target) -> list[Blocking]:
-    """The blockings of a matmul, those of fewest cycles first; none if the target has no instruction for the type."""
+    """The blockings of a matmul, fewest cycles first; empty if the target has no instruction for the types."""
     functions = {r.function for r in target.instructions if _takes(r, p)}
     if p.b.along != "k":
         functions.discard(DOT)
     kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, PAIRS) if function in functions]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
     made = (b for x in kinds for b in x)
-    if p.dtype == "i32":  # products of bytes, which a tile would widen
+    if p.dtype == "i32":  # products of bytes; a tile would widen them
         made = (replace(b, pack_a=False, pack_b=False) for x in kinds for b in x if not b.pack_b)
     return sorted((_balanced(p, b) for b in made), key=lambda b: b.cycles)
 
 
 def _balanced(p: Matmul, b: Blocking) -> Blocking:
-    """The blocking with the cycles that its blocks take where the cores have not all the same number of them."""
+    """The blocking with its cycles scaled by the load imbalance between cores."""
     blocks = p.batch * ceildiv(p.m, b.m) * ceildiv(p.n, b.n)
     return replace(b, cycles=b.cycles * cost.imbalance(blocks, b.cores))
 
@@ -115,12 +118,12 @@ def _takes(r: Instruction, p: Matmul) -> bool:
 
 
 def _steps(p: Matmul, row: Instruction, target: Target) -> float:
-    """How often an instruction takes the next elements along k: a vector of them, a pair, or one."""
+    """How many steps an instruction takes along k: by vectors, pairs or single elements."""
     return p.k / (target.lanes(p.size) if row.function == DOT else p.bytes // p.size if row.function == PAIRS else 1)
 
 
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
-    """Blockings for instructions of one kind, that for the fastest of them first."""
+    """Blockings for instructions of one function, that with the fastest instruction first."""
     rows = [r for r in target.instructions if r.function == function and _takes(r, p) and r.m <= p.m]
     timed = sorted((step(p.m, p.n, p.bytes, target, r), _loads(p, r, target), n) for n, r in enumerate(rows))[:ROWS]
     if timed:
@@ -134,13 +137,14 @@ def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
 
 
 def _loads(p: Matmul, row: Instruction, target: Target) -> float:
-    """How many loads an instruction makes for each of its multiply-adds."""
+    """Loads per multiply-add of an instruction."""
     vectors = row.n if row.function == DOT else row.n // target.lanes(p.bytes)
     return (row.m + vectors) / (row.m * vectors)
 
 
 def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
-    """Smaller blocks, for which what is packed may be packed more often, and operands packed that need not be."""
+    """Variants of a blocking: smaller blocks, which may pack an operand more often, and packing that is not
+    required."""
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, b.row.m)
         each = p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k) if b.pack_b else 0.0
@@ -162,9 +166,12 @@ def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 
 def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
-    """As many rows as can be come by each panel of B, which is laid out in pairs for each block of them: laying it out
-    takes as long as 20 rows do. Panels go down all of k; what stays in half the second level meanwhile is what the rows
-    have of A beside a panel, and a block of the result."""
+    """Blocking for `PAIRS`: as many rows as possible reuse each panel of B, because packing a panel in pairs, once per
+    block of rows, takes as long as 20 rows.
+
+    Panels go through all of k. Half the second-level cache holds a block of the result and the part of A that belongs
+    to a panel.
+    """
     half, wide = target.l2 // 2, p.b.unit if p.b.unit > 1 else row.n
     beside = PAIRED_PANEL // (row.n * p.bytes) * p.bytes  # bytes of a row of A
     k = _depth(p, p.k, target.lanes(p.size))
@@ -183,12 +190,12 @@ def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 
 def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
-    """Many rows: a block of B takes half the second level, and A comes by it in strips of the instruction's rows.
+    """Blocking for many rows: a block of B takes half the second-level cache and is multiplied by strips of A.
 
-    A strip stays in the first level while it meets all columns of the block, which stream from the second; so does what
-    it adds up to. Only where the block cannot be deep enough for all of k does the sum of many rows wait beside it.
-    Unless its block is the whole of it, B is packed in panels as wide as the instruction: where it lies, each of its
-    rows may be on a page of its own.
+    A strip has the instruction's rows. It stays in the first level, with its accumulators, while all columns of the
+    block stream from the second. If the block is not deep enough for all of k, accumulators of many rows wait in the
+    second level. B is packed in panels as wide as the instruction, unless one block is all of B: in place, each row may
+    be on its own page.
     """
     size, l1, l2 = p.bytes, target.l1, target.l2
     k = cut(p.k, max(l2 // 2 // (BLOCK_COLUMNS * size), target.lanes(size)), target.lanes(size))
@@ -199,8 +206,8 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     m = min(row.m, p.m)
     if k < p.k:
         m = cut(p.m, l2 // 4 // (n * size), row.m)
-    # Where blocks of columns do not come out even, each core takes its share of the rows, and not strip by strip: B is
-    # packed for each block of rows.
+    # If blocks of columns do not divide evenly, each core takes a share of the rows instead of strips: B is packed for
+    # each block of rows.
     if cost.imbalance(p.batch * ceildiv(p.n, n), cores) > cost.EVEN:
         m = cut(p.m, min(l2 // 4 // (n * size), ceildiv(p.m, cores)), row.m)
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
@@ -212,7 +219,7 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 
 def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
-    """The blocks of a matmul by an instruction, which are smaller where there would be too few for all cores."""
+    """Blocking by tiles; blocks are smaller if there would be too few for all cores."""
     flat = row.function == DOT
     pack_b = _packs_b(p, row)
     m, n, k = _block(p, target, row, pack_b)
@@ -221,7 +228,7 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     others = p.batch * ceildiv(p.m, m)
     if others * ceildiv(p.n, n) < cores:
         share = ceildiv(p.n * others, cores)
-        # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best. Loops
+        # With many columns summed along vectors, a few more or less cost little, and whole vectors store best. Loops
         # that stay whole can be packed by vectors.
         whole = target.lanes(p.size) if flat and share >= MANY * row.n else row.n
         n = cut(p.n, share, p.b.unit if 1 < p.b.unit <= share else whole)
@@ -235,33 +242,34 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 
 def _packs_b(p: Matmul, row: Instruction) -> bool:
-    """B cannot be read where it lies, or is read so often that a copy in better order pays."""
+    """Whether B cannot be read in place, or is read so often that a copy in better order pays."""
     tiles = ceildiv(p.m, row.m)
     often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * p.size < WIDE)
     return not p.b.direct or (p.b.along != "k" if row.function == DOT else often or p.b.along != "n")
 
 
 def _packs_a(p: Matmul, row: Instruction, k: int) -> bool:
-    """A cannot be read where it lies, in blocks of so much of k, or is read so often that a copy pays.
+    """Whether A cannot be read in place, in blocks of this depth `k`, or is read so often that a copy pays.
 
-    Rows that are whole pages apart all fall on the same sets of the first level, where a panel of B wants to stay.
+    Rows that are whole pages apart map to the same sets of the first-level cache, which should hold a panel of B.
     """
     if not p.a.direct or p.a.narrow:
         return True
     paged = p.a.dense and p.k * p.size % PAGE == 0
     if row.function != DOT:
         return paged and p.m > row.m and p.n > OFTEN * row.n
-    # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
+    # A tile has the same layout as A, unless rows that are whole pages long are padded.
     same = p.a.dense and k == p.k and not paged
     return p.a.along != "k" or (p.m > row.m and p.n > OFTEN * row.n and not same)
 
 
 def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[int, int, int]:
-    """Block sizes m, n and k: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the
-    result (MC x NC), and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is
-    packed.
+    """Block sizes m, n and k.
 
-    A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
+    A panel of B (k x the instruction's columns) takes half the first-level cache. A packed block of B, a block of the
+    result, and, if vectors run along k, a packed block of A take a quarter of the second level each, or half if B is
+    packed. A matrix that is read once by a single row of tiles and exceeds the second level is read in long rows
+    instead.
     """
     flat, size, l1, l2 = row.function == DOT, p.size, target.l1, target.l2
     one = p.m <= row.m
@@ -272,7 +280,7 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
     if one and flat and p.m * p.k * size <= l2 // 4:
         deep = p.k  # B is read once: best from end to end
     k = _depth(p, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
-    if flat and k > deep and p.n > OFTEN * row.n:  # rows of A, which are read as often, find room beside the panel, too
+    if flat and k > deep and p.n > OFTEN * row.n:  # rows of A, which are read as often, also fit beside the panel
         k = _several(p, l1 // ((row.m + row.n) * size), target.lanes(size)) or k
     m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
     wide = max(m * p.bytes, k * size if pack_b else 1)
@@ -280,9 +288,9 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
 
 
 def _depth(p: Matmul, most: int, lanes: int) -> int:
-    """A block of k of at most so much: whole inner loops or, where they are longer together, a part of the innermost.
+    """A block of k of at most `most`: whole inner loops or, if these are too long, a part of the innermost loop.
 
-    A part that divides it has one place in the others, and may be a block of its buffer.
+    A part that divides the innermost loop has a fixed position in the others, and may be a block of its buffer.
     """
     unit = p.b.k_unit
     parts = [n for n in range(SHALLOWEST, min(most, p.b.k_last) + 1) if n % lanes == 0 == p.b.k_last % n]
@@ -292,18 +300,20 @@ def _depth(p: Matmul, most: int, lanes: int) -> int:
 
 
 def _several(p: Matmul, most: int, lanes: int) -> int:
-    """A block of k of at most so much: several of the innermost loop, which divide the inner loops; 0 for none."""
+    """A block of k of at most `most`: several iterations of the innermost loop that divide the inner loops; 0 if
+    none."""
     last, unit = p.b.k_last, p.b.k_unit
     return max((n for n in range(last, min(most, unit) + 1, last) if n % lanes == 0 == unit % n), default=0)
 
 
 def cut(size: int, block: int, multiple: int) -> int:
-    """Blocks of about equal size: multiples of `multiple`, at most `block` where that is one, or all of `size`."""
+    """The size of about equal blocks: a multiple of `multiple`, at most `block` if possible, or `size` if that is
+    less."""
     even = ceildiv(size, ceildiv(size, max(block // multiple * multiple, multiple)))
     return min(size, ceildiv(even, multiple) * multiple)
 
 
 def packing(x: Operand, along: str, target: Target, k: int) -> float:
-    """Cycles to bring one element into a tile that is contiguous along this part, in blocks of so much of k."""
+    """Cycles to pack one element into a tile that is contiguous along this part, in blocks of depth `k`."""
     direct = x.direct or (x.within and k <= x.k_last)
     return cost.packing(target, x.along == along, direct and not x.narrow)

@@ -1,7 +1,7 @@
-"""Matmuls on a CPU: tiles of the nest of a contraction, and a tensor instruction for each of them.
+"""Matmuls on a CPU: blocks of a contraction's loops, and a tensor instruction for each.
 
-The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over,
-and all others (a batch) are left around. n is the loop along which the result is contiguous.
+Each loop plays one of four parts: m occurs only in one factor, n only in the other, k is summed over, and all others
+are the batch. n is the loop along which the result is contiguous.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from compiler.schedule.steps import (
 )
 from compiler.targets.target import Target
 
-SELDOM = 64  # one row in so many may be computed twice
-DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
-SHORT = 2  # vectors of a row: in shorter ones more is left over than there are vectors
-MASKED = 4  # bytes of the least elements that can be loaded in some lanes only
-WIDE = 4  # vectors of a row: fewer make too little of what is read of the other factor
-LEAST_DEPTH = 4  # shorter sums are not worth the tiles
+SELDOM = 64  # up to one row in so many may be computed twice
+DEEP = 128  # products per sum from which the speed of the loops before and after it does not matter
+SHORT = 2  # vectors per row: shorter rows consist mostly of partial vectors
+MASKED = 4  # bytes of the smallest elements that masked vectors can load
+WIDE = 4  # vectors per row: fewer do not reuse the other factor enough
+LEAST_DEPTH = 4  # shorter sums are not worth tiles
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
-    """Ways to cut the contraction of a kernel; None if it holds none that the target has an instruction for."""
+    """Schedules for the contraction of a kernel; None if it has none or the target has no instruction for it."""
     found = recognise(kernel, integers=True)
     if found is None:
         return None
@@ -63,12 +63,12 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
 
 @dataclass
 class _Axis:
-    """A part that loops play, or the one loop that plays it after they were collapsed and split."""
+    """The loops that play one part, and the single loop after they were collapsed and split."""
 
     name: str
     size: int
     extent: Expr
-    outer: str = ""  # the loop over blocks, where there is one
+    outer: str = ""  # the loop over blocks, if there is one
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Plan:
         self.a, self.b = (c.right, c.left) if swap else (c.left, c.right)
         rows, columns = reversed(own) if swap else own
         self.m_loops, self.n_loops = self.together(rows, self.a), self.together(columns, self.b)
-        self.run_loops = self.n_loops  # over columns that are neighbours in the result
+        self.run_loops = self.n_loops  # over columns that are contiguous in the result
         if self.packed(self.b, self.n_loops[-1:]):
             self.n_loops = self.wide(columns)
         self.k_loops = self.in_order(list(c.depth))
@@ -107,9 +107,10 @@ class _Plan:
         return _Axis("".join(f.var for f in loops), count, dim(count))
 
     def together(self, loops: list[loop.For], factor: Expr) -> list[loop.For]:
-        """The innermost loop, and those around it through which every address moves evenly, so that all are one.
+        """The innermost loop and those around it through which every address has one constant stride, so that they
+        collapse.
 
-        How the factor moves does not matter where it is packed anyway.
+        The strides of a factor that is packed anyway do not count.
         """
         read = () if self.packed(factor, loops[-1:]) else (Let("", self.found.left), Let("", self.found.right))
         out = loops[-1:]
@@ -122,16 +123,16 @@ class _Plan:
         return out
 
     def wide(self, loops: list[loop.For]) -> list[loop.For]:
-        """The columns with those around them, such as the pixels of several images, until they fill a few vectors: the
-        other factor is read, and may be packed, once for each block of them."""
+        """The columns with loops around them, such as the pixels of several images, until they fill a few vectors: the
+        other factor is read, and perhaps packed, once for each block of them."""
         count, size_of = len(self.n_loops), self.axis
         while count < len(loops) and size_of(loops[-count:]).size < WIDE * self.target.lanes(self.bytes):
             count += 1
         return loops[len(loops) - count :]
 
     def in_order(self, loops: list[loop.For]) -> list[loop.For]:
-        """The loops that are summed over in an order in which elements of A are neighbours and, where it can be, of B,
-        which may be turned for vectors along its own part anyway."""
+        """The reduction loops in an order in which A is contiguous and, if possible, B; B may be transposed while
+        packing."""
 
         def along(order: list[loop.For]) -> tuple[bool, bool]:
             return self.contiguous(self.a, order), self.contiguous(self.b, order)
@@ -143,7 +144,7 @@ class _Plan:
         return max([loops, *map(lying, loads)], key=along)
 
     def packed(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
-        """No instruction can read the factor where it lies, even along these loops alone."""
+        """Whether no instruction can read the factor in place, even along these loops alone."""
         return not self.direct(factor, loops, self.found.depth)
 
     # ---- where the operands lie
@@ -152,7 +153,8 @@ class _Plan:
         return access.stride(access.address(index, self.tensors[buffer], self.ranges), Var(var))
 
     def contiguous(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
-        """The factor's only load runs through consecutive elements with the innermost of `loops`, at least a vector."""
+        """Whether the factor's only load runs through consecutive elements along the innermost of `loops`, at least a
+        vector."""
         loads = [n for n in factor.walk() if isinstance(n, Load)]
         run, total = 1, 1
         for f in reversed([f for f in loops if size(f) > 1]):
@@ -162,7 +164,8 @@ class _Plan:
         return run >= min(total, self.target.lanes(self.bytes))
 
     def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
-        """An instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
+        """Whether an instruction can read the factor in place: one load whose rows and columns are axes of its
+        buffer."""
         factor = read_narrow(factor)
         if not isinstance(factor, Load):
             return False
@@ -176,7 +179,8 @@ class _Plan:
         return all(sum(f.var in names(e) for f in loops) <= 1 for e in factor.index)
 
     def flat(self, load: Load, loops: Sequence[loop.For]) -> tuple[Flatten, ...]:
-        """The step after which the loops go along one axis of what is loaded: those of its axes are one in memory."""
+        """The step that makes the axes of the load along `loops` one axis, if they are contiguous together; else
+        empty."""
         run, seen = tuple(Var(f.var) for f in loops), self.tensors[load.buffer]
         at = next((d for d in range(len(load.index)) if load.index[d : d + len(run)] == run), None)
         if at is None or len(run) < 2 or tuple(f.extent for f in loops) != seen.shape[at : at + len(run)]:
@@ -184,7 +188,7 @@ class _Plan:
         return (Flatten(load.buffer, at, len(run)),) if flattened(seen, at, len(run)) else ()
 
     def operand(self, factor: Expr, name: str, loops: Sequence[loop.For]) -> Operand:
-        """How a factor lies, of which `loops` are its own."""
+        """How a factor lies in memory; `loops` are those of its own part."""
         loads = [n for n in factor.walk() if isinstance(n, Load)]
         along = "k" if self.contiguous(factor, self.k_loops) else name if self.contiguous(factor, loops) else ""
         steps = [self.stride(x.buffer, x.index, f.var) or 0 for x in loads for f in self.k_loops if size(f) > 1]
@@ -202,14 +206,14 @@ class _Plan:
     # ---- steps
 
     def choices(self) -> list[Blocking]:
-        """The ways to cut it, the best first; none where there is nothing to gain, or no instruction."""
+        """Blockings, cheapest first; empty if a matmul does not pay or there is no instruction."""
         if not self.n_loops or self.k.size < LEAST_DEPTH:
             return []
         a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
         kind = self.found.first.value.dtype.name
         if not self.found.first.value.dtype.is_float:
             if not (a.direct and b.direct and a.narrow and b.narrow and a.along == b.along == "k"):
-                return []  # integers are multiplied where they lie
+                return []  # integers are multiplied in place
             a, b = replace(a, narrow=False), replace(b, narrow=False)
         count = math.prod(map(size, self.around))
         taken = kind if self.found.first.value.dtype.is_float else "i8"
@@ -217,14 +221,14 @@ class _Plan:
         made = blocking.space(product, self.target)
         narrow = {unwidened(x).dtype for x in (self.a, self.b)}
         if len(narrow) == 1 and taken not in {x.name for x in narrow}:
-            (short,) = narrow  # instructions may take them as they are
+            (short,) = narrow  # instructions may take them without widening
             a, b = replace(a, narrow=False), replace(b, narrow=False)
             product = replace(product, a=a, b=b, factor=short.name, size=short.bytes)
             made = sorted((*made, *blocking.space(product, self.target)), key=lambda x: x.cycles)
         return made
 
     def schedule(self, chosen: Blocking) -> tuple[Step, ...]:
-        """The steps for one way."""
+        """The steps for one blocking."""
         plan = copy.copy(self)
         plan.steps = list(self.steps)
         plan.m, plan.n, plan.k = (replace(x) for x in (self.m, self.n, self.k))
@@ -266,18 +270,18 @@ class _Plan:
         return Schedule(tuple(self.steps))
 
     def flattened(self) -> list[Flatten]:
-        """The steps for factors that are read where they lie, those of the last axes of a buffer first."""
+        """The steps for factors that are read in place, for the last axes of a buffer first."""
         parts = ((self.a, self.m_loops), (self.a, self.k_loops), (self.b, self.n_loops), (self.b, self.k_loops))
         found = ((read_narrow(factor), loops) for factor, loops in parts)
         made = {step for load, loops in found if isinstance(load, Load) for step in self.flat(load, loops)}
         return sorted(made, key=lambda step: -step.axis)
 
     def vectorize(self, nests: Distribute) -> None:
-        """The loops along rows of the result that begin its sums and that store them run in vectors."""
+        """Vectorise the loops along rows of the result that initialise the sums and store them."""
         c, width = self.found, self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
         column, dtype = Var(self.n_loops[-1].var), c.first.value.dtype
-        # The sum is an element of a tile by then, which may not be loaded in some lanes only.
+        # By then, the sum is an element of a tile, which cannot be loaded under a mask.
         stored = substitute(c.after, {Var(c.accumulator, dtype): Load(c.accumulator, (column,), dtype)})
         if access.not_vectorizable(stored, column, self.tensors, self.ranges):
             after = 1
@@ -288,7 +292,7 @@ class _Plan:
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
 
     def neighbours(self, name: str, lanes: int) -> tuple[str, int, Expr]:
-        """The loop over columns that are neighbours in the result, the lanes that it may have, and its extent."""
+        """The loop over columns that are contiguous in the result, its possible lanes, and its extent."""
         extent, run = self.n.extent, self.axis(self.run_loops).size
         if self.run_loops == self.n_loops:
             return name, lanes, extent
@@ -307,7 +311,8 @@ class _Plan:
             x.extent = dim(block) if shifted or x.size % block == 0 else Var(x.name)
 
     def shifted(self, x: _Axis, block: int) -> bool:
-        """Blocks that are all whole need less code, for which a few rows may be computed twice, but not added twice."""
+        """Whether to shift the last block so that all blocks are whole, which is less code: a few rows are then
+        computed twice. Only for plain stores, because updates would be applied twice."""
         loops = self.m_loops if x is self.m else self.n_loops if x is self.n else []
         after = [n for s in self.found.after for n in s.walk()]
         stored = {n.buffer for n in after if isinstance(n, Store)}
@@ -316,7 +321,7 @@ class _Plan:
         return len(loops) == 1 and plain and apart and 0 < -x.size % block * SELDOM <= x.size
 
     def cut(self, x: _Axis, by: int, block: int) -> str:
-        """The loop over pieces of `by` of a block, or nothing where it is one piece."""
+        """The loop over pieces of `by` of a block, or "" if it is a single piece."""
         if block <= by:
             return ""
         outer, inner = naming.pieces(x.name)
@@ -325,7 +330,7 @@ class _Plan:
         return outer
 
     def spread(self, outside: list[str], chosen: Blocking) -> None:
-        """The outermost loops, as many as it takes to give every core about as much, are spread over the cores."""
+        """Distribute as many outermost loops over the cores as an even load needs."""
         blocks = {self.m.outer: -(-self.m.size // chosen.m), self.n.outer: -(-self.n.size // chosen.n)}
         sizes = {f.var: size(f) for f in self.around} | blocks
         taken, count = 0, 1
@@ -336,7 +341,7 @@ class _Plan:
             self.steps.append(Bind(naming.collapse(outside[:taken], self.steps), "blocks"))
 
     def pack(self, chosen: Blocking, panels: str = "") -> None:
-        """The operands that need it go into tiles, of which that of B may be panels, a loop over which is named."""
+        """Pack operands into tiles; `panels` names the loop over panels of B, if any."""
         parts = ((chosen.pack_a, self.a, self.m, "tile"), (chosen.pack_b, self.b, self.n, "panel"))
         for wanted, factor, part, word in parts:
             if wanted:
@@ -352,8 +357,8 @@ class _Plan:
                 self.steps.append(Pack(buffer, tile, loops, into, width, narrow, masked=masked))
 
     def masked(self, factor: Expr, buffer: str, loops: Sequence[loop.For], block: int) -> bool:
-        """Rows of several loops, with elements between them that are zeros instead, are one row in memory, and so short
-        that it is faster to find out which lanes are in it than to go along each."""
+        """Whether to pack rows of several loops, contiguous in memory with zeros at their guards, by masked vectors:
+        rows are so short that masks are faster than a loop along each."""
         match factor:
             case Select(cond, Load() as load, Const()) if "avx2" in self.target.features and load.dtype.bytes >= MASKED:
                 row: list[loop.For] = []

@@ -1,4 +1,4 @@
-"""A loop nest of a kernel for a CPU: what its loops over rows become, and what is known of its memory."""
+"""A loop nest of a kernel for a CPU: its row loops, grouped and in memory order, and what is known of its memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from compiler.targets.target import Target
 
 @dataclass(frozen=True)
 class Memory:
-    """The buffers of a kernel: those that are its own, those that it writes for others, and the bytes that it moves."""
+    """The buffers of a kernel: its `private` temporaries, those `results` that it writes but does not read, and the
+    bytes that it `moved` to and from memory."""
 
     kernel: Kernel
     private: frozenset[str]
@@ -41,15 +42,15 @@ class Memory:
     results: frozenset[str]
 
     def stored_at(self, f: loop.For) -> list[str]:
-        """Temporaries that only one nest uses."""
+        """Private temporaries that only the nest `f` uses."""
         return [b for b in sorted(self.private) if _used_within(b, f, self.kernel)]
 
     def stored(self, body: tuple[Stmt, ...]) -> int:
-        """How many stores of a body write what the kernel does not read, which may go past the caches."""
+        """The number of stores to buffers that the kernel does not read; these may bypass the caches."""
         return sum(isinstance(n, Store) and n.buffer in self.results for s in body for n in s.walk())
 
     def row_bytes(self, buffers: list[str], rows: Expr) -> int:
-        """Bytes that the buffers hold for one of so many rows, as far as that is known."""
+        """Bytes per row that the buffers hold, for this number of rows; 0 if unknown."""
         held = sum(_bytes(self.tensors[b]) for b in buffers)
         return held // int(rows.value) if held and isinstance(rows, Const) else 0
 
@@ -58,7 +59,7 @@ def memory(kernel: Kernel, private: Iterable[str], target: Target) -> Memory:
     own = frozenset(private)
     loads = [n for s in kernel.body for n in s.walk() if isinstance(n, Load)]
     written = sum(_bytes(p) for p in kernel.params if p.name in kernel.writes)
-    # What data points into is read here and there, about as often as something is written.
+    # Buffers that data index are read at scattered places, about as often as something is written.
     gathered = {n.buffer for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())}
     moved = sum(
         min(_bytes(p), written) if p.name in gathered else _bytes(p) for p in kernel.params if p.name not in own
@@ -69,7 +70,7 @@ def memory(kernel: Kernel, private: Iterable[str], target: Target) -> Memory:
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring loops over rows made one: its name, its iterations, and the loops as they were."""
+    """Row loops that collapse into one: its name, its extent, and the original loops."""
 
     name: str
     extent: Expr
@@ -78,7 +79,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Nest:
-    """Rows, of which neighbours are one where `collapsed` says so, around a body with loops along `paths`."""
+    """Row `groups` around the body `inside`, which has inner loops along `paths`; `collapsed` are the steps for the
+    groups."""
 
     memory: Memory
     inside: tuple[Stmt, ...]
@@ -95,24 +97,24 @@ class Nest:
 
     @property
     def count(self) -> int:
-        """How many rows there are, as far as that is known."""
+        """The number of rows, as far as known."""
         out = 1
         for g in self.groups:
             out *= int(g.extent.value) if isinstance(g.extent, Const) else 1
         return out
 
     def known(self, path: Iterable[loop.For]) -> dict[str, Range]:
-        """The ranges of the rows' variables and of those of some loops inside."""
+        """The ranges of the row variables and of the loops of `path`."""
         return self.ranges | loop_ranges(path)
 
     @functools.cached_property
     def lanes(self) -> int:
-        """Elements of a vector, of the widest type that differs from row to row."""
+        """Lanes of a vector of the widest type that differs from row to row."""
         return self.memory.target.lanes(access.widest(self.inside, {f.var for f in self.groups[-1].loops}))
 
     @functools.cached_property
     def hoisted(self) -> tuple[Hoist, ...]:
-        """Steps that compute once for all of a row's neighbours what is the same for them, and so on outwards."""
+        """Steps that hoist what is the same for all iterations of a row group, from the innermost group outwards."""
         body, steps = self.inside, list[Hoist]()
         for g in self.groups[:0:-1]:
             body = fixed(body, {f.var for f in g.loops})
@@ -128,28 +130,28 @@ class Nest:
 
     @functools.cached_property
     def accesses(self) -> int:
-        """How many loads and stores there are."""
+        """The number of loads and stores."""
         return touched(self.inside)
 
     @functools.cached_property
     def stores(self) -> int:
-        """How many stores there are that may go past the caches."""
+        """The number of stores that may bypass the caches."""
         return self.memory.stored(self.inside)
 
     @functools.cached_property
     def rows_as_lanes(self) -> bool:
-        """The rows themselves can be the lanes of vectors."""
+        """Whether rows themselves can be the lanes of vectors."""
         known = self.known(f for path in self.paths for f in path)
         return not access.not_vectorizable(self.inside, Var(self.last.var), self.memory.tensors, known)
 
     def across(self) -> float:
-        """The share of accesses that go along neighbours from row to row."""
+        """The share of accesses that are contiguous from row to row."""
         known = self.known(f for path in self.paths for f in path)
         return contiguous(access.strides(self.inside, Var(self.last.var), self.memory.tensors, known, named=True))
 
 
 def nest(memory: Memory, f: loop.For) -> Nest:
-    """The nest that begins with a loop of the kernel."""
+    """The nest whose outermost loop is `f`."""
     rows, inside = rows_of(f)
     ranges = loop_ranges(rows)
     groups: list[Group] = []
@@ -174,7 +176,8 @@ def nest(memory: Memory, f: loop.For) -> Nest:
 def _as_loaded(
     inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
 ) -> tuple[tuple[Stmt, ...], list[Step]]:
-    """The body of rows with each sum of sums ending in that over neighbours, where these are whole vectors."""
+    """The body with each nested sum reordered so that its innermost loop is contiguous, if that is a multiple of a
+    vector."""
     out: list[Stmt] = []
     steps: list[Step] = []
     for s in inside:
@@ -201,17 +204,17 @@ def _neighbours_last(
 
 
 def work(body: tuple[Stmt, ...]) -> int:
-    """How often the innermost statements run, as far as that is known."""
+    """How often the innermost statements run, as far as known."""
     return max(1, sum(iterations(f) * work(f.body) for f in body if isinstance(f, loop.For)))
 
 
 def touched(body: tuple[Stmt, ...]) -> int:
-    """How many loads and stores a body has, at least one."""
+    """The number of loads and stores of a body, at least 1."""
     return max(1, sum(isinstance(n, Load | Store) for s in body for n in s.walk()))
 
 
 def _bytes(t: Tensor) -> int:
-    """The size of a tensor, 0 where that is not known."""
+    """The size of a tensor in bytes, 0 if unknown."""
     elements = product(t.shape)
     return int(elements.value) * t.dtype.bytes if isinstance(elements, Const) else 0
 

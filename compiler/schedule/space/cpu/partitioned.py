@@ -1,6 +1,6 @@
-"""Elementwise rows of a CPU's kernel cut where a condition on their place changes, each part in its own vectors.
+"""CPU rows partitioned where a condition on the position changes; each part is vectorised on its own.
 
-So are concatenations, rolls, mirrored and circular edges: within a part, neighbours come from neighbours.
+Examples are concatenations, rolls, and reflected or circular padding: within a part, accesses are contiguous.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Partition, Split, Step
 
-MOST_CUTS = 15  # each part is text of its own
-MOST_EDGES = 4  # of rows with loops inside, which are more text
+MOST_CUTS = 15  # each part is code of its own
+MOST_EDGES = 4  # for rows with loops inside, which are more code
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of a row's iterations: what they do, how many there are, and whether they can be the lanes of vectors."""
+    """Some iterations of a row: their body, their number, and whether they can be lanes of vectors."""
 
     body: tuple[Stmt, ...]
     length: int
     lanes: bool
 
     def width(self, most: int) -> int:
-        """Lanes of the vectors that the iterations go by, at most so many."""
+        """Lanes of the vectors for these iterations, at most `most`."""
         return fitting_width(most, dim(self.length)) if self.lanes and most > 1 else 1
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Iterations to cut: of the innermost rows or, where `before` splits them, of each piece."""
+    """The iterations to partition: of the innermost row loop or, after the split `before`, of each of its pieces."""
 
     name: str
     var: str
@@ -54,13 +54,13 @@ class _Rows:
     before: tuple[Split, ...] = ()
 
     def part(self, nest: Nest, start: int, end: int) -> _Part:
-        """Some of the iterations."""
+        """The iterations from `start` to before `end`."""
         var, within = Var(self.var), self.known | {self.var: (0, end - start - 1)}
         body = part_of(self.body, var, start, end, self.known)
         return _Part(body, end - start, not access.not_vectorizable(body, var, nest.memory.tensors, within))
 
     def cycles(self, nest: Nest, parts: list[_Part], width: int) -> float:
-        """Of a row, made of such parts: what goes along neighbours is a vector at a time, the rest lane by lane."""
+        """Relative cycles of a row made of these parts: contiguous accesses go by vectors, others lane by lane."""
         out = 0.0
         for part in parts:
             known = self.known | {self.var: (0, part.length - 1)}
@@ -71,7 +71,7 @@ class _Rows:
 
 
 def _rows(nest: Nest) -> _Rows | None:
-    """The innermost rows, if they are one loop of a known length."""
+    """The innermost rows, if they are one loop of known extent; else None."""
     row = nest.groups[-1]
     if len(row.loops) > 1 or not isinstance(row.extent, Const):
         return None
@@ -80,7 +80,8 @@ def _rows(nest: Nest) -> _Rows | None:
 
 
 def _in_pieces(rows: _Rows, least: int) -> _Rows:
-    """The rows split where all quotients of their number change, as those of images that lie one after the other."""
+    """The rows split where their quotients change, as with images that follow each other in memory; unchanged if the
+    pieces would be shorter than `least`."""
     var = Var(rows.var)
     found = {
         int(by.value)
@@ -100,7 +101,7 @@ def _in_pieces(rows: _Rows, least: int) -> _Rows:
 
 
 def space(nest: Nest, least: float) -> Iterator[Member]:
-    """Ways to cut the rows; `least` is what the cheapest way to leave them whole is said to cost."""
+    """Partitioned schedules of rows; `least` is the cost of the cheapest schedule that leaves rows whole."""
     rows = _rows(nest)
     if rows is None or nest.stored_at or written_out(nest.inside) is None:
         return
@@ -123,8 +124,8 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
 
 
 def guarded(nest: Nest, scalar: float) -> Iterator[Member]:
-    """Ways to cut rows that cannot be lanes, around loops of a few iterations, so that most of them can: what guards
-    their loads, as the edges of images do windows, then holds. One by one rows take `scalar`."""
+    """Partitions of rows that cannot be lanes, around short inner loops, so that most parts can: the guards of their
+    loads, such as image edges for windows, then hold. Rows one by one cost `scalar`."""
     whole = _rows(nest)
     if whole is None or nest.stored_at or not nest.lanes > 1:
         return
@@ -139,13 +140,13 @@ def guarded(nest: Nest, scalar: float) -> Iterator[Member]:
 
 
 def _widest_loaded(nest: Nest) -> int:
-    """Bytes of the widest elements that differ from row to row, those that are only compared included."""
+    """Bytes of the widest loaded elements that differ from row to row, including those that are only compared."""
     own = [n.dtype.bytes for s in nest.inside for n in s.walk() if isinstance(n, Load) and nest.last.var in names(n)]
     return max(own, default=1)
 
 
 def _stores(nest: Nest) -> dict[bool, float]:
-    """Whether vectors may be stored past the caches, and what they take so, over what they take the best way."""
+    """Whether vectors may be stored past the caches, with the cost relative to the better choice."""
     every = [
         cost.vector(nest.memory.target, nest.accesses, nest.stores, sums=False, unroll=1, moved=nest.memory.moved,
                     past=past, first=False, ahead=False)
@@ -155,7 +156,7 @@ def _stores(nest: Nest) -> dict[bool, float]:
 
 
 def _aligned(nest: Nest, part: _Part, width: int) -> bool:
-    """Every vector that a part stores begins where a vector of memory does; others cannot go past the caches."""
+    """Whether every vector that a part stores is aligned in memory, as stores past the caches require."""
     known, lanes = nest.ranges | {nest.last.var: (0, part.length - 1)}, part.width(width)
     places = [
         linear(access.address(n.index, nest.memory.tensors[n.buffer], known)) for n in part.body if isinstance(n, Store)

@@ -1,7 +1,7 @@
-"""Rows of a CPU's kernel as the lanes of vectors: elementwise kernels, copies in another order, loops across memory.
+"""CPU schedules with rows as the lanes of vectors: elementwise kernels, permuted copies, inner loops across memory.
 
-Rows are cut into chunks for the cores, or so short that temporaries of a chunk stay in cache. Vectors of columns that
-go down loops inside together share the lines of memory that they read.
+Rows are split into chunks for the cores, or into short chunks whose temporaries stay in cache. Vectors of columns that
+go down inner loops together share cache lines.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, either, ranked, relative
 from compiler.schedule.steps import Bind, Split, Step, StoreAt
 
-CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
-LONGER = (1, 4)  # times that
+CHUNK = 16384  # elements of a flat loop per chunk: 64 KiB of f32, well above the cost of a handover to another core
+LONGER = (1, 4)  # multiples of that
 MOST_COLUMNS = 8  # vectors of columns that go down the rows together
-MOST_FLAT = 4  # the same of rows without loops inside, where nothing is shared
-UNCUT, ONE_CORE = 0, -1  # in place of a number of chunks: rows as they are, and all of them on one core
+MOST_FLAT = 4  # the same for rows without inner loops, where nothing is shared
+UNCUT, ONE_CORE = 0, -1  # instead of a number of chunks: rows as they are, and all rows on one core
 
 
 @dataclass(frozen=True)
 class _Way:
-    """Vectors, how many of them go down the rows together, how many chunks a core takes at a time, and whether stores
-    go past the caches."""
+    """Vector width, vectors per iteration, chunks per core at a time, and whether stores bypass the caches."""
 
     width: int
     columns: int
@@ -41,7 +40,7 @@ class _Way:
 
 
 def space(nest: Nest) -> Iterator[Member]:
-    """All ways to make lanes of the rows."""
+    """Schedules with rows as lanes, and the alternatives that partition, transpose or strip-mine rows."""
     found: dict[tuple[int, int, int, int, bool], _Way] = {}
     for way in _ways(nest):
         found.setdefault(_bound(nest, way), way)
@@ -51,7 +50,7 @@ def space(nest: Nest) -> Iterator[Member]:
     whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
     before = touched(nest.inside) * cost.accesses(nest.across(), nest.lanes) / nest.lanes
     edges = iter(()) if nest.rows_as_lanes else partitioned.guarded(nest, least)
-    cut = list(partitioned.space(nest, least))  # within whose parts places take no arithmetic
+    cut = list(partitioned.space(nest, least))  # within its parts, indices take no arithmetic
     down = iter(()) if cut else strips.space(nest, least)
     return either(whole, iter(cut), edges, turned.space(nest, least, before), down)
 
@@ -66,7 +65,8 @@ def _ways(nest: Nest) -> Iterator[_Way]:
 
 
 def _columns(nest: Nest, width: int) -> list[int]:
-    """How many vectors may run down the rows together: they fit the registers, and temporaries the second level."""
+    """Numbers of vectors that may go down the rows together: accumulators fit in registers, temporaries in the second
+    level."""
     extent, shared = nest.groups[-1].extent, _shares(nest)
     if width == 1:
         return [1]
@@ -76,24 +76,24 @@ def _columns(nest: Nest, width: int) -> list[int]:
     fitting = [n for n in every if n == 1 or (n <= short and n * held <= nest.memory.target.l2)]
     if shared:
         return fitting[::-1]
-    # Rows of a gather begin anywhere: two vectors at a time ask for more of the next row before it is there.
+    # The rows of a gather start anywhere: two vectors at a time request more of the next row early.
     gathers = any(access.picked(n) for s in nest.inside for n in s.walk())
     return sorted(fitting, key=lambda n: n != 2) if gathers else fitting
 
 
 def _shares(nest: Nest) -> bool:
-    """Rows have loops, down which neighbouring vectors share lines of memory."""
+    """Whether rows have inner loops, so that neighbouring vectors share cache lines."""
     return any(isinstance(s, loop.For) for s in nest.inside)
 
 
 def _chunk(nest: Nest, columns: int) -> int:
-    """The fewest rows that a core takes at a time: whole vectors; of rows with temporaries, no more than these."""
+    """The fewest rows in a chunk: whole vectors; if rows have temporaries, no more than that."""
     step = columns * nest.lanes
     return step if nest.stored_at else -(-CHUNK // nest.work // step) * step
 
 
 def _chunks(nest: Nest, columns: int, width: int) -> list[int]:
-    """How many chunks a core may take at a time, best first where costs are alike."""
+    """Numbers of chunks that a core may take at a time, best first at equal cost."""
     if nest.stored_at:
         return [1]
     least, extent = _chunk(nest, columns), nest.groups[-1].extent
@@ -105,7 +105,7 @@ def _chunks(nest: Nest, columns: int, width: int) -> list[int]:
 
 
 def _cycles(nest: Nest, way: _Way) -> float:
-    """Of a row: its vectors, and how many cores share them."""
+    """Relative cycles per row: of its vectors, divided by the cores in use."""
     memory, extents = nest.memory, [g.extent for g in nest.groups]
     rows, *_ = [int(e.value) if isinstance(e, Const) else CHUNK for e in extents]
     enough = rows if way.chunks == UNCUT else rows * nest.work // (CHUNK * way.chunks)
@@ -117,7 +117,8 @@ def _cycles(nest: Nest, way: _Way) -> float:
 
 
 def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
-    """What a way comes to: rows of a chunk, 0 or less for none, and vectors that are no longer than these."""
+    """The effective parameters of a way: rows per chunk (0 for none), kind of chunking, width, unroll factor, and
+    stores past the caches."""
     name, extent = nest.groups[-1].name, nest.groups[-1].extent
     chunk = way.chunks * _chunk(nest, way.columns) if way.chunks > 0 else 0
     if chunk:
@@ -131,7 +132,8 @@ def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
 
 
 def _again(nest: Nest, chunk: int, width: int) -> bool:
-    """What whole vectors leave over of rows with loops inside is more than an end that goes one by one."""
+    """Whether the rest after whole vectors is worth an overlapping vector: rows with inner loops and more than one
+    element left over."""
     extent, inside = nest.groups[-1].extent, overwrites_only(nest.inside)
     return not chunk and _shares(nest) and inside and isinstance(extent, Const) and int(extent.value) % width > 1
 

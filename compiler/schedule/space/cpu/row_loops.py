@@ -1,4 +1,4 @@
-"""Rows of a CPU's kernel with loops inside, reductions and scans: rows go to cores, loops inside to vector lanes."""
+"""CPU rows with inner loops (reductions and scans): rows are distributed over cores, inner loops over vector lanes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from compiler.schedule.space.cpu.nests import Nest, touched, work
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreAt
 
-HELD = 8  # vectors of a row that stay in registers while places are the same, as the pass `held` has it
-COLUMNS = 128  # of rows that go from place to place, as a core takes them at least: 8 lines of f32
-SHORT = 256  # iterations of a loop whose beginning and end cost as much as the vectors between them
-# Independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86). Those named first
-# are as good as any that the estimate finds no worse.
+HELD = 8  # vectors of a row that stay in registers while the indices are the same, as in the pass `held`
+COLUMNS = 128  # columns per core, at least, of rows that are updated in place: 8 cache lines of f32
+SHORT = 256  # iterations of a loop whose prologue and epilogue cost as much as its vectors
+# Independent accumulators hide the latency of an add or max (4 cycles, two per cycle on current x86). The first is
+# preferred at equal estimates.
 UNROLLED_SUMS, UNROLLED = (4, 2, 8, 1), (1, 2, 4)
 
 
 def space(nest: Nest) -> Iterator[Member]:
-    """Lanes along the loops inside or, where memory may be contiguous that way, across the rows."""
+    """Schedules with lanes along the inner loops or, where memory may be contiguous that way, across the rows."""
     lanes, steps = nest.memory.target.lanes(4), float(max(1, nest.count * nest.work))
     placing = _placing(nest)
     if not nest.groups:
@@ -45,7 +45,7 @@ def space(nest: Nest) -> Iterator[Member]:
 
 
 def _turned(nest: Nest, steps: float, lanes: int) -> Iterator[Member]:
-    """Lanes along the loops inside, of some rows at a time of which what lies across them is turned first."""
+    """Lanes along the inner loops, for tiles of rows whose operands are transposed first."""
     found = turned_rows.tiled(nest)
     if found is not None:
         tiles, turning = found
@@ -53,7 +53,7 @@ def _turned(nest: Nest, steps: float, lanes: int) -> Iterator[Member]:
 
 
 def _placing(nest: Nest) -> tuple[loop.For, ...]:
-    """The loops inside the rows, if all that these do is to go from place to place in order, as those of a scatter."""
+    """The inner loops, if rows only apply ordered updates, as in a scatter; else none."""
     path = nest.paths[0]
     chain = nest.inside == path[:1] and all(f.body == (g,) for f, g in itertools.pairwise(path))
     scalars = any(isinstance(n, Init | Accum) for s in path[-1].body for n in s.walk())
@@ -61,7 +61,7 @@ def _placing(nest: Nest) -> tuple[loop.For, ...]:
 
 
 def _within(nest: Nest, path: tuple[loop.For, ...]) -> Iterator[Step]:
-    """The innermost rows, which are neighbours in memory, at each place: a part of them on each core."""
+    """Lanes along the innermost, contiguous rows, inside the loops over updates; each core has a part of the rows."""
     *outer, last = nest.groups
     name, extent, target = last.name, last.extent, nest.memory.target
     yield from nest.collapsed
@@ -80,19 +80,19 @@ def _within(nest: Nest, path: tuple[loop.For, ...]) -> Iterator[Step]:
 
 
 def _part(rows: int, cores: int) -> int:
-    """How many of so many rows go to each core."""
+    """How many of the rows each core gets."""
     return -(-rows // (cores * COLUMNS)) * COLUMNS
 
 
 def _along(nest: Nest, least: float) -> Iterator[Member]:
-    """Rows over cores, and each loop inside in its own way; the cheapest of all costs `least`."""
+    """Rows distributed over cores, and each inner loop in its own way; the cheapest combination costs `least`."""
     before = [*nest.collapsed, *(StoreAt(b, nest.groups[-1].name) for b in nest.stored_at)]
     loops = (above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
     return both(fixed(least, *before), above(0.0, _spread(nest)), *loops)
 
 
 def _accesses(nest: Nest, lanes: int) -> float:
-    """Cycles of an access for a vector along the loops inside, on average: one by one where they are too short."""
+    """Average cycles of one vector's access along the inner loops; lane by lane if these are too short."""
     out = 0.0
     known = nest.known(f for path in nest.paths for f in path)
     for path in nest.paths:
@@ -103,13 +103,13 @@ def _accesses(nest: Nest, lanes: int) -> float:
 
 
 def _scattered(nest: Nest, lanes: int) -> float:
-    """Cycles of a vector of neighbours that end before a line of memory does, of whichever loops have the fewest."""
+    """Cycles of a vector whose runs of neighbours are shorter than a vector, for the loop with the shortest runs."""
     found = [ends for path in nest.paths if (ends := _merged(nest, path, nest.known(path))[2])]
     return max((cost.scattered(nest.memory.target, n, lanes) for n in found if n < lanes), default=0.0)
 
 
 def _spread(nest: Nest) -> Iterator[Member]:
-    """The outermost rows go to cores, or all to one."""
+    """The outermost rows on all cores, or everything on one core."""
     if not nest.groups:
         return fixed(0.0)
     first, every = nest.groups[0], float(nest.count * nest.work)
@@ -119,7 +119,7 @@ def _spread(nest: Nest) -> Iterator[Member]:
 
 
 def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Member]:
-    """The innermost loop of a path in the lanes of vectors."""
+    """Schedules of the innermost loop of a path with vector lanes."""
     memory, leaf, ranges = nest.memory, path[-1], nest.known(path)
     name, extent, ends, merged = _merged(nest, path, ranges)
     lanes = fitting_width(memory.target.lanes(access.widest(leaf.body, {leaf.var})), extent)
@@ -139,7 +139,7 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Membe
     ]
     ways = list(dict.fromkeys(every))
     often = float(nest.count * work((leaf,)))
-    # Sums of fewer vectors than are asked for go one by one and cost no more: g++ writes them out, and rows overlap.
+    # Sums of fewer vectors than the unroll factor go one by one and cost no more: g++ unrolls them, and rows overlap.
     costs = relative([
         cost.vector(memory.target, accesses, stored, sums=sums, unroll=unroll, moved=memory.moved, past=past,
                     first=first, ahead=ahead) * (lanes // width)
@@ -159,11 +159,11 @@ def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, a
 
 
 def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) -> tuple[str, Expr, int, list[Step]]:
-    """The innermost loop of a path, made one with those around it through which every address moves evenly.
+    """The innermost loop of a path, collapsed with those around it through which every address has a constant stride.
 
-    Short ones are, which would end before vectors pay; sums stay sums of sums where they are long, for accuracy. So are
-    short sums over neighbours, with those around them, where vectors end as the neighbours do: last but one is of how
-    many neighbours vectors must be parts, 0 for any.
+    Returns name, extent, the length of runs of neighbours of which vectors must be parts (0 for any), and the steps.
+    Only short loops are collapsed, which would end before vectors pay; long sums stay nested, for accuracy. Short sums
+    over neighbours are collapsed with those around them if vectors end where the neighbours do.
     """
     leaf = path[-1]
     name, extent, steps = _evenly(nest, path, leaf, ranges)
@@ -180,7 +180,7 @@ def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) ->
 def _evenly(
     nest: Nest, path: tuple[loop.For, ...], leaf: loop.For, ranges: dict[str, Range]
 ) -> tuple[str, Expr, list[Step]]:
-    """The last loop of a path made one with those around it, as far as the addresses in `leaf` move evenly."""
+    """The last loop of a path collapsed with those around it as long as addresses in `leaf` have a constant stride."""
     steps: list[Step] = []
     name, extent = path[-1].var, path[-1].extent
     for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
@@ -194,7 +194,7 @@ def _evenly(
 
 
 def _whole_vectors(nest: Nest, outer: loop.For, leaf: loop.For, extent: Expr, ranges: dict[str, Range]) -> bool:
-    """Sums over neighbours, which are all that another loop does, end where vectors do."""
+    """Whether the inner sum is over neighbours, a multiple of a vector, and is all that the outer loop does."""
     strides = access.strides(leaf.body, Var(leaf.var), nest.memory.tensors, ranges)
     whole = isinstance(extent, Const) and int(extent.value) % NARROWEST == 0
     chain = len(outer.body) == 1 and len(paths_of(outer.body)) == 1

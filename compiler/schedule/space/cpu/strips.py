@@ -1,6 +1,6 @@
-"""Elementwise rows of a CPU's kernel that are read at places of which each takes arithmetic: resized images.
+"""Elementwise CPU rows whose load indices need arithmetic, such as resized images.
 
-Places along a row are the same for all rows, so a vector of columns goes down a strip of rows, and its places stay in
+The indices along a row are the same for all rows, so a vector of columns goes down a strip of rows, with its indices in
 registers.
 """
 
@@ -21,11 +21,11 @@ from compiler.schedule.space.cpu.nests import Nest
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Reorder, SplitShifted, Step
 
-ROWS = 256  # of a strip: places cost nothing in so many, and the lines that they lie in stay in the near caches
+ROWS = 256  # rows per strip: the cost of indices is amortised, and the cache lines stay in the near caches
 
 
 def space(nest: Nest, least: float) -> Iterator[Member]:
-    """The way to go down strips; rows as they are cost `least`."""
+    """The schedule by strips, if it applies; rows as they are cost `least`."""
     *others, row = nest.groups
     elementwise = all(isinstance(s, Let | Store) and (isinstance(s, Let) or s.op == "set") for s in nest.inside)
     if not others or not elementwise or nest.stored_at or not nest.rows_as_lanes:
@@ -40,7 +40,8 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
 
 
 def _places(nest: Nest) -> set[Expr]:
-    """The parts of addresses that are other numbers in each lane, whatever the row."""
+    """The non-linear parts of addresses that differ from lane to lane but not from row to row; empty if one depends on
+    the row or on data."""
     var, known = Var(nest.last.var), nest.known(())
     rows = {f.var for f in nest.groups[-2].loops}
     out: set[Expr] = set()
@@ -54,7 +55,7 @@ def _places(nest: Nest) -> set[Expr]:
 
 
 def _repeats(atom: Expr, var: Var, lanes: int) -> bool:
-    """A quotient or remainder whose lanes are as far from the first in every vector."""
+    """Whether it is a quotient or remainder whose differences between lanes are the same in every vector."""
     match atom:
         case Op("floordiv" | "mod", (arg, Const(by))):
             own = linear(arg)[0].get(var, 0)

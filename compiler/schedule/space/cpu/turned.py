@@ -1,7 +1,7 @@
-"""Elementwise rows of a CPU's kernel of which an operand lies across what is stored: a transposed tensor.
+"""Elementwise CPU rows with an operand that is contiguous across the stored rows: a transposed tensor.
 
-Squares of it are turned by shuffles between vectors into a tile, whose neighbours are those of the result. Both are
-read and written by whole vectors, and every line of memory is used while it is in the first level.
+Square tiles are transposed by shuffles between vectors. Loads and stores are whole vectors, and every cache line is
+used completely while it is in the first level.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from compiler.schedule.space.cpu.nests import Group, Nest, touched
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Flatten, Reorder, SplitShifted, Stage, Step
 
-SQUARE = 16  # elements of a side at most, as `mlc_square` of render/cpp/copy.h has it
+SQUARE = 16  # elements of a side at most, as in `mlc_square` of render/cpp/copy.h
 
 
 def space(nest: Nest, least: float, before: float) -> Iterator[Member]:
-    """The way to turn squares; rows as they are cost `least`, and `before` cycles for each vector of `nest.lanes`."""
+    """The schedule by squares, if it applies; rows as they are cost `least`, which is `before` cycles per vector."""
     *others, row = nest.groups
     elementwise = all(isinstance(s, Let | Store) and (isinstance(s, Let) or s.op == "set") for s in nest.inside)
     if not others or not elementwise or nest.stored_at or not nest.rows_as_lanes:
@@ -47,7 +47,7 @@ def space(nest: Nest, least: float, before: float) -> Iterator[Member]:
 
 
 def _loads(nest: Nest, group: Group) -> list[Load]:
-    """What is read of neighbours along these rows, but not along the innermost."""
+    """Loads that are contiguous along the rows of this group, but not along the innermost."""
     known = nest.known(())
     found = dict.fromkeys(n for s in nest.inside for n in s.walk() if isinstance(n, Load))
     return [
@@ -66,7 +66,7 @@ def _stride(nest: Nest, load: Load, group: Group, known: dict[str, Range]) -> in
 
 
 def _flattened(nest: Nest, loads: list[Load], groups: tuple[Group, ...]) -> dict[str, list[Flatten]] | None:
-    """For each buffer the steps that make one axis of those that rows made one go along; None where that cannot be."""
+    """For each buffer, the steps that flatten the axes of collapsed rows; None if that is impossible."""
     out: dict[str, list[Flatten]] = {}
     for x in loads:
         if x.buffer in out:
@@ -83,7 +83,7 @@ def _flattened(nest: Nest, loads: list[Load], groups: tuple[Group, ...]) -> dict
 
 
 def axis(nest: Nest, load: Load, loops: tuple[loop.For, ...]) -> int | None:
-    """From which axis on a load goes along loops, whose axes lie one after the other; None for others."""
+    """The axis from which on the load's indices are exactly `loops`, on axes contiguous together; else None."""
     places = tuple(Var(f.var) for f in loops)
     at = next((d for d in range(len(load.index)) if load.index[d : d + len(places)] == places), None)
     if at is None or any(

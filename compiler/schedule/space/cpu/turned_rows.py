@@ -1,7 +1,7 @@
-"""Rows of a CPU's kernel with loops inside, across which an operand lies: its neighbours are of neighbouring rows.
+"""CPU rows with inner loops and an operand that is contiguous across the rows.
 
-As many rows as share a line of memory are turned at a time, by shuffles between vectors, into a tile that stays in the
-near caches. The loops inside then go along neighbours of the tile.
+As many rows as share a cache line are transposed at a time, by shuffles between vectors, into a tile that stays in the
+near caches. The inner loops then run along contiguous elements of the tile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compiler.schedule.steps import Flatten, Reorder, Split, Stage, Step
 
 @dataclass(frozen=True)
 class _Operand:
-    """A buffer that lies along rows, and from which axes on these and the loops inside go along it."""
+    """A buffer that is contiguous along rows; `rows` and `inside` are its axes for the rows and for the inner loops."""
 
     tensor: Tensor
     rows: int
@@ -39,24 +39,26 @@ class _Operand:
 
     @property
     def pad(self) -> int:
-        """Elements between rows of a tile: each is an odd number of lines, so that columns meet all sets of a cache."""
+        """Padding between rows of a tile: their distance is an odd number of cache lines, so that columns use all cache
+        sets."""
         lines = ceildiv(self.length, self.together)
         return (lines + 1 - lines % 2) * self.together - self.length
 
     @property
     def together(self) -> int:
-        """How many rows share a line of memory."""
+        """How many rows share a cache line."""
         return cost.LINE // self.tensor.dtype.bytes
 
     def turned(self) -> Tensor:
-        """The same elements, where those of a row are neighbours."""
+        """The tensor with rows contiguous."""
         strides = list(self.tensor.strides)
         strides[self.inside] = dim(1)
         return self.tensor.replace(strides=tuple(strides))
 
 
 def tiled(nest: Nest) -> tuple[Nest, float] | None:
-    """The nest over tiles of turned rows, and the cycles of turning for each vector's worth of what is inside."""
+    """The nest over tiles of transposed rows, and the cycles of transposing per vector of inner accesses; None if not
+    applicable."""
     if not all(isinstance(g.extent, Const) for g in nest.groups) or any(len(path) > 1 for path in nest.paths):
         return None
     found = [(g, operands) for g in nest.groups if (operands := _operands(nest, g))]
@@ -73,14 +75,14 @@ def tiled(nest: Nest) -> tuple[Nest, float] | None:
 
 
 def _operands(nest: Nest, group: Group) -> list[_Operand]:
-    """What is only read, along these rows and across the loops inside."""
+    """Buffers that are only read, contiguous along these rows and strided along the inner loops."""
     stored = {n.buffer for s in nest.inside for n in s.walk() if isinstance(n, Store)}
     tensors = [t for b, t in nest.memory.tensors.items() if b not in stored]
     return [x for t in tensors if (x := _operand(nest, group, t)) is not None]
 
 
 def _operand(nest: Nest, group: Group, tensor: Tensor) -> _Operand | None:
-    """The buffer as it lies along rows, if all that is read of it is read by the loops inside, and in one way."""
+    """The buffer as such an operand, if all of its loads are in the inner loops and use the same axes; else None."""
     everywhere = {n for s in nest.inside for n in s.walk() if isinstance(n, Load) and n.buffer == tensor.name}
     inside = [(n, path[-1]) for path in nest.paths for n in everywhere & set(path[-1].walk())]
     known = nest.known(path[-1] for path in nest.paths)
@@ -98,7 +100,7 @@ def _operand(nest: Nest, group: Group, tensor: Tensor) -> _Operand | None:
 
 
 def _tiled(nest: Nest, group: Group, operands: list[_Operand], side: int) -> Nest:
-    """The nest over pieces of the rows, each of which turns its part of the operands first."""
+    """The nest over tiles of rows; each tile transposes its part of the operands first."""
     outer, inner = naming.pieces(group.name)
     pieces = Group(outer, dim(ceildiv(static(group.extent), side)), group.loops)
     others = [g for g in nest.groups if g is not group]

@@ -1,8 +1,8 @@
-"""Weighted windows of an image on a CPU, each with weights of its own channel: a depthwise convolution.
+"""Depthwise convolutions on a CPU: windows of an image with separate weights per channel.
 
-Instructions for matmuls gain nothing by such sums, no two of which share weights and elements. Rows go along vectors,
-in accumulators that stay in registers over the whole window; a channel is copied once, with its margins, not packed.
-Channels that are neighbours in memory go along vectors themselves, and nothing is copied but weights.
+Matmul instructions gain nothing here, because no two sums share both weights and elements. Vectors run along rows, with
+accumulators that stay in registers over the whole window; a channel is copied once, with its margins. If channels are
+contiguous, vectors run along channels, and only weights are copied.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MOST = 8  # vectors with an accumulator each
 
 @dataclass(frozen=True)
 class _Windows:
-    """The sum, its factors, an element of the image as it is multiplied, and the load of it, be it of a short float.
+    """A depthwise convolution: its contraction, its factors, the image element as multiplied, and that element's load.
 
-    Rows of the result are channels, which have weights of their own, and others that move the window.
+    The rows of the result are `channels`, which have their own weights, and `windowed` loops, which move the window.
     """
 
     kernel: Kernel
@@ -62,7 +62,7 @@ class _Windows:
         return access.stride(access.address(load.index, self.tensors[load.buffer], self.ranges), Var(row.var))
 
     def members(self, row: loop.For, lanes: int, steps: Callable[[int, int], Iterator[Step]]) -> Iterator[Member]:
-        """Ways to take vectors along a row, so many at a time."""
+        """Schedules with vectors along a row, by width and number of vectors at a time."""
         rows = [f for f in self.sum.rows if f is not row]
         count, taps = float(math.prod(map(size, (*rows, *self.sum.depth)))), math.prod(map(size, self.sum.depth))
         ways = [(width, unroll) for width in (lanes, lanes // 2) for unroll in range(1, MOST + 1)]
@@ -72,7 +72,7 @@ class _Windows:
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
-    """Ways to take the rows, or the channels if these are neighbours; None where a kernel is nothing of the kind."""
+    """Schedules along rows or, if these do not apply, along contiguous channels; None for other kernels."""
     c = recognise(kernel)
     found = _image(c, kernel) if c is not None else None
     if c is None or found is None:
@@ -88,7 +88,7 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
 
 
 def _along_rows(w: _Windows) -> Iterator[Member] | None:
-    """Vectors along the last of the rows that move the window, out of a tile with the margins of a channel."""
+    """Vectors along the last windowed row, from a tile with the margins of a channel; None if not applicable."""
     row, tensors = w.sum.rows[-1], w.tensors
     body = substitute(row.body, {w.image: w.element})
     if (
@@ -100,7 +100,7 @@ def _along_rows(w: _Windows) -> Iterator[Member] | None:
     lanes = fitting_width(w.target.lanes(access.widest(body, {row.var})), row.extent)
     steady = unwidened(w.weight)
     before = _margin(w, w.element, w.load) if w.image is not w.load else ()
-    # Weights that are widened are used again for each row.
+    # Widened weights are reused for each row.
     if before is not None and isinstance(steady, Load) and steady is not w.weight and steady.buffer != w.load.buffer:
         more = _margin(w, w.weight, steady)
         before = None if more is None else (*before, *more)
@@ -110,9 +110,10 @@ def _along_rows(w: _Windows) -> Iterator[Member] | None:
 
 
 def _along_channels(w: _Windows) -> Iterator[Member] | None:
-    """Vectors along channels that are neighbours, each element of whose window is guarded in all lanes alike.
+    """Vectors along contiguous channels; guards of a window's element are the same in all lanes. None if not
+    applicable.
 
-    So are weights, once they are permuted where they are not.
+    Weights are permuted first if they are not contiguous along channels.
     """
     lane, steady = w.channels[-1], unwidened(w.weight)
     body = w.sum.rows[-1].body
@@ -135,9 +136,9 @@ def _along_channels(w: _Windows) -> Iterator[Member] | None:
 
 
 def _image(c: Contraction, kernel: Kernel) -> tuple[Expr, Expr, Expr, Load] | None:
-    """The factor that moves with the rows, an element or zero beyond the edges; the other has no rows of its own.
+    """The factor that moves with the rows (the image), the weight, the image element without guard, and its load.
 
-    Then the element as it is multiplied, where it is no zero, and the load of it, which may be a short float.
+    The load may be of a narrower float than the element. None if there are no such factors.
     """
     rows = {f.var for f in c.rows}
     shapes = {p.name: p.shape for p in kernel.params}
@@ -153,8 +154,8 @@ def _moves(index: Expr, depth: tuple[loop.For, ...]) -> bool:
 
 
 def _margin(w: _Windows, element: Expr, load: Load) -> tuple[Step, ...] | None:
-    """Steps that make a tile of what is loaded of a channel and its margins; None where that is too large for the near
-    caches. Its elements are those that are multiplied, no short floats."""
+    """Steps that copy a channel with its margins into a tile, widened to the type that is multiplied; None if the tile
+    is too large for the near caches."""
     inside = [*w.windowed, *w.sum.depth]
     ranges = loop_ranges(inside)
     moving = [(i, d) for d, i in enumerate(load.index) if any(f.var in names(i) and size(f) > 1 for f in inside)]
@@ -179,7 +180,7 @@ def _margin(w: _Windows, element: Expr, load: Load) -> tuple[Step, ...] | None:
 
 
 def _vectors(length: int, group: Callable[[int, int], float], width: int, unroll: int) -> float:
-    """Cycles of an element of the window in a row: of groups of vectors, and of those that are left over."""
+    """Cycles of one element of the window for a row of `length`: full groups of vectors, and the rest."""
     together, rest = divmod(length // width, unroll)
     return together * group(width, unroll) + (rest + (length % width > 0)) * group(width, 1)
 
