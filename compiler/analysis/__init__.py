@@ -1,1 +1,1 @@
-"""What is known of a program: how it accesses memory, what its loops compute. Passes and planners both ask."""
+"""Analyses of kernels, shared by passes and planners: memory access, loop nests, and what loops compute."""

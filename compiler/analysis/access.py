@@ -1,4 +1,4 @@
-"""How loops touch memory: flat addresses, strides per loop variable, and whether a loop may become vector lanes."""
+"""How loops access memory: flat addresses, strides per loop variable, and whether a loop may become vector lanes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def address(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
 
 
 def inside(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
-    """Whether an element is within its tensor, as far as that is not known."""
+    """The condition that an element is within its tensor; bounds that are known to hold are left out."""
     ends = (c for i, n in zip(index, tensor.shape, strict=True) for c in (op("ge", i, 0), op("lt", i, n)))
     return both(*(simplify(c, ranges) for c in ends))
 
 
 def surely_inside(e: Load, tensor: Tensor, ranges: Ranges, known: Collection[Expr]) -> bool:
-    """Whether a load is within its tensor wherever the conditions that are known hold."""
+    """Whether a load is within its tensor wherever the `known` conditions hold."""
     if len(tensor.shape) != len(e.index):
         return False
     asked = inside(e.index, tensor, ranges)
@@ -40,8 +40,10 @@ def surely_inside(e: Load, tensor: Tensor, ranges: Ranges, known: Collection[Exp
 def parts_of_guard(
     e: Select, tensors: Mapping[str, Tensor], ranges: Ranges, varies: Callable[[Expr], bool]
 ) -> tuple[Expr, Expr] | None:
-    """What is the same in all lanes of a condition, and the rest, where loads may leave their tensors without the
-    former."""
+    """The guard of `e` split into the conjuncts that are the same in all lanes, and the rest.
+
+    None unless both parts exist and some load may be out of bounds without the guard.
+    """
     parts = {same: [c for c in conjuncts(e.cond) if varies(c) != same] for same in (True, False)}
     if not all(parts.values()) or all(
         surely_inside(n, tensors[n.buffer], ranges, ()) for n in e.then.walk() if isinstance(n, Load)
@@ -51,7 +53,7 @@ def parts_of_guard(
 
 
 def stride(place: Expr, var: Var) -> int | None:
-    """How far one step of `var` moves an address; None when that is not a constant."""
+    """How far one step of `var` moves an address; None if that is not a constant."""
     terms, _ = linear(place)
     if any(var in set(atom.walk()) for atom in terms if atom is not var):
         return None
@@ -69,15 +71,18 @@ def accesses(body: tuple[Stmt, ...]) -> Iterator[tuple[str, tuple[Expr, ...], bo
 
 
 def picked(n: object) -> bool:
-    """A load from where another buffer says."""
+    """Whether it is a load whose index contains a load: a gather."""
     return isinstance(n, Load) and any(loads(i) for i in n.index)
 
 
 def strides(
     body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, named: bool = False
 ) -> list[int | None]:
-    """The stride of `var` in each access below `body`. Values that the body names count as the same for every `var`
-    unless `named` says to look: then there is none where one that differs takes part, as in a gather."""
+    """The stride of `var` in each access below `body`; None where it is not constant.
+
+    Values that the body names count as independent of `var`. With `named`, their dependences are followed: a gather
+    through a name then has stride None.
+    """
     found = [address(index, tensors[b], ranges) for b, index, _ in accesses(body) if b in tensors]
     varying = {var}
     for n in within(body, Let) if named else ():
@@ -89,13 +94,13 @@ def strides(
 def not_vectorizable(
     body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, masked: bool = False
 ) -> str:
-    """Why the iterations of `var` cannot be the lanes of vectors; empty when they can. With `masked`, what is loaded of
-    neighbours may be loaded in some of the lanes only."""
+    """Why the iterations of `var` cannot be the lanes of vectors; empty if they can. With `masked`, contiguous loads
+    may be predicated per lane."""
     return _Lanes(var, tensors, ranges, masked).body(body)
 
 
 class _Lanes:
-    """Follows which names differ from lane to lane."""
+    """Tracks which names differ from lane to lane."""
 
     def __init__(self, var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, masked: bool) -> None:
         self.varying: set[Var] = {var}
@@ -115,7 +120,7 @@ class _Lanes:
     def stmt(self, s: Stmt) -> str:
         match s:
             case Let(name, value) | Init(name, value):
-                # A mutable scalar made inside the lanes is one a lane.
+                # A mutable scalar initialised inside the lanes is private to each lane.
                 if self.varies(value) or isinstance(s, Init):
                     self.varying.add(Var(name, value.dtype))
                 return self.expr(value)
@@ -149,7 +154,7 @@ class _Lanes:
         return ""
 
     def may_be_masked(self, e: Expr) -> bool:
-        """A load of neighbours, at an index that may be computed in every lane."""
+        """Whether it is a contiguous load whose index can be computed in every lane."""
         if not (self.masked and isinstance(e, Load) and e.buffer in self.tensors):
             return False
         place = address(e.index, self.tensors[e.buffer], self.ranges)
@@ -157,20 +162,23 @@ class _Lanes:
         return stride(place, self.var) == 1 and not loads(place) and not any(map(self.varies, others))
 
     def guarded(self, e: object, known: frozenset[Expr]) -> bool:
-        """Whether `e` may only be evaluated where more holds than is known: a check, or a load that may leave its
-        buffer."""
+        """Whether `e` may only be evaluated where more than the `known` conditions holds: a check, or a load that may
+        be out of bounds."""
         if isinstance(e, Load):
             return e.buffer not in self.tensors or not surely_inside(e, self.tensors[e.buffer], self.ranges, known)
         return isinstance(e, Op) and e.name == "require"
 
 
-# Vectors of bools are masks, of this many bytes a lane unless what they were compared from says otherwise.
+# Bytes per lane of a vector of bools (a mask), unless the compared values decide.
 MASK = 4
 
 
 def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
-    """Bytes of the widest element type computed with below `body`. Indices count where they come from data that differs
-    between `lanes`, loop variables; others are addresses. What is the same in all lanes counts where others meet it."""
+    """Bytes of the widest element type that is computed below `body`.
+
+    An index counts only if it comes from data that differs between `lanes` (names of loop variables); others are
+    addresses. Values that are the same in all lanes count where they meet values that differ.
+    """
     sizes, varying = [1], {*lanes}
     for s in body:
         for n in s.walk():
@@ -186,7 +194,7 @@ def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
 
 
 def _is_place(e: Expr) -> bool:
-    """Whether an index is sums and products of loop variables and numbers."""
+    """Whether an index consists of sums and products of loop variables and constants."""
     return isinstance(e, Var | Const) or (
         isinstance(e, Op) and e.name in ("add", "sub", "mul", "neg") and all(map(_is_place, e.args))
     )

@@ -1,4 +1,4 @@
-"""Two loops over the same elements, the first for their extreme and the second for where it is first met."""
+"""Recognise argmax and argmin: one loop finds the extreme value, a second loop its first position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.ir.statement import Accum, Stmt
 
 @dataclass(frozen=True)
 class Extreme:
-    """`total`, the name of what combines `value`, an expression of the loop's variable `var`."""
+    """The scalar `total` reduces `value`, an expression of the loop variable `var`, by max or min."""
 
     total: str
     var: str
@@ -19,7 +19,7 @@ class Extreme:
 
 
 def extreme(var: str, body: Sequence[Stmt]) -> Extreme | None:
-    """What a loop finds that does nothing but look for the largest or the least element."""
+    """The extreme value, if the loop does nothing but reduce to it; else None."""
     match body:
         case (Accum(total, "max" | "min", value),):
             return Extreme(total, var, value)
@@ -27,7 +27,7 @@ def extreme(var: str, body: Sequence[Stmt]) -> Extreme | None:
 
 
 def sought(found: Extreme, var: str, body: Sequence[Stmt]) -> Const | None:
-    """What stands for no place, in a loop that looks for the first place of the extreme or of NaN; None for another."""
+    """The value for "no position", if the loop finds the first position of the extreme value or of NaN; else None."""
     match body:
         case (Accum(name, "min", Op("where", (cond, Var(place), Const() as none))),) if (
             place == var

@@ -1,5 +1,5 @@
-"""A loop's body in; the iterations from which on a condition or the sign under an `abs` is another, out, and what the
-body stores if no value in it has a name."""
+"""Iterations at which a condition on a loop variable, or the sign under an `abs`, changes: where to partition the
+loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MOST_GROWTH = 4
 def breakpoints(
     body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str, Range], most: int, edges: bool = False
 ) -> tuple[int, ...]:
-    """Where to cut `0 <= var < extent` so that within each part no condition of `var` alone changes, ascending.
+    """Where to cut `0 <= var < extent`, ascending, so that no condition on `var` alone changes within a part.
 
-    With `edges`, what guards loads is cut where it begins or ceases to hold for all values of other variables, too.
-    What is cut is simplified and looked at again, for conditions within conditions. Empty where nothing changes, or
-    where there are more than `most` cuts.
+    With `edges`, guards of loads also cut where they start or stop holding for all values of the other variables. Each
+    part is simplified and searched again, for nested conditions. Empty if nothing changes or if there are more than
+    `most` cuts.
 
     >>> from compiler.ir.dtype import f32
     >>> from compiler.ir.expr import Load, op
@@ -51,9 +51,8 @@ def breakpoints(
 
 
 def written_out(body: tuple[Stmt, ...]) -> Store | None:
-    """The one statement that stores, with what the others name in its place; None if they do more than name values, or
-    that would be text of another size: a value that is used twice, in one that is used twice, is there four times.
-    """
+    """The only store of the body with all named values inlined; None if the body does more than name values, or if the
+    inlined text is more than `MOST_GROWTH` times as large: inlining nested values can grow exponentially."""
     known: dict[Expr, Expr] = {}
     sizes: dict[Node, int] = {}
     for s in body:
@@ -69,7 +68,7 @@ def written_out(body: tuple[Stmt, ...]) -> Store | None:
 
 
 def _size(node: Node, known: dict[Node, int]) -> int:
-    """How many nodes the text of this one has."""
+    """The number of nodes in the text of this node."""
     if node not in known:
         known[node] = 1 + sum(_size(child, known) for child in node.below)
     return known[node]
@@ -78,14 +77,14 @@ def _size(node: Node, known: dict[Node, int]) -> int:
 def part_of(
     body: tuple[Stmt, ...], var: Var, start: int, end: int, ranges: dict[str, Range], name: str = ""
 ) -> tuple[Stmt, ...]:
-    """What the iterations from `start` up to `end` do, counted from 0 by `name` (by default as before), simplified."""
+    """The simplified body of the iterations from `start` to before `end`, counted from 0 by `name` (default: `var`)."""
     own = Var(name or var.name)
     return simplify(substitute(body, {var: own + start}), ranges | {own.name: (0, end - start - 1)})
 
 
 def _changes(body: tuple[Stmt, ...], var: Var, known: dict[str, Range] | None) -> Iterator[int]:
-    """The first iterations for which something is otherwise than for those before; of guards also whether they are sure
-    where ranges are `known`."""
+    """Iterations at which a condition changes; with `known` ranges, also where a guard becomes certain or ceases to
+    be."""
     for s in body:
         for n in s.walk():
             match n:
@@ -100,8 +99,8 @@ def _changes(body: tuple[Stmt, ...], var: Var, known: dict[str, Range] | None) -
 
 
 def _settles(cond: Node, var: Var, known: dict[str, Range]) -> Iterator[int]:
-    """The first iteration at which it is otherwise whether a comparison surely holds or surely does not, where every
-    number in it that depends on `var` goes one way."""
+    """The first iteration at which it changes whether a comparison certainly holds or certainly fails, if the
+    comparison is monotonic in `var`."""
     match cond:
         case Op("lt" | "le" | "gt" | "ge", (a, b)) if a.dtype is i64 and _goes_one_way(a - b, var):
             last = known[var.name][1] or 0
@@ -120,7 +119,7 @@ def _settles(cond: Node, var: Var, known: dict[str, Range]) -> Iterator[int]:
 
 
 def _goes_one_way(form: Expr, var: Var) -> bool:
-    """A sum rises, or falls, with `var`: multiples of it, and quotients of what rises."""
+    """Whether a form is monotonic in `var`: all its multiples of `var` and of quotients of `var` have the same sign."""
     signs = set()
     for atom, times in linear(form)[0].items():
         if var not in set(atom.walk()):
@@ -138,10 +137,10 @@ def _goes_one_way(form: Expr, var: Var) -> bool:
 
 
 def _turns(cond: Node, var: Var) -> Iterator[int]:
-    """The first iteration at which a comparison of a multiple of `var` with a number is otherwise."""
+    """The first iteration at which a comparison of a multiple of `var` with a number changes."""
     match cond:
         case Op("lt" | "le" | "gt" | "ge" as how, (a, b)) if a.dtype is i64:
-            # As `rest + times * var < 0`.
+            # In the form `rest + times * var < 0`.
             form = a - b if how in ("lt", "le") else b - a
             terms, rest = linear(form - 1 if how in ("le", "ge") else form)
             if terms.keys() == {var}:

@@ -1,4 +1,4 @@
-"""A loop nest in, the matmul in it out of which a factor is made of other matmuls, element by element.
+"""Recognise a matmul one factor of which is computed element by element from other matmuls.
 
 ```
 for q in rows:
@@ -7,7 +7,7 @@ for q in rows:
     e_j = ...                                  # any expression of c_j and t_j
     for d: o_d = sum over j of e_j * k_jd
 ```
-That is a gradient of attention. A block of columns j at a time, e need never be in memory.
+This is a gradient of attention. Computed by blocks of columns j, e need never be in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from compiler.ir.statement import Kernel, Store
 
 @dataclass(frozen=True)
 class Chained:
-    """A sum over columns of `weight` times `value`, into `accumulator`; `after` is what is done with it.
+    """A sum over columns of `weight` times `value` into `accumulator`; `after` are the stores of the result.
 
-    Expressions are in terms of the rows' variables, `KEY` for the column, and the names of the `products`, whose left
-    factors move with the row and whose right ones with the column. Weights are rounded to `kind` before they are
-    multiplied. `inner` are the buffers that live within a row.
+    Expressions are in terms of the row variables, `KEY` for the column, and the names of the `products`, whose left
+    factors depend on the row and right factors on the column. Weights are rounded to `kind` before they are multiplied.
+    `inner` are the buffers that live within a row.
     """
 
     rows: tuple[For, ...]
@@ -53,7 +53,7 @@ class Chained:
 
 
 def recognise(kernel: Kernel) -> Chained | None:
-    """The matmul that a kernel of one nest makes of others; None where it computes anything else."""
+    """The chained matmul that a kernel of one nest computes; None if it computes anything else."""
     rows, body = nest_of(kernel)
     if len(body) < 2 or not rows:
         return None
@@ -72,7 +72,7 @@ def recognise(kernel: Kernel) -> Chained | None:
 
 
 def chained(kernel: Kernel, private: Iterable[str]) -> Chained | None:
-    """Such a matmul with all sizes known, and none but `private` buffers within a row; None for any other."""
+    """The chained matmul, if all sizes are known and all buffers within a row are `private`; else None."""
     found = recognise(kernel)
     if found is None or not set(found.inner) <= set(private):
         return None
@@ -81,7 +81,7 @@ def chained(kernel: Kernel, private: Iterable[str]) -> Chained | None:
 
 
 def reach(weight: Expr, row: str) -> Iterator[tuple[int, int, int]]:
-    """Where weights are zero: triples (s, a, b) so that none counts but where s * column <= s * (a * row + b).
+    """Bounds of the non-zero weights: triples (s, a, b), all of which hold for them: s * column <= s * (a * row + b).
 
     The sign s is 1 or -1, and a is not negative.
     """
@@ -146,14 +146,14 @@ def _weighted(reader: Reader, last: For) -> Chained:
     )  # fmt: skip
 
 
-# ---- weights as threads make them
+# ---- weights as threads compute them
 
 
 @dataclass(frozen=True)
 class Made:
     """A weight in terms of the products' names, of variables in `rows` and of variables in `columns`.
 
-    The expressions of these are the same for all columns, or all rows: each is made once for a block.
+    The expressions of these variables are the same for all columns, or for all rows: each is computed once per block.
     """
 
     weight: Expr
@@ -162,7 +162,8 @@ class Made:
 
 
 def made(found: Chained) -> Made:
-    """The weight by powers of two, and what of it is loaded once for a row or a column under a name of its own."""
+    """The weight with powers of two instead of e (for f32), and its loads per row or per column under names of their
+    own."""
     weight = nodes(found.weight, _by_powers) if found.accumulator.dtype is f32 else found.weight
     products = {p.name for p in found.products}
     rows: dict[Var, Expr] = {}
@@ -190,7 +191,8 @@ def _by_powers(e: Expr) -> Expr | None:
 
 
 def _scaled(e: Expr) -> Expr:
-    """The exponent to 2 of an exponent to e. A difference of large numbers is rounded once, before it is scaled."""
+    """The exponent of 2 for an exponent of e. A difference of large numbers is rounded once (fma), before it is
+    scaled."""
     match e:
         case Op("sub", (Op("where", (cond, value, Const(low))), less)) if low == -math.inf:
             return op("where", cond, _scaled(value - less), low)

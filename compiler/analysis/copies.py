@@ -1,6 +1,6 @@
-"""A copy by the threads of a block in; how many neighbours they move at once, and where it may leave a buffer, out.
+"""Rules for copies by the threads of a block: how wide their accesses may be, and where they may leave a buffer.
 
-Schedules are made by these rules and held to them: whoever asks for a width asks them, and no pass makes it narrower.
+Planners follow these rules, and schedules are checked against them; no pass narrows a width.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from compiler.ir.roles import One, Role
 from compiler.ir.statement import If, Kernel, Let, Stmt, within
 from compiler.ir.tensor import Tensor
 
-WIDEST = 16  # bytes of one access
-WORD = 4  # bytes of a register
-PIECES = (16, 8, 4)  # bytes of an asynchronous one
-LINE = 128  # bytes that the second-level cache is asked for with a piece
+WIDEST = 16  # bytes per access
+WORD = 4  # bytes per register
+PIECES = (16, 8, 4)  # bytes per asynchronous copy
+LINE = 128  # bytes that a copy can prefetch to the second-level cache
 BY_THREADS = ("plain", "cp.async")
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is known where a copy stands: of buffers, of tiles among these, and of the variables of loops."""
+    """What is known at a copy: buffers, the tiles among them, and ranges of loop variables."""
 
     buffers: Mapping[str, Tensor]
     tiles: Mapping[str, tile.Alloc]
     ranges: Mapping[str, Range]
 
     def shared(self, buffer: str) -> bool:
-        """A tile in the memory of a block."""
+        """Whether it is a tile in shared memory."""
         return buffer in self.tiles and self.tiles[buffer].space in ("shared", "cluster")
 
     def by_threads(self, s: tile.Copy) -> bool:
-        """Neither the copy engine makes it, nor do tensor instructions take what it brings to registers."""
+        """Whether threads make the copy: not the copy engine, and not into fragments of tensor instructions."""
         held = self.tiles.get(s.target.buffer)
         return s.how in BY_THREADS and (held is None or held.space != "registers")
 
 
 def copies(kernel: Kernel) -> Iterator[tuple[tile.Copy, Place]]:
-    """The copies of a kernel that threads make."""
+    """The copies of a kernel that threads make, with their places."""
     found: list[tuple[tile.Copy, Place]] = []
 
     def note(s: tile.Copy, place: Place) -> tile.Copy:
@@ -57,7 +57,7 @@ def copies(kernel: Kernel) -> Iterator[tuple[tile.Copy, Place]]:
 
 
 def changed(kernel: Kernel, change: Callable[[tile.Copy, Place], tile.Copy]) -> Kernel:
-    """A kernel with its copies by threads changed."""
+    """The kernel with `change` applied to its copies by threads."""
 
     def walk(body: tuple[Stmt, ...], place: Place) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
@@ -87,9 +87,9 @@ def changed(kernel: Kernel, change: Callable[[tile.Copy, Place], tile.Copy]) -> 
 
 
 def widest(s: tile.Copy, place: Place) -> int:
-    """Elements that a thread can move at once: a power of two that divides rows, at whose multiples both sides begin.
+    """Elements per access: the largest power of two that divides rows and to which both sides are aligned.
 
-    A plain copy's rows also end where such a piece does; an asynchronous one brings what is left of a row.
+    Rows of a plain copy must also end at a multiple of it; an asynchronous copy moves what is left of a row.
     """
     lengths = [x[-1] for x in (tile.extents(s.target), tile.extents(s.source)) if x]
     sides = (s.target, s.source)
@@ -105,7 +105,7 @@ def widest(s: tile.Copy, place: Place) -> int:
 
 
 def width_problem(s: tile.Copy, place: Place) -> str:
-    """Why threads cannot make a copy as wide as it says, and what would do; empty when they can."""
+    """Why threads cannot make a copy with its width, and what would do; empty if they can."""
     most, size = widest(s, place), _bytes(s, place)
     between = f"copies of {s.source.buffer} to {s.target.buffer}"
     if s.how == "cp.async" and most * size < PIECES[-1]:
@@ -121,14 +121,14 @@ def width_problem(s: tile.Copy, place: Place) -> str:
 
 
 def line(s: tile.Copy, place: Place) -> int:
-    """Bytes of the line that an asynchronous copy had better ask the second-level cache for; it can where its pieces
-    are as wide as can be."""
+    """Bytes that an asynchronous copy should prefetch to the second-level cache; 0 unless its pieces are of full
+    width."""
     wide = (s.width or widest(s, place)) * _bytes(s, place) == WIDEST
     return LINE if s.how == "cp.async" and wide else 0
 
 
 def prefetch_problem(s: tile.Copy, place: Place) -> str:
-    """Why a copy cannot ask the second-level cache for so much; empty when it can."""
+    """Why a copy cannot prefetch so many bytes; empty if it can."""
     if not s.prefetch:
         return ""
     between = f"copies of {s.source.buffer} to {s.target.buffer}"
@@ -140,8 +140,11 @@ def prefetch_problem(s: tile.Copy, place: Place) -> str:
 
 
 def row_of_pieces(s: tile.Copy, size: int) -> int | None:
-    """Elements to count for a row, where that is more than it has: those that are less than a word are found without a
-    division then, which would take longer than moving them, and threads beyond the end of a row move nothing."""
+    """Elements to count for a row if they are more than it has (the next power of two); else None.
+
+    The position of elements smaller than a word is then found without a division, which would take longer than moving
+    them; threads beyond the end of a row move nothing.
+    """
     lengths = tile.extents(s.target)
     if s.width > 1 or size >= WORD or len(lengths) < 2 or lengths != tile.extents(s.source):
         return None
@@ -150,18 +153,18 @@ def row_of_pieces(s: tile.Copy, size: int) -> int | None:
 
 
 def pieces(s: tile.Copy, size: int) -> int:
-    """How many pieces of its width a copy of elements of so many bytes has, or is counted to have."""
+    """The number of pieces of its width that a copy of elements of `size` bytes has, or is counted to have."""
     lengths, row = tile.extents(s.target) or [1], row_of_pieces(s, size)
     return math.prod(lengths) // s.width if row is None else math.prod(lengths[:-1]) * row
 
 
 def rounds(s: tile.Copy, place: Place, threads: int) -> int:
-    """How often each of so many threads moves a piece of a copy; where it says no width, the widest."""
+    """How many pieces of a copy each of `threads` threads moves, at its width or else the widest."""
     return -(-pieces(s.replace(width=s.width or widest(s, place)), _bytes(s, place)) // threads)
 
 
 def rounds_problem(s: tile.Copy, place: Place, threads: int, most: int) -> str:
-    """Why so many rounds of a copy by so many threads are not written out at a time; empty where they are."""
+    """Why a copy by `threads` threads cannot be unrolled to its rounds; empty if it can."""
     between, every = f"copies of {s.source.buffer} to {s.target.buffer}", rounds(s, place, threads)
     if s.rounds > min(most, every):
         return f"{between} take {every} rounds, of which rounds={min(most, every)} are written out at most"
@@ -181,7 +184,7 @@ def row_axis(s: tile.Slice) -> int | None:
 
 
 def _begins(s: tile.Slice, place: Place, width: int) -> bool:
-    """Rows of a slice lie together and begin at multiples of `width` elements."""
+    """Whether rows of a slice are contiguous and begin at multiples of `width` elements."""
     tensor, axis = place.buffers[s.buffer], row_axis(s)
     if axis is None or tensor.strides[axis] is not const(1) or (s.steps and s.steps[axis] > 1):
         return False
@@ -193,22 +196,22 @@ def _begins(s: tile.Slice, place: Place, width: int) -> bool:
 
 
 def panel(tensor: Tensor, swizzle: int) -> int:
-    """Elements of a row of a tile in shared memory that lie together."""
+    """Contiguous elements of a row of a tile in shared memory."""
     row = static(tensor.shape[-1]) if tensor.shape else 1
     return min(row, swizzle // tensor.dtype.bytes) if swizzle else row
 
 
 def _ends(s: tile.Slice, place: Place, width: int) -> bool:
-    """Rows of a buffer in global memory end where a piece does."""
+    """Whether rows of a buffer in global memory end at a multiple of `width`."""
     axis = row_axis(s)
     return place.shared(s.buffer) or divides(const(1) if axis is None else place.buffers[s.buffer].shape[axis], width)
 
 
-# ---- what may lie outside
+# ---- what may be out of bounds
 
 
 def leaving(s: tile.Slice, place: Place) -> tuple[int, ...]:
-    """The axes along which elements of a slice may lie outside of a buffer in global memory."""
+    """The axes along which elements of a slice may be outside of its buffer in global memory."""
     if place.shared(s.buffer):
         return ()
     local = Var("local")

@@ -1,4 +1,4 @@
-"""A body of statements in; the values that it names which are the same in every iteration of loops around it out."""
+"""Loop-invariant values of a body of statements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compiler.ir.statement import Init, Let, Stmt
 
 
 def fixed(body: tuple[Stmt, ...], loops: Collection[str]) -> tuple[Let, ...]:
-    """What could be computed before these loops, of what reads no buffer and checks nothing."""
+    """The named values that can be computed before `loops`: those that read no buffer and check nothing."""
     changing = {*loops} | {s.name for s in body if isinstance(s, Let | Init)}
     out: list[Let] = []
     for s in body:

@@ -1,4 +1,4 @@
-"""A factor of a contraction in; the load out that it is within the bounds of a buffer, where it is zero outside."""
+"""Factors of a contraction that are a load within the bounds of a buffer, and zero outside."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from compiler.ir.linear import Linear, linear
 
 
 def unwidened(factor: Expr) -> Expr:
-    """A factor before it is widened from a short float, be it zero in places."""
+    """The factor before it was widened from a short float, guards included."""
     match factor:
-        # What is rounded to the type that it was widened from is as it was.
+        # Rounding back to the type that it was widened from changes nothing.
         case Cast(Cast(Select(cond, Cast(arg), other) as there, short)) if short in STORAGE_ONLY and arg.dtype is short:
             return Select(cond, arg, zero(arg)) if other is zero(there) else factor.arg
         case Cast(arg) if arg.dtype in STORAGE_ONLY:
@@ -24,7 +24,7 @@ def unwidened(factor: Expr) -> Expr:
 
 
 def read_narrow(factor: Expr) -> Expr:
-    """A factor without the conversions from 16 bits, or from a byte, that an instruction of a CPU does as it loads."""
+    """The factor without conversions from 16 bits, or from a byte, that CPU instructions do as they load."""
     match factor:
         case Cast(Cast(arg, half)) if half in HALVES and arg.dtype is i8:
             return arg
@@ -39,7 +39,7 @@ def zero(value: Expr) -> Expr:
 
 
 def guarded(value: Expr, guards: Sequence[Expr]) -> Expr:
-    """A value that is zero where one of the guards does not hold, too."""
+    """The value with more guards: zero where one of them does not hold."""
     conditions: Sequence[Expr] = ()
     match value:
         case Select(cond, then, other) if other is zero(value):
@@ -48,7 +48,7 @@ def guarded(value: Expr, guards: Sequence[Expr]) -> Expr:
 
 
 def every(*conditions: Expr) -> Expr:
-    """The conjunction of conditions, without comparisons that say what one before them does."""
+    """The conjunction of conditions, without comparisons that are equivalent to an earlier one."""
     kept: list[Expr] = []
     for c in conditions:
         form = at_least_zero(c)
@@ -58,7 +58,7 @@ def every(*conditions: Expr) -> Expr:
 
 
 def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
-    """The load that a factor is within the bounds of its buffer, if it is zero outside and guarded by nothing else."""
+    """The load, if the factor is that load within the bounds of its buffer and zero outside, with no other guard."""
     match factor:
         case Load():
             return factor
@@ -72,8 +72,8 @@ def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
 def steady(
     factor: Expr, shapes: Mapping[str, tuple[Expr, ...]], loops: Set[str]
 ) -> tuple[Load, tuple[Expr, ...]] | None:
-    """The load that a factor is within the bounds of its buffer, and what else guards it, if that is the same through
-    all iterations of these loops: a tile of it is there, or is zero."""
+    """The load, if the factor is that load within bounds, and its other guards, if those are the same for all
+    iterations of `loops`: a tile of it is either there or zero. Else None."""
     apart: tuple[Expr, ...] = ()
     match factor:
         case Select(cond, Load() as there, other) if other is zero(factor):
@@ -85,7 +85,7 @@ def steady(
 
 
 def at_least_zero(cond: Expr) -> Linear | None:
-    """The linear form that is at least 0 where a comparison of indices holds; None for what is none."""
+    """The linear form that is at least 0 where a comparison of indices holds; None for other conditions."""
     match cond:
         case Op("ge" | "gt" | "le" | "lt" as how, (a, b)) if a.dtype is i64:
             form = a - b if how[0] == "g" else b - a

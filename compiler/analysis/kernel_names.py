@@ -1,8 +1,8 @@
-"""What a kernel computes in; its name out, as a reader of a profile needs it: `linear_gelu_1024x3072x768_bf16`.
+"""Kernel names for profiles, such as `linear_gelu_1024x3072x768_bf16`.
 
-A name is made of the ops that the kernel comes from, the extents of its largest loop nest and its element type. It
-depends on nothing else of the program, so that equal kernels of different programs have equal names; of kernels of one
-program that would be called the same, the later ones get a number.
+A name consists of the ops that the kernel comes from, the extents of its largest loop nest, and its element type. It
+depends on nothing else of the program, so that equal kernels of different programs have equal names. Kernels of one
+program with equal names are numbered from the second on.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from compiler.ir.dtype import DTYPES, DType
 from compiler.ir.expr import Cast, Const, Expr, Load, Var
 from compiler.ir.tensor import Equation, Reduce, Scatter, expressions, shape
 
-_WORDS, _LETTERS = 5, 35  # how many words there may be, and characters in all of them
-_EXTENTS, _DIGITS = 5, 16  # how many extents there may be, and characters in all of them
-_UNKNOWN = 1 << 20  # how large a size counts that is not known
+_WORDS, _LETTERS = 5, 35  # most words, and characters in all of them
+_EXTENTS, _DIGITS = 5, 16  # most extents, and characters in all of them
+_UNKNOWN = 1 << 20  # assumed value of a size that is not known
 _CALLED = {
     "convolution": "conv", "addmm": "linear", "mm": "matmul",
     "bmm": "matmul", "to": "cast", "to_copy": "cast", "type_as": "cast", "clone": "copy", "contiguous": "copy",
     "result": "copy", "asserted": "check",
 }  # fmt: skip
-# Words that say nothing beside others, and those that go first where there are too many.
+# Words that say nothing beside others, and words that are dropped first if there are too many.
 _MOVES = {"cast", "copy", "check"}
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "neg", "where", "eq", "ne", "lt", "le", "gt", "ge", "abs"}
 _ATTENTION = re.compile("scaled_dot_product_(flash_|efficient_|cudnn_|fused_)?attention(_for_cpu|_overrideable)?")
@@ -31,9 +31,9 @@ _NUMBER = re.compile(rf"(?:^|_)(?:{'|'.join(DTYPES)})(_\d+)$")
 
 
 def origin(sources: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """What a kernel comes from, each op once, given the op and the part of it of every equation, in order.
+    """The ops that a kernel comes from, each once, given the op and the part of it of every equation, in order.
 
-    An op whose result is computed elsewhere is told with the last part of it that is computed here.
+    An op whose result is computed elsewhere is listed with its last part that is computed here.
 
     >>> origin([("aten.linear.default", "product"), ("aten.linear.default", ""), ("aten.gelu.default", "")])
     ('aten.linear.default', 'aten.gelu.default')
@@ -47,7 +47,7 @@ def origin(sources: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def whole(sources: Iterable[str]) -> dict[str, str]:
-    """The sources of a program that are called part of an op but are all there is of it, each with that op.
+    """The sources of a program that are the only part of their op, each with that op.
 
     >>> whole(["aten.conv2d.default/convolution", "aten.norm.Scalar/pow", "aten.norm.Scalar/sum"])
     {'aten.conv2d.default/convolution': 'aten.conv2d.default'}
@@ -58,7 +58,7 @@ def whole(sources: Iterable[str]) -> dict[str, str]:
 
 
 def joined(*origins: Sequence[str]) -> tuple[str, ...]:
-    """What a kernel made of several comes from; an op that they have different parts of is told without.
+    """The origin of a kernel made of several kernels; an op of which they have different parts is listed as a whole.
 
     >>> joined(["aten.sort.default/place"], ["aten.sort.default", "aten.mul.Tensor"])
     ('aten.sort.default', 'aten.mul.Tensor')
@@ -69,12 +69,12 @@ def joined(*origins: Sequence[str]) -> tuple[str, ...]:
 
 
 def name(sources: Sequence[str], members: Sequence[Equation]) -> str:
-    """The name of a kernel that computes these equations, whatever others there are."""
+    """The name of a kernel that computes these equations, without a number."""
     return "_".join(x for x in (_words(sources), _extents(members), _dtype(members).name) if x)
 
 
 def renamed(own: str, before: Sequence[str], after: Sequence[str]) -> str:
-    """What a kernel is called that does more than the one called `own`: it now comes from `after`; other names stay.
+    """The new name of the kernel `own` after its origin grew from `before` to `after`; names of other forms are kept.
 
     >>> renamed("mul_64x100_f32_1", ["aten.mul.Tensor"], ["aten.softmax.int", "aten.mul.Tensor"])
     'softmax_mul_64x100_f32'
@@ -87,7 +87,7 @@ def renamed(own: str, before: Sequence[str], after: Sequence[str]) -> str:
 
 
 def numbered(names: Iterable[str]) -> Iterator[str]:
-    """The names, those that have been there already with a number.
+    """The names, with a number added to those that occurred before.
 
     >>> list(numbered(["mul_8_f32", "add_8_f32", "mul_8_f32"]))
     ['mul_8_f32', 'add_8_f32', 'mul_8_f32_1']
@@ -100,13 +100,13 @@ def numbered(names: Iterable[str]) -> Iterator[str]:
 
 
 def free(wanted: str, taken: Container[str]) -> str:
-    """The name, or it with the least number that makes it another than those taken."""
+    """The name, with the smallest number added that makes it differ from `taken`, if needed."""
     every = itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(1)))
     return next(own for own in every if own not in taken)
 
 
 def _words(sources: Sequence[str]) -> str:
-    """What the ops of an origin are called together.
+    """The words for the ops of an origin.
 
     >>> _words(["aten.rms_norm.default", "aten.linear.default", "aten.silu.default", "aten.mul.Tensor", "result"])
     'rms_norm_linear_silu_mul'
@@ -130,7 +130,7 @@ def _word(source: str) -> str:
 
 
 def _extents(members: Sequence[Equation]) -> str:
-    """The extents of the largest equation, of a product its rows, columns and depth: `1024x3072x768`."""
+    """The extents of the largest equation; for a product rows, columns and depth: `1024x3072x768`."""
     largest = max(members, key=lambda e: _points(_domain(e)))
     for some in (_domain(largest), shape(largest)):
         text = "x".join(x for x in map(_extent, some) if x)
@@ -153,12 +153,12 @@ def _points(extents: Iterable[Expr]) -> int:
 
 
 def _extent(n: Expr) -> str:
-    """A size, or the symbol of one that is not known; nothing for what is computed of symbols."""
+    """A size, or the symbol of an unknown size; empty for expressions of symbols."""
     return str(n.value) if isinstance(n, Const) else n.name if isinstance(n, Var) and n.name.isascii() else ""
 
 
 def _dtype(members: Sequence[Equation]) -> DType:
-    """The narrowest float that elements are held in or rounded to; without floats, the type of the last result."""
+    """The narrowest float that elements are stored as or rounded to; without floats, the type of the last result."""
     found = [n.dtype for e in members for x in expressions(e) for n in x.walk() if isinstance(n, Load | Cast)]
     floats = [d for d in (*found, *(e.dtype for e in members)) if d.is_float]
     return min(floats, key=lambda d: d.bits) if floats else members[-1].dtype

@@ -1,4 +1,4 @@
-"""Which of some launches must come before which; the order in which the least is alive at once; what no order avoids.
+"""Order of kernel launches: dependences, an order with little memory alive at once, and a lower bound for all orders.
 
 Sets of launches are bits of an integer.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-WIDTH = 32  # orders that the search goes on with
+WIDTH = 32  # beam width of the search
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The names of the buffers that it uses, and of those that it changes; one that is `last` waits for all before."""
+    """The buffers that a launch uses, and those that it changes; a launch that is `last` depends on all before it."""
 
     uses: frozenset[str]
     writes: frozenset[str]
@@ -22,7 +22,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _State:
-    """What has run, the bytes alive then and the most so far, and the way here."""
+    """A partial order: launches done, bytes alive, peak bytes, and the previous state with the launch taken from it."""
 
     done: int = 0
     alive: int = 0
@@ -31,7 +31,7 @@ class _State:
 
 
 def before(launches: Sequence[Launch]) -> list[int]:
-    """For each launch those that touch what it changes, or change what it touches, and were before it.
+    """For each launch, the earlier launches that it must follow: they touch what it changes, or change what it touches.
 
     >>> before([Launch(frozenset("x"), frozenset("x")), Launch(frozenset("xy"), frozenset("y"))])
     [0, 1]
@@ -50,8 +50,8 @@ def before(launches: Sequence[Launch]) -> list[int]:
 
 
 def least(launches: Sequence[Launch], sizes: Mapping[str, int]) -> int:
-    """The most bytes of buffers, by `sizes`, that some launch finds alive in whatever order: those that it uses, and
-    those that one before it uses and one after it."""
+    """A lower bound of the peak bytes of buffers in `sizes` over all orders: at each launch, the buffers that it uses,
+    and those used by both a predecessor and a successor."""
     earlier = before(launches)
     later = [0] * len(launches)
     for n, found in enumerate(earlier):
@@ -71,8 +71,8 @@ def least(launches: Sequence[Launch], sizes: Mapping[str, int]) -> int:
 
 
 def ordered(launches: Sequence[Launch], sizes: Mapping[str, int]) -> list[int]:
-    """The numbers of the launches in an order in which the fewest bytes of the buffers in `sizes` are alive at once, by
-    a beam search that goes on with `WIDTH` sets of launches; as they are where none better is found."""
+    """The launches in an order with a low peak of bytes alive, by a beam search of width `WIDTH`; the given order if
+    none better is found."""
     needs, users = before(launches), _users(launches, sizes)
     mine = [[(users[x], sizes[x]) for x in sorted(launch.uses) if x in sizes] for launch in launches]
     as_they_are = _State()
@@ -101,7 +101,7 @@ def _users(launches: Sequence[Launch], sizes: Collection[str]) -> dict[str, int]
 
 
 def _after(state: _State, n: int, buffers: Sequence[tuple[int, int]]) -> _State:
-    """The state when launch n has run, whose buffers have these users and sizes."""
+    """The state after launch n, whose buffers have these users and sizes."""
     done = state.done | 1 << n
     high = state.alive + sum(size for users, size in buffers if not users & state.done)
     alive = high - sum(size for users, size in buffers if not users & ~done)

@@ -1,4 +1,4 @@
-"""Sizes in; what blocks of so many leave over of them out, and whether a block more can make that."""
+"""What remains of a size after blocks of a given length, and whether one overlapping block can cover it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from compiler.targets.target import Instruction
 
 
 def remainder(size: Expr, by: int) -> int:
-    """What `size` leaves when divided by `by`, where it leaves anything: -1 for what is not known."""
+    """The remainder of `size` divided by `by`; -1 if it is not known. Of several possible remainders, zeros are
+    ignored."""
     forms = list(_forms(size))
     if any(c % by for terms, _ in forms for c in terms.values()):
         return -1
@@ -22,12 +23,12 @@ def remainder(size: Expr, by: int) -> int:
 
 
 def unit(size: Expr, most: int) -> int:
-    """The largest divisor of `most` that `size` is known to be a multiple of."""
+    """The largest divisor of `most` that is known to divide `size`."""
     return math.gcd(most, *(x for terms, remainder in _forms(size) for x in (*terms.values(), remainder)))
 
 
 def _forms(size: Expr) -> Iterator[Linear]:
-    """The sums that `size` may be, where it is one of several: `min(a, b)`, and sums that hold such."""
+    """The linear forms that `size` may have: one per argument of a `min`, also within a sum."""
     if isinstance(size, Op) and size.name == "min":
         for part in size.args:
             yield from _forms(part)
@@ -43,7 +44,7 @@ def _forms(size: Expr) -> Iterator[Linear]:
 
 
 def again_problem(columns: Expr, row: Instruction, ranges: Mapping[str, Range]) -> str:
-    """Why a whole block of an instruction cannot make the columns that are left over again; empty when it can."""
+    """Why a whole block of an instruction cannot recompute the columns that are left over; empty if it can."""
     if "b.k" not in row.contiguous:
         return f"{row.name} makes columns that are left over in vectors of fewer lanes, not again"
     if (value_range(columns, ranges)[0] or 0) < row.n:

@@ -1,4 +1,4 @@
-"""Tile IR in; out the loops whose sums take so many additions one after the other that their rounding errors grow."""
+"""Loops of Tile IR whose sums have so many sequential additions that rounding errors accumulate."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from compiler.ir.multiples import ceildiv
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Stmt, within
 
-# An f32 sum of equal terms, the worst there is, is off by up to 2**-25 of itself for each of them: 6e-5 for so many.
-LONG = 2048  # additions one after the other that are left so
-LEAST = 512  # additions of a partial sum
-UNKNOWN = 1 << 20  # iterations of a loop whose length is not known
+# An f32 sum of equal terms, the worst case, is off by up to 2**-25 of itself per addition: 6e-5 for LONG additions.
+LONG = 2048  # sequential additions that are acceptable
+LEAST = 512  # additions per partial sum
+UNKNOWN = 1 << 20  # assumed iterations of a loop of unknown length
 
 Body = tuple[Stmt, ...]
 
 
 @dataclass(frozen=True)
 class LongSum:
-    """A loop whose sums are better made of partial sums of `length` iterations, and the scalars to which it adds."""
+    """A loop whose sums should be made of partial sums of `length` iterations, and the scalars to which it adds."""
 
     loop: tile.For
     length: int
@@ -33,8 +33,8 @@ class LongSum:
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop around a sum: how many additions it makes one after the other, at most or about, and for how many sums at
-    a time."""
+    """A loop around a sum: the sequential additions that it makes, whether their number is `known` or an estimate, and
+    its lanes, each with a sum of its own."""
 
     loop: tile.For
     additions: int
@@ -43,9 +43,9 @@ class _Loop:
 
 
 def added_to(f: tile.For, kernel: Body) -> tuple[Var, ...]:
-    """The scalars of floating types from around a loop to which its statements add, in the order in which they do.
+    """The floating-point scalars from outside a loop to which its statements add, in order of the additions.
 
-    All that happens to them within the loop is that something is added.
+    Within the loop they are only added to.
     """
     types = scalars(kernel)
     own = {s.name for s in within(f.body, Init)} | {s.name for s in within(f.body, Accum) if s.op != "sum"}
@@ -54,7 +54,7 @@ def added_to(f: tile.For, kernel: Body) -> tuple[Var, ...]:
 
 
 def long_sums(kernel: Body) -> list[LongSum]:
-    """The loops of a scheduled kernel whose sums are long, those around others first, each once."""
+    """The loops of a scheduled kernel with long sums, outer loops first, each once."""
     found: dict[str, LongSum] = {}
     for loops in _sums(kernel, (), {}, {}):
         for f, length in reversed(list(_cuts(loops))):
@@ -68,7 +68,7 @@ def long_sums(kernel: Body) -> list[LongSum]:
 def _sums(
     body: Body, around: tuple[_Loop, ...], begun: Mapping[str, int], ranges: Mapping[str, Range]
 ) -> Iterator[tuple[_Loop, ...]]:
-    """For each addition to a scalar the loops between it and where the scalar begins, outermost first."""
+    """For each addition to a scalar, the loops between it and the scalar's initialisation, outermost first."""
     begun = dict(begun)
     for s in body:
         match s:
@@ -93,8 +93,8 @@ def _loop(f: tile.For, ranges: Mapping[str, Range]) -> _Loop:
 
 
 def _cuts(loops: tuple[_Loop, ...]) -> Iterator[tuple[tile.For, int]]:
-    """The loops to take apart, from the innermost, and how many iterations each piece has."""
-    chain = 1  # additions to one scalar, by the loops so far
+    """The loops to split, innermost first, and how many iterations each piece has."""
+    chain = 1  # sequential additions to one scalar in the loops so far
     for x in reversed(loops):
         if chain * x.additions <= LONG:
             chain *= x.additions

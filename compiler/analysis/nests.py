@@ -1,4 +1,4 @@
-"""The shape of a loop nest: its rows, and the loops inside them."""
+"""The shape of a loop nest: its rows, the loops inside them, and their order in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Body = tuple[Stmt, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """Neighbouring loops over rows made one: its name, its iterations, and the innermost loop as it was."""
+    """Row loops that collapse into one: its name, its extent, and the innermost original loop."""
 
     name: str
     extent: int
@@ -29,7 +29,7 @@ class Row:
 
 
 def perfect(of: type[F], body: Body, kinds: Collection[str] = ("parallel",)) -> tuple[list[F], Body]:
-    """The loops of these kinds that are perfectly nested, from the outermost, and what the last of them holds."""
+    """The perfectly nested loops of these kinds, outermost first, and the body of the last."""
     loops: list[F] = []
     while len(body) == 1 and isinstance(f := body[0], of) and f.kind in kinds:
         loops.append(f)
@@ -48,52 +48,52 @@ def loop_ranges(loops: Iterable[loop.For | tile.For]) -> dict[str, Range]:
 
 
 def size(f: loop.For) -> int:
-    """How many iterations a loop has, where that is known."""
+    """The extent of a loop with a known extent."""
     return static(f.extent)
 
 
 def iterations(*loops: loop.For) -> int:
-    """How often the innermost of nested loops runs; one whose extent is not known counts as one iteration."""
+    """How often the innermost of nested loops runs; loops of unknown extent count as one iteration."""
     return math.prod(int(f.extent.value) for f in loops if isinstance(f.extent, Const))
 
 
 def wrap(nest: Sequence[loop.For] | Sequence[tile.For], body: Body) -> Body:
-    """`body` inside loops like these."""
+    """`body` inside copies of these loops."""
     for f in reversed(nest):
         body = (f.replace(body=body),)
     return body
 
 
 def bound(kernel: Kernel) -> set[str]:
-    """What a kernel of Loop IR calls its loops, values and scalars."""
+    """The names that a kernel of Loop IR binds: loops, values and scalars."""
     named = (s for s in within(kernel.body) if isinstance(s, loop.For | Let | Init))
     return {s.var if isinstance(s, loop.For) else s.name for s in named}
 
 
 def accumulated(body: Body) -> dict[str, str]:
-    """Scalars from outside that statements accumulate into, with their reductions."""
+    """Scalars from outside that the statements accumulate into, with their reductions."""
     found = [n for s in body for n in s.walk()]
     inside = {n.name for n in found if isinstance(n, Init)}
     return {n.name: n.op for n in found if isinstance(n, Accum) and n.name not in inside}
 
 
 def totalled(body: Body) -> Body:
-    """The statements of a scan that makes a running total and stores what comes of it, up to where the total grows;
-    none if it does anything else."""
+    """The statements of a scan that computes a running total and stores results of it, up to the accumulation; empty if
+    it does anything else."""
     at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
     plain = all(isinstance(s, Let) for s in body[:at]) and all(isinstance(s, Let | Store) for s in body[at + 1 :])
     return body[: at + 1] if plain and at < len(body) else ()
 
 
 def overwrites_only(body: Body) -> bool:
-    """What the statements store, they neither read nor add to."""
+    """Whether the statements neither read nor accumulate into what they store."""
     found = [n for s in body for n in s.walk()]
     loaded = {n.buffer for n in found if isinstance(n, Load)}
     return all(n.op == "set" and n.buffer not in loaded for n in found if isinstance(n, Store))
 
 
 def paths_of(body: tuple[Stmt, ...]) -> list[list[loop.For]]:
-    """For every innermost loop the loops from `body` to it."""
+    """For every innermost loop, the loops from `body` to it."""
     out: list[list[loop.For]] = []
     for s in body:
         if isinstance(s, loop.For):
@@ -102,15 +102,16 @@ def paths_of(body: tuple[Stmt, ...]) -> list[list[loop.For]]:
 
 
 def contiguous(strides: list[int | None]) -> float:
-    """The share of accesses that touch consecutive elements or always the same one, of those that matter."""
+    """The share of accesses with stride 1, of those whose stride is not 0."""
     moving = [s for s in strides if s != 0]
     return sum(s == 1 for s in moving) / len(moving) if moving else 0.0
 
 
 def sides(body: tuple[Stmt, ...], row: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> tuple[float, float]:
-    """Of the elements that a row touches, the shares that are consecutive from row to row, and along the loops around
-    them. An element counts once, however often it is read; what is the same for all rows, or in all of a loop, does
-    not count."""
+    """The shares of a row's elements that are contiguous from row to row, and along the loops around them.
+
+    An element counts once, however often it is read. Elements with stride 0 in the direction in question do not count.
+    """
     found = list(_touched(body, (), tensors, ranges, row))
     beside = [(n, at) for n, at, _ in found if at != 0]
     along = [(n, at) for n, _, at in found if at != 0]
@@ -125,7 +126,8 @@ def _consecutive(moving: list[tuple[int, int | None]]) -> float:
 def _touched(
     body: tuple[Stmt, ...], around: tuple[loop.For, ...], tensors: Mapping[str, Tensor], ranges: Ranges, row: Var
 ) -> Iterator[tuple[int, int | None, int | None]]:
-    """Of each access how many elements it touches, and how far apart they are from row to row and along its loop."""
+    """For each access, how many elements it touches, its stride from row to row, and its stride along its innermost
+    loop."""
     for s in body:
         if isinstance(s, loop.For):
             yield from _touched(s.body, (*around, s), tensors, ranges, row)
@@ -141,7 +143,7 @@ def _touched(
 
 
 def used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
-    """A loop variable occurs outside the index of a load or store."""
+    """Whether a loop variable occurs outside the index of a load or store."""
 
     def visible(n: object) -> bool:
         match n:
@@ -159,7 +161,8 @@ def used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
 def as_stored(
     rows: list[loop.For], inside: Body, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> list[loop.For]:
-    """The rows in the order of what they store, if that lies along one of them which is not the innermost."""
+    """The rows reordered to the memory order of the first store, if that is contiguous along a row that is not
+    innermost."""
     for s in inside:
         if isinstance(s, Store):
             place = access.address(s.index, tensors[s.buffer], ranges)
@@ -174,8 +177,8 @@ def as_stored(
 def in_memory_order(
     loops: list[loop.For], body: Body, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> list[loop.For]:
-    """Perfectly nested loops of one kind, none of them a scan, in the order of what their body stores; in that of what
-    it loads if it stores nothing, or has loops, and more is consecutive so."""
+    """Perfectly nested loops of one kind, other than scans, in the memory order of what their body stores; in the order
+    of its loads if it stores nothing or has loops, and more accesses are contiguous then."""
     if len(loops) < 2 or not all(isinstance(f.extent, Const) for f in loops):
         return loops
     inner = [n for s in body for n in s.walk() if isinstance(n, loop.For)]
@@ -198,7 +201,7 @@ def in_memory_order(
 def even(
     outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
 ) -> bool:
-    """Every address moves through two loops as through one."""
+    """Whether every address has one constant stride through both loops, so that they can be collapsed."""
     if not isinstance(inner.extent, Const):
         return False
     i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)

@@ -1,4 +1,4 @@
-"""A loop nest in, the weighted sum in it out whose weights are a softmax: what one pass over the keys can compute.
+"""Recognise a weighted sum whose weights are a softmax, which one pass over the keys can compute.
 
 ```
 for q in rows:
@@ -7,7 +7,7 @@ for q in rows:
     l = sum over j of exp(s_j - m)
     o_d = sum over j of exp(s_j - m) / l * v_jd
 ```
-A pass that has seen some j knows m, l and o for these; a larger maximum scales l and o by exp(m_old - m_new).
+A pass that has seen some j knows m, l and o for these; a larger maximum rescales l and o by exp(m_old - m_new).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 
 For = loop.For | tile.For
-# Stands for the loops over keys, of which every statement has its own.
+# Stands for the variables of all loops over keys.
 KEY = Var("every key")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """`name` sums left * right over `depth`; left moves with the query, right with the key."""
+    """`name` sums left * right over `depth`; left depends on the query, right on the key."""
 
     name: Var
     depth: For
@@ -42,12 +42,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Online:
-    """A softmax-weighted sum; expressions are in terms of the rows' variables, `KEY`, and the scores' name.
+    """A softmax-weighted sum; expressions are in terms of the row variables, `KEY`, and the name of the scores.
 
-    `score` is what the softmax is taken of, `weight` the type that weights are rounded to before they are multiplied.
-    `accumulator` sums weight times `value` over keys, `last` is what that becomes once all were seen, in terms of it,
-    `maximum` and `total`; `after` is what is done with it. `inner` are the buffers that live within a row. `row_after`
-    stores something of each row's maximum and total.
+    `score` is the argument of the softmax, `weight` the type that weights are rounded to before they are multiplied.
+    `accumulator` sums weight times `value` over keys; `last` is the final result in terms of it, `maximum` and `total`;
+    `after` are the statements that use it. `inner` are the buffers that live within a row. `row_after` are stores of
+    values of each row's maximum and total.
     """
 
     rows: tuple[For, ...]
@@ -73,7 +73,7 @@ class Online:
 
 
 def recognise(kernel: Kernel) -> Online | None:
-    """The softmax-weighted sum that a kernel of one nest computes; None where it computes anything else."""
+    """The softmax-weighted sum that a kernel of one nest computes; None if it computes anything else."""
     rows, body = nest_of(kernel)
     if len(body) < 2 or not rows:
         return None
@@ -84,7 +84,7 @@ def recognise(kernel: Kernel) -> Online | None:
 
 
 def nest_of(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Stmt, ...]]:
-    """The loops of a kernel of one nest, of Loop IR or of Tile IR, and what is in them."""
+    """The row loops of a kernel of one nest, of Loop IR or of Tile IR, and their body."""
     rows, body = perfect(loop.For, kernel.body)
     if rows:
         return tuple(rows), body
@@ -93,7 +93,7 @@ def nest_of(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Stmt, ...]]:
 
 
 def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] | None:
-    """Such a sum whose scores are contractions, with all sizes known, and the scores; None for any other.
+    """The softmax-weighted sum, if its scores are contractions and all sizes are known, and the scores; else None.
 
     `private` names the temporaries that no other kernel uses: the buffers within a row must be among them.
     """
@@ -107,7 +107,7 @@ def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] |
 
 
 class Other(Exception):
-    """The nest is of another kind."""
+    """The nest computes something else."""
 
 
 def want(holds: bool) -> None:
@@ -117,7 +117,8 @@ def want(holds: bool) -> None:
 
 @dataclass
 class Reader:
-    """Goes through the statements of a row; `values` of names and `stored` elements have everything before inlined."""
+    """Reads the statements of a row; `values` of names and `stored` elements are kept with everything before them
+    inlined."""
 
     rows: tuple[For, ...]
     kernel: Kernel
@@ -157,14 +158,14 @@ class Reader:
         self.keys = f.extent
 
     def reduction(self, f: For, begun: dict[str, Init]) -> None:
-        """Sums and maxima over all keys."""
+        """Read a loop that sums or takes a maximum over all keys."""
         self.over_keys(f)
         for name, (how, value) in self.key_body(f, f.body).items():
             want(name in begun and begun[name].value is identity(how, value.dtype))
             self.totals[Var(name, value.dtype)] = how, value
 
     def elements(self, f: For) -> None:
-        """Something for each key."""
+        """Read a loop that computes values for each key."""
         self.over_keys(f)
         want(not self.key_body(f, f.body))
 
@@ -193,12 +194,12 @@ class Reader:
         return found
 
     def contraction(self, f: For, begun: Init, key: str) -> None:
-        """A sum for each key, over a loop of its own."""
+        """Read a sum for each key, over a loop of its own."""
         value = self.summed(f, begun, key)
         self.sums[Var(begun.name, begun.value.dtype)] = f, value
 
     def summed(self, f: For, begun: Init, key: str) -> Expr:
-        """What a loop adds to a scalar that began as zero, and nothing else."""
+        """The value that a loop adds to a scalar that began as zero; raises `Other` if it does anything else."""
         *lets, last = f.body
         for s in lets:
             want(isinstance(s, Let))
@@ -210,7 +211,7 @@ class Reader:
         raise Other
 
     def inlined(self, e: Expr, key: str = "") -> Expr:
-        """In terms of what comes from outside the row."""
+        """The expression with named and stored values of the row inlined."""
         table = dict(self.values)
         if key:
             table[Var(key)] = KEY
@@ -225,7 +226,8 @@ class Reader:
     # ---- the weighted sum
 
     def last_sum(self, f: For) -> tuple[Init, For, Expr, tuple[Stmt, ...]]:
-        """Where a loop over features begins its sum over keys, the loop of that, what it adds, and what comes after."""
+        """In a loop over features: the initialisation of its sum, the loop over keys, the value added, and the
+        statements after."""
         place = next((n for n, s in enumerate(f.body) if isinstance(s, Init)), None)
         want(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
         assert place is not None
@@ -242,7 +244,7 @@ class Reader:
         return first, nest, value, after
 
     def done(self, after: tuple[Stmt, ...]) -> tuple[Store, ...]:
-        """What is stored of the sums once they are complete."""
+        """The stores of the completed sums."""
         for s in after:
             if isinstance(s, Let):
                 self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
@@ -253,7 +255,7 @@ class Reader:
         return made
 
     def weighted(self, f: For) -> Online:
-        """The loop over features, which reads all weights of the row."""
+        """Read the loop over features, which reads all weights of the row."""
         first, nest, value, after = self.last_sum(f)
         want(isinstance(value, Op) and value.name == "mul")
         assert isinstance(value, Op)
@@ -261,7 +263,7 @@ class Reader:
         weights = [x for x in value.args if feature not in set(x.walk()) and set(self.totals) & set(x.walk())]
         want(len(weights) == 1)
         other = next(x for x in value.args if x is not weights[0])
-        want(bool(loads(other)))  # tiles are named after buffers, which constants have not
+        want(bool(loads(other)))  # tiles are named after buffers, which constants lack
         accumulator = Var(first.name, first.value.dtype)
         score, maximum, total, last, kind, safe = self.softmax(weights[0], accumulator)
         found = [v for v in self.sums if v in set(score.walk())]
@@ -283,9 +285,9 @@ class Reader:
     def undefined(
         self, last: Expr, after: tuple[Store, ...], accumulator: Var, maximum: Var, total: Var
     ) -> tuple[Expr, tuple[Store, ...], list[Store]]:
-        """What is made of the sums, which are NaN where the maximum that is subtracted from scores of -inf is -inf.
+        """The results, as NaN where the maximum is -inf: scores of -inf minus -inf are NaN.
 
-        One pass finds zeros there, of which the quotient is NaN as well.
+        One pass has zeros there, whose quotient is NaN as well; other expressions get an explicit condition.
         """
 
         def of(x: Var) -> Expr:
@@ -299,8 +301,8 @@ class Reader:
         return last, tuple(map(stored, after)), [*map(stored, self.row_after)]
 
     def softmax(self, weight: Expr, accumulator: Var) -> tuple[Expr, Var, Var, Expr, DType, bool]:
-        """The score, its maximum and the sum of exponentials, what the sum of weights becomes, their type, and whether
-        a maximum of -inf is left out."""
+        """The score, its maximum, the sum of exponentials, the result in terms of the accumulator, the type of weights,
+        and whether a maximum of -inf is replaced by zero."""
         kind = weight.dtype
         while isinstance(weight, Cast):
             kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
@@ -338,12 +340,12 @@ class Reader:
 
 
 def guarded(maximum: Expr) -> Expr:
-    """A maximum that may be subtracted where nothing was attended to: zero for -inf."""
+    """A maximum that can be subtracted where nothing is attended to: zero instead of -inf."""
     return op("where", op("eq", maximum, -math.inf), 0.0, maximum)
 
 
 def _without_factor(weight: Expr, accumulator: Var) -> tuple[Expr, Expr]:
-    """A weight without what it has in common with all of its row, and the sum with that put back."""
+    """A weight without its factor that is the same for the whole row, and the sum with that factor applied."""
     match weight:
         case Op("div", (power, divisor)) if KEY not in set(divisor.walk()):
             return power, accumulator / divisor
@@ -355,7 +357,7 @@ def _without_factor(weight: Expr, accumulator: Var) -> tuple[Expr, Expr]:
 
 
 def scaled(score: Expr) -> tuple[float, Expr]:
-    """A score as a positive number times something: what has the larger score has the larger of these as well."""
+    """A score as a positive factor times another expression, which orders keys in the same way."""
     match score:
         case Op("mul", (rest, Const(factor))) | Op("mul", (Const(factor), rest)) if 0 < factor < math.inf:
             more, inner = scaled(rest)
@@ -370,7 +372,7 @@ def scaled(score: Expr) -> tuple[float, Expr]:
 
 
 def reach(score: Expr, query: str) -> list[tuple[int, int]]:
-    """Keys beyond which a score is -inf: pairs (a, b) where none above a * query + b counts."""
+    """Bounds beyond which a score is -inf: pairs (a, b) such that only keys up to a * query + b count."""
     match score:
         case Op("where", (cond, _, Const(value))) | Select(cond, _, Const(value)) if value == -math.inf:
             return [found for c in conjuncts(cond) if (found := _bound(c, query)) is not None]
@@ -378,7 +380,7 @@ def reach(score: Expr, query: str) -> list[tuple[int, int]]:
 
 
 def masks(score: Expr, query: str) -> list[Load]:
-    """Loads by a query and a key, neighbours of which are next to each other along the last axes."""
+    """Loads by query and key that are contiguous along the key, each from a buffer with no other load."""
     found = {n for n in score.walk() if isinstance(n, Load) and KEY in set(n.walk())}
     moving = {n: [d for d, e in enumerate(n.index) if names(e) & {query, KEY.name}] for n in found}
     alone = [n for n in found if [n.index[d] for d in moving[n]] == [Var(query), KEY] and n.index[-1] is KEY]
@@ -386,7 +388,7 @@ def masks(score: Expr, query: str) -> list[Load]:
 
 
 def told_by_places(score: Expr, query: str, name: Var) -> bool:
-    """A score that is `name`, or that where only the places of key and query say that it counts, each by a bound."""
+    """Whether a score is `name`, or `name` where bounds on the positions of key and query hold and -inf elsewhere."""
     match score:
         case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
             return value is name and all(_bound(c, query) is not None for c in conjuncts(cond))

@@ -1,4 +1,4 @@
-"""A kernel of Tile IR in; the loads and stores that leave their buffer for certain, as no predicate keeps them, out."""
+"""Loads and stores of Tile IR that are certainly out of bounds because no predicate guards them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from compiler.ir.text import show
 
 @dataclass(frozen=True)
 class _Place:
-    """Loops that take all `counts` of iterations wherever they stand, and names that conditions `asked` of."""
+    """The context of an access: loops that run through their whole ranges, and names that conditions test."""
 
     buffers: Mapping[str, Tensor]
     counts: Mapping[str, int]
     asked: Set[str]
-    behind: Mapping[str, Set[str]]  # what names are made of
+    behind: Mapping[str, Set[str]]  # the names that a named value depends on
 
     def where(self, cond: Expr) -> _Place:
         used = names(cond)
@@ -29,7 +29,7 @@ class _Place:
 
 
 def unasked(kernel: Kernel) -> Iterator[str]:
-    """What is said of each access that no condition around it is about, and whose loops take it out of its buffer."""
+    """A message for each access that no surrounding condition guards and that its loops take out of bounds."""
     yield from _body(kernel.body, _Place({p.name: p for p in kernel.params}, {}, frozenset(), {}))
 
 
@@ -88,7 +88,7 @@ def _access(buffer: str, index: tuple[Expr, ...], place: _Place) -> Iterator[str
         if not isinstance(n, Const) or used & place.asked or not used <= place.counts.keys():
             continue
         terms, low = linear(i)
-        if all(isinstance(t, Var) for t in terms):  # loops that do not know of each other: both ends are reached
+        if all(isinstance(t, Var) for t in terms):  # independent loops: both ends are reached
             ends = [(place.counts[t.name] - 1) * c for t, c in terms.items() if isinstance(t, Var)]
             least, most = low + sum(min(e, 0) for e in ends), low + sum(max(e, 0) for e in ends)
             if least < 0 or most >= int(n.value):

@@ -1,4 +1,4 @@
-"""Rows with loops inside of which some read what others have made, at places that data decide: as in a sort."""
+"""Recognise rows whose loops read what earlier loops wrote, at data-dependent places, as in a sort."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Nest = list[loop.For]
 
 
 def sequence(kernel: Kernel, private: Set[str]) -> tuple[Nest, list[Nest]] | None:
-    """The rows of such a kernel and the nests inside them, all of known extents; None for one of another kind.
+    """The row loops of such a kernel and the nests inside them, all of known extents; None for other kernels.
 
     `private` names the temporaries that no other kernel uses.
     """
@@ -29,7 +29,7 @@ def sequence(kernel: Kernel, private: Set[str]) -> tuple[Nest, list[Nest]] | Non
 
 
 def _reads_here_and_there(kernel: Kernel, buffers: Set[str]) -> bool:
-    """An element of one of these buffers is loaded from a place that data decide."""
+    """Whether an element of one of these buffers is loaded at a data-dependent place."""
     data: set[str] = set()
     for n in (n for s in kernel.body for n in s.walk()):
         match n:

@@ -1,4 +1,4 @@
-"""A kernel with symbolic sizes in; the kernel with numbers that they are likely to be, for heuristics, out."""
+"""Kernels with their symbolic sizes replaced by likely numbers, for heuristics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from compiler.ir.statement import Kernel
 
 
 def with_size_hints(kernel: Kernel, factor: int = 1) -> Kernel:
-    """The kernel with odd numbers near the hints of its sizes, or so many times as large; itself if it has none.
+    """The kernel with odd numbers near the hints of its sizes times `factor`; itself if it has no symbolic sizes.
 
-    Nothing seems to divide an odd number that does not divide every size.
+    An odd number has no power of two as a divisor that other values of the size may lack.
     """
     sizes = sizes_in(kernel)
     if not sizes:
@@ -23,13 +23,13 @@ def with_size_hints(kernel: Kernel, factor: int = 1) -> Kernel:
 
 
 def regular(kernel: Kernel) -> bool:
-    """Rows of all buffers begin at products of sizes: only of those do odd hints tell what divides them."""
+    """Whether all strides are products of sizes: only then do odd hints tell what divides the start of a row."""
     strides = (linear(s) for p in kernel.params for s in p.strides)
     return all(len(terms) + bool(rest) <= 1 for terms, rest in strides)
 
 
 def number(value: Expr) -> int:
-    """What a size is in the kernel with hints; raises SymbolicError for what depends on more than sizes."""
+    """The value of a size in the kernel with hints; raises SymbolicError if it depends on more than sizes."""
     return static(substitute(value, _table(sizes_in(value), 1)))
 
 

@@ -1,6 +1,6 @@
-"""A loop bound to vectors of a CPU in; why its iterations cannot run so, and how wide vectors may be, out.
+"""Rules for loops bound to CPU vectors: why a loop cannot be vectorised, and how wide vectors may be.
 
-Schedules are made by these rules and held to them: whoever binds a loop asks them, and no pass makes vectors narrower.
+Planners follow these rules, and schedules are checked against them; no pass narrows vectors.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Init, Stmt, within
 from compiler.ir.tensor import Tensor
 
-NARROWEST = 4  # lanes below which vectors do not pay
-MARKS = ("ahead", "past", "rolled")  # ways to write a loop over vectors, of which it has one
-IDEMPOTENT = ("max", "min", "and", "or")  # reductions that may meet an element twice
-MASKS: dict[int, DType] = {32: i32, 64: i64}  # by the bits of a lane: what to compare so that the mask is as wide
+NARROWEST = 4  # fewer lanes do not pay
+MARKS = ("ahead", "past", "rolled")  # mutually exclusive ways to emit a loop over vectors
+IDEMPOTENT = ("max", "min", "and", "or")  # reductions that may see an element twice
+MASKS: dict[int, DType] = {32: i32, 64: i64}  # by bits per lane: the type to compare so that the mask is as wide
 
 
 def fitting_width(width: int, extent: Expr) -> int:
-    """The widest vectors that are no longer than the loop, 1 for none: halves of `width`."""
+    """The widest vectors, `width` halved repeatedly, that are no longer than the loop; 1 for none."""
     while isinstance(extent, Const) and width > extent.value:
         width //= 2
     return width if width >= NARROWEST else 1
 
 
 def fitting_unroll(extent: Expr, width: int, unroll: int) -> int:
-    """How many vectors to take at a time: as many, or one where the loop has not so many."""
+    """The unroll factor, or 1 if the loop has fewer vectors."""
     return 1 if isinstance(extent, Const) and unroll * width > int(extent.value) else unroll
 
 
 def even_unroll(extent: Expr, width: int, most: int) -> int:
-    """How many vectors of a sum to take at a time: `most`, or one less where two turns of that leave none over.
+    """The unroll factor for a sum: `most`, or one less if two iterations of that leave no vector over.
 
-    What is left over is code of its own, here as much as a turn, and goes through one accumulator vector by vector.
+    Left-over vectors need code of their own, here as much as an iteration, and use a single accumulator.
     """
     fewer = most - 1
     even = fewer > 1 and isinstance(extent, Const) and int(extent.value) // width == 2 * fewer
@@ -56,8 +56,8 @@ def scalars(body: tuple[Stmt, ...]) -> dict[str, DType]:
 
 
 def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges: Mapping[str, Range]) -> str:
-    """Why what whole vectors leave over of a loop cannot be in one more vector that ends with the loop, and so runs
-    some iterations twice; empty when it can. `types` are those of accumulators."""
+    """Why the iterations left over by whole vectors cannot run in an overlapping last vector, which repeats some
+    iterations; empty if they can. `types` are those of accumulators."""
     width, sums = dict(f.bind.args).get("width", 1), accumulated(f.body)
     if whole(extent, width) is extent:
         return f"vectors of {width} leave nothing of loop {f.var} over to run again"
@@ -77,7 +77,7 @@ def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges:
 def vector_problem(
     f: tile.For, extent: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range], types: Mapping[str, DType]
 ) -> str:
-    """Why a loop of this extent cannot run by the vectors that it is bound to; empty when it can."""
+    """Why a loop of this extent cannot run with the vectors that it is bound to; empty if it can."""
     given = dict(f.bind.args)
     width, unroll = given.get("width", 1), given.get("unroll", 1)
     fits, marks = fitting_width(width, extent), [f"{m}=1" for m in MARKS if given.get(m)]
