@@ -1,1 +1,1 @@
-"""What programs are: nodes, types, expressions, text, and one vocabulary for each stage."""
+"""Intermediate representations: nodes, types, expressions, their text, and the statements of each stage."""

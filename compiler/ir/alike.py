@@ -1,4 +1,4 @@
-"""Kernels of Loop, Tile and Kernel IR that are the same but for names: which they are, and one by itself."""
+"""Structural identity of kernels up to names, for Loop, Tile and Kernel IR, and a kernel as a program of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compiler.ir.roles import Advance, Mbarrier, Mbarriers, Ring
 from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Program, Store
 from compiler.ir.tensor import Tensor
 
-# The fields of each class that hold names of buffers and variables, one or a tuple of them.
+# The fields of each class that hold names of buffers and variables: a name or a tuple of names.
 _NAMES: Mapping[type, tuple[str, ...]] = {
     Tensor: ("name",), Load: ("buffer",), Var: ("name",),
     Kernel: ("writes", "once", "past"), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
@@ -32,7 +32,8 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
 
 
 def names(node: Node) -> Mapping[str, str]:
-    """The names that occur in a kernel, in order, each with the one that stands for it in every kernel like this."""
+    """The names in a kernel, in order of occurrence, each with its canonical name: the same in every kernel of this
+    shape."""
     found = _names.get(node)
     if found is None:
         every = dict.fromkeys(name for n in node.walk() for name in _of(n))
@@ -67,12 +68,12 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _mentioned(node: Node) -> frozenset[str]:
-    """The names that occur in it."""
+    """The names that occur in a node."""
     return frozenset(_of(node)).union(*map(_mentioned, node.below))
 
 
 def shape_of(node: Kernel | k.Function) -> Node:
-    """A kernel or function without any name: that of another is the same object if they differ in names alone."""
+    """The kernel or function with canonical names: the same object for all that differ only in names."""
     found = _shapes.get(node)
     if found is None:
         about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {"whole": ""})
@@ -81,7 +82,7 @@ def shape_of(node: Kernel | k.Function) -> Node:
 
 
 def same_shape(made: Kernel | k.Function, source: Kernel | k.Function) -> None:
-    """Let it be known that `made` is `source` under other names, so that nobody has to find out."""
+    """Record that `made` is `source` under other names, so that its shape need not be computed."""
     if source in _shapes:
         _shapes[made] = _shapes[source]
 
@@ -90,7 +91,7 @@ _shapes: WeakKeyDictionary[Node, Node] = WeakKeyDictionary()
 
 
 def firsts(functions: Iterable[k.Function]) -> dict[str, str]:
-    """For each function by name the name of the first one that is the same but for names."""
+    """For each function name, the name of the first function that differs from it only in names."""
     seen: dict[Node, str] = {}
     return {f.name: seen.setdefault(shape_of(f), f.name) for f in functions}
 
@@ -108,7 +109,8 @@ def _changed(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tu
 
 
 def alone(program: Program, kernel: Kernel) -> Program:
-    """The kernel as a program: it is given what it reads, results in what it writes, and has its own temporaries."""
+    """The kernel as a program: inputs are what it reads, outputs what it writes, temporaries those that only it
+    uses."""
     users = Counter(p.name for k in program.kernels for p in k.params)
     own = {t.name for t in program.temps if users[t.name] == 1}
     left = [p for p in kernel.params if p.name not in own]
@@ -123,7 +125,7 @@ def alone(program: Program, kernel: Kernel) -> Program:
 
 
 def key(program: Program) -> str:
-    """The digest of a program of one kernel: that of another is the same if they differ in names alone."""
+    """The digest of a program of one kernel; equal for programs that differ only in names."""
     (kernel,) = program.kernels
     about = program.replace(name="f", kernels=(kernel.replace(name="kernel", origin=(), whole=""),))
     text = loop_text.show(renamed(about, names(kernel)))

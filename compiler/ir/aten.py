@@ -5,7 +5,8 @@ def f(x: f32[32, 2048], w: f32[2048]):
     y: f32[32, 2048] = aten.mul.Tensor(x, w)
     return y
 ```
-Calls that an op was decomposed into stand in a block that names it: `with decomposed("aten.gelu_backward.default"):`.
+The calls that an op was decomposed into are in a block that names the op: `with
+decomposed("aten.gelu_backward.default"):`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from compiler.ir.node import Node
 
 
 class Type(Node):
-    """Of a tensor: element type, sizes, and strides counted in elements."""
+    """The type of a tensor: element type, sizes, and strides in elements."""
 
     dtype: DType
     shape: tuple[Expr, ...]
@@ -33,8 +34,8 @@ class Call(Node):
     """`outputs` = `op(args, kwargs)`.
 
     An argument is a Ref, a literal (number, bool, str, None), a DType, an Expr or a tuple of these. An output that
-    nobody reads may have the type None: it is not computed. `origin` is the op that was decomposed into this call and
-    its neighbours, if one was.
+    nothing reads may have the type None: it is not computed. `origin` is the op whose decomposition contains this call,
+    or "".
     """
 
     outputs: tuple[str, ...]
@@ -46,7 +47,7 @@ class Call(Node):
 
 
 class Input(Node):
-    """`constant` inputs are weights: their values are known when compiling and never change."""
+    """An input; `constant` inputs are weights, known when compiling and never changed."""
 
     name: str
     type: Type
@@ -54,10 +55,10 @@ class Input(Node):
 
 
 class Program(Node):
-    """`sizes` are the symbolic sizes that occur; `outputs` names values, inputs, or both.
+    """A program; `sizes` are its symbolic sizes, and `outputs` names values, inputs, or both.
 
-    `into`, if not empty, has for each output the input that may be overwritten with it, as nobody asks for what it held
-    once the program has run, or "": the program may leave the output there instead of in memory of its own.
+    `into`, if not empty, has for each output an input whose memory may hold the output, because its old value is dead
+    after the run, or "".
     """
 
     name: str
@@ -91,7 +92,8 @@ def reads(call: Call) -> list[str]:
 
 
 def verify(program: Program) -> None:
-    """Every name is bound once and before use, outputs exist; raises ValueError with the offending call."""
+    """Check that every name is bound once and before use, and that outputs exist; raises ValueError with the offending
+    call."""
     known = {i.name for i in program.inputs}
     if len(known) != len(program.inputs):
         raise ValueError(f"{program.name}: two inputs share a name")

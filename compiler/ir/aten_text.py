@@ -1,9 +1,9 @@
-"""Text of Torch IR, both ways: a `def` with one ATen call a line; `parse(show(p)) is p`.
+"""Text of Torch IR, both ways: a `def` with one ATen call per line; `parse(show(p)) is p`.
 
 `return y, into(x, z)` says that the output `z` may overwrite the input `x`.
 
-A call of several results declares their types on lines above it; a result without a type is one that nobody reads.
-Known sizes in arguments are plain integers: an `Expr` there mentions a symbolic size, or it would not be read back.
+A call with several results declares their types on lines above it; a result without a type is never read. Known sizes
+in arguments are plain integers; an `Expr` argument must contain a symbolic size, otherwise it could not be read back.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def parse(source: str) -> Program:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
-    """The statements of a program, each with the op that was decomposed into it and its neighbours, or ""."""
+    """The statements of a program, each with the op whose decomposition contains it, or ""."""
     for s in body:
         match s:
             case ast.With([ast.withitem(ast.Call(ast.Name("decomposed"), [ast.Constant(str() as origin)], []))], own):

@@ -47,7 +47,7 @@ boolean = DType("bool", "bool", 8)
 
 DTYPES = {d.name: d for d in (f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16, i8, u8, boolean)}
 
-# Short floats are storage only: arithmetic happens in f32 (design: accumulate in fp32 for 16-bit types).
+# Short floats are storage-only: arithmetic is done in f32 (design: accumulate in fp32 for 16-bit types).
 HALVES, EIGHTHS = (bf16, f16), (f8e4m3, f8e5m2)
 STORAGE_ONLY = (*HALVES, *EIGHTHS)
 

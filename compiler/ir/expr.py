@@ -21,7 +21,7 @@ N = TypeVar("N", bound=Node)
 
 
 class IllTyped(TypeError):
-    """An operation that its argument types do not have."""
+    """An operation applied to argument types that it does not support."""
 
 
 class Expr(Node):
@@ -29,7 +29,7 @@ class Expr(Node):
 
     @property
     def dtype(self) -> DType:
-        """What `type` says, in expressions that have such a field."""
+        """The field `type`; classes without such a field override this."""
         return self.type  # type: ignore[attr-defined, no-any-return]
 
     def __add__(self, other: Expr | int | float) -> Expr:
@@ -64,7 +64,7 @@ class Expr(Node):
 
 
 class Const(Expr):
-    """A literal; `value` is a Python bool, int or float as the type asks, already rounded to it."""
+    """A literal; `value` is a Python bool, int or float according to the type, already rounded to it."""
 
     value: bool | int | float
     type: DType
@@ -78,9 +78,10 @@ class Var(Expr):
 
 
 class Size(Var):
-    """A size that is known only when the program is called: any whole number from `low` to `high`, or without an end.
+    """A size known only when the program is called: an integer from `low` to `high`, without upper bound if that is
+    None.
 
-    `hint` is the value to expect, for choices that only matter for speed.
+    `hint` is the expected value, for choices that only affect speed.
     """
 
     low: int = 0
@@ -89,7 +90,7 @@ class Size(Var):
 
 
 class Op(Expr):
-    """A row of `OPS` applied; build it with `op`, which checks types and folds integers."""
+    """A row of `OPS` applied to arguments; construct it with `op`, which checks types and folds integers."""
 
     name: str
     args: tuple[Expr, ...]
@@ -118,7 +119,7 @@ class Load(Expr):
 
 
 class Select(Expr):
-    """`then if cond else other`: only the side chosen is evaluated, so it may guard a load (`where` evaluates both)."""
+    """`then if cond else other`: only the chosen side is evaluated, so it may guard a load (`where` evaluates both)."""
 
     cond: Expr
     then: Expr
@@ -131,7 +132,7 @@ class Select(Expr):
 
 @dataclass(frozen=True)
 class Row:
-    """What a scalar operation takes and gives. `kinds`: which of float, int, uint, bool its arguments may be."""
+    """The signature of a scalar operation. `kinds`: which of float, int, uint, bool its arguments may be."""
 
     arity: int
     kinds: str
@@ -154,12 +155,12 @@ OPS: dict[str, Row] = {
     "and": Row(2, _BITS, infix="&"), "or": Row(2, _BITS, infix="|"), "xor": Row(2, _BITS, infix="^"),
     "not": Row(1, _BITS), "shl": Row(2, _INT, infix="<<"), "shr": Row(2, _INT, infix=">>"),
     "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"), "signbit": Row(1, _FLOAT, "bool"),
-    # its second argument; where the first does not hold, it is 0 and the program fails: like a load, it is evaluated
-    # only where it is asked for
+    # its second argument, or 0 and a failing program if the first does not hold; like a load, it is evaluated only
+    # where it is needed
     "require": Row(2, _ANY),
     "floor": Row(1, _FLOAT), "ceil": Row(1, _FLOAT), "trunc": Row(1, _FLOAT),
-    "round": Row(1, _FLOAT),  # halves go to even
-    # to 10 bits of fraction, halves away from zero, as tensor cores take f32; of a NaN x, x - tf32(x) is NaN
+    "round": Row(1, _FLOAT),  # ties to even
+    # round to 10 bits of fraction, ties away from zero, as tensor cores read f32; for a NaN x, x - tf32(x) is NaN
     "tf32": Row(1, _FLOAT),
     "sqrt": Row(1, _FLOAT), "fma": Row(3, _FLOAT),
     **{name: Row(row.arity, _FLOAT) for name, row in FUNCTIONS.items()},
@@ -172,14 +173,14 @@ COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and"
 
 
 def identity(reduction: str, dtype: DType) -> Const:
-    """The value that `reduction` starts from. For `max` of floats it is -inf: NaN still wins, as in torch."""
+    """The initial value of `reduction`. For `max` of floats it is -inf: NaN still wins, as in torch."""
     low, high = (-math.inf, math.inf) if dtype.is_float else dt.integer_range(dtype)
     value = {"sum": 0, "prod": 1, "max": low, "min": high, "and": True if dtype is boolean else -1, "or": 0}[reduction]
     return const(value, dtype)
 
 
 def const(value: bool | int | float, dtype: DType = i64) -> Const:
-    """A literal of `dtype`; raises ValueError when the value does not fit."""
+    """A literal of `dtype`; raises ValueError if the value does not fit."""
     if dtype.is_float:
         return Const(dt.rounded(float(value), dtype), dtype)
     if dtype is boolean:
@@ -196,7 +197,7 @@ def like(value: Expr | bool | int | float, other: Expr) -> Expr:
 
 
 def op(name: str, *args: Expr | bool | int | float) -> Expr:
-    """`OPS[name]` applied, with types checked; integer literals are folded and integer identities dropped."""
+    """`OPS[name]` applied to `args`, with types checked, integer literals folded and integer identities dropped."""
     model = next((a for a in reversed(args) if isinstance(a, Expr)), None)
     if model is None:
         raise TypeError(f"{name}: no argument has a type")
@@ -221,7 +222,7 @@ def _op(name: str, exprs: tuple[Expr, ...]) -> Expr:
 
 @functools.lru_cache(maxsize=1 << 14)
 def type_error(name: str, args: tuple[Expr, ...]) -> str:
-    """Why `name` may not be applied to `args`; empty when it may."""
+    """Why `name` cannot be applied to `args`; empty if it can."""
     row = OPS.get(name)
     if row is None:
         return f"unknown operation {name!r}"
@@ -276,12 +277,13 @@ def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
 
 
 def _widens(narrow: DType, wide: DType) -> bool:
-    """Every value of the one floating type is a value of the other, which is larger."""
+    """Whether `wide` represents every value of the floating type `narrow`, and has more bits."""
     return wide.is_float and narrow.bits < wide.bits
 
 
 def cast(value: Expr, dtype: DType) -> Expr:
-    """`value` as `dtype`; nothing when it already is or was before it was widened, a folded literal when it is one."""
+    """`value` as `dtype`; without a cast if it has the type or was widened from it, a folded literal if it is a
+    literal."""
     if value.dtype is dtype:
         return value
     if isinstance(value, Cast) and value.arg.dtype is dtype and dtype.is_float and _widens(dtype, value.dtype):
@@ -299,12 +301,12 @@ def _cast_literal(value: bool | int | float, dtype: DType) -> Const | None:
     if dtype is boolean:
         return Const(bool(value), dtype)
     if not math.isfinite(value) or not -(2**63) <= int(value) < 2**63:
-        return None  # what the conversion gives is the target's matter
+        return None  # target-dependent
     return _wrap(int(value), dtype)
 
 
 def select(cond: Expr, then: Expr, other: Expr) -> Expr:
-    """`then if cond else other`, decided now where the condition is a literal."""
+    """`then if cond else other`, folded if the condition is a literal."""
     if isinstance(cond, Const):
         return then if cond.value else other
     if then.dtype is not other.dtype:
@@ -313,7 +315,7 @@ def select(cond: Expr, then: Expr, other: Expr) -> Expr:
 
 
 def both(*conditions: Expr) -> Expr:
-    """The conjunction of bool expressions; literal ones disappear."""
+    """The conjunction of bool expressions; literals are folded."""
     left = [c for c in conditions if not (isinstance(c, Const) and c.value)]
     if any(isinstance(c, Const) for c in left) or not left:
         return Const(not left, boolean)
@@ -324,7 +326,7 @@ def both(*conditions: Expr) -> Expr:
 
 
 def requiring(value: Expr, unused: Iterable[Expr]) -> Expr:
-    """`value`, which fails where one of the expressions that are no longer needed for it would have."""
+    """`value`, with the `require` conditions of expressions that it replaces."""
     conditions = [n.args[0] for e in unused for n in e.walk() if isinstance(n, Op) and n.name == "require"]
     return functools.reduce(lambda v, c: op("require", c, v), dict.fromkeys(conditions), value)
 
@@ -335,7 +337,7 @@ def dim(value: Expr | int) -> Expr:
 
 
 def canonical(node: Any) -> Any:
-    """A rebuilt expression as its constructor function would have made it; other nodes as they are."""
+    """A rebuilt expression as its constructor function would have made it; other nodes unchanged."""
     match node:
         case Op(name, args):
             return _op(name, args)
@@ -373,45 +375,45 @@ def product(sizes: tuple[Expr, ...]) -> Expr:
 
 
 class SymbolicError(ValueError):
-    """Something asks for a number where there is a symbol; the message says what for."""
+    """A number is required where there is a symbolic size; the message says for what."""
 
 
 def static(value: Expr, what: str = "a size") -> int:
-    """The Python int behind a literal size; raises SymbolicError naming `what` for a symbolic one."""
+    """The Python int of a literal size; raises SymbolicError naming `what` for a symbolic one."""
     if isinstance(value, Const) and not value.dtype.is_float:
         return int(value.value)
     raise SymbolicError(f"{what} must be known when compiling, but is symbolic")
 
 
 def sizes_in(node: Node) -> tuple[Size, ...]:
-    """The symbolic sizes that occur in `node`, each once, in order."""
+    """The symbolic sizes in `node`, each once, in order."""
     return tuple(n for n in node.walk() if isinstance(n, Size))
 
 
 def specialised(value: Expr, sizes: Mapping[Size, int]) -> Expr:
-    """`value` with numbers in the place of symbolic sizes."""
+    """`value` with numbers for its symbolic sizes."""
     return substitute(value, {s: Const(n, i64) for s, n in sizes.items()})
 
 
 def hint(value: Expr) -> int:
-    """What a size is expected to be; raises SymbolicError for what depends on more than sizes."""
+    """The expected value of a size; raises SymbolicError if it depends on more than sizes."""
     return static(specialised(value, {s: s.hint for s in sizes_in(value)}))
 
 
 def variables(node: Node) -> set[Var]:
-    """All variables that occur in `node`, sizes among them."""
+    """All variables in `node`, sizes included."""
     return {n for n in node.walk() if isinstance(n, Var)}
 
 
 def names(node: Node) -> set[str]:
-    """The names of all variables that occur in `node`."""
+    """The names of all variables in `node`."""
     return {n.name for n in node.walk() if isinstance(n, Var)}
 
 
 def fresh(stem: str, taken: set[str], numbers: dict[str, int] | None = None) -> str:
-    """`stem`, or it and the least number that makes a name of it that is not taken; now it is.
+    """`stem`, with the least number added that makes it differ from `taken`, if needed; the name is added to `taken`.
 
-    `numbers` remembers the last number of each stem, where there may be thousands of names of one.
+    `numbers` remembers the last number of each stem, for stems with thousands of names.
     """
     name, n = stem, (numbers or {}).get(stem, 0)
     while name in taken:

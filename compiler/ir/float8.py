@@ -1,6 +1,7 @@
-"""The floats of 8 bits: what their bits mean, and which bits a number becomes; to nearest, halves to even.
+"""8-bit floats: the values of all bit patterns, and rounding to nearest, ties to even.
 
-As in PyTorch, what is too large for `f8e4m3` becomes the greatest number, also infinities; in `f8e5m2`, an infinity.
+As in PyTorch, values that are too large, infinities included, become the largest number in `f8e4m3` and infinity in
+`f8e5m2`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from compiler.ir.dtype import DType
 
 
 class Format(NamedTuple):
-    """The bits of the fraction, the exponent of the least normal number, and the bits of what is too large."""
+    """Bits of the fraction, exponent of the smallest normal number, and the bit pattern for overflow."""
 
     fraction: int
     least: int
@@ -26,7 +27,7 @@ NAN = 0x7F
 
 @functools.cache
 def values(name: str) -> tuple[float, ...]:
-    """What each of the 256 patterns of bits means."""
+    """The value of each of the 256 bit patterns."""
     fraction, least, over = FORMATS[name]
     positive = []
     for bits in range(128):
@@ -40,7 +41,7 @@ def values(name: str) -> tuple[float, ...]:
 
 
 def bits_of(value: float, dtype: DType) -> int:
-    """The bits of the number of that type next to a value.
+    """The bit pattern of the number of that type closest to a value.
 
     >>> from compiler.ir.dtype import f8e4m3, f8e5m2
     >>> [hex(bits_of(x, t)) for x, t in ((-1.0, f8e4m3), (1e9, f8e4m3), (1e9, f8e5m2))]
@@ -54,5 +55,5 @@ def bits_of(value: float, dtype: DType) -> int:
     if math.isinf(size):
         return sign | over
     exponent = max(math.frexp(size)[1] - 1, least) if size else least
-    steps = round(math.ldexp(size, fraction - exponent))  # halves to even
+    steps = round(math.ldexp(size, fraction - exponent))  # ties to even
     return sign | min(steps + ((exponent - least) << fraction), over)

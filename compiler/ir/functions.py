@@ -1,9 +1,9 @@
-"""Functions of floats, a row each; all that the compiler does with one derives from its row.
+"""Mathematical functions of floats, one row each; everything that the compiler does with a function derives from its
+row.
 
-These are the type rules (`expr.OPS`), the interpreters, the headers that C++ and CUDA text includes, the error bounds,
-the lowering from torch, what fusion takes it to cost, and the mistakes that the self-test plants. A function is added
-as a row here, a device function `mlc_NAME` in the row's header of `render/cpp`, and one in
-`render/cuda/mlc/mathematics.cuh`.
+These are type rules (`expr.OPS`), interpreters, headers for C++ and CUDA, error bounds, the lowering from torch, the
+cost in fusion, and the wrong functions that the self-test plants. A function is added as a row here, a device function
+`mlc_NAME` in the row's header of `render/cpp`, and one in `render/cuda/mlc/mathematics.cuh`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 CORRECTLY_ROUNDED = 0.5
-COST = 10  # of a function, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike)
+COST = 10  # fused multiply-adds of a vector lane per function (rough, for CPUs and GPUs alike)
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function by the name that torch, NumPy and C have for it.
+    """A function, by its name in torch, NumPy and C.
 
-    `cpu` is the largest error of the device function for CPUs, for f32 and f64 in units in the last place: the spacing
-    of the type at the exact result (below the normal range, the smallest denormal), so a correctly rounded function has
-    0.5. `cuda` is what the CUDA C++ Programming Guide ("Mathematical functions") states, which counts from the
-    correctly rounded result. `header` declares the device function for CPUs; what has none is declared with the
-    arithmetic. `torch` are its names in ATen. `meaning` is the function of Python floats where NumPy has none. Where
-    `library`, C's is the function. `mistaken` are what a wrong compiler may call instead. `swing` is how far apart any
-    two values are of a function that goes up and down, nowhere steeper than 1; 0 for others.
+    `cpu` is the largest error of the CPU device function for f32 and f64, in units in the last place: the spacing of
+    the type at the exact result (below the normal range, the smallest denormal), so that a correctly rounded function
+    has 0.5. `cuda` is the error stated by the CUDA C++ Programming Guide ("Mathematical functions"), which counts from
+    the correctly rounded result. `header` declares the CPU device function; without one it is declared with the
+    arithmetic. `torch` are its names in ATen. `meaning` is a function of Python floats, if NumPy has none. `library`
+    says that the C library has the function. `mistaken` are functions that a wrong compiler may call instead. `swing`
+    is the largest difference between any two values of an oscillating function whose slope is at most 1; 0 for others.
     """
 
     name: str
@@ -47,26 +47,26 @@ class Function:
 
 @functools.cache
 def _library(name: str) -> Callable[[float], float]:
-    """The C library's function of doubles, which is linked to Python."""
+    """The C library's function of doubles, from the library that Python is linked with."""
     function: Any = getattr(ctypes.CDLL(None), name)
     function.argtypes, function.restype = (ctypes.c_double,), ctypes.c_double
     return cast(Callable[[float], float], function)
 
 
 def _log_gamma(x: float) -> float:
-    """As C's: Python's own raises at the poles, and near 1 and 2 has few digits right."""
+    """As in C: Python's own raises at the poles, and is inaccurate near 1 and 2."""
     return _library("lgamma")(x)
 
 
 _EXP, _LOG, _SPECIAL, _CIRCLE = "exponential.h", "logarithm.h", "special.h", "trigonometric.h"
-# The tests of the headers hold every claim for CPUs against dense random and edge inputs, with and without fused
-# multiply-add; where the f64 function is the C library's, the claim is what its documentation allows. For CUDA the
-# larger figure of the guide's editions from 11 to 13 stands.
+# The tests of the headers check every claim for CPUs against dense random and edge inputs, with and without fused
+# multiply-add. Where the f64 function is the C library's, the claim is what its documentation allows. For CUDA it is
+# the largest figure of the guide's editions 11 to 13.
 _ROWS = (
     Function("exp", (1.25, 1.0), (2, 1), _EXP, torch=("exp",), mistaken=("exp2", "expm1")),
     Function("exp2", (1.25, 1.25), (2, 1), _EXP, torch=("exp2", "special_exp2"), mistaken=("exp",)),
-    # exp2, but zero where that is less than the least normal number: an instruction that PTX allows a relative error of
-    # 2^-22, four ulps at most.
+    # exp2, but zero for results below the smallest normal number: an instruction for which PTX allows a relative error
+    # of 2^-22, four ulps at most.
     Function("exp2_ftz", (1.25, 1.25), (4, 1), _EXP, library=False, mistaken=("exp",)),
     Function("expm1", (1.25, 1.5), (1, 1), _EXP, torch=("expm1", "special_expm1"), mistaken=("exp",)),
     Function("sinh", (1.75, 2.0), (3, 2), _EXP, torch=("sinh",), mistaken=("cosh",)),
@@ -84,7 +84,7 @@ _ROWS = (
              mistaken=("erfc", "tanh")),
     Function("erfc", (1.0, 5.5), (4, 5), _SPECIAL, torch=("erfc", "special_erfc"), meaning=math.erfc,
              mistaken=("erf",)),
-    # f32 is computed in f64; CUDA's f64 function is less exact between -11.0001 and -2.2637, near its zeros.
+    # f32 is computed in f64; CUDA's f64 function is less accurate between -11.0001 and -2.2637, near its zeros.
     Function("lgamma", (1.0, 12.0), (1, 4), _SPECIAL, torch=("lgamma",), meaning=_log_gamma, mistaken=("log",),
              cost=30),
     Function("tanh", (2.75, 2.75), (2, 1), "tanh.h", torch=("tanh",), mistaken=("atan",)),

@@ -1,9 +1,9 @@
-"""Algebra of index expressions: linear form, ranges, and simplification of // and % with known ranges.
+"""Algebra of index expressions: linear forms, ranges, and simplification of // and % with known ranges.
 
 Ranges map variable names to inclusive (low, high) pairs; None is an unknown end. A `Below` also knows the symbolic
-extent that its variable stays below. Symbolic sizes know their own ranges.
+extent that its variable stays below. Symbolic sizes have ranges of their own.
 
-Indices are far from 2**63. Data wraps around there: its range has both ends, or none.
+Indices are assumed to be far from 2**63. Data may wrap around: its range has both ends or none.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Ranges = Mapping[str, Range]
 
 
 class Below(tuple[int | None, int | None]):
-    """The range 0 .. extent - 1, of which the numbers are what is known of the extent.
+    """The range 0 .. extent - 1, with the bounds that are known of the extent.
 
-    Equal to another only if the extents are: two unknown ends are not the same.
+    Equal to another only if the extents are equal: two unknown ends are not the same.
     """
 
     extent: Expr
@@ -88,7 +88,7 @@ def range_below(extent: Expr, ranges: Ranges) -> Range:
 
 
 def value_range(e: Expr, ranges: Ranges) -> Range:
-    """Bounds of an integer expression, as 64 bits hold it."""
+    """Bounds of an integer expression in 64-bit arithmetic."""
     match e:
         case Const(value):
             return int(value), int(value)
@@ -124,13 +124,13 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
 
 
 def _data_range(e: Expr, ranges: Ranges) -> Range:
-    """The bounds of an expression, those of its type where it is data of which nothing is known."""
+    """The bounds of an expression; those of its type if it is data of unknown range."""
     found = value_range(e, ranges)
     return WHOLE if found == UNKNOWN and _has_data(e, ranges) else found
 
 
 def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
-    """Of an expression where a condition holds, and of 0."""
+    """The range of `e` where `cond` holds, joined with 0."""
     low, high = value_range(e, ranges)
     for c in conjuncts(cond):
         match c:
@@ -142,7 +142,7 @@ def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
 
 
 def conjuncts(cond: Expr) -> Iterator[Expr]:
-    """The conditions that all hold where a conjunction does."""
+    """The operands of a conjunction, flattened."""
     match cond:
         case Op("and", (a, b)):
             yield from conjuncts(a)
@@ -159,7 +159,7 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
 
 
 def _form_range(form: Linear, ranges: Ranges) -> Range:
-    """Bounds of a linear form as it is, without regard to how many bits hold it."""
+    """Bounds of a linear form without wrap-around."""
     low, high = _sum_range(form, ranges)
     if any(_is_symbolic(atom, ranges) for atom in form[0]):
         most, least = _bounded(form, ranges, 1), _bounded(form, ranges, -1)
@@ -169,7 +169,7 @@ def _form_range(form: Linear, ranges: Ranges) -> Range:
 
 
 def _product_range(e: Expr, ranges: Ranges) -> Range:
-    """Of a product of sizes and others, if none of them is negative."""
+    """The range of a product of sizes and other factors, if no factor is negative."""
     low, high = 1, 1
     known, vast = True, False
     for x in factors_of(e):
@@ -182,14 +182,14 @@ def _product_range(e: Expr, ranges: Ranges) -> Range:
 
 
 def _is_symbolic(atom: Expr, ranges: Ranges) -> bool:
-    """A size takes part, or something that is only known to stay below one."""
+    """Whether an atom contains a size, or a variable bounded by one."""
     if type(atom) is Var:
         return type(ranges.get(atom.name)) is Below
     return any(type(v) is Size or type(ranges.get(v.name)) is Below for v in variables_of(atom))
 
 
 def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
-    """A sum of sizes that the form is at most (sign 1) or at least (-1); None if there is none to be found."""
+    """A sum of sizes that bounds the form from above (sign 1) or below (-1); None if none is found."""
     terms, rest = form
     out: Linear = {}, rest
     for atom, c in terms.items():
@@ -211,7 +211,7 @@ def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
 
 
 def _upper(x: Expr, ranges: Ranges) -> Linear | None:
-    """The most that a factor, which is never negative, can be, in sizes."""
+    """An upper bound of a non-negative factor, as a sum of sizes."""
     match x:
         case Size():
             return {x: 1}, 0
@@ -237,7 +237,7 @@ def _from_zero(e: Expr, ranges: Ranges) -> bool:
 
 
 def _lower(x: Expr, ranges: Ranges) -> Linear | None:
-    """The least that a factor, which is never negative, can be, in sizes."""
+    """A lower bound of a non-negative factor, as a sum of sizes."""
     if isinstance(x, Size):
         return {x: 1}, 0
     low, _ = value_range(x, ranges)
@@ -245,7 +245,7 @@ def _lower(x: Expr, ranges: Ranges) -> Linear | None:
 
 
 def _divided_by_size(a: Expr, d: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
-    """Quotient and remainder of a division by a size, where both are simple: of `i * n + j` by n they are i and j."""
+    """Quotient and remainder of a division by a size, if simple: for `i * n + j` by n they are i and j; else None."""
     whole, part = multiples(linear(a), d)
     rest = from_linear(part)
     low, _ = value_range(rest, ranges)
@@ -267,16 +267,16 @@ def _sum_range(form: Linear, ranges: Ranges) -> Range:
         low = None if low is None or a is None else low + c * a
         high = None if high is None or b is None else high + c * b
         vast = vast or is_vast((a, b))
-    # Beside data that is as large as 64 bits allow, an index may be enough to wrap around.
+    # Added to data near the limits of 64 bits, an index may be enough to wrap around.
     return UNKNOWN if vast and (low is None or high is None) else (low, high)
 
 
-_MOST = 1 << 12  # results that are kept for the same ranges
+_MOST = 1 << 12  # results kept per set of ranges
 
 
 @functools.lru_cache(maxsize=32)
 def _known(ranges: frozenset[tuple[str, Range]]) -> dict[tuple[Expr, bool], Expr]:
-    """Simplified expressions: passes ask for the same indices over and over while the same loops are around them."""
+    """Cache of simplified expressions: passes simplify the same indices repeatedly inside the same loops."""
     return {}
 
 
@@ -287,8 +287,8 @@ def simplify(node: tuple[N, ...], ranges: Ranges, index: bool = False) -> tuple[
 def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
     """Every integer and bool part of `node` in simplest form, given the ranges of its variables.
 
-    Indices are far from 2**63, so `x + 1 > x` holds for them. Data may wrap around, so there it is left alone, unless
-    `node` itself is an `index`.
+    Indices are far from 2**63, so `x + 1 > x` holds for them. Data may wrap around, so it is left alone unless `node`
+    itself is an `index`.
     """
     known = _known(frozenset(ranges.items()))
     if len(known) > _MOST:
@@ -308,12 +308,14 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
 
 
 def _has_data(e: Expr, ranges: Ranges, others: Range = UNKNOWN) -> bool:
-    """Data takes part: an element of a tensor, or a name of unknown range. Names without one have that of `others`."""
+    """Whether data takes part: an element of a tensor, or a name of unknown range. Names without a range have
+    `others`."""
     return any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, others) == UNKNOWN) for n in e.walk())
 
 
 def _may_wrap(e: Expr, ranges: Ranges) -> bool:
-    """Data takes part, or a number that 64 bits do not hold; what sizes are in is an index, if no term is vast."""
+    """Whether data takes part, or a number that exceeds 64 bits; an expression with sizes is an index if no term is
+    vast."""
     if _has_data(e, ranges):
         return True
     if e.dtype is not i64 or value_range(e, ranges) != UNKNOWN:
@@ -323,7 +325,7 @@ def _may_wrap(e: Expr, ranges: Ranges) -> bool:
 
 
 def _wraps(e: Expr, ranges: Ranges, index: bool) -> bool:
-    """Whether a value may wrap around; in an index, data of which nothing is known, until what is around bounds it."""
+    """Whether a value may wrap around. In an index, data of unknown range may, until something around it bounds it."""
     if not index:
         return _may_wrap(e, ranges)
     return _has_data(e, ranges, (0, None)) and e.dtype is i64 and value_range(e, ranges) == UNKNOWN
@@ -332,7 +334,7 @@ def _wraps(e: Expr, ranges: Ranges, index: bool) -> bool:
 def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
-            return from_linear(_join(linear(e), ranges, index))  # true modulo 2**64 as well
+            return from_linear(_join(linear(e), ranges, index))  # also true modulo 2**64
         case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if any(
             _wraps(x, ranges, index) for x in e.args
         ):
@@ -347,7 +349,7 @@ def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
         case Op("min" | "max" as how, (a, b)) if e.dtype is i64:
             (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
             if how == "max":
-                a, b = b, a  # the one that is never the smaller is the result
+                a, b = b, a  # the side that is never the smaller is the result
             if ha is not None and lb is not None and ha <= lb:
                 return a
             if hb is not None and la is not None and hb <= la:
@@ -386,7 +388,7 @@ def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
 
 
 def _join(form: Linear, ranges: Ranges, index: bool) -> Linear:
-    """`(a // d) * d * c + (a % d) * c` is `a * c`; repeated, because a sum may hold a whole chain of digits."""
+    """Fold `(a // d) * d * c + (a % d) * c` to `a * c`; repeatedly, because a sum may hold a whole chain of digits."""
     terms, rest = form
     for atom, c in terms.items():
         match atom:
@@ -404,7 +406,7 @@ def _join(form: Linear, ranges: Ranges, index: bool) -> Linear:
 
 
 def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
-    """The ways to write `a // d`, of which one is `(x + e * y) // (d * e)` where `a` is `x // e + y`."""
+    """The ways to write `a // d`; one is `(x + e * y) // (d * e)` if `a` is `x // e + y`."""
     yield op("floordiv", a, d)
     terms, rest = linear(a)
     for atom, c in terms.items():
@@ -419,7 +421,7 @@ def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
 
 
 def _split(a: Expr, d: int) -> tuple[Linear, Linear]:
-    """The multiples of `d` in a linear form, and what is left; the constant's remainder stays with the latter."""
+    """The multiples of `d` in a linear form, and the rest, to which the constant's remainder belongs."""
     terms, rest = linear(a)
     whole = {k: v // d for k, v in terms.items() if v % d == 0}
     part = {k: v for k, v in terms.items() if v % d}
@@ -427,7 +429,7 @@ def _split(a: Expr, d: int) -> tuple[Linear, Linear]:
 
 
 def _digits(form: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] | None:
-    """`form` as g * high + low, for a g > 1 that divides `d` and a low within 0 .. g - 1; None when there is none."""
+    """`form` as g * high + low with g > 1 dividing `d` and low within 0 .. g - 1; None if there is no such g."""
     terms, rest = form
     for g in sorted({math.gcd(c, d) for c in terms.values()} - {1}, reverse=True):
         low = {k: c for k, c in terms.items() if c % g}, rest % g

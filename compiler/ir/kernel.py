@@ -1,4 +1,4 @@
-"""Kernel IR: C-like statements over flat buffers, scalars and vectors; everything that a target does is spelled out.
+"""Kernel IR: C-like statements over flat buffers, scalars and vectors; everything that a target does is explicit.
 
 Buffers are one-dimensional: a load or store has one index, in elements. A value of a vector type (`f32x8`) is loaded
 from consecutive elements. Calls name device functions, which have a body for each target.
@@ -23,8 +23,8 @@ from compiler.ir.node import Node
 from compiler.ir.statement import Stmt as Stmt
 from compiler.ir.tensor import Tensor, verify_params
 
-# How to run a loop, which changes nothing of what it computes: `rolled` asks not to write it out, `ahead` asks memory
-# early for what it loads, `past` keeps what it stores out of the caches.
+# How to emit a loop; does not affect its result. `rolled` asks the compiler not to unroll it, `ahead` prefetches its
+# loads, `past` lets its stores bypass the caches.
 MARKS = ("", "parallel", "unroll", "rolled", "ahead", "past")
 SPACES = ("local", "shared")
 
@@ -41,7 +41,7 @@ class Broadcast(Expr):
 
 
 class Ramp(Expr):
-    """`start`, `start` + `step`, ... of an integer type, one a lane."""
+    """`start`, `start` + `step`, ... of an integer type, one per lane."""
 
     start: Expr
     step: int
@@ -53,7 +53,7 @@ class Ramp(Expr):
 
 
 class Gather(Expr):
-    """One element a lane, from the places that a vector of i64 names."""
+    """One element per lane, from the indices in a vector of i64."""
 
     buffer: str
     index: Expr
@@ -61,7 +61,7 @@ class Gather(Expr):
 
 
 class Across(Expr):
-    """The lanes of a vector combined by a reduction (`expr.COMBINE`) into a scalar."""
+    """The lanes of a vector, reduced to a scalar by `op` (`expr.COMBINE`)."""
 
     op: str
     arg: Expr
@@ -72,10 +72,10 @@ class Across(Expr):
 
 
 class Together(Expr):
-    """The values of `threads` threads that stand here together, combined by a reduction; all of them get the result.
+    """The values of `threads` threads that execute this together, combined by a reduction; all of them get the result.
 
-    More threads than a warp pass theirs through `scratch`, a shared array of an element for each warp. Threads whose
-    numbers are `apart`, by more than one, pass them through an array of an element for each thread of the block.
+    More threads than a warp exchange partial results through `scratch`, a shared array with one element per warp.
+    Threads whose numbers are more than one `apart` use an array with one element per thread of the block.
     """
 
     op: str
@@ -90,7 +90,7 @@ class Together(Expr):
 
 
 class Ones(Expr):
-    """How many bits of an i32 are ones."""
+    """The number of set bits of an i32 (population count)."""
 
     arg: Expr
 
@@ -100,7 +100,7 @@ class Ones(Expr):
 
 
 class Peer(Expr):
-    """An element of the array that block `rank` of the cluster has in the place of the shared array `buffer`."""
+    """An element of the shared array at the address of `buffer` in block `rank` of the cluster."""
 
     buffer: str
     index: Expr
@@ -132,11 +132,10 @@ class Map(Node):
 
 
 class TensorMap(Node):
-    """A parameter that describes boxes of a tensor in `buffer` to the copy engine.
+    """A parameter that describes boxes of a tensor in `buffer` to the copy engine (TMA).
 
-    `box` is in elements, innermost axis first; `swizzle` is in bytes, and how a box lies in shared memory: 0, or the
-    length of its rows. Elements of a box are `steps` apart in the tensor, by default neighbours. Axes are in the order
-    of memory.
+    `box` is in elements, innermost axis first. `swizzle` is in bytes, 0 for none or the length of a box's rows in
+    shared memory. Elements of a box are `steps` apart in the tensor, by default 1. Axes are in the order of memory.
     """
 
     name: str
@@ -147,7 +146,7 @@ class TensorMap(Node):
 
 
 class Declare(Stmt):
-    """A mutable variable with its first value."""
+    """A mutable variable with its initial value."""
 
     name: str
     value: Expr
@@ -159,7 +158,8 @@ class Assign(Stmt):
 
 
 class Store(Stmt):
-    """`buffer[index] = value`, a vector to consecutive elements; by any `op` but "set" combined with what is there."""
+    """`buffer[index] = value`, a vector to consecutive elements; combined with the old value by `op` unless that is
+    "set"."""
 
     buffer: str
     index: Expr
@@ -168,7 +168,7 @@ class Store(Stmt):
 
 
 class For(Stmt):
-    """`for (var = start; var < stop; var += step)`; `mark` is a row of MARKS."""
+    """`for (var = start; var < stop; var += step)`; `mark` is one of MARKS."""
 
     var: str
     start: Expr
@@ -179,7 +179,7 @@ class For(Stmt):
 
 
 def unrolled(var: Var, extent: int, *body: Stmt) -> For:
-    """A loop that is written out."""
+    """A loop that is unrolled."""
     return For(var.name, const(0), const(extent), 1, body, "unroll")
 
 
@@ -200,7 +200,7 @@ class Array(Stmt):
 
 
 class Call(Stmt):
-    """A device function; `template`: compile-time whole numbers and type names, `writes`: the buffers it changes."""
+    """A device function; `template`: compile-time integers and type names, `writes`: the buffers that it changes."""
 
     function: str
     template: tuple[int | str, ...]
@@ -209,7 +209,7 @@ class Call(Stmt):
 
 
 class Barrier(Stmt):
-    """All threads of `scope` ("block", "warp", "cluster") arrive before any goes on."""
+    """All threads of `scope` ("block", "warp", "cluster") arrive before any continues."""
 
     scope: str
 
@@ -221,9 +221,9 @@ class Comment(Stmt):
 class Function(Node):
     """One launch. `grid` and `block` are empty on a CPU, where loops marked parallel take their place.
 
-    Its arguments are the tensors of `params`, the program's sizes, and the `maps`, in this order. So many neighbouring
-    blocks along the first axis of the grid are a `cluster`. Through the parameters `exchanged`, blocks of one launch
-    pass each other values. `checks` are the arguments of the schedule step of that name.
+    Its arguments are the tensors of `params`, the program's sizes, and the `maps`, in this order. `cluster` is the
+    number of adjacent blocks along the first axis of the grid that form a cluster. Blocks of one launch exchange values
+    through the parameters `exchanged`. `checks` are the arguments of the schedule step of that name.
     """
 
     name: str
@@ -241,9 +241,9 @@ class Function(Node):
 
 
 class Program(Node):
-    """Functions run in order; tensors keep their shapes for the callers, functions see flat buffers.
+    """Functions run in order. Tensors keep their shapes for callers; functions see flat buffers.
 
-    The last of the temporaries, those named by `zeros`, hold zeros before the program runs, and must do so after it.
+    `zeros` names the last temporaries, which hold zeros before the program runs and must do so after it.
     """
 
     name: str
@@ -255,14 +255,14 @@ class Program(Node):
     zeros: tuple[str, ...] = ()
 
 
-# Bytes of shared memory that a function may declare; what needs more comes with the launch.
+# Bytes of shared memory that a function may declare statically; larger amounts are dynamic.
 STATIC_SHARED = 48 * 1024
 
 
 def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
-    """Where each shared array is in the memory that comes with the launch, and how many bytes that must have.
+    """Offsets of shared arrays in dynamic shared memory, and its size in bytes.
 
-    Empty and 0 where all arrays together fit into what a function may declare by itself.
+    Empty and 0 if all arrays together fit into static shared memory.
     """
     arrays = [n for s in function.body for n in s.walk() if isinstance(n, Array) and n.space == "shared"]
     offsets: dict[str, int] = {}
@@ -275,7 +275,8 @@ def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
 
 
 def verify(program: Program) -> None:
-    """Names are bound before use, types and lanes agree, stores go to what may be written; raises ValueError."""
+    """Check that names are bound before use, types and lanes agree, and only writable buffers are stored to; raises
+    ValueError."""
     if program.zeros != tuple(t.name for t in program.temps[len(program.temps) - len(program.zeros) :]):
         raise ValueError(
             f"program {program.name}: {program.zeros} are not its last temporaries, which alone may be zero"
@@ -288,7 +289,7 @@ def verify(program: Program) -> None:
             _verified[f] = program.sizes
 
 
-# Most passes over a program change few of its functions; for which sizes each one was found to be right.
+# Verified functions with the sizes they were verified for: most passes change few functions of a program.
 _verified: WeakKeyDictionary[Function, tuple[Size, ...]] = WeakKeyDictionary()
 
 

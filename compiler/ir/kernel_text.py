@@ -10,12 +10,12 @@ def f(x: f32[64, 100], *, y: f32[64, 100]):
                 m = max(m, x[i * 100 + j, f32x8])
             t[i] = across(max, m)
 ```
-Behind a temporary, ` = 0` says that it is zero before and after a run. Tensor maps are of parameters as a function sees
-them: `view(x, f32[6400])` is x with other axes in the same memory.
+A temporary with ` = 0` is zero before and after a run. `view(x, f32[6400])` is x with other axes in the same memory.
+Tensor maps describe parameters as the function sees them.
 
-`name: type = value` declares, `name = value` assigns. A load of a vector names its type behind the index; others are
-`gather(x, index)`, those from another block of the cluster `peer(x, index, rank)`. A buffer's element by address is
-`x @ (i)`, a remark is a string.
+`name: type = value` declares, `name = value` assigns. A vector load has its type after the index; other loads are
+`gather(x, index)` and, from another block of the cluster, `peer(x, index, rank)`. The address of an element is
+`x @ (i)`, a comment is a string.
 """
 
 from __future__ import annotations

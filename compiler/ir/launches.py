@@ -1,4 +1,4 @@
-"""Which statements of a kernel in Tile IR are launched together."""
+"""How a kernel of Tile IR divides into launches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from compiler.ir.statement import Accum, Init, Let, Stmt
 
 Body = tuple[Stmt, ...]
 
-WARP = 32  # threads of a warp
+WARP = 32  # threads per warp
 
 
 def is_bound(s: object, level: str) -> TypeGuard[tile.For]:
-    """A loop bound to that level."""
+    """Whether `s` is a loop bound to that level."""
     return isinstance(s, tile.For) and s.bind.level == level
 
 
 def block_size(body: Body) -> int:
-    """Threads of a block: what the loops over lanes, warps and columns take; those of a warp at least."""
+    """Threads per block: the most that a loop over lanes, warps or columns uses, at least a warp."""
     most = WARP
     for s in body:
         for n in s.walk():
@@ -37,9 +37,9 @@ def block_size(body: Body) -> int:
 
 
 def apart(body: Body) -> list[Body]:
-    """The nests over blocks where several statements follow each other, and what is between them.
+    """The body divided into nests over blocks and the statements between them.
 
-    It is one body where blocks make parts of one result together, or a scalar passes from one nest to another.
+    It stays one body if blocks compute parts of one result together, or if a scalar passes from one nest to another.
     """
     nests: list[list[Stmt]] = []
     for s in body:

@@ -1,4 +1,4 @@
-"""How a tile in registers lies over threads: as operands of tensor instructions do, or as loops deal elements out."""
+"""How a tile in registers is distributed over threads: as operands of tensor instructions, or by a loop over lanes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compiler.ir.node import Node
 
 
 class Digit(Node):
-    """A digit of a mixed-radix number, and how far one step of it goes in the tile."""
+    """A digit of a mixed-radix number, and the step in the tile's rows and columns for one unit of it."""
 
     extent: int
     row: int
@@ -18,10 +18,11 @@ class Digit(Node):
 
 
 class Fragment(Node):
-    """A tile of `shape`: places of a thread's registers are sums of steps over the digits of both numbers.
+    """A tile of `shape` in registers: an element's position is the sum of steps over the digits of its thread and
+    register.
 
-    The threads are those of the whole block, fastest digit first; digits without a step mean that threads hold the
-    same. An instruction takes `unit` registers, and the next one along an axis of `strides` begins so many after them.
+    Threads are those of the whole block, fastest digit first; digits without a step mean that threads hold copies. An
+    instruction takes `unit` registers; `strides` gives the registers between instructions along an axis.
     """
 
     shape: tuple[int, int]
@@ -32,16 +33,17 @@ class Fragment(Node):
 
     @property
     def count(self) -> int:
-        """Registers, in elements, that each thread holds."""
+        """Registers per thread, in elements."""
         return math.prod(d.extent for d in self.registers)
 
     def stride(self, axis: str) -> int:
-        """Registers from one instruction to the next along an axis; 0 where there is one only."""
+        """Registers between instructions along an axis; 0 if there is only one instruction."""
         return dict(self.strides).get(axis, 0)
 
 
 class ThreadMap(Node):
-    """How the iterations of a loop go to threads: `vector` neighbours to each of `threads`, then the next round."""
+    """How the iterations of a loop are assigned to threads: `vector` adjacent ones to each of `threads`, then another
+    round."""
 
     extent: Expr
     threads: int
@@ -50,7 +52,7 @@ class ThreadMap(Node):
 
 @functools.lru_cache(1024)
 def problem(layout: Fragment) -> str:
-    """Why no threads can hold a tile so; empty where they can: every element has a register."""
+    """Why the layout does not cover the tile with every element in some register; empty if it does."""
     digits = (*layout.threads, *layout.registers)
     if any(d.extent < 1 or d.row < 0 or d.column < 0 or (d.row and d.column) for d in digits):
         return "a digit goes along one axis, forward"

@@ -1,4 +1,4 @@
-"""Index expressions as sums of integer multiples of atoms, plus a constant: there, back, and arithmetic of them."""
+"""Linear forms of index expressions: sums of integer multiples of atoms plus a constant; conversion and arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Linear = tuple[Mapping[Expr, int], int]  # coefficients of atoms, and the consta
 
 
 def has_sizes(e: Expr) -> bool:
-    """A symbolic size occurs."""
+    """Whether a symbolic size occurs."""
     return type(e) is not Const and any(type(v) is Size for v in variables_of(e))
 
 
@@ -40,7 +40,7 @@ def linear(e: Expr) -> Linear:
 
 
 def multiplied(a: Linear, b: Linear) -> Linear:
-    """A product of sums as the sum of its monomials."""
+    """The product of two forms, as a sum of monomials."""
     terms, rest = plus(times((a[0], 0), b[1]), times((b[0], 0), a[1]), 1)[0], a[1] * b[1]
     for x, m in a[0].items():
         for y, n in b[0].items():
@@ -56,7 +56,7 @@ def factors_of(atom: Expr) -> list[Expr]:
 
 
 def monomial(factors: list[Expr]) -> Expr:
-    """A product in its one order: sizes come last."""
+    """A product in its canonical order: sizes come last."""
     ordered = sorted(factors, key=lambda x: (isinstance(x, Size), repr(x)))
     out = ordered[0]
     for x in ordered[1:]:
@@ -78,7 +78,8 @@ def times(a: Linear, factor: int) -> Linear:
 
 
 def from_linear(form: Linear) -> Expr:
-    """The expression of a linear form in 64 bits: what is added, then what is subtracted, by falling coefficient."""
+    """The expression of a linear form in 64 bits: added terms first, then subtracted ones, by decreasing
+    coefficient."""
     terms, rest = {k: c for k, v in form[0].items() if (c := _wrapped(v))}, _wrapped(form[1])
     order = list(terms.items())
     if len(order) > 1:
@@ -111,7 +112,7 @@ def variables_of(atom: Expr) -> tuple[Var, ...]:
 
 
 def only_sizes(e: Expr) -> bool:
-    """Sums and products of sizes."""
+    """Whether it consists of sums and products of sizes."""
     return has_sizes(e) and all(
         isinstance(n, Size | Const) or (isinstance(n, Op) and n.name in ("add", "sub", "mul"))
         for n in e.walk()
@@ -120,13 +121,13 @@ def only_sizes(e: Expr) -> bool:
 
 
 def exact_quotient(form: Linear, d: Expr) -> Linear | None:
-    """The quotient of a form by one monomial of sizes, if nothing is left over."""
+    """The quotient of a form by a monomial of sizes, if there is no remainder; else None."""
     whole, rest = multiples(form, d)
     return whole if not rest[0] and not rest[1] else None
 
 
 def multiples(form: Linear, d: Expr) -> tuple[Linear, Linear]:
-    """The multiples of `d` in a form, divided by it, and what is left."""
+    """The multiples of `d` in a form, divided by it, and the rest."""
     terms, number = linear(d)
     if (len(terms), bool(number)) not in ((1, False), (0, True)):
         return ({}, 0), form
@@ -148,7 +149,7 @@ def multiples(form: Linear, d: Expr) -> tuple[Linear, Linear]:
 
 
 def _without(factors: list[Expr], gone: list[Expr]) -> list[Expr] | None:
-    """The factors that are left when some are taken away; None where one of these is missing."""
+    """The factors without those in `gone`; None if one of these is missing."""
     left = list(factors)
     for x in gone:
         if x not in left:

@@ -8,7 +8,8 @@ with kernel("softmax", x: ..., y: ...):
             m = max(m, x[i, j])
         ...
 ```
-`parallel` iterations are independent, `reduce` iterations only accumulate, in any order; `scan` ones run in order.
+`parallel` iterations are independent; `reduce` iterations only accumulate, in any order; `scan` iterations run in
+order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class For(Stmt):
 
 
 def verify(program: Program) -> None:
-    """Only what exists is touched, names are bound once, before use, and loop kinds are true; raises ValueError."""
+    """Check that names are bound once and before use, buffers exist, and loop kinds are true; raises ValueError."""
     statement.verify(program, _verify)
 
 

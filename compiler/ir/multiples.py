@@ -1,4 +1,4 @@
-"""What certainly divides an expression of whole numbers; and powers of two."""
+"""Divisibility of integer expressions, and powers of two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from compiler.ir.expr import Expr, Op, Var
 from compiler.ir.linear import linear
 
-Multiples = Mapping[str, int]  # what divides a variable
+Multiples = Mapping[str, int]  # a known divisor of each variable
 NO_MULTIPLES: Multiples = MappingProxyType({})
 WIDEST = 128
 
@@ -32,7 +32,7 @@ def ceildiv(a: int, b: int) -> int:
 
 
 def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
-    """`e` is certainly a multiple of `by`, a power of two, as variables are of what is said."""
+    """Whether `e` is certainly a multiple of `by`, a power of two, given known divisors of variables."""
     match e:
         case Var(name) if multiples.get(name, 1) % by == 0:
             return True

@@ -1,6 +1,6 @@
-"""Immutable, interned IR nodes: annotated fields go in, a frozen class comes out, whose equal nodes are one object.
+"""Immutable, interned IR nodes: a class with annotated fields becomes a frozen class whose equal nodes are one object.
 
-So `is` is structural equality, hashing is free, and "nothing changed" is `new is old`.
+So `is` is structural equality, hashing is cheap, and "nothing changed" is `new is old`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class _Interned(type):
         key = (cls, *(map(_key, args) if _LITERALS.intersection(map(type, args)) else args))
         node = _Interned._pool.get(key)
         if node is None:
-            with _Interned._lock:  # or two threads would each make one
+            with _Interned._lock:  # otherwise two threads could each make one
                 node = _Interned._pool.get(key)
                 if node is None:
                     node = _Interned._pool[key] = super().__call__(*args)
         return node
 
 
-_LITERALS = {float, int, bool, tuple}  # the types of fields that `_key` must look at
+_LITERALS = {float, int, bool, tuple}  # types of fields that need `_key`
 
 
 def _key(value: Any) -> Any:
-    """Python finds 1, 1.0 and True equal, and 0.0 and -0.0; the pool must not."""
+    """A key that tells 1, 1.0 and True apart, and 0.0 and -0.0, which Python considers equal."""
     kind = type(value)
     if kind is float:
         return (float, value.hex())
@@ -58,14 +58,14 @@ def _key(value: Any) -> Any:
 
 
 def _bind(cls: Any, args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[Any, ...]:
-    """The fields of a call that leaves some to their defaults, or gives them by name."""
+    """The field values of a call with keywords or defaults; raises TypeError like Python if they do not fit."""
     left, known = cls.fields[len(args) :], _defaults(cls)
     try:
         made = (*args, *(kw[f] if f in kw else known[f] for f in left))
     except KeyError:
         made = ()
     if len(made) != len(cls.fields) or not kw.keys() <= set(left):
-        inspect.signature(cls.__init__).bind(None, *args, **kw)  # raises the TypeError that Python has for it
+        inspect.signature(cls.__init__).bind(None, *args, **kw)  # raises Python's own TypeError
     return made
 
 
@@ -84,7 +84,7 @@ class Node(metaclass=_Interned):
         """Rebuild with `f` applied to every child node; a tuple returned for a statement is spliced in."""
         made: list[Any] = []
         same = True
-        for x in type(self).fields:  # every pass goes through here: the two kinds of fields are told apart in place
+        for x in type(self).fields:  # hot path of every pass: the two kinds of fields are told apart inline
             old = getattr(self, x)
             new = f(old) if isinstance(old, Node) else mapped(old, f) if type(old) is tuple else old
             same = same and new is old
@@ -104,12 +104,12 @@ class Node(metaclass=_Interned):
             yield from _nodes(getattr(self, x))
 
     def walk(self) -> Iterator[Any]:
-        """This node and all nodes below it, parents first; a node that occurs twice comes once."""
+        """This node and all nodes below it, parents first, each once."""
         return itertools.chain((self,), self._all_below)
 
     @functools.cached_property
     def _all_below(self) -> tuple[Any, ...]:
-        """What `walk` finds below it, which passes ask for many times; without the node itself, or it would be kept."""
+        """Cache for `walk`, which passes call many times; without the node itself, which would never be freed."""
         stack: list[Node] = [*reversed(self.below)]
         seen = set(stack)
         out: list[Node] = []
@@ -130,7 +130,7 @@ class Node(metaclass=_Interned):
 
 
 def mapped(value: Any, f: Callable[[Any], Any]) -> Any:
-    """A field's value with `f` applied to its nodes; of a tuple of nodes, those of a tuple returned are spliced in."""
+    """A field's value with `f` applied to its nodes; a tuple returned for a node in a tuple is spliced in."""
     if isinstance(value, Node):
         return f(value)
     if type(value) is not tuple or not value:

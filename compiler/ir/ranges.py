@@ -1,28 +1,28 @@
-"""Ranges of whole numbers, inclusive pairs of which None is an unknown end, and what operations make of them."""
+"""Arithmetic of integer ranges: inclusive pairs, in which None is an unknown end."""
 
 from __future__ import annotations
 
 Range = tuple[int | None, int | None]
 
 LEAST, MOST = -(2**63), 2**63 - 1
-WHOLE: Range = LEAST, MOST  # what 64 bits hold
+WHOLE: Range = LEAST, MOST  # 64-bit integers
 UNKNOWN: Range = None, None
-VAST = 2**62  # sizes and indices stay below it
+VAST = 2**62  # bound of sizes and indices
 
 
 def within(r: Range) -> Range:
-    """Of a result in 64 bits: nothing is known where it may have wrapped around."""
+    """The range of a 64-bit result: unknown if it may have wrapped around."""
     low, high = r
     return UNKNOWN if (low is not None and low < LEAST) or (high is not None and high > MOST) else r
 
 
 def is_vast(r: Range) -> bool:
-    """A known end is so large that it must be of data."""
+    """Whether a known end is so large that the value must be data."""
     return any(end is not None and abs(end) >= VAST for end in r)
 
 
 def absolute(r: Range) -> Range:
-    """Of an absolute value; that of the least integer is itself."""
+    """The range of an absolute value; that of the least integer is itself."""
     low, high = r
     if low is None or high is None:
         return 0, None
@@ -30,17 +30,18 @@ def absolute(r: Range) -> Range:
 
 
 def lesser(a: int | None, b: int | None) -> int | None:
-    """The lesser of two ends; the other one where one is unknown."""
+    """The lesser of two ends; the other one if one is unknown."""
     return min((x for x in (a, b) if x is not None), default=None)
 
 
 def greater(a: int | None, b: int | None) -> int | None:
-    """The greater of two ends; the other one where one is unknown."""
+    """The greater of two ends; the other one if one is unknown."""
     return max((x for x in (a, b) if x is not None), default=None)
 
 
 def divided_range(how: str, a: Range, d: Range) -> Range:
-    """Of what is never negative by a size, which is at least 1 wherever there is something to divide."""
+    """The range of a non-negative number divided by a size (or its remainder); the size is at least 1 if this is
+    evaluated."""
     if a[0] is None or a[0] < 0 or d[0] is None or d[0] < 0:
         return None, None
     if how == "floordiv":
@@ -49,7 +50,7 @@ def divided_range(how: str, a: Range, d: Range) -> Range:
 
 
 def bits(how: str, a: Range, b: Range) -> Range:
-    """Of numbers that are not negative, the bits of both or of either."""
+    """The range of a bitwise operation on non-negative numbers."""
     (la, ha), (lb, hb) = a, b
     if la is None or lb is None or la < 0 or lb < 0:
         return None, None
@@ -59,12 +60,12 @@ def bits(how: str, a: Range, b: Range) -> Range:
 
 
 def either(a: Range, b: Range) -> Range:
-    """Of what is in one of two ranges."""
+    """The union of two ranges."""
     low = None if a[0] is None or b[0] is None else min(a[0], b[0])
     return low, None if a[1] is None or b[1] is None else max(a[1], b[1])
 
 
 def extreme(how: str, a: Range, b: Range) -> Range:
-    """Of the lesser or the greater of two numbers."""
+    """The range of the min or max of two numbers."""
     low, high = either(a, b)
     return (low, lesser(a[1], b[1])) if how == "min" else (greater(a[0], b[0]), high)

@@ -1,7 +1,6 @@
-"""The one driver that rewrites trees: a rule says what stands in the place of a node, and all else stays what it is.
+"""Drivers that rewrite trees by a rule: the rule's result replaces a node, or None keeps it.
 
-Both go from the leaves up, so that a rule sees what became of the nodes below; where it changes nothing, the same nodes
-come back.
+They work bottom-up, so that a rule sees rewritten children. If a rule changes nothing, the same nodes are returned.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from compiler.ir.statement import Stmt, Store
 
 
 def statements(body: tuple[Stmt, ...], rule: Callable[[Any], Stmt | tuple[Stmt, ...] | None]) -> tuple[Stmt, ...]:
-    """`body` with what `rule` makes of every statement: none, one or several; None leaves it.
+    """`body` with every statement replaced by what `rule` returns: none, one or several; None keeps it.
 
-    Expressions are not looked at.
+    Expressions are not visited.
     """
 
     def go(n: Node) -> Any:
@@ -32,12 +31,12 @@ def statements(body: tuple[Stmt, ...], rule: Callable[[Any], Stmt | tuple[Stmt, 
 
 
 def replaced(body: tuple[Stmt, ...], old: Stmt, new: Stmt | tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """`body` with a statement, wherever it stands, replaced by none, one or several."""
+    """`body` with all occurrences of a statement replaced by none, one or several."""
     return statements(body, lambda s: new if s is old else None)
 
 
 def bodies(body: tuple[Stmt, ...], rule: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...] | None]) -> tuple[Stmt, ...]:
-    """`body` with what `rule` makes of it as a whole and of each body within; None leaves one."""
+    """`body` with `rule` applied to it as a whole and to each nested body; None keeps one."""
 
     def inside(s: Any) -> Stmt | None:
         made = rule(s.body) if "body" in type(s).fields else None
@@ -49,7 +48,7 @@ def bodies(body: tuple[Stmt, ...], rule: Callable[[tuple[Stmt, ...]], tuple[Stmt
 
 
 def accesses(body: tuple[Stmt, ...], rule: Callable[[Any], Any]) -> tuple[Stmt, ...]:
-    """`body` with what `rule` makes of every load and every store to a buffer; None leaves it."""
+    """`body` with `rule` applied to every load and every store to a buffer; None keeps it."""
     return nodes(body, lambda n: rule(n) if isinstance(n, Load | Store) else None)
 
 
@@ -58,14 +57,14 @@ def nodes(tree: Expr, rule: Callable[[Any], Any]) -> Expr: ...
 @overload
 def nodes(tree: tuple[N, ...], rule: Callable[[Any], Any]) -> tuple[N, ...]: ...
 def nodes(tree: Any, rule: Callable[[Any], Any]) -> Any:
-    """`tree`, or each of a tuple, with what `rule` makes of every node; None leaves it, as its constructor folds it."""
+    """`tree`, or each of a tuple, with `rule` applied to every node; None keeps it, folded by its constructor."""
     done: dict[Node, Any] = {}
 
     def go(n: Node) -> Any:
         if n not in done:
             new = n if type(n) in (Const, Var) else n.map(go)
             below = canonical(new)
-            folded = below is not new and below in new.walk()  # to a part of it, which the rule has made already
+            folded = below is not new and below in new.walk()  # to a subexpression, which the rule has already seen
             made = None if folded else rule(below)
             done[n] = below if made is None else made
         return done[n]

@@ -1,4 +1,4 @@
-"""Statements of Tile IR with which the warps of a block take roles, and what these tell each other by mbarriers.
+"""Warp specialisation in Tile IR: statements that give roles to warps of a block, and their mbarrier protocol.
 
 ```
 full = mbarriers(2, arrivals=1)
@@ -18,9 +18,9 @@ with role("copy", first=128, threads=1):
         copy(t[0: +32, 0: +32], x[r * 32: +32, 0: +32], "tma", full[slot])
         advance(slot, phase, 2)
 ```
-Roles that follow each other run at the same time, each of them in order; what follows them, those threads do that the
-first role has. An mbarrier is in a phase, 0 or 1, which ends when all have arrived that it was made for and all bytes
-have come that these said to expect; the next one begins then.
+Consecutive roles run concurrently, each in order; the threads of the first role execute the statements after them. An
+mbarrier is in phase 0 or 1. The phase completes when all its arrivals have happened and all expected bytes have come;
+then the other phase begins.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ KINDS = ("compute", "copy", "prepare")
 
 
 def side_by_side(roles: Iterable[tuple[str, Iterator[str]]], changes: Callable[[], object]) -> str:
-    """Runs roles in turns, each until it says what it waits for; what is said by those that wait for ever.
+    """Run roles round-robin, each until it yields what it waits for; return what they wait for in a deadlock, or "".
 
-    They do where none ends in its turn, and what mbarriers were told, which `changes` says, stays as it was.
+    It is a deadlock if in one round no role ends and the state of the mbarriers, given by `changes`, stays the same.
     """
     left = list(roles)
     while left:
@@ -58,9 +58,9 @@ class Mbarrier(Node):
 
 
 class Role(Stmt):
-    """What so many `threads` of a block do, from number `first` on; one of KINDS.
+    """The code of `threads` threads of a block from number `first` on; `kind` is one of KINDS.
 
-    They have so many `registers` each; 0 for what the block was launched with.
+    Each has `registers` registers; 0 for the number that the block was launched with.
     """
 
     kind: str
@@ -71,17 +71,17 @@ class Role(Stmt):
 
 
 class One(Stmt):
-    """What one of the threads does for all that do the same."""
+    """Code that one of the role's threads executes for all."""
 
     body: tuple[Stmt, ...]
 
 
 class RingStmt(Stmt):
-    """What passes the slots of a pipeline from role to role."""
+    """A statement of the protocol that passes pipeline slots between roles."""
 
 
 class Mbarriers(RingStmt):
-    """An array of `count` mbarriers, each for so many `arrivals` in a phase, made ready before the block's work."""
+    """An array of `count` mbarriers with `arrivals` arrivals per phase, initialised before the block's work."""
 
     name: str
     count: int
@@ -89,9 +89,9 @@ class Mbarriers(RingStmt):
 
 
 class Ring(RingStmt):
-    """Where a role is in a ring of `depth` slots: variables for the slot, where it needs one, and for the phase.
+    """A role's position in a ring of `depth` slots: variables for the slot, if `depth` > 1, and for the phase.
 
-    From here on the role means by each of `tiles` the one in that slot.
+    From here on, each of `tiles` refers to its copy in that slot. `start` is the initial phase.
     """
 
     slot: str
@@ -102,7 +102,7 @@ class Ring(RingStmt):
 
 
 class Advance(RingStmt):
-    """On to the next slot; behind the last one comes the first, with the other phase. `last` is the slot that was."""
+    """Advance to the next slot; after the last one, to the first in the other phase. `last` receives the old slot."""
 
     slot: str
     phase: str
@@ -111,7 +111,7 @@ class Advance(RingStmt):
 
 
 class Wait(RingStmt):
-    """Until the phase of that parity has ended."""
+    """Wait until the phase of that parity has completed."""
 
     barrier: Mbarrier
     phase: Expr
@@ -124,7 +124,7 @@ class Arrive(RingStmt):
 
 
 class Expect(RingStmt):
-    """One thread arrives, and says that so many bytes will come."""
+    """One thread arrives, and announces `bytes` bytes."""
 
     barrier: Mbarrier
     bytes: int
@@ -133,7 +133,7 @@ class Expect(RingStmt):
 def verify(
     s: RingStmt, mbarriers: dict[str, int], check: Callable[..., None], bind: Callable[[str], None], where: str
 ) -> tuple[Var, ...]:
-    """The variables that a statement makes; `check` is told expressions, `bind` new names. Raises ValueError."""
+    """Verify a statement by `check` of expressions and `bind` of new names; return new variables. Raises ValueError."""
     match s:
         case Mbarriers(name, count, arrivals):
             bind(name)

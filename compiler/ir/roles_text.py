@@ -1,4 +1,4 @@
-"""Text of roles and of what they tell each other, both ways."""
+"""Text of warp roles and of their mbarrier protocol, both ways."""
 
 from __future__ import annotations
 

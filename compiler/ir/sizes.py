@@ -1,4 +1,4 @@
-"""Symbolic sizes and the shapes of the tensors that come: what each size is, or why these tensors will not do."""
+"""Symbolic sizes: bind them to the shapes of given tensors, or say why these do not fit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class SizeError(ValueError):
 
 
 def unbound(sizes: Sequence[Size], declared: Declared) -> tuple[Size, ...]:
-    """The sizes that no axis of an input gives by itself."""
+    """The sizes that are not, by themselves, the extent of an input's axis."""
     own = {e for _, shape in declared for e in shape}
     return tuple(s for s in sizes if s not in own)
 
 
 def bind(sizes: Sequence[Size], declared: Declared, shapes: Sequence[Sequence[int]]) -> dict[Size, int]:
-    """What the sizes are, given the shapes of the inputs; raises SizeError naming the input or the size."""
+    """The values of the sizes, given the shapes of the inputs; raises SizeError naming the input or the size."""
     out: dict[Size, int] = {}
     for (_, shape), got in zip(declared, shapes, strict=True):
         if len(got) == len(shape):
@@ -51,7 +51,7 @@ def numbers(values: Sequence[Expr], sizes: Mapping[Size, int]) -> tuple[int, ...
 
 
 def fixed(node: N, sizes: Mapping[Size, int]) -> N:
-    """A program with numbers in the place of its symbolic sizes."""
+    """A program with numbers for its symbolic sizes."""
     table = {s: Const(n, i64) for s, n in sizes.items()}
     if not table:
         return node

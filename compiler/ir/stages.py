@@ -1,4 +1,4 @@
-"""The IRs, in the order of a program's way down, and what a program of each can do."""
+"""The IRs in order of lowering, with their printers, parsers and verifiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.ir import aten, aten_text, kernel, kernel_text, loop, loop_text, t
 
 @dataclass(frozen=True)
 class Stage:
-    """What a program of a stage can do: be printed, be read back, be verified."""
+    """Operations on programs of a stage: print, parse, verify."""
 
     show: Callable[[Any], str]
     parse: Callable[[str], Any]

@@ -15,7 +15,7 @@ from compiler.ir.tensor import Tensor, verify_expression, verify_params
 
 
 class Stmt(Node):
-    """Something that is done."""
+    """A statement."""
 
 
 S = TypeVar("S", bound=Stmt)
@@ -36,7 +36,8 @@ class Init(Stmt):
 
 
 class Accum(Stmt):
-    """`name = op(name, value)`, where `op` is a reduction (`expr.COMBINE`): the only way a loop carries a value."""
+    """`name = op(name, value)`, where `op` is a reduction (`expr.COMBINE`): the only loop-carried dependence of
+    scalars."""
 
     name: str
     op: str
@@ -44,7 +45,7 @@ class Accum(Stmt):
 
 
 class Store(Stmt):
-    """`buffer[index] = value`, or combined with what is there by the reduction `op` unless that is "set"."""
+    """`buffer[index] = value`; combined with the old value by the reduction `op` unless that is "set"."""
 
     buffer: str
     index: tuple[Expr, ...]
@@ -60,9 +61,9 @@ class If(Stmt):
 
 
 class InOrder(Stmt):
-    """Run `body` with `var` = each of 0 .. count - 1, as `key` orders them, for the first `extent` of them.
+    """Run `body` for the first `extent` values of `var` in 0 .. count - 1 when they are sorted by `key`.
 
-    `turn` counts them. Equal keys stay in order, and NaN is larger than all else; `how` is one of `tensor.ORDERS`.
+    `turn` counts them. The sort is stable, and NaN is larger than all else; `how` is one of `tensor.ORDERS`.
     """
 
     turn: str
@@ -77,9 +78,9 @@ class InOrder(Stmt):
 class Kernel(Node):
     """One launch: `params` are the buffers that it uses, in order; `writes` names those that it changes.
 
-    It may be a part of a `whole` kernel that became several. Caches need not keep what is loaded of the buffers in
-    `once`, of which no element is read twice, nor what is stored to those `past` them, which nobody reads soon.
-    `checks` are the arguments of the schedule step of that name.
+    `whole` names the kernel that it was split from, if any. Cache hints: each element of the buffers in `once` is read
+    only once, and stores to the buffers in `past` are not read soon. `checks` are the arguments of the schedule step of
+    that name.
     """
 
     name: str
@@ -118,8 +119,7 @@ def within(body: tuple[Stmt, ...]) -> Iterator[Any]: ...
 @overload
 def within(body: tuple[Stmt, ...], kind: type[S]) -> Iterator[S]: ...
 def within(body: tuple[Stmt, ...], kind: type[Stmt] = Stmt) -> Iterator[Any]:
-    """Every statement of a Loop or Tile IR body, or all of a kind, those around others first; expressions are not
-    looked into."""
+    """Every statement of a Loop or Tile IR body, or all of a kind, outer ones first; expressions are not searched."""
     for s in body:
         if isinstance(s, kind):
             yield s
@@ -134,14 +134,14 @@ def dtypes(kernel: Kernel) -> dict[str, DType]:
 
 @dataclass
 class Known:
-    """What is known at a place of a kernel while it is verified; `bound` names are those of all of the kernel."""
+    """The verifier's state at a place in a kernel; `bound` are the names bound anywhere in the kernel."""
 
     kernel: Kernel
     bound: set[str]
     buffers: dict[str, tuple[DType, int]]  # element type and rank
     scope: set[Var]
-    scalars: dict[str, int] = field(default_factory=dict)  # by mutable scalar, how many loops are around its Init
-    loops: tuple[str, ...] = ()  # the kinds of those around
+    scalars: dict[str, int] = field(default_factory=dict)  # by mutable scalar, the number of loops around its Init
+    loops: tuple[str, ...] = ()  # the kinds of the surrounding loops
     mbarriers: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -149,12 +149,12 @@ class Known:
         return f"kernel {self.kernel.name}"
 
     def inner(self) -> Known:
-        """The same for a body, whose names end with it."""
+        """A copy for a nested body, whose names end with it."""
         buffers, scope, scalars = dict(self.buffers), set(self.scope), dict(self.scalars)
         return replace(self, buffers=buffers, scope=scope, scalars=scalars, mbarriers=dict(self.mbarriers))
 
     def loop(self, var: str, extent: Expr, kind: str) -> Known:
-        """The same for the body of a loop."""
+        """A copy for the body of a loop."""
         self.check(extent)
         self.bind(var)
         inner = self.inner()
@@ -174,11 +174,11 @@ class Known:
         self.bound.add(name)
 
 
-VerifyOwn = Callable[[Stmt, Known], None]  # a statement that only one IR has
+VerifyOwn = Callable[[Stmt, Known], None]  # verifies a statement of one IR only
 
 
 def verify(program: Program, own: VerifyOwn) -> None:
-    """Only what exists is touched, names are bound once and before use; raises ValueError naming kernel and name."""
+    """Check that names are bound once and before use, and buffers exist; raises ValueError naming kernel and name."""
     there = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
     for kernel in program.kernels:
         buffers = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
@@ -191,7 +191,7 @@ def verify(program: Program, own: VerifyOwn) -> None:
                 f"or {', '.join(kernel.past)} written past the caches"
             )
         known = _verified.setdefault(kernel, set())
-        if (program.sizes, own) not in known:  # passes leave most kernels as they are
+        if (program.sizes, own) not in known:  # passes change few kernels
             verify_body(kernel.body, Known(kernel, {s.name for s in program.sizes}, buffers, set(program.sizes)), own)
             known.add((program.sizes, own))
 
@@ -205,7 +205,8 @@ def verify_body(body: tuple[Stmt, ...], known: Known, own: VerifyOwn) -> None:
             case If(cond, inside):
                 known.check(cond)
                 verify_body(inside, known.inner(), own)
-            case InOrder(turn, extent, var, count, key, _, inside):  # has the names and types of loops
+            # its types and scoping are those of two nested loops
+            case InOrder(turn, extent, var, count, key, _, inside):
                 among = known.loop(var, count, "parallel")
                 among.check(key)
                 verify_body(inside, among.loop(turn, extent, "parallel"), own)

@@ -9,9 +9,9 @@ def softmax(x: f32[64, 100]):
         y[i: 64, j: 100]: f32 = e[i, j] / s[i]
     return y
 ```
-There are five kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load
-is itself an expression), a reduction, a scan, a scatter, and an order. A contraction is a sum of products, a
-convolution one of shifted loads. What PyTorch would hold in 16 bits and is computed in f32 is of type `bf16 in f32`.
+There are five kinds of equations: map (also for views, gathers, padding, concatenation and iota, because the index of a
+load is an expression), reduction, scan, scatter, and order (argsort). A contraction is a sum of products, a convolution
+one of shifted loads. A value that PyTorch would hold in 16 bits and that is computed in f32 has type `bf16 in f32`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Axis(Node):
 
 
 class Tensor(Node):
-    """A tensor in memory: strides are in elements. `constant` tensors are weights, known when compiling."""
+    """A tensor in memory; strides are in elements. `constant` tensors are weights, known when compiling."""
 
     name: str
     dtype: DType
@@ -60,7 +60,8 @@ class Equation(Node):
 
     @property
     def narrow(self) -> DType | None:
-        """The 16-bit type that PyTorch would hold in memory what is computed in f32; a field of each kind."""
+        """The 16-bit type in which PyTorch would hold a result that is computed in f32, or None; a field of each
+        kind."""
         raise NotImplementedError
 
 
@@ -104,7 +105,7 @@ class Scan(Equation):
 class Scatter(Equation):
     """`name[axes] = base`, then for each point of `over`, in order, `name[index] = value`.
 
-    An `op` other than "set" combines the value with what is there. Where `guard` is false the update is left out.
+    An `op` other than "set" combines the value with the old one. Updates with a false `guard` are skipped.
     """
 
     base: Expr
@@ -124,10 +125,10 @@ ORDERS = ("ascending", "descending")
 
 
 class Order(Equation):
-    """`name[axes]`: which number of `over` has the place that the axis `along` says, when `value` orders them.
+    """Argsort: `name[axes]` is the index along `over` of the element that is sorted to position `along`, by `value`.
 
-    Equal values stay in order, and NaN is larger than all else; `how` is one of ORDERS. `over` is one axis, along which
-    `value` runs in the place of `along`.
+    The sort is stable, and NaN is larger than all else; `how` is one of ORDERS. `over` is one axis, which replaces
+    `along` in `value`.
     """
 
     along: str
@@ -150,9 +151,9 @@ class Group(Node):
 
 
 class Program(Node):
-    """`outputs` pairs a tensor's name with the strides that the caller expects (dense, in some order).
+    """`outputs` are tensors with the strides that the caller expects (dense, in some order).
 
-    `into`, if not empty, has for each the input that it may overwrite when all else is computed, or "".
+    `into`, if not empty, has for each output the input that it may overwrite once all else is computed, or "".
     """
 
     name: str
@@ -172,12 +173,12 @@ def shape(equation: Equation) -> tuple[Expr, ...]:
 
 
 def expressions(equation: Equation) -> tuple[Expr, ...]:
-    """All expressions of an equation, its extents aside."""
+    """All expressions of an equation, without its extents."""
     return tuple(n for n in equation.children() if isinstance(n, Expr))
 
 
 def with_expressions(equation: Equation, change: Callable[[Expr], Expr]) -> Equation:
-    """The equation with each of them changed."""
+    """The equation with `change` applied to each of its expressions."""
     return equation.map(lambda n: change(n) if isinstance(n, Expr) else n)
 
 
@@ -188,7 +189,7 @@ def reads(equation: Equation) -> tuple[str, ...]:
 
 
 def bound(equation: Equation) -> tuple[Axis, ...]:
-    """The axes that the value of an equation may mention."""
+    """The axes that may occur in the value of an equation."""
     match equation:
         case Reduce():
             return equation.axes + equation.over
@@ -200,17 +201,17 @@ def bound(equation: Equation) -> tuple[Axis, ...]:
 
 
 def axis_ranges(axes: Iterable[Axis]) -> dict[str, Range]:
-    """The range of each axis' variable."""
+    """The range of each axis's variable."""
     return {a.name: extent_range(a.extent) for a in axes}
 
 
 def is_static(t: Tensor) -> bool:
-    """The shape and the strides are known when compiling."""
+    """Whether shape and strides are known when compiling."""
     return all(isinstance(n, Const) for n in (*t.shape, *t.strides))
 
 
 def reach(t: Tensor) -> int | None:
-    """Elements from the first of a tensor to behind its last one; None where these depend on symbolic sizes."""
+    """Elements from the first of a tensor to just after its last; None if that depends on symbolic sizes."""
     if not is_static(t):
         return None
     if any(static(n) == 0 for n in t.shape):
@@ -219,13 +220,13 @@ def reach(t: Tensor) -> int | None:
 
 
 def span(t: Tensor) -> int:
-    """Elements from the first of a buffer to its last, at least one; raises SymbolicError where that is not known."""
+    """Elements from the first of a buffer to just after its last, at least one; raises SymbolicError if unknown."""
     far = [(static(n, f"the size of {t.name}") - 1) * static(by) for n, by in zip(t.shape, t.strides, strict=True)]
     return max(1 + sum(far), 1)
 
 
 def verify_params(where: str, params: Iterable[Tensor], buffers: Mapping[str, Tensor]) -> None:
-    """No parameter leaves the buffer that is called so; raises ValueError naming it."""
+    """Check that no parameter exceeds the buffer of its name; raises ValueError naming it."""
     for p in params:
         buffer = buffers.get(p.name)
         if buffer is None or buffer is p:
@@ -238,7 +239,8 @@ def verify_params(where: str, params: Iterable[Tensor], buffers: Mapping[str, Te
 
 
 def verify(program: Program) -> None:
-    """Names bound once and before use, ranks and types right, free variables are axes or sizes; raises ValueError."""
+    """Check that names are bound once and before use, ranks and types are right, and free variables are axes or sizes;
+    raises ValueError."""
     known = {t.name: (t.dtype, len(t.shape)) for t in program.inputs}
     if taken := {s.name for s in program.sizes} & {*known, *(e.name for e in equations(program))}:
         raise ValueError(f"{program.name}: {sorted(taken)} are sizes, and names of tensors")
@@ -282,7 +284,8 @@ def _verify_equation(program: Program, equation: Equation, known: dict[str, tupl
 
 
 def verify_expression(e: Expr, known: dict[str, tuple[DType, int]], where: str) -> None:
-    """Operations are applied to the types they take, loads match their tensor's type and rank."""
+    """Check that operations support their argument types, and loads match their tensor's type and rank; raises
+    ValueError."""
     for n in e.walk():
         problem = ""
         match n:
@@ -315,7 +318,7 @@ def known_bytes(t: Tensor) -> int:
 
 
 def numel(shape: tuple[Expr, ...]) -> Expr:
-    """How many elements a tensor of this shape has."""
+    """The number of elements of a tensor of this shape."""
     return functools.reduce(scaled, shape, dim(1))
 
 
@@ -329,13 +332,13 @@ def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(reversed(out))
 
 
-ALIGNMENT = 16  # bytes: of the widest access of a thread, and of a bulk copy
-_LONG = 16  # times the alignment: shorter rows would waste more than a sixteenth
+ALIGNMENT = 16  # bytes: of a thread's widest access, and of a bulk copy
+_LONG = 16  # multiples of the alignment: padding shorter rows would waste more than a sixteenth
 
 
 def aligned_rows(t: Tensor) -> tuple[Expr, ...]:
-    """Strides at which each row of a contiguous tensor begins at a multiple of `ALIGNMENT` bytes, if that takes little
-    more memory; else, and where sizes are unknown, those that it has.
+    """Strides with which each row of a contiguous tensor starts at a multiple of `ALIGNMENT` bytes, if that takes
+    little more memory; its own strides otherwise, and if sizes are unknown.
 
     >>> from compiler.ir.dtype import bf16
     >>> shape = (dim(8), dim(4), dim(129))
@@ -351,9 +354,9 @@ def aligned_rows(t: Tensor) -> tuple[Expr, ...]:
 
 
 def memory_order(t: Tensor) -> tuple[int, ...]:
-    """The axes of a tensor from the one of the longest strides to that of neighbours; as they are if that is unknown.
+    """The axes of a tensor by decreasing stride; in their own order if strides are unknown.
 
-    Axes of one element come first, and then those along which one element is repeated.
+    Axes of one element come first, and then broadcast axes.
 
     >>> from compiler.ir.dtype import f32
     >>> memory_order(Tensor("x", f32, (dim(2), dim(8), dim(5)), (dim(40), dim(1), dim(8))))
@@ -368,13 +371,13 @@ def memory_order(t: Tensor) -> tuple[int, ...]:
 
 
 def adjacent(t: Tensor, d: int) -> bool:
-    """Axes d and d + 1 of a tensor, of known sizes, are one axis of its memory."""
+    """Whether axes d and d + 1, of known sizes, are contiguous together."""
     sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2])
     return all(isinstance(n, Const) for n in sizes) and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
 
 
 def flattened(t: Tensor, d: int, axes: int) -> Tensor | None:
-    """A tensor with so many axes from d on as one; None where they are not one axis of its memory."""
+    """The tensor with `axes` axes from `d` on joined into one; None if they are not contiguous together."""
     for _ in range(axes - 1):
         if not adjacent(t, d):
             return None
@@ -383,6 +386,6 @@ def flattened(t: Tensor, d: int, axes: int) -> Tensor | None:
 
 
 def joined(t: Tensor, d: int) -> Tensor:
-    """A tensor with axes d and d + 1 as one."""
+    """The tensor with axes d and d + 1 joined."""
     shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
     return t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))

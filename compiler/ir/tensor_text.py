@@ -1,4 +1,4 @@
-"""Text of Tensor IR, both ways: a `def` with one equation a line; `parse(show(p)) is p`."""
+"""Text of Tensor IR, both ways: a `def` with one equation per line; `parse(show(p)) is p`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _equation(s: ast.stmt, scope: Scope) -> Equation:
 
 
 def _types(declared: ast.expr, s: ast.stmt) -> tuple[str, DType | None]:
-    """The element type of `f32`, or of `bf16 in f32`, and the narrow one."""
+    """The element type of `f32` or `bf16 in f32`, and the narrow type or None."""
     match declared:
         case ast.Name(dtype):
             return dtype, None

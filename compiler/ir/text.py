@@ -21,7 +21,7 @@ from compiler.ir.expr import INFIX, OPS, Cast, Const, Expr, Load, Op, Select, Si
 from compiler.ir.tensor import Tensor, row_major
 
 P = TypeVar("P")
-# Reductions whose names Python keeps for itself.
+# Reductions whose names are keywords of Python.
 WORD = {"and": "all", "or": "any"}
 MEANT = {word: name for name, word in WORD.items()}
 _RANK = {
@@ -37,17 +37,17 @@ _PARSING = threading.RLock()
 
 
 def syntax(text: str) -> ast.Module:
-    """Python's syntax tree, made by one thread at a time: CPython 3.11 counts the depth of a tree for all together."""
+    """Python's syntax tree, parsed by one thread at a time: CPython 3.11 keeps one recursion depth for all threads."""
     with _PARSING:
         return ast.parse(text)
 
 
 class TextError(ValueError):
-    """The text is not what a printer of ours writes; the message holds line and column."""
+    """Text that our printers do not write; the message holds line and column."""
 
 
 def show(e: Expr, rank: int = -1) -> str:
-    """The text of an expression; parentheses where an operator of `rank` around it needs them."""
+    """The text of an expression, in parentheses if the operator around it, of `rank`, needs them."""
     match e:
         case Const(value, dtype):
             return _literal(value, dtype, rank)
@@ -88,7 +88,7 @@ def _literal(value: bool | int | float, dtype: DType, rank: int) -> str:
 
 
 def show_type(dtype: DType, shape: tuple[Expr, ...], strides: tuple[Expr, ...] | None = None) -> str:
-    """`f32[3, 4]`; with strides where they are not row-major: `f32[3: 1, 4: 3]`; a scalar is `f32[()]`."""
+    """`f32[3, 4]`; with strides if they are not row-major: `f32[3: 1, 4: 3]`; a scalar is `f32[()]`."""
     if strides is None or strides == row_major(shape):
         return f"{dtype}[{', '.join(map(show, shape)) or '()'}]"
     return f"{dtype}[{', '.join(f'{show(n)}: {show(s)}' for n, s in zip(shape, strides, strict=True))}]"
@@ -100,12 +100,12 @@ def show_tensor(t: Tensor) -> str:
 
 
 def show_seen(t: Tensor, known: Mapping[str, Tensor]) -> str:
-    """A parameter: its name, and how it is seen where that is not as the tensor that is known by the name."""
+    """A parameter: its name, with its type if that differs from the tensor known by the name."""
     return t.name if known.get(t.name) == t else f"view({t.name}, {show_type(t.dtype, t.shape, t.strides)})"
 
 
 class Scope:
-    """What names mean while parsing: scalar variables by type, and buffers by element type."""
+    """The meaning of names while parsing: scalar variables by type, buffers by element type, symbolic sizes."""
 
     def __init__(
         self, scalars: Mapping[str, DType] = {}, buffers: Mapping[str, DType] = {}, sizes: Mapping[str, Size] = {}
@@ -115,7 +115,7 @@ class Scope:
         self.sizes: dict[str, Size] = dict(sizes)
 
     def inner(self) -> Scope:
-        """A nested scope: what it binds ends with it."""
+        """A nested scope: names bound in it end with it."""
         return Scope(self.scalars, self.buffers, self.sizes)
 
 
@@ -233,7 +233,7 @@ def tensor(a: ast.arg, scope: Scope) -> Tensor:
 
 
 def seen(e: ast.expr, known: Mapping[str, Tensor], scope: Scope) -> Tensor:
-    """A parameter from its syntax tree; the other way round, see `show_seen`."""
+    """A parameter from its syntax tree; the inverse of `show_seen`."""
     match e:
         case ast.Name(name) if name in known:
             return known[name]
@@ -250,7 +250,7 @@ def show_size(s: Size) -> str:
 
 
 def sizes(f: ast.FunctionDef, scope: Scope) -> tuple[tuple[Size, ...], list[ast.arg]]:
-    """The sizes among the arguments, which are in scope from now on, and the other arguments."""
+    """The sizes among the arguments, which are added to `scope`, and the other arguments."""
     made: dict[str, Size] = {}
     others: list[ast.arg] = []
     for a in f.args.args:
@@ -304,7 +304,7 @@ Part = Callable[[str, tuple[Tensor, ...], Words, list[ast.stmt], Scope], P]
 
 @dataclass(frozen=True)
 class Parsed(Generic[P]):
-    """What a `def` of temporaries and parts says; `zeros` names the temporaries that are zero before a run."""
+    """A parsed `def` of temporaries and parts; `zeros` names the temporaries that are zero before a run."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -318,8 +318,8 @@ class Parsed(Generic[P]):
 def parse_program(source: str, word: str, part: Part[P]) -> Parsed[P]:
     """A program from its text; raises TextError with line and column.
 
-    Its parts are `with word("name", [parameters], key=..):`; `part` is given the name, the parameters as they are seen,
-    the keys, the statements, and what names mean there.
+    Its parts are `with word("name", [parameters], key=..):`; `part` receives the name, the parameters, the keys, the
+    statements and the scope.
     """
     f = function(source)
     scope = Scope()

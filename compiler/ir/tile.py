@@ -22,48 +22,48 @@ from compiler.ir.node import Node
 from compiler.ir.statement import Kernel, Known, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
-# How a loop may be bound, and the whole numbers that say more about it.
+# The levels that a loop may be bound to, with their integer arguments.
 LEVELS: dict[str, tuple[str, ...]] = {
     "serial": (),
     "blocks": (),  # one after the other on a CPU thread, or one thread block each
     "warps": (),
-    # One iteration to each lane of a warp, so that 32 of them; loops over lanes inside go to the `warps` of the block.
+    # One iteration per lane of a warp (32); loops over lanes inside are spread over the `warps` of the block.
     "columns": ("warps",),
-    # Spread over the threads of a block, `vector` neighbours to a thread; `rounds` at a time, where not all at once.
-    # What these load by wide accesses is loaded before any of it is used, if it takes at most `ahead` words of 4 bytes.
-    # Over the registers of a tensor instruction, `vector` in a row by one load.
+    # Spread over the threads of a block, `vector` adjacent iterations per thread, `rounds` unrolled at a time (all if
+    # not given). Wide loads are issued before any of their values is used, if these take at most `ahead` 32-bit words.
+    # Over the registers of a tensor instruction, `vector` elements are loaded at once.
     "lanes": ("threads", "vector", "rounds", "ahead"),
-    # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
-    # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster. What whole vectors
-    # leave over is, with `again`, in one more that ends with the loop and runs some iterations twice. With `masked`, a
-    # load that is guarded lane by lane loads the lanes where its guard holds.
+    # Lanes of a vector instruction, `unroll` vectors at a time. `ahead` prefetches loads, `past` stores past the
+    # caches, `rolled` asks the C++ compiler not to unroll the loop, which compiles faster. With `again`, iterations
+    # left over by whole vectors run in an overlapping last vector, some of them twice. With `masked`, a load guarded
+    # per lane is a masked load.
     "vector": ("width", "unroll", "ahead", "past", "rolled", "again", "masked"),
-    # Written out; with `ahead` the operands that an iteration loads to registers for tensor instructions are loaded
-    # before the products of the iteration before it.
+    # Unrolled; with `ahead`, an iteration's operands for tensor instructions are loaded to registers before the matmuls
+    # of the previous iteration.
     "unroll": ("ahead",),
-    # Updates under a condition each. Every lane of a warp tests one, `tests` of them at once; where it holds, all lanes
-    # make the update, in order: what `ahead` of them add is loaded before the first of these is made.
+    # Updates with a condition each. Each lane of a warp tests one update, `tests` of them at once; all lanes then apply
+    # the updates that passed, in order. The values of `ahead` updates are loaded before the first of these is applied.
     "votes": ("tests", "ahead"),
-    # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
-    # lanes of all the others prepare what was copied. With `overlap`, the last product of an iteration is made while
-    # what the next iteration begins with is. Where the producers' threads keep only `kept` registers, those that
-    # compute have what is `handed` to them.
+    # Copies run up to `depth` iterations ahead, issued by the first of `producers` producer warps; loops over lanes of
+    # the other producer warps prepare what was copied. With `overlap`, the last matmul of an iteration overlaps with
+    # the start of the next iteration. Registers are reallocated: `producer_registers` per producer thread,
+    # `consumer_registers` per other.
     "pipeline": ("depth", "producers", "overlap", "producer_registers", "consumer_registers"),
 }
-# Where a tile lies: in a thread, over the threads of a block, in a block's memory; a part of it in the memory of each
-# block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
-# blocks makes a part in each iteration, and what follows that loop sees all of them.
+# Memories of tiles: private to a thread; distributed over the threads of a block; shared by a block; divided over the
+# blocks of a cluster along the tile's first axis; or global. For the last two, each iteration of a loop over blocks
+# writes its part of the tile, and statements after that loop see all parts.
 SPACES = ("local", "registers", "shared", "cluster", "device")
 ROLES = ("copy", "prepare")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
-# What orders the accesses of threads to memory that they share; programs run by one thread mean the same without.
+# Synchronisation of threads' accesses to memory that they share; it means nothing to a program of one thread.
 SYNCS = (
-    "barrier",  # all threads that do the same wait for each other
-    "fence_async",  # the copy engine and asynchronous matmuls see what threads have stored
-    "commit_copies",  # what this thread has copied by cp.async since the last one is a group
-    "wait_copies",  # until but the latest `pending` groups of this thread have come
-    "wait_stored",  # until the copy engine has read what it stores
-    "wait_matmuls",  # until all but the latest `pending` matmuls are done that run while these threads go on
+    "barrier",  # all threads of the same role wait for each other
+    "fence_async",  # makes stores of threads visible to the copy engine and asynchronous matmuls
+    "commit_copies",  # groups this thread's cp.async copies since the last commit
+    "wait_copies",  # waits until at most the latest `pending` groups of this thread are in flight
+    "wait_stored",  # waits until the copy engine has read what it stores
+    "wait_matmuls",  # waits until at most the latest `pending` asynchronous matmuls are in flight
     "warp_barrier",  # the threads of each warp wait for each other
 )
 COUNTED = ("wait_copies", "wait_matmuls")
@@ -87,10 +87,11 @@ class For(Stmt):
 
 
 class Alloc(Stmt):
-    """A tile in `space`, undefined until written, visible to statements after it.
+    """A tile in `space`, undefined until written, visible to the statements after it.
 
-    `swizzle` is in bytes, 0 for none; rows that are longer lie in panels of that width, one panel after the other.
-    `layout` says how the threads of a block share a tile in registers; a pipeline has `slots` of one in shared memory.
+    `swizzle` is in bytes, 0 for none; longer rows are divided into panels of that width, which follow each other.
+    `layout` says how the threads of a block share a tile in registers. A tile in shared memory has `slots` copies for a
+    pipeline.
     """
 
     tensor: Tensor
@@ -101,9 +102,10 @@ class Alloc(Stmt):
 
 
 class Stage(Stmt):
-    """What a pipeline does apart from the rest of an iteration, by `role`, one of ROLES: it means what `body` means.
+    """The part of a pipeline's iteration with this `role`, one of ROLES; it means what `body` means.
 
-    Copies run ahead; of a pipeline with producers, one of these asks for the copies and the others prepare what came.
+    Copies run ahead. In a pipeline with producer warps, one of these issues the copies and the others prepare what was
+    copied.
     """
 
     role: str
@@ -111,7 +113,7 @@ class Stage(Stmt):
 
 
 class Sync(Stmt):
-    """Order among threads, `what` being one of SYNCS."""
+    """Synchronisation among threads; `what` is one of SYNCS."""
 
     what: str
     pending: int = 0
@@ -120,8 +122,8 @@ class Sync(Stmt):
 class Slice(Node):
     """`lengths` elements from `starts` along the axes of a buffer; a length of 0 is one element, and drops the axis.
 
-    They are `steps` apart, by default 1, and taken in the `order` of the axes, by default the buffer's own. `within`
-    are axes along which some may lie outside of the buffer, so that each is asked for whether it does.
+    Elements are `steps` apart, by default 1, and taken in the `order` of the axes, by default the buffer's. Along the
+    axes `within`, elements may be out of bounds, so that each is checked.
     """
 
     buffer: str
@@ -133,12 +135,12 @@ class Slice(Node):
 
 
 class Copy(Stmt):
-    """`target` = `source`; what lies outside the source reads as zero, what lies outside the target is dropped.
+    """`target` = `source`; elements outside the source read as zero, elements outside the target are dropped.
 
-    `how` is a row of COPIES. The two slices have as many elements, and the first of one goes to the first of the other:
-    a tile's rows may be a box of several axes of a buffer. The bytes are told to the mbarrier `full`, if there is one.
-    Threads move `width` neighbours at once, as many as they can where that is 0, and take turns, of which `rounds` are
-    written out at a time, all where that is 0. With each piece they ask the second-level cache for `prefetch` bytes.
+    `how` is one of COPIES. Both slices have the same number of elements, matched in order: a tile's rows may be a box
+    of several axes of a buffer. The bytes are counted by the mbarrier `full`, if given. Threads move `width` adjacent
+    elements at once (0: as many as possible), in rounds, of which `rounds` are unrolled (0: all). Each piece also
+    prefetches `prefetch` bytes to the second-level cache.
     """
 
     target: Slice
@@ -151,13 +153,13 @@ class Copy(Stmt):
 
 
 class Mma(Stmt):
-    """`acc += a . b` by a tensor instruction, as often as the tiles need: acc[m, n] += sum over k of a[m, k] * b[k, n].
+    """`acc += a . b` by a tensor instruction, repeated over the tiles: acc[m, n] += sum over k of a[m, k] * b[k, n].
 
-    `layout` says how operands lie: a is "mk", "km" or, where the accumulator is one row [n], "k"; b is "kn" or "nk".
-    Where `sizes` (m, n, k) are given, only that much of the slices is touched, beginning at their starts. Groups of
-    threads, as many as the instruction needs, share the accumulator as a `grid`: so many down m, so many along n. Along
-    the axes `neighbours` of "mn" the registers of a thread have neighbours. Where `again`, columns that whole blocks
-    leave over are made in one that ends with them: some of them twice.
+    `layout` gives the order of operand axes: a is "mk", "km" or, if the accumulator is one row [n], "k"; b is "kn" or
+    "nk". `sizes` (m, n, k), if given, limit the part of the slices that is used, from their starts. `grid` is the
+    number of thread groups along m and n that share the accumulator, each with as many threads as the instruction
+    needs. Along the axes `neighbours` of "mn", registers of a thread hold adjacent elements. With `again`, columns left
+    over by whole blocks are computed in an overlapping last block, some of them twice.
     """
 
     instruction: str
@@ -177,17 +179,17 @@ def moved(s: Slice) -> list[int]:
 
 
 def extents(s: Slice) -> list[int]:
-    """How long a slice is along the axes that it extends along, in order."""
+    """The lengths of a slice along the axes that it extends along, in order."""
     return [s.lengths[d] for d in moved(s)]
 
 
 def steps(s: Slice) -> tuple[int, ...]:
-    """How far apart the elements of a slice are along each axis."""
+    """The distance between elements of a slice along each axis."""
     return s.steps or (1,) * len(s.lengths)
 
 
 def element(s: Slice, places: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The index of an element of a slice, from its place along each of the axes that the slice extends along."""
+    """The index of an element of a slice, from its position along each of the axes that the slice extends along."""
     by = steps(s)
     at = {d: place * by[d] for d, place in zip(moved(s), places, strict=True)}
     return tuple(start + at[d] if d in at else start for d, start in enumerate(s.starts))
@@ -199,7 +201,7 @@ def letters(mma: Mma) -> tuple[str, str, str]:
 
 
 def lengths(mma: Mma) -> dict[str, int]:
-    """How long the slices are along m, n and k."""
+    """The lengths of the slices along m, n and k."""
     out = {"m": 1}
     for axes, s in zip(letters(mma), (mma.acc, mma.a, mma.b), strict=True):
         out |= dict(zip(axes, (n for n in s.lengths if n), strict=True))
@@ -207,7 +209,7 @@ def lengths(mma: Mma) -> dict[str, int]:
 
 
 def verify(program: Program) -> None:
-    """Names, types, ranks, bindings and memories are right; raises ValueError naming kernel and statement."""
+    """Check names, types, ranks, bindings and memories; raises ValueError naming kernel and statement."""
     statement.verify(program, _verify)
 
 
@@ -246,7 +248,7 @@ def _verify(s: Stmt, known: Known) -> None:
             if kind not in roles.KINDS or first < 0 or threads < 1:
                 raise ValueError(f"{where}: {threads} threads from {first} on have the role {kind!r}")
             inner = known.inner()
-            inner.bound = set(known.bound)  # each role has names of its own
+            inner.bound = set(known.bound)  # names are local to each role
             statement.verify_body(body, inner, _verify)
         case roles.One(body):
             statement.verify_body(body, known, _verify)
@@ -255,7 +257,7 @@ def _verify(s: Stmt, known: Known) -> None:
 
 
 def binding_error(var: str, kind: str, binding: Bind) -> str:
-    """Why a loop of that kind cannot be bound so; empty when it can."""
+    """Why a loop of that kind cannot have this binding; empty if it can."""
     level = binding.level
     if kind not in ("parallel", "reduce", "scan"):
         return f"loop {var} has the unknown kind {kind!r}"
@@ -336,7 +338,7 @@ def tensors(kernel: Kernel) -> dict[str, Tensor]:
 
 
 def buffers(body: tuple[Stmt, ...]) -> set[str]:
-    """Names of all buffers that statements touch."""
+    """Names of all buffers that the statements access."""
     out: set[str] = set()
     for s in body:
         for n in s.walk():

@@ -1,12 +1,12 @@
 """Text of Tile IR, both ways.
 
-Loops name their level (`for j in vector(100, reduce, width=8):`, `parallel` unsaid), tiles their memory
-(`a = shared(bf16[128, 64], swizzle=128, slots=3)`), copies how (`copy(a[..], x[..], "cp.async", width=8)`). Slices
-are `start: +length` or `start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another
-order, and `.within(0)` where what lies outside along an axis is left out. What orders threads is a call: `barrier()`,
-`wait_copies(1)`. How a tile in registers lies stands behind its type: `lanes(2048, threads=256, vector=8)` or
-`fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)], unit=4)`, the digits of threads and of registers,
-each with its step in the tile.
+A loop names its level (`for j in vector(100, reduce, width=8):`; `parallel` is implied), a tile its memory (`a =
+shared(bf16[128, 64], swizzle=128, slots=3)`), a copy its kind (`copy(a[..], x[..], "cp.async", width=8)`). Slices are
+`start: +length` or `start: +length: step`, followed by `.permute(1, 0)` if the axes are taken in another order, and by
+`.within(0)` if elements out of bounds along an axis are left out. Synchronisation is a call: `barrier()`,
+`wait_copies(1)`. The layout of a tile in registers follows its type: `lanes(2048, threads=256, vector=8)` or
+`fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)], unit=4)`, with the digits of threads and of
+registers and their steps in the tile.
 """
 
 from __future__ import annotations
