@@ -1,1 +1,1 @@
-"""Where programs run, as data: the features, limits and instructions of each machine."""
+"""Targets as data: features, limits, instructions and costs of each machine."""

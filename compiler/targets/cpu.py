@@ -1,4 +1,5 @@
-"""CPU targets: vectors by feature, caches by detection, and blocks of fused multiply-adds as tensor instructions."""
+"""CPU targets: vector width by feature, caches by detection, and blocks of fused multiply-adds as tensor
+instructions."""
 
 from __future__ import annotations
 
@@ -6,31 +7,31 @@ from compiler.targets.target import Instruction, Target
 
 KiB, MiB = 1024, 1024 * 1024
 
-# What the parts of a kernel take, in cycles of a core unless said otherwise.
+# Costs of the parts of a kernel, in cycles of a core unless stated otherwise.
 COSTS = {
-    "latency": 4.0,  # until an accumulator is ready for the next of what it sums (x86 of the last ten years)
-    # Instructions that a core has under way: 224 of Skylake, 320 of Zen 4, 512 of Golden Cove (the vendors' manuals).
+    "latency": 4.0,  # until an accumulator can be added to again (x86 of the last ten years)
+    # Instructions in flight in a core: 224 for Skylake, 320 for Zen 4, 512 for Golden Cove (the vendors' manuals).
     "flight": 320.0,
-    # What a load costs beside multiply-adds, as those of a dot product; in a panel, the vectors of which are few, less:
-    # products of 64 to 1024 of depth take 0.62 and 0.52 cycles for a vector (Zen 5, AVX-512).
+    # Cost of a load beside multiply-adds, as in a dot product; less in a panel, which has few vectors: products of
+    # depth 64 to 1024 take 0.62 and 0.52 cycles per vector (Zen 5, AVX-512).
     "load": 0.3, "panel": 0.1,
-    # A vector of 64 bytes stored to the last level of cache, or moved from or to memory: 50 and 20 GB/s at 4 GHz.
+    # A vector of 64 bytes stored to the last-level cache, or moved from or to memory: 50 and 20 GB/s at 4 GHz.
     "shared": 4.0, "memory": 12.0,
-    "near": 0.5, "far": 2.0,  # to load one vector from the first level, and from the second at half its peak
+    "near": 0.5, "far": 2.0,  # to load a vector from the first level, and from the second at half its peak
     "lanes": 4.0,  # to add up the lanes of an accumulator and to store the sum
-    "copy": 0.1, "transpose": 0.45, "compute": 2.0,  # to pack an element: of a row, against the grain, or otherwise
-    # A vector of a softmax beside products: a weight, one more or less of which does not show, a sum that is scaled or
-    # added to, and an element that is turned.
+    "copy": 0.1, "transpose": 0.45, "compute": 2.0,  # to pack an element: along its row, transposed, or computed
+    # Per vector of a softmax beside its matmuls: a weight (one cycle more or less does not show), a sum that is
+    # rescaled or added to, and a transposed element.
     "weight": 12.0, "sum": 3.0, "turn": 6.0,
-    # What a vector that a sum reads from memory is waited for, unless it is asked for ahead: nothing where the machine
-    # itself asks in time. Sums, maxima, norms and softmaxes of 1 to 64 MiB take 1.0 to 1.4 times as long with loads
-    # ahead, at best 1 % less (Zen 4, AVX-512).
+    # Exposed latency per vector that a sum reads from memory without prefetch: none if hardware prefetch is in time.
+    # Sums, maxima, norms and softmaxes of 1 to 64 MiB take 1.0 to 1.4 times as long with software prefetch, at best 1 %
+    # less (Zen 4, AVX-512).
     "exposed": 0.0,
-    # When a kernel moves more than this share of the last level of cache, little of what it stores would still be there
-    # when it is read: stores past the caches then make relu and add 1.2 to 1.5 times as fast, and before that slower.
+    # If a kernel moves more than this share of the last-level cache, little of what it stores would be cached when it
+    # is read: stores past the caches then make relu and add 1.2 to 1.5 times as fast; below that they are slower.
     "past": 0.7,
-    # A row that vectors of columns go down together, and each line of memory for one of them: a sum of 512 x 4096 f32
-    # takes 85 us by 8, 124 by 4 and 259 by 1, a softmax 705, 924 and 1620 us (Zen 5, AVX-512).
+    # A row that vectors of columns go down together, and each of its cache lines: a sum of 512 x 4096 f32 takes 85 us
+    # by 8, 124 by 4 and 259 by 1, a softmax 705, 924 and 1620 us (Zen 5, AVX-512).
     "column": 60.0, "column.line": 200.0,
 }  # fmt: skip
 
@@ -38,25 +39,25 @@ COSTS = {
 _WIDTHS = (("avx512f", 64), ("avx2", 32), ("sse2", 16))
 
 
-# What vdpbf16ps takes in vectors of 64 bytes, beside what the code for it is made with.
+# Features that vdpbf16ps in vectors of 64 bytes requires, with those that the code for it is compiled with.
 PAIRS = ("avx512_bf16", "avx512f", "avx512vl", "avx512dq", "avx512bw")
 
 
-# Any layout will do: the device functions are told every stride, of which `contiguous` must be 1.
+# Any layout works: the device functions receive every stride, of which those of `contiguous` axes must be 1.
 _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
 MOST_ROWS, MOST_VECTORS, MOST_COLUMNS = 12, 4, 6
 
 
 def matmuls(dtype: str, lanes: int, registers: int, feature: str) -> list[Instruction]:
-    """The register tiles of one type: accumulators, one row of B and one element of A must fit the registers.
+    """The register tiles of one type: accumulators, one row of B and one element of A must fit in the registers.
 
-    A panel's columns are vectors; a dot product's are scalars, each summed in a vector of its own.
+    The columns of a panel are vectors; those of a dot product are scalars, each summed in a vector of its own.
     """
     out: list[Instruction] = []
     for m in range(1, MOST_ROWS + 1):
         layouts = (*_LAYOUTS, ("k", "kn"), ("k", "nk")) if m == 1 else _LAYOUTS
         room = (registers - 1) // (m + 1)
-        wide = MOST_VECTORS if m > 1 else 2 * MOST_VECTORS  # a single row uses each vector once, straight from memory
+        wide = MOST_VECTORS if m > 1 else 2 * MOST_VECTORS  # a single row uses each vector once, directly from memory
         for n in (v * lanes for v in range(1, (min(room, wide) if m > 1 else wide) + 1)):
             out.append(_row(f"panel.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_fma_block", ("b.n", "acc.n")))
         for n in range(1, min(room, MOST_COLUMNS) + 1):
@@ -65,16 +66,16 @@ def matmuls(dtype: str, lanes: int, registers: int, feature: str) -> list[Instru
 
 
 def integer_dots(lanes: int, registers: int, feature: str) -> list[Instruction]:
-    """Dot products of int8 in 32 bits, where a column also has a sum of what is too much in its own."""
+    """Dot products of int8 in 32 bits; each column also has a sum that corrects an offset of its products."""
     found = (r for r in matmuls("i32", lanes, registers, feature) if r.function == "mlc_dot_block")
     fit = (r for r in found if r.m * r.n + 2 * r.n + 2 <= registers)
     return [r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8") for r in fit]
 
 
 def pairs(lanes: int, registers: int) -> list[Instruction]:
-    """Products of bf16 in f32, each lane of which takes two neighbours along k at a time.
+    """Products of bf16 in f32; each lane takes two neighbours along k at a time.
 
-    A panel's columns are laid out in such pairs on the way, and its rows are broadcast pair by pair.
+    The columns of a panel are packed in such pairs, and its rows are broadcast pair by pair.
     """
     found = matmuls("f32", lanes, registers, "avx512_bf16")
     taken = [r for r in found if r.function == "mlc_dot_block"]
@@ -102,7 +103,7 @@ def target(
     l3: int = 32 * MiB,
     name: str = "cpu",
 ) -> Target:
-    """A CPU with those features (names as in /proc/cpuinfo)."""
+    """A CPU with these features (names as in /proc/cpuinfo)."""
     feature, vector = next(((f, w) for f, w in _WIDTHS if f in features), ("", 16))
     registers = 32 if feature == "avx512f" else 16
     rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in matmuls(dtype, vector // size, registers, feature)]

@@ -1,7 +1,7 @@
-"""What NVIDIA's GPUs can do beyond plain C, as rows: tensor instructions, asynchronous copies, moves of matrices.
+"""NVIDIA's instructions beyond plain C, as rows: tensor instructions, asynchronous copies, matrix loads and stores.
 
 Shapes and fragment layouts are those of the PTX ISA 9.0, chapters "Warp Level Matrix Instructions" (mma, ldmatrix,
-stmatrix) and "Asynchronous Warpgroup Level Matrix Instructions" (wgmma), copies those of "Data Movement".
+stmatrix) and "Asynchronous Warpgroup Level Matrix Instructions" (wgmma); copies are those of "Data Movement".
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ WARP, WARPGROUP = 32, 128
 
 
 class _Types(NamedTuple):
-    """The types of a and b, of the accumulator, the bits of a fraction that count (0: all), and what is assembled."""
+    """Operand and accumulator types, significant fraction bits (0: all), required feature, and opcodes after
+    assembly."""
 
     name: str
     operand: str
@@ -25,7 +26,7 @@ class _Types(NamedTuple):
     opcode: str
 
 
-# Shapes are (m, n, k). For sm_90 ptxas makes conversions and an HMMA of an mma.sync of 8-bit floats.
+# Shapes are (m, n, k). For sm_90, ptxas turns an mma.sync of 8-bit floats into conversions and an HMMA.
 _MMA = {
     _Types("bf16", "bf16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
     _Types("f16", "f16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
@@ -48,24 +49,24 @@ _WGMMA = {
     _Types("f8e5m2", "f8e5m2", "f32", 0, "wgmma", "QGMMA"): _WIDE_N,
 }
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f8e4m3": 1, "f8e5m2": 1, "f64": 8}
-# Products are added to 13 bits of the largest, as an H100 does (DeepSeek-V3 Technical Report, section 3.3.2).
+# An H100 adds products with 13 bits below the largest (DeepSeek-V3 Technical Report, section 3.3.2).
 COARSE = ("f8e4m3", "f8e5m2")
-# Fragments are loaded to match: ldmatrix transposes what is 16 bits wide.
+# Fragments can be loaded for any layout: ldmatrix transposes 16-bit elements.
 _PLAIN = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
 
 _SWIZZLES = (0, 32, 64, 128)
 _CP_ASYNC = Transfer("cp.async", "cp.async", "global", "shared", (16, 8, 4), 0, 0, _SWIZZLES, "mlc_cp_async",
                      "LDGSTS")  # fmt: skip
-# A box of a tensor map has at most 5 axes of at most 256 elements, its rows are multiples of 16 bytes.
+# A box of a tensor map has at most 5 axes of at most 256 elements; its rows are multiples of 16 bytes.
 _TMA = Transfer("tma", "tma", "global", "shared", (16,), 5, 256, _SWIZZLES, "mlc_tma_load", "UTMALDG")
 _TMA_STORE = _TMA.replace(source="shared", target="global", function="mlc_tma_store", opcode="UTMASTG")
 _DSMEM = Transfer("dsmem", "cluster", "cluster", "shared", (16,), 1, 0, _SWIZZLES, "mlc_cluster_load", "LD")
 
 
 def _a_layout(m: int, k: int, size: int) -> Layout:
-    """The left operand of one warp: eight rows of four threads, each with neighbours that fill 32 bits.
+    """The left operand of one warp: eight rows of four threads, each with adjacent elements that fill 32 bits.
 
-    Then come the rows 8 below, then the columns beyond 16 bytes (for f64, beyond 32).
+    Next are the rows 8 below, then the columns beyond 16 bytes (for f64, beyond 32).
     """
     pack = max(1, 4 // size)
     rows: Digits = ((2, 8 * k),) if m == 16 else ()
@@ -74,26 +75,26 @@ def _a_layout(m: int, k: int, size: int) -> Layout:
 
 
 def _b_layout(n: int, k: int, size: int) -> Layout:
-    """The right operand: as the left one with its rows for columns, all eight of them."""
+    """The right operand: the left one's layout with rows and columns exchanged, eight columns."""
     pack = max(1, 4 // size)
     return _lean(Layout((k, n), ((4, pack * n), (8, 1)), ((pack, n), (k // (4 * pack), 4 * pack * n))))
 
 
 def _acc_layout(m: int, n: int) -> Layout:
-    """Two neighbours a thread, then the row 8 below, then, where n is more than 8, the next eight columns."""
+    """Two adjacent elements per thread, then the row 8 below, then, if n > 8, the next eight columns."""
     rows: Digits = ((2, 8 * n),) if m >= 16 else ()
     warps: Digits = ((m // 16, 16 * n),) if m > 16 else ()
     return _lean(Layout((m, n), ((4, 2), (8, n), *warps), ((2, 1), *rows, (n // 8, 8))))
 
 
 def _lean(layout: Layout) -> Layout:
-    """Without the digits that are always 0."""
+    """The layout without digits of extent 1."""
     kept = (tuple(d for d in digits if d[0] > 1) for digits in (layout.threads, layout.registers))
     return Layout(layout.shape, *kept)
 
 
 def _mma_sync(types: _Types, shape: tuple[int, int, int]) -> Instruction:
-    """One instruction of a warp; its fragments are loaded to match any layout of a and b."""
+    """An instruction of one warp; its fragments can be loaded for any layout of a and b."""
     m, n, k = shape
     size = _BYTES[types.operand]
     return Instruction(
@@ -106,9 +107,9 @@ def _mma_sync(types: _Types, shape: tuple[int, int, int]) -> Instruction:
 
 
 def _wgmma(types: _Types, n: int, a_space: str) -> Instruction:
-    """One instruction of a warpgroup: b in shared memory, a there or in registers (`.rs`)."""
+    """An instruction of a warpgroup: b in shared memory, a in shared memory or registers (`.rs`)."""
     registers, k = a_space == "registers", 32 // _BYTES[types.operand]
-    # Only the 16-bit types have the bits of the instruction that transpose an operand in shared memory.
+    # Only 16-bit types have the instruction's bits that transpose an operand in shared memory.
     transposes = types.operand in ("bf16", "f16")
     b = ("kn", "nk") if transposes else ("nk",)
     a = ("mk", "km") if transposes or registers else ("mk",)
@@ -124,7 +125,7 @@ def _wgmma(types: _Types, n: int, a_space: str) -> Instruction:
 
 
 def _matrices(count: int, transposed: bool, store: bool) -> Fragments:
-    """ldmatrix or stmatrix of so many matrices; with .trans, threads hold neighbours of a column."""
+    """ldmatrix or stmatrix of `count` matrices; with .trans, threads hold adjacent elements of a column."""
     row, column = (1, 8) if transposed else (8, 1)
     layout = _lean(Layout((8 * count, 8), ((4, 2 * column), (8, row)), ((2, column), (count, 64))))
     word, needs, opcode = ("stmatrix", "stmatrix", "STSM") if store else ("ldmatrix", "ldmatrix", "LDSM")

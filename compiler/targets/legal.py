@@ -1,4 +1,4 @@
-"""A program of Tile IR and a target with threads in; why the target cannot run it out, before any lowering."""
+"""Legality of Tile IR for a target with threads, checked before any lowering."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from compiler.ir.tensor import Tensor, memory_order
 from compiler.ir.text import show
 from compiler.targets.target import Instruction, Target, Transfer, instruction
 
-FARTHEST = 8  # elements between those of a box
-MOST_THREADS, WARP = 1024, 32  # of a block, on every target that has them
-GROUP = 4 * WARP  # threads that change how many registers they have together
-MOST_ROUNDS = 64  # of a loop over lanes that are written out at a time, where what they make is not kept
-MOST_REGISTERS, MOST_CONSUMER_REGISTERS = 255, 240  # of a thread; of one that gets more than it began with
+FARTHEST = 8  # elements between those of a box, at most
+MOST_THREADS, WARP = 1024, 32  # per block, on every target with threads
+GROUP = 4 * WARP  # threads that reallocate registers together
+MOST_ROUNDS = 64  # rounds of a loop over lanes that are unrolled at a time, unless tiles in registers require all
+MOST_REGISTERS, MOST_CONSUMER_REGISTERS = 255, 240  # per thread; per thread after reallocation
 
 
 class NotLegal(ValueError):
-    """A statement that the target has no way to do: which, and why."""
+    """A statement that the target cannot execute, with the reason."""
 
 
 def verify(program: Program, target: Target) -> None:
-    """Tensor instructions, copies and tiles are such as the target has; raises NotLegal naming kernel and statement."""
+    """Check that the target supports all tensor instructions, copies and tiles; raises NotLegal naming kernel and
+    statement."""
     for kernel in program.kernels:
         problem = next(problems(kernel, target), None)
         if problem is not None:
@@ -38,14 +39,15 @@ def verify(program: Program, target: Target) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the target cannot do, and the loops, tiles and instructions that ask for it."""
+    """The reason why the target cannot execute a kernel, and the names of the loops, tiles and instructions
+    concerned."""
 
     subjects: Set[str]
     reason: str
 
 
 def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
-    """What a target with threads cannot do of a kernel."""
+    """Why a target with threads cannot execute a kernel."""
     tiles = {a.tensor.name: a for a in within(kernel.body, tile.Alloc)}
     tensors = {p.name: p for p in kernel.params} | {name: a.tensor for name, a in tiles.items()}
     for s in within(kernel.body):
@@ -60,7 +62,7 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
 def _statement_problems(
     s: Stmt, tiles: Mapping[str, tile.Alloc], tensors: Mapping[str, Tensor], target: Target
 ) -> tuple[set[str], Iterable[str]]:
-    """What a target cannot do of one statement: the names that it is about, and the reasons."""
+    """Why a target cannot execute one statement: the names concerned, and the reasons."""
     match s:
         case tile.Mma(name):
             try:
@@ -86,7 +88,7 @@ def _space(buffer: str, tiles: Mapping[str, tile.Alloc]) -> str:
 def _transfer_problems(
     s: tile.Copy, tiles: Mapping[str, tile.Alloc], tensors: Mapping[str, Tensor], target: Target
 ) -> Iterator[str]:
-    """Copies that no row of the target's transfers makes."""
+    """Copies that none of the target's transfers can do."""
     way = _space(s.source.buffer, tiles), _space(s.target.buffer, tiles)
     row = next((t for t in target.transfers if t.name == s.how and (t.source, t.target) == way), None)
     if row is None:
@@ -99,7 +101,7 @@ def _transfer_problems(
 
 
 def _thread_problems(f: tile.For) -> Iterator[str]:
-    """More threads than a block has."""
+    """More threads than a block can have."""
     of, each = ("warps", WARP) if f.bind.level == "columns" else ("threads", 1)
     threads = dict(f.bind.args).get(of, 1) * each
     if not 1 <= threads <= MOST_THREADS:
@@ -108,7 +110,7 @@ def _thread_problems(f: tile.For) -> Iterator[str]:
 
 
 def _ahead_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
-    """Operands that are not there to be loaded an iteration ahead."""
+    """Loops bound to load operands an iteration ahead that load none."""
     loads = [s for s in f.body if isinstance(s, tile.Copy) and s.target.buffer in tiles]
     into_registers = any(tiles[s.target.buffer].space == "registers" for s in loads)
     if dict(f.bind.args).get("ahead") and not (into_registers and isinstance(f.extent, Const)):
@@ -116,7 +118,7 @@ def _ahead_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[st
 
 
 def _vector_problems(f: tile.For) -> Iterator[str]:
-    """Neighbours that do not divide a loop: guards of each element would cost more than wide accesses gain."""
+    """Vector widths that do not divide a loop: guards per element would cost more than wide accesses gain."""
     vector = dict(f.bind.args).get("vector", 1)
     if vector < 1 or vector & (vector - 1):
         yield f"loop {f.var}: vector is a power of two, not {vector}"
@@ -128,7 +130,7 @@ def _vector_problems(f: tile.For) -> Iterator[str]:
 
 
 def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
-    """Rounds that cannot be written out, or that another loop would have to say."""
+    """Rounds that cannot be unrolled, or that another loop has to state."""
     given = dict(f.bind.args)
     threads, extent = given.get("threads", 0) * given.get("vector", 1), f.extent
     match f.body:
@@ -149,7 +151,7 @@ def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[st
 
 
 def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
-    """Accumulators and registers that cannot be divided among the threads of a block as statements say."""
+    """Accumulators and registers that cannot be divided among the threads of a block as the statements say."""
     threads = launches.block_size(body)
     nodes = list(within(body))
     for f in nodes:
@@ -173,10 +175,8 @@ def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
 
 
 def grids(m: int, n: int, groups: int, row: Instruction) -> list[tuple[int, int]]:
-    """How so many groups of the threads of an instruction can share a tile: so many down, so many across.
-
-    Those come first of which each reads the least.
-    """
+    """The grids (down, across) in which `groups` thread groups of an instruction can share a tile, least reads
+    first."""
     found = [
         (m // down + n // across, down, across)
         for down in range(1, groups + 1)
@@ -187,7 +187,7 @@ def grids(m: int, n: int, groups: int, row: Instruction) -> list[tuple[int, int]
 
 
 def _register_problems(f: tile.For, threads: int, target: Target) -> Iterator[str]:
-    """Registers that are not there: who asks for more than others gave away waits for ever."""
+    """Registers that are not available: a thread that requests more than others released waits for ever."""
     given = dict(f.bind.args)
     kept, wanted = given.get("producer_registers", 0), given.get("consumer_registers", 0)
     if "setmaxnreg" not in target.features:
@@ -200,16 +200,16 @@ def _register_problems(f: tile.For, threads: int, target: Target) -> Iterator[st
 
 
 def consumer_registers(threads: int, kept: int, target: Target) -> int:
-    """Registers for each of the threads that compute, where a group more keeps only so many.
+    """Registers per computing thread if one group of producers keeps only `kept` per thread.
 
-    A block shares out what it was launched with, the same for all its threads and a multiple of 8.
+    The block redistributes what it was launched with: the same number for all threads, a multiple of 8.
     """
     launched = target.registers // (threads + GROUP) // 8 * 8
     return min((launched * (threads + GROUP) - kept * GROUP) // threads // 8 * 8, MOST_CONSUMER_REGISTERS)
 
 
 def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
-    """Tiles that a block's memory does not hold; the pipeline that is too deep, where a shallower one would fit."""
+    """Tiles that exceed a block's shared memory; names the pipeline, if a shallower one would fit."""
     for body in launches.apart(kernel.body):
         taken = _shared(body, 1)
         if taken > target.shared:
@@ -228,7 +228,7 @@ def _too_deep(body: tuple[Stmt, ...], taken: int, target: Target) -> Iterator[Pr
     yield Problem({n.tensor.name for n in within(body, tile.Alloc)}, reason)
 
 
-MOST_BLOCKS = 8  # of a cluster, on every target that has them
+MOST_BLOCKS = 8  # per cluster, on every target with clusters
 
 
 def _cluster_problems(s: tile.Alloc, target: Target) -> Iterator[str]:
@@ -287,7 +287,7 @@ def _copy_problems(s: tile.Copy, row: Transfer, source: Tensor, swizzle: int) ->
 
 
 def _even(t: Tensor, row: Transfer) -> Iterator[str]:
-    """Rows of a tensor in global memory begin where a piece may begin."""
+    """Strides of a tensor in global memory at which no piece may start."""
     several = (t.strides[d] for d in memory_order(t) if t.shape[d] is not const(1))
     steps = [static(step) * t.dtype.bytes for step in several if isinstance(step, Const)]
     odd = [n for n in steps[:-1] if all(n % piece for piece in row.pieces) or (row.rank and not n)]
@@ -296,7 +296,7 @@ def _even(t: Tensor, row: Transfer) -> Iterator[str]:
 
 
 def _begins(s: tile.Slice, t: Tensor, row: Transfer) -> Iterator[str]:
-    """A slice in global memory begins where a piece may begin: for others the copy engine faults."""
+    """Slices in global memory that need not start where a piece may start: the copy engine faults on others."""
     last = memory_order(t)[-1]
     factors, constant = linear(s.starts[last])
     steps = [n * t.dtype.bytes for n in (*factors.values(), constant)]
@@ -308,7 +308,7 @@ def _begins(s: tile.Slice, t: Tensor, row: Transfer) -> Iterator[str]:
 
 
 def _shared(body: tuple[Stmt, ...], depth: int) -> int:
-    """Bytes of all tiles in shared memory; a pipeline holds as many of those inside as it is deep."""
+    """Bytes of all tiles in shared memory; tiles inside a pipeline count once per stage."""
     total = 0
     for s in body:
         match s:

@@ -1,4 +1,4 @@
-"""MLIR as a target: other toolchains know the machine."""
+"""MLIR as a target: other toolchains compile for the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where programs run, as data: a target's features and limits, and its tensor instructions as rows."""
+"""A target as data: its features and limits, and its instructions as rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from compiler.targets.layout import Layout
 class Instruction(Node):
     """A tensor instruction: acc[m, n] += sum over k of a[m, k] * b[k, n], on tiles of these sizes.
 
-    `needs` is the feature that a target must have. A k of 0 means any number. `a_type`, `b_type` and `acc_type` name
-    the element types, `a_space`, `b_space` and `acc_space` the memories that the operands must be in, `layouts` how
-    they may lie ("mk" or "km", "kn" or "nk"). `function` is the device function that performs it, with a body for each
-    kind of target; `contiguous` names the axes along which an operand must be so ("b.n"). `threads` do it together, and
-    what they hold in registers is laid out as `acc_layout` (m, n), `a_layout` (m, k) and `b_layout` (k, n) say.
+    `needs` is the required feature of the target. A k of 0 means any number. `a_type`, `b_type` and `acc_type` are
+    element types, `a_space`, `b_space` and `acc_space` the memories of the operands, `layouts` their possible axis
+    orders ("mk" or "km", "kn" or "nk"). `function` is the device function, with a body for each kind of target;
+    `contiguous` lists axes along which an operand must be contiguous ("b.n"). `threads` execute it together;
+    `acc_layout` (m, n), `a_layout` (m, k) and `b_layout` (k, n) are the layouts of operands in registers.
 
-    Of the fractions of `a` and `b` the leading `fraction` bits count and the others are cut off; 0: all count.
-    `opcode` is the machine instruction, or several of which one, that must be found in what is assembled. With `coarse`
-    sums keep fewer bits than `acc_type` has, so that long ones are promoted in parts. One that `flushes` may take
-    denormals for zeros, factors and sums alike.
+    Only the leading `fraction` bits of the fractions of `a` and `b` count, others are cut off; 0: all count. `opcode`
+    is the machine instruction, or several of which one, that must appear after assembly. With `coarse`, sums keep fewer
+    bits than `acc_type` has, so that long sums must be promoted in parts. An instruction that `flushes` may treat
+    denormal factors and sums as zero.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Instruction(Node):
 
     @property
     def semantics(self) -> str:
-        """What it computes, as Tile IR text over buffers acc, a and b of its first layout."""
+        """Its meaning as Tile IR text over buffers acc, a and b in its first layout."""
         a, b = self.layouts[0]
         k = self.k or 4
         at = {"mk": "a[i, l]", "km": "a[l, i]", "kn": "b[l, j]", "nk": "b[j, l]"}
@@ -62,11 +62,11 @@ class Instruction(Node):
 
 
 class Transfer(Node):
-    """A way to copy a slice from one memory to another while computing goes on.
+    """An asynchronous copy of a slice from one memory to another.
 
-    The innermost axis moves in `pieces` of so many bytes. A tensor has at most `rank` axes, a slice at most `longest`
-    elements along each; 0 is any number. `swizzles` are the patterns, in bytes, in which the tile may be laid out: a
-    row then fits in one, and fills it where there is a `rank`, as that is the copy engine's.
+    The innermost axis is moved in `pieces` of so many bytes. A tensor has at most `rank` axes, a slice at most
+    `longest` elements along each; 0 means any number. `swizzles` are the possible swizzles of the tile in bytes: a row
+    must fit in one, and fill it if there is a `rank` (the copy engine).
     """
 
     name: str
@@ -82,10 +82,10 @@ class Transfer(Node):
 
 
 class Fragments(Node):
-    """A way to move 8 x 8 matrices of 16-bit elements between shared memory and the registers of a warp.
+    """Moves 8 x 8 matrices of 16-bit elements between shared memory and the registers of a warp.
 
-    The matrices lie under each other: thread t passes the address of row t of 8 elements, 16 bytes. What is in its
-    registers is laid out as `layout` says, in rows of 8.
+    The matrices are stacked: thread t passes the address of row t of 8 elements, 16 bytes. `layout` is that of the
+    registers, in rows of 8.
     """
 
     name: str
@@ -100,12 +100,12 @@ class Fragments(Node):
 class Target(Node):
     """A machine; sizes are in bytes.
 
-    `vector` is the width of a vector register, 0 where `warp` threads in step take its place; `l1` is for each core,
-    `shared` what a block of threads may have of it. A core of a GPU (a multiprocessor) holds at most so many `threads`,
-    `blocks` and 32-bit `registers` at once, and does in a clock, of the multiply-adds of each kind in `rates`, so many.
-    Of blocks that fill a core each, so many `clusters` of each size run at once. `costs` are what the products of a
-    pipeline of tiles were measured to take beside that, by name, where they were. Code that is not `checked` takes it
-    that indices, targets and divisors are valid. `memory` is what the temporaries of a program may take; 0: any.
+    `vector` is the width of a vector register, 0 if `warp` threads in lockstep replace it. `l1` is per core; `shared`
+    is how much of it a block may use as shared memory. A core of a GPU (a multiprocessor) holds at most so many
+    `threads`, `blocks` and 32-bit `registers` at once; `rates` are its multiply-adds per clock by kind. `clusters`
+    gives how many clusters of each size run at once if each block fills a core. `costs` are measured costs by name, for
+    cost models. Code that is not `checked` assumes that indices, targets and divisors are valid. `memory` limits a
+    program's temporaries; 0: no limit.
     """
 
     name: str
@@ -142,7 +142,7 @@ def costs(target: Target) -> Mapping[str, float]:
 
 
 def instruction(target: Target, name: str) -> Instruction:
-    """The row of that name; raises KeyError naming the rows there are."""
+    """The row of that name; raises KeyError naming the rows that exist."""
     for row in target.instructions:
         if row.name == name:
             return row

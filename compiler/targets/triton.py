@@ -1,4 +1,4 @@
-"""Triton as a target: its own compiler knows the machine, a schedule here says blocks and tiles."""
+"""Triton as a target: its own compiler knows the machine; a schedule states only blocks and tiles."""
 
 from __future__ import annotations
 
