@@ -1,1 +1,1 @@
-"""What programs mean: one evaluator for each IR, arrays in and arrays out."""
+"""Reference semantics: an evaluator for each IR, from input arrays to output arrays."""

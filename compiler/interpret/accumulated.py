@@ -1,8 +1,8 @@
-"""Errors of sums, products, extremes, scans and scatters: bounded terms go in, bounded results come out.
+"""Error bounds of sums, products, extremes, sorts, scans and scatters of bounded values.
 
-A sum of n terms rounds n partial sums. The worst case is n u sum |x|, in any order; the variance is n times that of
-one rounding of a partial sum of root mean square size, which is measured on the data. What is lost of a term between
-two powers of two depends on the term alone, so equal terms lose the same: k of them count as k squared.
+A sum of n terms rounds n partial sums. The worst case is n u sum |x|, in any order. The variance is n times that of
+rounding one partial sum of root mean square size, which is measured on the data. The rounding error that a term adds
+between two powers of two depends on the term alone, so equal terms have equal errors: k of them count as k squared.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType, f32, f64
 from compiler.ir.expr import COMBINE
 
-BLOCKS = 32  # partial sums looked at
-LANES = 16  # accumulators of a vectorised sum, whose partial sums may be much larger than the plain ones
+BLOCKS = 32  # partial sums that are examined
+LANES = 16  # accumulators of a vectorised sum, whose partial sums may be much larger than those of a sequential sum
 LEAST_NORMAL = 2.0**-126  # of f32, and of bf16
-ORDER = 4.0  # allowance in variance for yet other orders
+ORDER = 4.0  # factor on the variance that allows for other orders
 _PICK = {"max": "max", "or": "max", "min": "min", "and": "min"}
 
 
@@ -68,19 +68,19 @@ def _held(dtype: DType) -> DType:
 
 
 def _whole(accuracy: Accuracy, *terms: Array) -> bool:
-    """Whether all finite elements are integers, so that sums are too; another formula may divide on its way."""
+    """Whether all finite elements are integers, so that sums are, too; not for another formula, which may divide."""
     return not accuracy.algebra and all(
         _all(lambda part: (part == np.rint(part)) | ~np.isfinite(part), x) for x in terms
     )
 
 
 def _all(holds: Callable[[Array], Array], x: Array) -> bool:
-    """Whether something holds of every element; the first few say no of most arrays."""
+    """Whether something holds for every element; the first few elements decide for most arrays."""
     return bool(holds(x[(slice(2),) * x.ndim]).all()) and bool(holds(x).all())
 
 
 def _finite(x: Array) -> Array:
-    """0 for what is not finite: an infinity is not rounded."""
+    """The array with 0 for elements that are not finite: an infinity is not rounded."""
     if not x.size or (np.isfinite(x.min()) and np.isfinite(x.max())):
         return x
     return np.where(np.isfinite(x), x, 0.0)
@@ -89,24 +89,24 @@ def _finite(x: Array) -> Array:
 def _rounded_sum(
     v: Array, brought: Errors, absolute: Array, mean_square: Array, rounds: int | Array, whole: bool, dtype: DType
 ) -> Bounded:
-    """A sum whose terms brought errors along, after `rounds` roundings of partial sums with this mean square."""
+    """A sum whose terms have the errors `brought`, after `rounds` roundings of partial sums with this mean square."""
     u = UNIT[dtype.name]
     e1, e2, common = _unless_lost(v, brought)
-    exact = ~np.isfinite(v) | ((absolute <= 1 / u) & (e1 == 0) & whole)  # integers, all of which the type has
+    exact = ~np.isfinite(v) | ((absolute <= 1 / u) & (e1 == 0) & whole)  # integers, all representable in the type
     e1 = e1 + np.where(exact, 0.0, rounds * u * absolute)
     e2 = e2 + np.where(exact, 0.0, ORDER * rounds * u * u * mean_square / 3)
-    # Of finite terms: where their sum is infinite, it overflows f64.
+    # Of finite terms: an infinite sum of these overflows f64.
     return overflowing(v, e1, e2, common, np.minimum(absolute, np.finfo(np.float64).max), dtype)
 
 
 def _unless_lost(v: Array, e: Errors) -> Errors:
-    """Finite errors of terms do not touch what is infinite or NaN for certain."""
+    """The errors, without finite errors where the value is certainly infinite or NaN."""
     lost = ~np.isfinite(v) & ~np.isinf(e[0])
     return (np.where(lost, 0.0, e[0]), np.where(lost, 0.0, e[1]), np.where(lost, 0.0, e[2])) if lost.any() else e
 
 
 def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
-    """Over the last dimension."""
+    """The sum over the last dimension."""
     n = x.v.shape[-1]
     e1, e2, common = errors(x)
     brought = e1.sum(-1), e2.sum(-1), common.sum(-1)
@@ -120,12 +120,13 @@ def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
 
 
 def _rows(x: Array) -> Array:
-    """The number of its row for each element."""
+    """The row number of each element."""
     return np.broadcast_to(np.arange(math.prod(x.shape[:-1])).reshape((*x.shape[:-1], 1)), x.shape)
 
 
 def _alike(x: Array, places: Array) -> Array:
-    """What each element adds to the squares of how often a place has each value: 2 k - 1 for the k-th there."""
+    """What each element adds to the squares of how often each value occurs at a place: 2 k - 1 for its k-th
+    occurrence."""
     order = np.lexsort((x.reshape(-1), places.reshape(-1)))
     here, value = places.reshape(-1)[order], x.reshape(-1)[order]
     number = np.arange(x.size)
@@ -137,7 +138,7 @@ def _alike(x: Array, places: Array) -> Array:
 
 
 def _partial(x: Array, lanes: int) -> Array:
-    """Mean square of the running sums of blocks, where `lanes` accumulators take turns."""
+    """Mean square of the running sums of blocks, with `lanes` accumulators that take turns."""
     n = x.shape[-1]
     if lanes > 1 and n <= lanes:
         return ZERO
@@ -150,11 +151,11 @@ def _partial(x: Array, lanes: int) -> Array:
 
 
 def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) -> Errors:
-    """What a product of independent factors grows by when each has an error."""
+    """How much a product of independent factors changes when each has an error."""
 
     def more(size: Array, e: Array) -> Array:
         whole = along(np.multiply, size)
-        # By the sum of relative errors at least: added to a factor, one of less than 2**-53 would be lost.
+        # At least by the sum of relative errors: added to a factor, one below 2**-53 would be lost.
         least = whole * along(np.add, np.where(size > 0, e / size, 0.0))
         all_terms = np.maximum(along(np.multiply, size + e) - whole, 0.0)
         return np.asarray(np.where(np.isnan(least), all_terms, np.maximum(all_terms, least)))
@@ -164,9 +165,10 @@ def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) ->
 
 @dataclass(frozen=True)
 class _Reach:
-    """How large and how small products of some finite, nonzero factors of a product may be, and whether all are finite.
+    """How large and how small partial products of the finite, nonzero factors may be, and whether all factors are
+    finite.
 
-    In f64 as well as in narrower types, `largest` may be infinite and `least` zero.
+    Even in f64, `largest` may be infinite and `least` zero.
     """
 
     largest: Array
@@ -186,14 +188,14 @@ def _reached(size: Array, along: Callable[[np.ufunc, Array], Array]) -> _Reach:
 def _product(
     v: Array, brought: Errors, reach: _Reach, rounds: int | Array, whole: bool, dtype: DType, accuracy: Accuracy
 ) -> Bounded:
-    """A product in some order: on the way it may overflow or vanish, though others of its factors bring it back."""
+    """A product in any order: on the way it may overflow or underflow, even if other factors bring it back."""
     if not dtype.is_float:
         return made(v, *brought)
     own = accuracy.computes(dtype)
     u, eta = UNIT[own.name], ETA[own.name]
     e1, e2, common = _unless_lost(v, brought)
     exact = (reach.largest <= 1 / u) & (e1 == 0) & whole
-    vanished = np.where(reach.least < eta / u, reach.largest, 1.0) * eta  # what is denormal loses digits to the others
+    vanished = np.where(reach.least < eta / u, reach.largest, 1.0) * eta  # denormal partial products lose digits
     rounding = np.where(exact | ~np.isfinite(v), 0.0, rounds * (u * np.abs(v) + vanished))
     lost = np.where(reach.finite, ~(reach.largest < OVERFLOW[own.name]), np.isinf(v) & (reach.least <= eta))
     e = tuple(np.where(lost, np.inf, x) for x in (e1 + rounding, e2 + rounding**2 / 3, common))
@@ -201,7 +203,7 @@ def _product(
 
 
 def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> Bounded:
-    """Between the same of the least and of the greatest values that the terms may have."""
+    """An extreme lies between those of the least and of the greatest values that the terms may have."""
     if op in ("and", "or") and x.v.dtype.kind != "b":
         lost = np.full(v.shape, np.inf)
         return made(v, lost, lost, lost)
@@ -217,8 +219,8 @@ def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> B
 
 @dataclass(frozen=True)
 class Moments:
-    """Of matmuls: themselves, those of absolute values, those of squares, and the mean square of
-    the partial sums as `BLOCKS` blocks of the summed axis are added one by one."""
+    """Moments of matmuls: of the values, absolute values and squares, and the mean square of the partial sums as
+    `BLOCKS` blocks of the summed axis are added one by one."""
 
     total: Any  # arrays
     absolute: Any
@@ -227,7 +229,7 @@ class Moments:
 
 
 def moments(x: Any, y: Any) -> Moments:
-    """Of batches of matmuls, in the library whose arrays `x` and `y` are: NumPy's, or torch's on a device."""
+    """Moments of batches of matmuls, in the library of the arrays: NumPy, or torch on a device."""
     k = x.shape[-1]
     blocks = _blocks(k)
     total = partial = 0.0
@@ -239,7 +241,7 @@ def moments(x: Any, y: Any) -> Moments:
 
 
 def _blocks(k: int) -> int:
-    """Into how many blocks a summed axis of `k` elements is divided."""
+    """How many blocks a summed axis of `k` elements is divided into."""
     return max(1, min(BLOCKS, k))
 
 
@@ -273,7 +275,7 @@ def contract(
 
 
 def _flushed(x: Array, y: Array) -> Array:
-    """What products of these sizes lose where denormals count as zeros: factors, and each sum on the way."""
+    """Error of products of these sizes if denormals are flushed to zero: of factors, and of each partial sum."""
     lost = np.asarray(2 * x.shape[-1] * LEAST_NORMAL)
     small = [np.where(f < LEAST_NORMAL, f, 0.0) for f in (x, y)]
     for left, right in ((small[0], y), (x, small[1])):
@@ -282,12 +284,12 @@ def _flushed(x: Array, y: Array) -> Array:
 
 
 def _long(*factors: Array) -> bool:
-    """Whether any element has more bits than one tf32 number, so that its product is made of several."""
+    """Whether any element needs more bits than one tf32 number has, so that its product is made of several."""
     return not all(_all(lambda part: scalar.apply("tf32", (part.astype(np.float32),)) == part, x) for x in factors)
 
 
 def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
-    """What errors of the factors make of the products: each error times the other factor, and times its error."""
+    """The products' errors from their factors' errors: each error times the other factor, and times its error."""
     if a.e1 is None and b.e1 is None:
         return ZERO, ZERO, ZERO
     sizes = np.abs(x), np.abs(y)
@@ -297,7 +299,7 @@ def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
 
 
 def _errors(x: Bounded) -> tuple[Array | None, ...]:
-    """As `errors`, but None for those that are zero everywhere."""
+    """Like `errors`, but None for those that are zero everywhere."""
     return tuple(e if np.any(e) else None for e in errors(x))
 
 
@@ -307,7 +309,7 @@ def _carried(x: Array, y: Array, a: Array | None, b: Array | None) -> Array:
 
 
 def _dot(a: Array, b: Array) -> Array:
-    """A matmul of errors; infinity times zero is an error that cannot be told."""
+    """A matmul of errors; infinity times zero is an unknown error, infinity."""
     out = np.matmul(a, b)
     return np.where(np.isnan(out), np.inf, out)
 
@@ -342,7 +344,7 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
 
 
 def order(how: str, x: Bounded, axis: int) -> Bounded:
-    """Which element comes first along an axis, which second: any of those that it cannot be told from, one by one."""
+    """Argsort along an axis; the error covers all elements that cannot be told apart, pairwise, from the one chosen."""
     places = scalar.order(how, x.v, axis)
     if x.e1 is None:
         return Bounded(places)
@@ -365,7 +367,7 @@ def order(how: str, x: Bounded, axis: int) -> Bounded:
 def scatter(
     op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType, accuracy: Accuracy
 ) -> Bounded:
-    """`base` with `value` set at, or combined with what is at, `index`."""
+    """`base` with `value` set at `index`, or combined with what is there."""
 
     def at(how: str, target: Array, update: Array) -> Array:
         out = np.array(target)
@@ -376,7 +378,7 @@ def scatter(
     if base.e1 is None and value.e1 is None and (not dtype.is_float or op == "set" or op in _PICK):
         return Bounded(v)
     before, update = errors(base), errors(value)
-    if op not in ("sum", "prod"):  # of several values any may be the one kept: the largest error covers it
+    if op not in ("sum", "prod"):  # any of several values may be kept: the largest error covers it
         how = "set" if op == "set" else "max"
         return made(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
     rounds = at("sum", np.zeros(v.shape), np.ones(value.v.shape))
@@ -398,7 +400,7 @@ def scatter(
         ]
 
         def along(f: np.ufunc, x: Array) -> Array:
-            """What is there, brought together by `f` with every update of its place."""
+            """The old values, combined by `f` with all updates of their place."""
             out = x[: size.size].copy()
             f.at(out, places.reshape(-1), x[size.size :])
             return out.reshape(v.shape)
@@ -408,7 +410,8 @@ def scatter(
 
 
 def perhaps(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
-    """`base` if `value` may or may not be set at, or combined with what is at, `index`: any such step is an error."""
+    """`base`, if it is undecided whether `value` is set at `index` or combined with what is there: any such step is an
+    error."""
     shape = base.v.shape
     at = np.ravel_multi_index(index, shape) if index else np.zeros(value.v.shape, np.int64)
     there = base.v.reshape(-1)[at]

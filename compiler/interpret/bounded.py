@@ -1,7 +1,7 @@
-"""Numbers with error bounds, and what scalar operations do to them: bounded arguments go in, a bounded result out.
+"""Values with error bounds, and scalar operations on them.
 
-No derivative is needed: an operation is probed at its arguments plus and minus their errors. So a new row of `OPS` has
-a bound at once, and floors, comparisons and conversions are bounded where they jump.
+No derivative is needed: an operation is probed at its arguments plus and minus their errors. So any new row of `OPS`
+has a bound at once, and floors, comparisons and conversions are bounded where they jump.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from compiler.ir.dtype import DType, boolean, f32, f64
 from compiler.ir.functions import CORRECTLY_ROUNDED, FUNCTIONS
 from compiler.targets.accuracy import BY_EXP2, max_ulp
 
-# How many deviations an error may be: the one constant of all tolerances.
+# How many standard deviations an error may be: the single constant of all tolerances.
 LAMBDA = 6.0
 
-# Largest relative rounding error. For f64 the reference rounds as well, and so does the difference of two probes.
+# Largest relative rounding error. For f64 the reference also rounds, and so does the difference of two probes.
 UNIT = {"f64": 2.0**-51, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
 ETA = {
     "f64": 2.0**-1073,
@@ -33,8 +33,8 @@ ETA = {
     "f8e5m2": 2.0**-16,
 }  # the least positive value
 LEAST_NORMAL = 2.0**-126  # of f32
-SQUARABLE = 2.0**-500  # an f64 whose square still is one
-# From here on a number rounds to infinity, or in f8e4m3 to what is not near it.
+SQUARABLE = 2.0**-500  # an f64 whose square is still a normal one
+# Numbers from here on round to infinity or, in f8e4m3, to a number that is not close.
 OVERFLOW = {
     "f64": 1.7976931348623157e308,
     "f32": (2 - 2.0**-24) * 2.0**127,
@@ -44,11 +44,11 @@ OVERFLOW = {
     "f8e5m2": (2 - 2.0**-3) * 2.0**15,
 }
 
-SHORT = 12  # bits of a literal that is taken for exact
+SHORT = 12  # bits of a literal that counts as exact
 
-FORMULAS = 8  # times the roundings of this program that another formula for the same may have
+FORMULAS = 8  # factor on roundings for another formula with the same result
 
-# Operations that never round, and operations that round correctly: what fits their type is not changed by them.
+# Operations that never round, and operations that round correctly: a representable result is exact.
 EXACT = (
     "neg", "abs", "sign", "min", "max", "where", "floor", "ceil", "trunc", "round", "tf32", "rem", "isnan", "signbit",
 )  # fmt: skip
@@ -60,13 +60,13 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What the judged implementation may lose: ulps by operation and type.
+    """The accuracy of the implementation that is judged: ulps by operation and type.
 
-    `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
-    literals, which the program has as f32. `matmul` is what a product of two f32 matrices may lose in each term, in
-    halves of an ulp; `coarse` what the sum of any products may lose of each, of its size. With `by_exp2`, exponentials
-    are those of 2, and zero where that is less than the least normal number. With `flushes`, matmuls may take denormal
-    factors and sums for zeros. `of` describes what runs programs for a kind of target.
+    `algebra` describes an evaluation in f64 throughout by any equivalent formula: its roundings differ, and so do its
+    literals, which the program has as f32. `matmul` is the error of a product of two f32 matrices per term, in half
+    ulps; `coarse` the error of a sum of products per product, relative to it. With `by_exp2`, exponentials are computed
+    as powers of 2, and are zero below the least normal number. With `flushes`, matmuls may flush denormal factors and
+    sums to zero. `of` describes the implementation for a kind of target.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
@@ -91,21 +91,21 @@ class Accuracy:
         return 0.0 if name in EXACT else 2 * self.ulps(name, dtype.name) * (FORMULAS if self.algebra else 1)
 
     def rounds(self, n: int) -> int:
-        """How many roundings one term of a sum of `n` may suffer, whatever the order of summation.
+        """How many roundings one term of a sum of `n` may suffer, in any order of summation.
 
-        Tensor cores cut sums off rather than round them, twice the error of an addition; they add four terms or more at
-        a time, so that it is made for fewer of them, and long sums are promoted in parts.
+        Tensor cores truncate sums, twice the error of a rounding; but they add four or more terms at a time, so that
+        fewer additions have it, and long sums are promoted in parts.
         """
         return max(0, n - 1) * (FORMULAS if self.algebra else 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """`v`, the value in exact arithmetic (floating types as f64), and how far a computed one may be from it.
+    """`v`, the value in exact arithmetic (floating types as f64), with bounds on the error of a computed value.
 
-    `e1` is the worst case, to first order; infinite where nothing can be said. `e2` is the variance of errors that are
+    `e1` is the worst case, to first order; infinite if nothing is known. `e2` is the variance of errors that are
     independent from element to element, `shared` the deviation of errors that elements have in common, such as that of
-    a row's mean. All are None for what is known exactly; otherwise none is.
+    a row's mean. All are None for exact values; otherwise none is.
     """
 
     v: Array
@@ -123,7 +123,7 @@ class Bounded:
         return self.map(lambda x: np.ascontiguousarray(np.broadcast_to(x, shape)).reshape(shape))
 
     def common(self) -> Bounded:
-        """The same, when one element becomes many: its error is shared by them."""
+        """The value with its error shared, for one element that is repeated."""
         if self.e1 is None:
             return self
         return Bounded(self.v, self.e1, np.zeros(()), deviation(self))
@@ -163,7 +163,7 @@ def tolerance(x: Bounded) -> Array:
 
 
 def distance(a: Array, b: Array) -> Array:
-    """|a - b|; 0 where both are NaN or the same infinity, infinite where just one is NaN."""
+    """|a - b|; 0 where both are NaN or the same infinity, infinite where only one is NaN."""
     a, b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         d = np.asarray(a - b)
@@ -179,11 +179,12 @@ def _any_nan(x: Array) -> bool:
 
 
 def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
-    """A bounded value from parts whose NaN (infinity minus or times something) means that nothing can be said."""
+    """A bounded value from its parts; NaN in these (infinity minus or times something) becomes infinite: nothing is
+    known."""
     if not np.any(e1):
         return Bounded(v)
     tiny = (e1 > 0) & (e1 < SQUARABLE)
-    if np.any(tiny):  # then the variance is lost, and the worst case holds
+    if np.any(tiny):  # the variance underflows, and the worst case holds
         e2 = np.where(tiny, np.maximum(e2, SQUARABLE**2), e2)
     return Bounded(v, *map(_infinite_for_nan, (e1, e2, common)))
 
@@ -193,38 +194,39 @@ def _infinite_for_nan(e: Array) -> Array:
 
 
 def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Bounded:
-    """`x`, computed by an operation that rounds to `dtype`; `correctly` if a result that fits is not changed."""
+    """`x`, computed by an operation that rounds to `dtype`; `correctly` if it keeps representable results."""
     if half_ulps == 0:
         return x
     with np.errstate(all="ignore"):
         size, finite = np.abs(x.v), np.isfinite(x.v)
 
         def unit(most: Array) -> Array:
-            """What is lost of numbers that large."""
+            """The rounding error of numbers of this size."""
             lost = half_ulps * np.maximum(UNIT[dtype.name] * most, ETA[dtype.name] / 2)
             return np.where(finite & (most != 0), lost, 0.0)
 
-        # What is rounded is not the exact value but what has been computed, which may be larger.
+        # The computed value is rounded, not the exact one, and may be larger.
         largest, usual = unit(size + worst(x)), unit(size + tolerance(x))
         known = worst(x) == 0
         if correctly and known.any():
             fits = known & _fits(x.v, dtype)
             largest, usual = np.where(fits, 0.0, largest), np.where(fits, 0.0, usual)
         grown = worst(x) + largest, variance(x) + usual**2 / 3, shared(x)
-        # A correct rounding cannot carry what is below the least number that overflows to an infinity.
+        # A correct rounding cannot turn a value below the least number that overflows into an infinity.
         reach = (worst(x), variance(x), shared(x)) if correctly else grown
         return made(x.v, *_lost(grown, _beyond(x.v, reach, size, dtype)))
 
 
 def _fits(v: Array, dtype: DType) -> Array:
-    """Where an exact value is one of the type's; the reference is f64 itself, so for that only integers tell."""
+    """Where an exact value is representable; for f64, in which the reference computes, only integers below 2**31
+    count."""
     if dtype is f64:
         return np.asarray((v == np.rint(v)) & (np.abs(v) < 2.0**31))
     return np.asarray(scalar.cast(v, f64, dtype) == v)
 
 
 def overflowing(v: Array, e1: Array, e2: Array, common: Array, size: Array, dtype: DType) -> Bounded:
-    """The bounded value; where numbers as large as `size` do not fit `dtype`, nothing can be said of it."""
+    """The bounded value, with nothing known where numbers as large as `size` do not fit `dtype`."""
     return made(v, *_lost((e1, e2, common), _beyond(v, (e1, e2, common), size, dtype)))
 
 
@@ -236,14 +238,14 @@ def _beyond(v: Array, e: Errors, size: Array, dtype: DType) -> Array:
 
 
 def _lost(e: Errors, where: Array) -> Errors:
-    """The errors, infinite in some places."""
+    """The errors, infinite at `where`."""
     if not where.any():
         return e
     return np.where(where, np.inf, e[0]), np.where(where, np.inf, e[1]), np.where(where, np.inf, e[2])
 
 
 def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accuracy) -> Bounded:
-    """A row of `OPS` whose last argument has type `dtype`."""
+    """A row of `OPS` applied to `args`; the last argument has type `dtype`."""
     if name == "where":
         return choose(*args)
     with np.errstate(all="ignore"):
@@ -265,7 +267,8 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
 
 
 def _distributed(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bounded:
-    """A sum that another formula has not as one: what it multiplies each term by rounds a number of the term's size."""
+    """A sum that another formula may not have as one: products with each of its terms round numbers of the term's
+    size."""
     size = np.maximum(*(np.abs(a.v) for a in terms))
     exact = functools.reduce(np.logical_and, (_fits(a.v, f64) for a in terms), worst(x) == 0)
     own = np.where(~exact & np.isfinite(size), half_ulps * UNIT["f64"] * size, 0.0)
@@ -273,18 +276,18 @@ def _distributed(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bo
 
 
 def _by_exp2(x: Bounded, half_ulps: Array) -> Bounded:
-    """An exponential, so bounded that it may be off by more, and zero where it is less than the least normal number."""
+    """An exponential with additional errors, and possibly zero where it is less than the least normal number."""
     own = half_ulps * UNIT["f32"] * x.v
     own = np.where(np.isfinite(own), own + np.where(x.v < LEAST_NORMAL, x.v, 0.0), 0.0)
     return made(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x))
 
 
 def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
-    """The errors of the arguments seen through an operation: their worst corner, and each one's deviation by itself."""
+    """The errors of the arguments propagated through an operation: the worst corner, and each deviation by itself."""
     sources = list({id(a): a for a in args if a.e1 is not None}.values())
 
     def seen(reach: Mapping[int, Array]) -> Array:
-        """The largest change of the result with the arguments named moved as far as that, each to either side."""
+        """The largest change of the result if these arguments move by as much as that, each to either side."""
         ends = itertools.product(*([(s, m) for m in _moved(s.v, reach[id(s)])] for s in sources if id(s) in reach))
         out = ZERO
         for corner in ends:
@@ -301,9 +304,9 @@ def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
     for s in sources:
         reach = tolerance(s)
         change = seen({id(s): reach})
-        if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see nothing
+        if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see no change
             change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst(s), swing))
-        if name in _POLES and s is args[1]:  # nor would probes on both sides of a pole
+        if name in _POLES and s is args[1]:  # likewise probes on both sides of a pole
             change = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, change)
             e1 = np.where((np.abs(s.v) <= worst(s)) & (worst(s) > 0), np.inf, e1)
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
@@ -313,14 +316,14 @@ def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
             common = common + np.where(shared(s) > 0, slope * shared(s), 0.0)
         alone = alone + change
         e1 = np.where(np.isinf(worst(s)), np.inf, e1)
-    if len(sources) > 1:  # a jump that no argument reaches alone, and terms of second order
+    if len(sources) > 1:  # jumps that no argument reaches alone, and second-order terms
         together = seen({id(s): tolerance(s) for s in sources}) - alone
         e2 = e2 + np.where(together > 0, (together / LAMBDA) ** 2, 0.0)
     return made(v, e1, e2, common)
 
 
 def _moved(v: Array, by: Array) -> list[Array]:
-    """The ends of what a value may be."""
+    """The ends of a value's interval."""
     if v.dtype.kind == "b":
         return [v ^ (by > 0)]
     if v.dtype.kind != "f":
@@ -330,7 +333,7 @@ def _moved(v: Array, by: Array) -> list[Array]:
 
 
 def _compared(v: Array, a: Bounded, b: Bounded) -> Bounded:
-    """A comparison is undecided where its arguments are no further apart than their errors."""
+    """A comparison; undecided where its arguments are no further apart than their errors."""
     apart = np.abs(a.v.astype(np.float64) - b.v.astype(np.float64))
     margin, usual = worst(a) + worst(b), LAMBDA * (np.sqrt(variance(a) + variance(b)) + shared(a) + shared(b))
     if a is b:
@@ -374,9 +377,10 @@ def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> B
 
 
 def constant(value: bool | int | float, dtype: DType) -> Bounded:
-    """A literal; one of f32 is taken for a rounded number, but for the greatest, whole ones of 16 bits and short ones.
+    """A literal; one of f32 counts as rounded, except for the largest number, integers of up to 16 bits, and short
+    numbers.
 
-    Of all numbers, one in 4096 rounds to one that is short enough to be taken for exact.
+    Of all numbers, one in 4096 rounds to one that is short enough to count as exact.
     """
     v = scalar.constant(value, dtype, exact=True)
     if dtype.name != "f32" or not abs(value) < np.finfo(np.float32).max or scalar.round_bf16(v.astype(np.float32)) == v:

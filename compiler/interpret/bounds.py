@@ -1,7 +1,7 @@
-"""How far correct results may be from exact arithmetic: a Tensor IR program and its inputs in, bounded values out.
+"""Error bounds of Tensor IR programs: how far correct results may be from exact arithmetic.
 
-Errors are followed through every equation: scalar operations as bounded.py says, sums, scans and scatters as
-accumulated.py does. A result y is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2) + shared)).
+Errors are propagated through every equation: scalar operations by bounded.py; sums, scans and scatters by
+accumulated.py. A result y is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2) + shared)).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def bounds(
     """Evaluate a program with error bounds: one bounded value per output.
 
     `arrays` has a value per input, in the program's order: an array if the input is exact, else a bounded value.
-    `accuracy` describes the executor. `moments` computes the sums that the bounds of matmuls need, which is most of the
-    work for large ones.
+    `accuracy` describes the implementation. `moments` computes the sums that the bounds of matmuls need, which is most
+    of the work for large ones.
     """
     algebra = Propagation(accuracy or Accuracy(), moments)
     inputs = [

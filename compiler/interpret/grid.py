@@ -1,8 +1,8 @@
-"""What an expression means over a grid of points: an expression and the grid's axes go in, an array comes out.
+"""Evaluation of expressions over a grid of points.
 
-Axis k of the grid is dimension k of the arrays, which stay as small as broadcasting allows. What a value is, is the
-business of an `Algebra`: a plain number (tensor.py) or a number with error bounds (bounds.py). `Select` is lazy: its
-sides are evaluated everywhere, but their loads must be in bounds only where the side is taken.
+Axis k of the grid is dimension k of the arrays, which stay as small as broadcasting allows. Values belong to an
+`Algebra`: plain numbers (tensor.py) or numbers with error bounds (bounds.py). `Select` is lazy: its sides are evaluated
+everywhere, but their loads must be in bounds only where the side is taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Take = Callable[[Array], Array]
 
 
 class InterpretError(CompilerError):
-    """A program that does what its IR forbids, found while interpreting it."""
+    """A program does what its IR forbids; found while interpreting it."""
 
 
 class Algebra(Protocol[T]):
@@ -47,15 +47,15 @@ class Algebra(Protocol[T]):
         """Where a condition may be true, and where it may be false."""
 
     def candidates(self, index: T) -> list[Array]:
-        """The values that an index may have, the best known one first."""
+        """The values that an index may have, the most likely one first."""
 
     def take(self, load: Load, stored: T, takes: list[Take], grid: Grid[T]) -> T:
-        """What `load` finds in `stored`: elements picked by the first of `takes`, or perhaps by another."""
+        """The value of `load` from `stored`: elements picked by the first of `takes`, or possibly by another."""
 
     def shape(self, x: T) -> tuple[int, ...]: ...
 
     def ranked(self, x: T, rank: int) -> T:
-        """`x` with dimensions of 1 appended until it has `rank`, or none."""
+        """`x` with dimensions of 1 appended until it has `rank`; scalars unchanged."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class Grid(Generic[T]):
     sizes: Mapping[str, int]
     where: str  # for messages: the equation or kernel
     spans: tuple[Span, ...] = ()
-    bound: Mapping[str, T] = field(default_factory=dict)  # names with a value; axes opened since then come last
-    private: Mapping[str, tuple[Expr, ...]] = field(default_factory=dict)  # a buffer's leading indices, left unsaid
+    bound: Mapping[str, T] = field(default_factory=dict)  # values of names; axes opened since then are the last ones
+    private: Mapping[str, tuple[Expr, ...]] = field(default_factory=dict)  # implicit leading indices of a buffer
     taken: Array | None = None
     outer: Grid[T] | None = None
     done: dict[Expr, T] = field(default_factory=dict)
 
     def over(self, spans: Sequence[Span]) -> Grid[T]:
-        """The same tensors over other axes."""
+        """A grid of other axes over the same tensors."""
         return replace(self, spans=tuple(spans), taken=None, outer=None, done={})
 
     def within(self, taken: Array) -> Grid[T]:
@@ -142,7 +142,7 @@ def _evaluate(e: Expr, grid: Grid[T]) -> T:
 
 
 def _require(cond: T, value: T, dtype: DType, grid: Grid[T]) -> T:
-    """The value, 0 where the condition fails; raises InvalidData if it certainly does at a point taken."""
+    """The value, 0 where the condition fails; raises InvalidData if it certainly fails at a point taken."""
     may, may_not = grid.algebra.possible(cond)
     if not np.all(may if grid.taken is None else may | ~grid.taken):
         raise InvalidData
@@ -197,14 +197,14 @@ def _plan(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Array]:
 
 
 def _taker(e: Load, index: Sequence[int | Span | Array], shape: tuple[int, ...], grid: Grid[T], certain: bool) -> Take:
-    """How to pick the elements of a load. Beyond the bounds is an error where the load is `certain` to happen."""
+    """How to pick the elements of a load. Out of bounds is an error if the load is `certain` to happen."""
     rank = len(grid.spans)
     checked = [
         i if isinstance(i, int | Span) else _in_bounds(e, d, i, n, grid, certain)
         for d, (i, n) in enumerate(zip(index, shape, strict=True))
     ]
     if any(n == 0 and not isinstance(i, Span) for i, n in zip(checked, shape, strict=True)):
-        return lambda stored: np.zeros((1,) * rank, stored.dtype)  # nothing is taken, or it would not be in bounds
+        return lambda stored: np.zeros((1,) * rank, stored.dtype)  # nothing is taken, or it would be out of bounds
     axes = [_axes(i, grid) for i in checked]
     flat = [a for some in axes for a in some]
     if len(set(flat)) == len(flat):
@@ -226,7 +226,7 @@ def _in_bounds(e: Load, d: int, index: Array, extent: int, grid: Grid[T], certai
 
 
 def refuse(outside: Array, index: Array, extent: int, what: str, dimension: int, where: str) -> None:
-    """Raise if any point is outside, with the first index that is."""
+    """Raise InterpretError if any point is `outside`, with the first index that is."""
     if outside.any():
         first = np.broadcast_to(index, outside.shape)[outside].flat[0]
         raise InterpretError(
@@ -245,7 +245,7 @@ def _axes(index: int | Span | Array, grid: Grid[T]) -> tuple[int, ...]:
 
 
 def _separable(stored: Array, index: list[int | Span | Array], axes: list[tuple[int, ...]], rank: int) -> Array:
-    """Elements picked dimension by dimension, where no axis of the grid indexes two of them."""
+    """Elements picked dimension by dimension, if no axis of the grid indexes two of them."""
     out = stored
     for d in reversed(range(len(index))):
         i = index[d]

@@ -1,8 +1,8 @@
-"""A function of Kernel IR to Python source with the same meaning, every access checked; interpret/kernel.py runs it.
+"""Translation of a function of Kernel IR to Python source with every access checked; interpret/kernel.py runs it.
 
-A scalar float is a NumPy scalar of its type, an integer a Python int cut to its type at each operation, a vector a
-NumPy array. `b_x` is the memory of buffer x, `m_x` the same as a memoryview (whose elements are Python's own), `n_x`
-its size and `w_x` one byte an element that says whether it was written, for buffers that begin undefined.
+A scalar float is a NumPy scalar of its type, an integer a Python int wrapped to its type after each operation, a vector
+a NumPy array. `b_x` is the memory of buffer x, `m_x` the same as a memoryview (whose elements are Python's own types),
+`n_x` its size, and `w_x`, for buffers that begin undefined, one byte per element that says whether it was written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRAPS = ("add", "sub", "mul", "neg", "abs", "floordiv", "truncdiv", "gcd", "shl
 
 @dataclass
 class Source:
-    """Python text under way: its lines, its literals by name, and what is known of the buffers in scope."""
+    """Python text under construction: its lines, its literals by name, and the buffers in scope."""
 
     types: dict[str, DType]
     tracked: set[str]
@@ -39,7 +39,7 @@ class Source:
         self.lines.append("    " * self.depth + text)
 
     def literal(self, value: Any) -> str:
-        """A name for a NumPy value that is made once."""
+        """A name for a NumPy value that is created once."""
         key = (str(value.dtype), value.shape, value.tobytes())
         name = f"k_{len(self.literals)}"
         known = next((n for n, v in self.literals.items() if (str(v.dtype), v.shape, v.tobytes()) == key), None)
@@ -84,7 +84,7 @@ def _statement(s: Source, statement: k.Stmt) -> None:
             _store(s, buffer, index, _combined(how, Load(buffer, (index,), value.dtype), value))
         case k.For(var, start, stop, step, body, mark):
             places = f"range({_index(s, start)}, {_index(s, stop)}, {step})"
-            # Independent iterations may run in any order; backwards, those that are not show.
+            # Independent iterations may run in any order; running backwards exposes dependent ones.
             _block(s, f"for v_{var} in {f'reversed({places})' if mark == 'parallel' else places}:", body)
         case k.If(cond, body, orelse):
             _block(s, f"if {_value(s, cond)}:", body)
@@ -136,13 +136,13 @@ def _argument(s: Source, a: Expr | k.Address) -> str:
 
 
 def _owned(s: Source, e: Expr) -> str:
-    """A value that later stores do not change: a load of a vector is a view of memory."""
+    """A value that later stores do not change: the load of a vector is a view of memory."""
     text = _value(s, e)
     return f"{text}.copy()" if e.dtype.lanes > 1 and isinstance(e, Load | Select | Cast) else text
 
 
 def _index(s: Source, e: Expr) -> str:
-    """An integer whose overflow the check of its use will find: it need not wrap."""
+    """An integer without wrap-around: the bounds check of its use finds any overflow."""
     match e:
         case Op("add" | "sub" | "mul" as name, (a, b)):
             return f"({_index(s, a)} {_INFIX[name]} {_index(s, b)})"
@@ -223,7 +223,7 @@ def _integers(name: str, shown: list[str], dtype: DType) -> str:
 def _vectors(s: Source, name: str, args: tuple[Expr, ...]) -> str:
     if name in _INFIX:
         settled = [not isinstance(a, k.Broadcast) for a in args]
-        # NumPy spreads a scalar by itself, at the type of the array.
+        # NumPy broadcasts a scalar by itself, at the type of the array.
         bare = [a.arg if isinstance(a, k.Broadcast) and any(settled) else a for a in args]
         return f"({_value(s, bare[0])} {_INFIX[name]} {_value(s, bare[1])})"
     shown = ", ".join(_value(s, a) for a in args)

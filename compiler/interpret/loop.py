@@ -1,7 +1,7 @@
-"""What Loop IR means: a program goes in, plain scalar C++ loops that do just what it says come out, and are run.
+"""Reference interpreter of Loop IR: translation to plain scalar C++ loops, which are compiled and run.
 
-Nothing is shared with the renderers of the product. Every access is checked against every extent; arithmetic is in the
-program's own types, rounded at each operation; what is not written stays poisoned.
+It shares nothing with the renderers of the product. Every access is checked against every extent; arithmetic is in the
+program's own types, rounded at each operation; unwritten elements stay poisoned.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _tensors(program: Program) -> list[Tensor]:
 
 
 def poison(t: Tensor, shape: list[int]) -> Array:
-    """An array whose elements show that they were never written: NaN, or bytes of 0x7f."""
+    """An array whose elements are recognisably unwritten: NaN, or bytes of 0x7f."""
     out = np.empty(shape, scalar.memory(t.dtype))
     if t.dtype.is_float:
         out[...] = scalar.to_memory(np.asarray(np.nan, np.float32), t.dtype)
@@ -73,7 +73,7 @@ def poison(t: Tensor, shape: list[int]) -> Array:
 
 
 def laid_out(a: Array, t: Tensor, sizes: Mapping[str, int]) -> Array:
-    """A copy of an array whose elements lie in memory as the strides of its tensor say, so that views see them."""
+    """A copy of an array, with the memory layout of its tensor, so that views see the right elements."""
     steps = [extent(e, sizes) for e in t.strides]
     out = as_strided(np.empty(reach(a.shape, steps), a.dtype), a.shape, [n * a.itemsize for n in steps])
     out[...] = a
@@ -128,7 +128,8 @@ def _pointee(dtype: DType) -> str:
 
 
 class _Writer:
-    """One kernel; buffers are b_NAME and variables v_NAME, so that no name of the program means something in C++."""
+    """Writes one kernel; buffers are b_NAME and variables v_NAME, so that no name of the program has a meaning in
+    C++."""
 
     def __init__(self, number: int, kernel: Kernel, sizes: tuple[str, ...]) -> None:
         self.number, self.kernel, self.sizes = number, kernel, sizes
@@ -242,7 +243,7 @@ _F32 = DType("f32", "float", 32)
 
 
 def conversion(text: str, source_type: DType, target: DType) -> str:
-    """A `Cast`; short floats are reached, and left, by way of f32."""
+    """A `Cast`; conversions from and to short floats go through f32."""
     if source_type is target:
         return text
     if source_type.is_float and source_type.bits <= 16:

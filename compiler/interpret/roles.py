@@ -1,4 +1,4 @@
-"""Roles that run side by side, each until it waits for another, and what they tell each other by mbarriers."""
+"""Warp roles in the interpreter of Tile IR: coroutines that run until they wait for an mbarrier."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from compiler.ir.expr import Var
 from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Ring, RingStmt, Wait
 from compiler.ir.text import show
 
-Steps = Iterator[str]  # what a role waits for, each time that it has to
+Steps = Iterator[str]  # yields what a role waits for, whenever it has to wait
 
 
 def side_by_side(each: Mapping[str, Steps], barriers: Mapping[str, Mbarriers], where: str) -> None:
-    """Runs all to their ends; raises InterpretError where all wait for ever."""
+    """Run all roles to completion; raises InterpretError in a deadlock."""
     said = roles.side_by_side(each.items(), lambda: sum(b.changes for b in barriers.values()))
     if said:
         raise InterpretError(f"{where}: roles wait for ever: {said}")
 
 
 def alone(steps: Steps, where: str) -> None:
-    """What no role does, and so waits for nobody."""
+    """Run statements outside of roles, which cannot wait: raises InterpretError if they do."""
     for what in steps:
         raise InterpretError(f"{where}: waits for {what} outside of a role")
 
@@ -70,7 +70,7 @@ def _advance(s: Advance, machine: Machine, here: Here) -> None:
 
 
 def _barrier(b: Mbarrier, machine: Machine, here: Here) -> tuple[Mbarriers, tuple[Array, ...], Array]:
-    """The state of an mbarrier's array, where it is for all points that take part, and which these are."""
+    """The state of an mbarrier's array, its indices at all points that take part, and which points these are."""
     held = machine.mbarriers[b.array]
     kept = np.broadcast_to(True if here.taken is None else here.taken, here.shape)
     at = tuple(np.broadcast_to(evaluated(i, machine, here), here.shape)[kept] for i in (*held.private, b.slot))

@@ -1,8 +1,7 @@
-"""What scalar operations mean: the name of a row of `expr.OPS` goes in, a NumPy function that computes it comes out.
+"""Scalar operations of `expr.OPS` as NumPy functions.
 
-Arrays hold a float of bf16 or of 8 bits as the float32 that equals it; other types have a NumPy type of their own.
-Functions of f32 are computed in f64 and rounded once: within 0.5001 ulp. Where C++ leaves a result undefined, this file
-defines it.
+Arrays hold bf16 and 8-bit floats as the float32 that equals them; other types have their own NumPy type. Functions of
+f32 are computed in f64 and rounded once: within 0.5001 ulp. Where C++ leaves a result undefined, this file defines it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def _through_f64(f: Callable[..., Array]) -> Function:
 
 
 def _elementwise(f: Callable[[float], float]) -> Callable[[Array], Array]:
-    """A function of one Python float, over an array."""
+    """A function of one Python float, applied to an array."""
 
     def g(x: Array) -> Array:
         return np.fromiter(map(f, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
@@ -57,7 +56,7 @@ def _elementwise(f: Callable[[float], float]) -> Callable[[Array], Array]:
 
 
 def _of_floats(name: str) -> Function:
-    """A function of `functions.py`, of arrays of one floating type, by NumPy's function of that name or the row's."""
+    """The function `name` of `functions.py` on arrays of one floating type, by its row's `meaning` or else NumPy's."""
     meaning = ROWS[name].meaning
     return _through_f64(_elementwise(meaning) if meaning is not None else getattr(np, name))
 
@@ -67,7 +66,7 @@ def _rsqrt(x: Array) -> Array:
 
 
 def power(x: Array, y: Array) -> Array:
-    """As C's: NumPy takes the square root where a whole array has the exponent 1/2, but (-inf)**0.5 is inf."""
+    """As in C: NumPy takes the square root if a whole array has the exponent 1/2, but (-inf)**0.5 is inf."""
     made = np.power(x, y)
     return np.where(y == 0.5, np.where(np.isneginf(x), np.inf, made + 0.0), made)
 
@@ -92,7 +91,7 @@ def _truncdiv(a: Array, b: Array) -> Array:
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c rounded once (f64: but for rare ties), by splitting the product into two floats without error."""
+    """a * b + c rounded once (in f64 except for rare ties), by splitting the product into two floats without error."""
     if a.dtype != np.float64:
         return np.asarray(np.float64(a) * np.float64(b) + np.float64(c)).astype(a.dtype)
     plain = a * b + c
@@ -107,7 +106,7 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def _tf32(x: Array) -> Array:
-    """`x` with 10 bits of fraction, to nearest, halves away from zero."""
+    """`x` rounded to 10 bits of fraction, ties away from zero."""
     bits = np.dtype(f"u{x.dtype.itemsize}")
     unit, half = (bits.type(2**n) for n in ((13, 12) if bits.itemsize == 4 else (42, 41)))
     kept: Array = (np.atleast_1d(np.ascontiguousarray(x)).view(bits) + half) // unit * unit
@@ -152,7 +151,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def apply(name: str, args: tuple[Array, ...]) -> Array:
-    """`OPS[name]` of arrays of one type, broadcast."""
+    """`OPS[name]` applied to arrays of one type, broadcast."""
     with np.errstate(all="ignore"):
         return np.asarray(FUNCTIONS[name](*args))
 
@@ -166,27 +165,28 @@ def cast(x: Array, source: DType, target: DType, exact: bool = False) -> Array:
             return x.astype(np.float64, copy=False)
         with np.errstate(all="ignore"):
             if target.bits <= 16 and source is not target:
-                x = x.astype(np.float32, copy=False)  # f64 and integers reach 16 bits by way of f32, as in torch
+                # f64 and integers are converted to 16 bits through f32, as in torch
+                x = x.astype(np.float32, copy=False)
             return rounded(x, target).astype(storage(target), copy=False)
     return _float_to_integer(x, target) if source.is_float else x.astype(storage(target), copy=False)
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """What `dtype` keeps of numbers of which NumPy has no type like it."""
+    """`x` rounded to `dtype`, if NumPy has no such type."""
     if dtype in EIGHTHS:
         return from_memory(to_memory(x, dtype), dtype)
     return round_bf16(x) if dtype is bf16 else x
 
 
 def round_bf16(x: Array) -> Array:
-    """float32 rounded to the nearest bf16 value, halves to even; NaN stays NaN."""
+    """float32 rounded to the nearest bf16 value, ties to even; NaN stays NaN."""
     bits = np.atleast_1d(np.ascontiguousarray(x, np.float32)).view(np.uint32)
     kept = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(x), x, kept.view(np.float32).reshape(np.shape(x)))
 
 
 def _float_to_integer(x: Array, target: DType) -> Array:
-    """Truncate, as x86 converts: NaN and what is out of range give the least value; types below 32 bits wrap an i32."""
+    """Truncate as on x86: NaN and out-of-range values give the least value; types below 32 bits wrap an i32."""
     wide = np.int64 if target.bits == 64 else np.int32
     limit = 2.0 ** (target.bits - 1 if target.bits >= 32 else 31)
     whole = np.trunc(x.astype(np.float64))
@@ -202,21 +202,21 @@ assert set(_REDUCTIONS) == set(COMBINE)
 
 
 def reduction(name: str, dtype: np.dtype[Any]) -> np.ufunc:
-    """The ufunc that combines partial results; of bool the logical one, since NumPy's others do not stay bool."""
+    """The ufunc that combines partial results; for bool the logical one, because others do not stay bool."""
     if dtype.kind == "b":
         return {"and": np.logical_and, "or": np.logical_or, "min": np.logical_and, "max": np.logical_or}[name]
     return _REDUCTIONS[name]
 
 
 def order(how: str, x: Array, axis: int) -> Array:
-    """Which element along the axis comes first, which second, ..; equal ones stay in order, NaN is the largest."""
+    """Stable argsort along an axis; NaN is the largest."""
     if how == "ascending":
         return np.argsort(x, axis, kind="stable")
     return np.asarray(x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis))
 
 
 def reduce(name: str, x: Array, axes: tuple[int, ...], dtype: DType) -> Array:
-    """`x`, of type `dtype`, reduced over `axes` in its own type; over nothing it is the identity."""
+    """`x`, of type `dtype`, reduced over `axes` in its own type; an empty range gives the identity."""
     start = identity(name, dtype).value
     with np.errstate(all="ignore"):
         return np.asarray(reduction(name, x.dtype).reduce(x, axis=axes, dtype=x.dtype, initial=start))
@@ -229,7 +229,7 @@ def accumulate(name: str, x: Array, axis: int) -> Array:
 
 
 def combine_at(name: str, target: Array, index: tuple[Array, ...], value: Array) -> None:
-    """`target[index] = value` in order, combined with what is there unless `name` is "set"; the last one set stays."""
+    """`target[index] = value` in order, combined with the old value unless `name` is "set"; the last one set stays."""
     if not index:  # a scalar
         target, index = target.reshape(1), (np.zeros(value.shape, np.intp),)
     with np.errstate(all="ignore"):
@@ -240,7 +240,7 @@ def combine_at(name: str, target: Array, index: tuple[Array, ...], value: Array)
 
 
 def memory(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type with the bits of `dtype` in memory: where it has none of that kind, unsigned integers."""
+    """The NumPy type with the bits of `dtype` in memory; unsigned integers if NumPy has no such type."""
     return np.dtype({"bf16": np.uint16, "f8e4m3": np.uint8, "f8e5m2": np.uint8}.get(dtype.name, _STORAGE[dtype.name]))
 
 
@@ -251,12 +251,12 @@ def to_memory(x: Array, dtype: DType) -> Array:
         return x.astype(memory(dtype), copy=False)
     shape = np.shape(x)
     bits = np.atleast_1d(np.ascontiguousarray(round_bf16(x), np.float32)).view(np.uint32)
-    quiet = np.isnan(x) * np.uint16(0x40)  # a NaN's set bits may all be among those that go
+    quiet = np.isnan(x) * np.uint16(0x40)  # a NaN's set bits may all be among those that are dropped
     return (bits >> np.uint32(16)).astype(np.uint16).reshape(shape) | quiet
 
 
 def _eight_bits(x: Array, form: float8.Format) -> Array:
-    """The bits of float8.bits_of, of float32 numbers: whole steps below the next power of two, halves to even."""
+    """float8.bits_of for float32 arrays: whole steps below the next power of two, ties to even."""
     x = np.asarray(x, np.float32)
     size = np.abs(x)
     finite = np.where(np.isfinite(size), size, 0)

@@ -1,7 +1,7 @@
-"""What Tensor IR means: a program and its inputs as NumPy arrays go in, the values of its equations come out.
+"""Reference interpreter of Tensor IR, on NumPy arrays or other values.
 
-`evaluate_with` is written for any algebra of values; `run` and `evaluate` use plain numbers, in the types that the
-program names or, with `exact`, with every floating type held as f64 and never rounded to less.
+`evaluate_with` works for any algebra of values; `run` and `evaluate` use plain numbers, in the program's types or, with
+`exact`, with every floating type held as f64 and never rounded to less.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from compiler.ir.text import show
 
 T = TypeVar("T")
 
-# A product of matrices of more elements than this is evaluated in slabs along one of its free axes, and so is
-# everything else of more points than a cache holds.
+# Matmuls with more elements than SLAB are evaluated in slabs along one of their free axes; so is everything else with
+# more points than a cache holds (CACHED).
 SLAB = 1 << 22
 CACHED = 1 << 18
 
@@ -45,19 +45,19 @@ class TensorAlgebra(Algebra[T], Protocol[T]):
         """Batches of matmuls, (batch, m, k) by (batch, k, n)."""
 
     def rearrange(self, x: T, how: Take) -> T:
-        """A reshape, transpose or broadcast applied to all that `x` holds."""
+        """A reshape, transpose or broadcast applied to all parts of `x`."""
 
     def concatenate(self, parts: list[T], axis: int) -> T: ...
 
     def scan(self, op: str, x: T, axis: int, dtype: DType) -> T: ...
 
     def order(self, how: str, x: T, axis: int) -> T:
-        """Which element comes first along an axis, which second and so on."""
+        """Argsort along an axis."""
 
     def scatter(self, op: str, base: T, index: tuple[Array, ...], value: T, dtype: DType) -> T: ...
 
     def perhaps(self, op: str, base: T, index: tuple[Array, ...], value: T) -> T:
-        """`base`, of which it is not certain that `value` is not scattered into it as well."""
+        """`base`, if it is undecided whether `value` is also scattered into it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Plain:
 
 
 def run(program: Program, arrays: Sequence[Array], *, exact: bool = False) -> tuple[Array, ...]:
-    """The outputs of `program` on `arrays`, which are in the order of its inputs; bf16 travels as float32."""
+    """The outputs of `program` on `arrays`, which are in the order of its inputs; bf16 is passed as float32."""
     values = evaluate(program, arrays, exact=exact)
     return tuple(values[t.name] for t in program.outputs)
 
@@ -153,7 +153,7 @@ def evaluate_with(algebra: TensorAlgebra[T], program: Program, inputs: Sequence[
 
 
 def bind_sizes(program: Program | statement.Program, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """What the sizes of a program are, from the shapes of its inputs; raises InterpretError where these do not fit."""
+    """The sizes of a program from the shapes of its inputs; raises InterpretError if these do not fit."""
     declared = [(t.name, t.shape) for t in program.inputs]
     try:
         found = sizes.bind(program.sizes, declared, shapes)
@@ -196,9 +196,9 @@ def _spans(axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> tuple[Span, ...]
 
 
 def _slabs(free: tuple[Span, ...], work: int, most: int) -> tuple[int, list[tuple[Span, ...]]] | None:
-    """The longest axis, and `free` once for each stretch of it that makes up no more than `most` of the `work`.
+    """The longest axis, and `free` once per stretch of it whose share of the `work` is at most `most`.
 
-    None where it is little enough. No stretch is of one point: errors see whether an axis has others.
+    None if the work is little enough. No stretch has one point: error bounds depend on whether an axis has others.
     """
     longest = max(range(len(free)), key=lambda k: free[k].size, default=0)
     if work <= most or not free or free[longest].size < 4:
@@ -247,7 +247,7 @@ def _factors(equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...]) -
     mine, summed = {s.name for s in (*free, *over)}, {s.name for s in over}
     groups = [(names(f) & mine, f) for f in factors_of(equation.value)]
     while len(groups) > 1:
-        # Factors that bring no axis of their own are multiplied into another first; then the two that stay smallest.
+        # Factors without axes of their own are multiplied into another first; then the pair that stays smallest.
         (a_axes, a), (b_axes, b) = min(
             itertools.combinations(groups, 2),
             key=lambda p: (not (p[0][0] <= p[1][0] or p[1][0] <= p[0][0]), len(p[0][0] | p[1][0])),
@@ -315,7 +315,7 @@ def _scatter(algebra: TensorAlgebra[T], equation: Scatter, free: tuple[Span, ...
 
 
 def _perhaps(algebra: TensorAlgebra[T], op: str, out: T, index: list[Array], value: T, doubtful: Array) -> T:
-    """What may happen at doubtful points, as far as it is inside."""
+    """The updates at undecided points, as far as they are in bounds."""
     sizes = algebra.shape(out)
     inside = doubtful & np.logical_and.reduce([(at >= 0) & (at < n) for at, n in zip(index, sizes, strict=True)])
     return algebra.perhaps(op, out, tuple(at[inside] for at in index), algebra.rearrange(value, lambda x: x[inside]))

@@ -1,9 +1,8 @@
-"""What Tile IR means: a program and its inputs as NumPy arrays go in, its outputs come out.
+"""Reference interpreter of Tile IR, on NumPy arrays.
 
-A binding changes nothing. Parallel and reduce loops become axes of the arrays, each statement running for all points at
-once, as far as `CAP` points; what is left, and every loop whose iterations depend on one another, runs in Python. A
-tile allocated inside a loop exists once per point. To read what was never written, or to leave a buffer's bounds, is an
-error.
+Bindings have no effect. Parallel and reduce loops become axes of the arrays, and each statement runs for all points at
+once, up to `CAP` points; the rest, and loops with dependent iterations, run in Python. A tile allocated inside a loop
+exists once per point. It is an error to read an element that was never written, or to access a buffer out of bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from compiler.ir.tensor import Tensor
 from compiler.ir.text import show
 from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
-# At most so many points of a loop nest are evaluated at once.
+# points of a loop nest that are evaluated at once, at most
 CAP = 1 << 22
 
 
@@ -91,7 +90,7 @@ def _statement(s: Stmt, machine: Machine, here: Here) -> roles.Steps:
         case InOrder():
             yield from _in_order(s, machine, here)
         case Let(name, value) | Init(name, value):
-            # A copy, since a load may be a view of a buffer that later statements change.
+            # A copy, because a load may be a view of a buffer that later statements change.
             machine.values[name] = np.array(evaluated(value, machine, here))
             machine.depth[name] = len(here.spans)
         case Accum(name, how, value):
@@ -139,7 +138,7 @@ def _loop(s: For, machine: Machine, here: Here) -> roles.Steps:
 
 
 def _in_turns(loop: For) -> bool:
-    """A loop in which a role waits for others, or these for it."""
+    """Whether roles wait for each other in the loop, so that it must run iteration by iteration."""
     kinds = {type(n) for n in loop.walk()}
     return Advance in kinds and Role not in kinds
 
@@ -171,7 +170,7 @@ def _only_accumulates(loop: For) -> bool:
 
 
 def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
-    """How many points the largest statement of a body has, for each time that it runs."""
+    """How many points the largest statement of a body has, each time that it runs."""
     most = 1
     for s in body:
         match s:
@@ -191,7 +190,7 @@ def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
 
 
 def _about(e: Expr, sizes: dict[str, int]) -> int:
-    """An extent; one that varies counts as 1, and the loops inside split where that was too little."""
+    """An extent; one that varies counts as 1, and inner loops split if that was too little."""
     if isinstance(e, Const):
         return int(e.value)
     fixed = all(n.name in sizes if isinstance(n, Var) else not isinstance(n, Load) for n in e.walk())
@@ -210,7 +209,7 @@ def _accumulate(name: str, how: str, value: Array, dtype: DType, machine: Machin
 
 
 def _reduced(how: str, value: Array, dtype: DType, here: Here, axes: tuple[int, ...]) -> Array:
-    """`value` combined over `axes`, points that take no part left out."""
+    """`value` combined over `axes`, without points that do not take part."""
     if not axes:
         return value
     if here.taken is not None:
@@ -231,7 +230,7 @@ def _any_taken(here: Here, axes: tuple[int, ...], keep: bool = False) -> Array |
 
 
 def _allocate(s: Alloc, machine: Machine, here: Here) -> None:
-    """A tile for each point of the axes open; what they index comes before the tile's own dimensions."""
+    """A tile for each point of the open axes; their indices come before the tile's own dimensions."""
     name = s.tensor.name
     shape = [n.size for n in here.spans] + [int(evaluated(e, machine, Here())) for e in s.tensor.shape]
     machine.types[name] = s.tensor.dtype
@@ -279,7 +278,7 @@ def _check_store(
 
 
 def _copy(target: Slice, source: Slice, machine: Machine) -> Stmt:
-    """A copy as the loops that it stands for."""
+    """A copy as the equivalent loops."""
     long = extents(target)
     names = [f"copy {k}" for k in range(len(long))]
     to = element(target, [Var(name, i64) for name in names])
@@ -293,7 +292,7 @@ def _copy(target: Slice, source: Slice, machine: Machine) -> Stmt:
 
 
 def _places(long: Sequence[int], names: Sequence[str], other: Sequence[int]) -> list[Expr]:
-    """Where in a box of the extents `other` the element is that is at `names` in one of the extents `long`."""
+    """The position in a box of extents `other` of the element at position `names` in a box of extents `long`."""
     if list(long) == list(other):
         return [Var(name, i64) for name in names]
     number: Expr = dim(0)
@@ -307,13 +306,13 @@ def _places(long: Sequence[int], names: Sequence[str], other: Sequence[int]) -> 
 
 
 def _inside(s: Slice, index: tuple[Expr, ...], machine: Machine) -> Expr:
-    """Whether an element of a slice is within its buffer."""
+    """The condition that an element of a slice is within its buffer."""
     shape = machine.memory[s.buffer].shape[len(machine.private.get(s.buffer, ())) :]
     return both(*(op("ge", i, 0) for i in index), *(op("lt", i, n) for i, n in zip(index, shape, strict=True)))
 
 
 def _multiply(s: Mma, machine: Machine, here: Here) -> None:
-    """Both operands are read whole and multiplied in the accumulator's type; elements add up as a store would."""
+    """Both operands are read whole and multiplied in the accumulator's type; the product is added like a store."""
     dtype = machine.types[s.acc.buffer]
     long = lengths(s)
     spans = {x: Span(f"mma {x}", 0, long[x]) for x in "mnk"}

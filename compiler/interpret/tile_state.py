@@ -1,4 +1,4 @@
-"""The state of one kernel of Tile IR while it is interpreted, and the points for which a statement runs."""
+"""The state of a Tile IR kernel while it is interpreted, and the points for which a statement runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.ir.text import show
 
 @dataclass
 class Mbarriers:
-    """The state of an array of mbarriers, which there is once for each point of the axes that `private` tells."""
+    """The state of an array of mbarriers; there is one array per point of the axes that `private` indexes."""
 
     arrivals: int
     private: tuple[Expr, ...]
@@ -29,7 +29,7 @@ class Mbarriers:
         return bool((self.phase[at] != parity).all())
 
     def tell(self, at: tuple[Array, ...], arrivals: int, expected: int) -> bool:
-        """So many arrive, and expect so many bytes, or fewer than before; false where more arrive than should."""
+        """Count arrivals, and expected bytes (negative for bytes that came); false if more arrive than should."""
         self.changes += 1
         self.left[at] -= arrivals
         self.bytes[at] += expected
@@ -51,7 +51,7 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Checked(Plain):
-    """Plain numbers from buffers that know which of their elements were written."""
+    """Plain numbers from buffers that track which of their elements were written."""
 
     written: dict[str, Array] = field(default_factory=dict)
 
@@ -75,21 +75,21 @@ class Machine:
     memory: dict[str, Array]
     written: dict[str, Array]
     values: dict[str, Array] = field(default_factory=dict)
-    depth: dict[str, int] = field(default_factory=dict)  # axes open where a mutable scalar began
+    depth: dict[str, int] = field(default_factory=dict)  # open axes where a mutable scalar was initialised
     private: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     mbarriers: dict[str, Mbarriers] = field(default_factory=dict)
     warps: int = 1  # of the role
-    rings: set[str] = field(default_factory=set)  # tiles of which there is one in each slot
+    rings: set[str] = field(default_factory=set)  # tiles with a copy per slot
 
     def role(self, threads: int) -> Machine:
-        """With variables and slots of its own."""
+        """The machine for a role, with its own variables and slots."""
         return replace(self, warps=threads // WARP, values=dict(self.values), depth=dict(self.depth),
                        private=dict(self.private))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Here:
-    """The points for which a statement runs: the axes open, and which points of them take part."""
+    """The points for which a statement runs: the open axes, and which of their points take part."""
 
     spans: tuple[Span, ...] = ()
     taken: Array | None = None
@@ -118,5 +118,5 @@ def evaluated(e: Expr, machine: Machine, here: Here) -> Array:
 
 
 def points_of(here: Here) -> tuple[Expr, ...]:
-    """Where a point is along the axes open."""
+    """The position of a point along the open axes."""
     return tuple(Var(n.name, i64) - dim(n.start) for n in here.spans)

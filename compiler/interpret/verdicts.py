@@ -1,8 +1,8 @@
-"""Whether results are right: what was computed and bounded values in, a verdict out.
+"""Verdicts: whether computed results are right, given bounded values.
 
 A result y is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2) + shared)). Integers and bools are exact unless they come
-from comparisons that rounding may turn. NaN and infinities are judged by class. `mlcomp run` and the suite judge by
-this.
+from comparisons that rounding may turn. NaN and infinities are judged by class. `mlcomp run` and the suite use these
+verdicts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from compiler.interpret.bounded import LAMBDA, Bounded
 from compiler.interpret.scalar import Array
 
-FIRST_ORDER = 1.01  # what first-order bounds leave out
+FIRST_ORDER = 1.01  # covers what first-order bounds omit
 
 
 @dataclass(frozen=True)
 class Format:
-    """Unit roundoff, least positive and least normal value of a floating type, and where numbers become infinite."""
+    """Unit roundoff, least positive and least normal value of a floating type, and where it overflows."""
 
     unit: float
     least: float
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def tolerance(bounded: Bounded) -> Array:
-    """How far from `v` a result may be, before the least step of its type."""
+    """How far from `v` a result may be, without the least step of its type."""
     if bounded.e1 is None or bounded.e2 is None or bounded.shared is None:
         return np.zeros(np.shape(bounded.v))
     usual = LAMBDA * (np.sqrt(bounded.e2) + bounded.shared)
@@ -57,7 +57,7 @@ def tolerance(bounded: Bounded) -> Array:
 
 
 def around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
-    """The same errors, `factor` times as large, around another value."""
+    """The same errors, scaled by `factor`, around another value."""
     if b.e1 is None or b.e2 is None or b.shared is None:
         return Bounded(value)
     e1, e2, shared = (np.broadcast_to(e, np.shape(value)) for e in (b.e1, b.e2, b.shared))
@@ -65,7 +65,7 @@ def around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
 
 
 def shaped(b: Bounded, shape: tuple[int, ...]) -> Bounded:
-    """With axes of extent 1 where the caller has them: passes may drop those."""
+    """The value with axes of extent 1 where `shape` has them: passes may drop these."""
     if b.v.shape == shape or b.v.size != np.prod(shape, dtype=int):
         return b
     return b.full(b.v.shape).map(lambda x: x.reshape(shape))
@@ -90,14 +90,14 @@ def judge(got: Array, bounded: Bounded, dtype: str, *, flush: bool = False) -> V
 
 
 def _wrong_class(found: Array, value: Array, tol: Array, overflow_at: float) -> Array:
-    """Where NaN, an infinity or a finite number stands in for another."""
+    """Where one is NaN, infinite or finite and the other is not."""
     undecided = np.isinf(tol) | np.isnan(tol)
     beyond = np.abs(value) >= overflow_at
     alike = np.where(np.isfinite(value), np.isfinite(found), (found == value) | (np.isnan(found) & np.isnan(value)))
     overflow = np.isinf(found) & (np.sign(found) == np.sign(value)) & (np.abs(value) + tol >= overflow_at)
     within = np.isfinite(found) & (np.abs(value) - tol < overflow_at)
     decided = np.where(beyond & np.isfinite(value), overflow | within, alike | overflow)
-    # Where anything may have happened on the way, only a finite result in the place of a too large one is wrong.
+    # If anything may have happened on the way, only a finite result in place of an overflow is wrong.
     return np.where(undecided, beyond & np.isfinite(value) & np.isfinite(found), ~decided)
 
 
@@ -118,7 +118,7 @@ def by_ratio(found: Array, value: Array, tol: Array, ratio: Array, wrong: Array)
 
 
 def worst(found: Iterable[Verdict], *, named: bool) -> Verdict:
-    """The first verdict that is not ok, with the number of its output if these are `named`; else the closest one."""
+    """The first verdict that is not ok, with the number of its output if `named`; else the one closest to failing."""
     closest = Verdict(True, 0.0)
     for k, one in enumerate(found):
         if not one.ok:
