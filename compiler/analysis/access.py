@@ -162,8 +162,7 @@ class _Lanes:
         return stride(place, self.var) == 1 and not loads(place) and not any(map(self.varies, others))
 
     def guarded(self, e: object, known: frozenset[Expr]) -> bool:
-        """Whether `e` may only be evaluated where more than the `known` conditions holds: a check, or a load that may
-        be out of bounds."""
+        """Whether `e` may be evaluated only where more than `known` holds: a check, or a load possibly out of range."""
         if isinstance(e, Load):
             return e.buffer not in self.tensors or not surely_inside(e, self.tensors[e.buffer], self.ranges, known)
         return isinstance(e, Op) and e.name == "require"

@@ -1,5 +1,4 @@
-"""Iterations at which a condition on a loop variable, or the sign under an `abs`, changes: where to partition the
-loop."""
+"""Iterations at which a condition on a loop variable, or the sign under an `abs`, changes."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def part_of(
 
 
 def _changes(body: tuple[Stmt, ...], var: Var, known: dict[str, Range] | None) -> Iterator[int]:
-    """Iterations at which a condition changes; with `known` ranges, also where a guard becomes certain or ceases to
-    be."""
+    """Iterations at which a condition changes; with `known` ranges, also those where a guard's certainty does."""
     for s in body:
         for n in s.walk():
             match n:

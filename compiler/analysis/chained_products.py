@@ -162,8 +162,7 @@ class Made:
 
 
 def made(found: Chained) -> Made:
-    """The weight with powers of two instead of e (for f32), and its loads per row or per column under names of their
-    own."""
+    """The weight with powers of two instead of e (for f32); loads per row or per column get names."""
     weight = nodes(found.weight, _by_powers) if found.accumulator.dtype is f32 else found.weight
     products = {p.name for p in found.products}
     rows: dict[Var, Expr] = {}
@@ -191,8 +190,7 @@ def _by_powers(e: Expr) -> Expr | None:
 
 
 def _scaled(e: Expr) -> Expr:
-    """The exponent of 2 for an exponent of e. A difference of large numbers is rounded once (fma), before it is
-    scaled."""
+    """The exponent of 2 for an exponent of e. A difference of large numbers is rounded once before scaling (fma)."""
     match e:
         case Op("sub", (Op("where", (cond, value, Const(low))), less)) if low == -math.inf:
             return op("where", cond, _scaled(value - less), low)

@@ -121,8 +121,7 @@ def width_problem(s: tile.Copy, place: Place) -> str:
 
 
 def line(s: tile.Copy, place: Place) -> int:
-    """Bytes that an asynchronous copy should prefetch to the second-level cache; 0 unless its pieces are of full
-    width."""
+    """Bytes that an asynchronous copy should prefetch to the L2; 0 unless its pieces are of full width."""
     wide = (s.width or widest(s, place)) * _bytes(s, place) == WIDEST
     return LINE if s.how == "cp.async" and wide else 0
 

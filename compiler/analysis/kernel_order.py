@@ -71,8 +71,7 @@ def least(launches: Sequence[Launch], sizes: Mapping[str, int]) -> int:
 
 
 def ordered(launches: Sequence[Launch], sizes: Mapping[str, int]) -> list[int]:
-    """The launches in an order with a low peak of bytes alive, by a beam search of width `WIDTH`; the given order if
-    none better is found."""
+    """Launches in an order with few bytes alive at once, by beam search of width `WIDTH`, or in the given order."""
     needs, users = before(launches), _users(launches, sizes)
     mine = [[(users[x], sizes[x]) for x in sorted(launch.uses) if x in sizes] for launch in launches]
     as_they_are = _State()

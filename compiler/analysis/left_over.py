@@ -13,8 +13,7 @@ from compiler.targets.target import Instruction
 
 
 def remainder(size: Expr, by: int) -> int:
-    """The remainder of `size` divided by `by`; -1 if it is not known. Of several possible remainders, zeros are
-    ignored."""
+    """`size` modulo `by`; -1 if it is not known. Of several possible remainders, zeros are ignored."""
     forms = list(_forms(size))
     if any(c % by for terms, _ in forms for c in terms.values()):
         return -1

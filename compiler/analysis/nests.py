@@ -78,8 +78,7 @@ def accumulated(body: Body) -> dict[str, str]:
 
 
 def totalled(body: Body) -> Body:
-    """The statements of a scan that computes a running total and stores results of it, up to the accumulation; empty if
-    it does anything else."""
+    """The statements of a scan up to its accumulation, if it computes a running total and stores results of it."""
     at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
     plain = all(isinstance(s, Let) for s in body[:at]) and all(isinstance(s, Let | Store) for s in body[at + 1 :])
     return body[: at + 1] if plain and at < len(body) else ()
@@ -126,8 +125,7 @@ def _consecutive(moving: list[tuple[int, int | None]]) -> float:
 def _touched(
     body: tuple[Stmt, ...], around: tuple[loop.For, ...], tensors: Mapping[str, Tensor], ranges: Ranges, row: Var
 ) -> Iterator[tuple[int, int | None, int | None]]:
-    """For each access, how many elements it touches, its stride from row to row, and its stride along its innermost
-    loop."""
+    """For each access: elements touched, stride from row to row, and stride along its innermost loop."""
     for s in body:
         if isinstance(s, loop.For):
             yield from _touched(s.body, (*around, s), tensors, ranges, row)
@@ -161,8 +159,7 @@ def used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
 def as_stored(
     rows: list[loop.For], inside: Body, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> list[loop.For]:
-    """The rows reordered to the memory order of the first store, if that is contiguous along a row that is not
-    innermost."""
+    """The rows in memory order of the first store, if it is contiguous along a row that is not innermost."""
     for s in inside:
         if isinstance(s, Store):
             place = access.address(s.index, tensors[s.buffer], ranges)

@@ -117,8 +117,7 @@ def want(holds: bool) -> None:
 
 @dataclass
 class Reader:
-    """Reads the statements of a row; `values` of names and `stored` elements are kept with everything before them
-    inlined."""
+    """Reads the statements of a row; `values` of names and `stored` elements are kept fully inlined."""
 
     rows: tuple[For, ...]
     kernel: Kernel
@@ -226,8 +225,7 @@ class Reader:
     # ---- the weighted sum
 
     def last_sum(self, f: For) -> tuple[Init, For, Expr, tuple[Stmt, ...]]:
-        """In a loop over features: the initialisation of its sum, the loop over keys, the value added, and the
-        statements after."""
+        """In a loop over features: initialisation of its sum, loop over keys, value added, statements after."""
         place = next((n for n, s in enumerate(f.body) if isinstance(s, Init)), None)
         want(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
         assert place is not None

@@ -125,8 +125,7 @@ def _rows(x: Array) -> Array:
 
 
 def _alike(x: Array, places: Array) -> Array:
-    """What each element adds to the squares of how often each value occurs at a place: 2 k - 1 for its k-th
-    occurrence."""
+    """Terms of the sum of squared multiplicities of values per place: 2 k - 1 for a value's k-th occurrence."""
     order = np.lexsort((x.reshape(-1), places.reshape(-1)))
     here, value = places.reshape(-1)[order], x.reshape(-1)[order]
     number = np.arange(x.size)
@@ -165,8 +164,7 @@ def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) ->
 
 @dataclass(frozen=True)
 class _Reach:
-    """How large and how small partial products of the finite, nonzero factors may be, and whether all factors are
-    finite.
+    """Ranges of partial products of the finite, nonzero factors, and whether all factors are finite.
 
     Even in f64, `largest` may be infinite and `least` zero.
     """
@@ -410,8 +408,7 @@ def scatter(
 
 
 def perhaps(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
-    """`base`, if it is undecided whether `value` is set at `index` or combined with what is there: any such step is an
-    error."""
+    """`base`, if it is undecided whether `value` is set at, or combined into, `index`: each step is an error."""
     shape = base.v.shape
     at = np.ravel_multi_index(index, shape) if index else np.zeros(value.v.shape, np.int64)
     there = base.v.reshape(-1)[at]

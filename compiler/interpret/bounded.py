@@ -179,8 +179,7 @@ def _any_nan(x: Array) -> bool:
 
 
 def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
-    """A bounded value from its parts; NaN in these (infinity minus or times something) becomes infinite: nothing is
-    known."""
+    """A bounded value from its parts; NaN in these (infinity minus or times something) becomes infinity: unknown."""
     if not np.any(e1):
         return Bounded(v)
     tiny = (e1 > 0) & (e1 < SQUARABLE)
@@ -218,8 +217,7 @@ def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Boun
 
 
 def _fits(v: Array, dtype: DType) -> Array:
-    """Where an exact value is representable; for f64, in which the reference computes, only integers below 2**31
-    count."""
+    """Where an exact value is representable; for f64, the reference's own type, only integers below 2**31 count."""
     if dtype is f64:
         return np.asarray((v == np.rint(v)) & (np.abs(v) < 2.0**31))
     return np.asarray(scalar.cast(v, f64, dtype) == v)
@@ -267,8 +265,7 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
 
 
 def _distributed(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bounded:
-    """A sum that another formula may not have as one: products with each of its terms round numbers of the term's
-    size."""
+    """A sum that another formula may not have as one: it rounds products with each term, numbers of that size."""
     size = np.maximum(*(np.abs(a.v) for a in terms))
     exact = functools.reduce(np.logical_and, (_fits(a.v, f64) for a in terms), worst(x) == 0)
     own = np.where(~exact & np.isfinite(size), half_ulps * UNIT["f64"] * size, 0.0)
@@ -377,8 +374,7 @@ def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> B
 
 
 def constant(value: bool | int | float, dtype: DType) -> Bounded:
-    """A literal; one of f32 counts as rounded, except for the largest number, integers of up to 16 bits, and short
-    numbers.
+    """A literal; one of f32 counts as rounded, unless it is the largest number, a 16-bit integer, or short.
 
     Of all numbers, one in 4096 rounds to one that is short enough to count as exact.
     """

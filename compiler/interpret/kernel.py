@@ -239,8 +239,7 @@ def _float_from_int(x: int, dtype: str) -> Any:
 
 
 def _int_from_float(x: Any, bits: int, signed: bool) -> int:
-    """Conversion as on x86: a value that does not fit 32 bits (64 for i64) gives the least; narrower types take the low
-    bits."""
+    """Conversion as on x86: values beyond 32 bits (64 for i64) give the least; narrower types take the low bits."""
     least = -(2 ** (max(bits, 32) - 1))
     whole = int(x) if math.isfinite(x) else least
     whole = whole if least <= whole < -least else least

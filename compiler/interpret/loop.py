@@ -128,8 +128,7 @@ def _pointee(dtype: DType) -> str:
 
 
 class _Writer:
-    """Writes one kernel; buffers are b_NAME and variables v_NAME, so that no name of the program has a meaning in
-    C++."""
+    """Writes one kernel; buffers are b_NAME and variables v_NAME, so that no name has a meaning in C++."""
 
     def __init__(self, number: int, kernel: Kernel, sizes: tuple[str, ...]) -> None:
         self.number, self.kernel, self.sizes = number, kernel, sizes

@@ -32,8 +32,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
 
 
 def names(node: Node) -> Mapping[str, str]:
-    """The names in a kernel, in order of occurrence, each with its canonical name: the same in every kernel of this
-    shape."""
+    """The names in a kernel, in order of occurrence, each with the name that it has in all kernels of this shape."""
     found = _names.get(node)
     if found is None:
         every = dict.fromkeys(name for n in node.walk() for name in _of(n))
@@ -109,8 +108,7 @@ def _changed(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tu
 
 
 def alone(program: Program, kernel: Kernel) -> Program:
-    """The kernel as a program: inputs are what it reads, outputs what it writes, temporaries those that only it
-    uses."""
+    """The kernel as a program: inputs are what it reads, outputs what it writes, temporaries its private ones."""
     users = Counter(p.name for k in program.kernels for p in k.params)
     own = {t.name for t in program.temps if users[t.name] == 1}
     left = [p for p in kernel.params if p.name not in own]

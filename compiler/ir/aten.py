@@ -92,8 +92,7 @@ def reads(call: Call) -> list[str]:
 
 
 def verify(program: Program) -> None:
-    """Check that every name is bound once and before use, and that outputs exist; raises ValueError with the offending
-    call."""
+    """Check that names are bound once and before use, and outputs exist; raises ValueError with the offending call."""
     known = {i.name for i in program.inputs}
     if len(known) != len(program.inputs):
         raise ValueError(f"{program.name}: two inputs share a name")

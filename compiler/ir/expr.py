@@ -78,8 +78,7 @@ class Var(Expr):
 
 
 class Size(Var):
-    """A size known only when the program is called: an integer from `low` to `high`, without upper bound if that is
-    None.
+    """A size known only when the program is called: an integer from `low` to `high` (None: unbounded).
 
     `hint` is the expected value, for choices that only affect speed.
     """
@@ -282,8 +281,7 @@ def _widens(narrow: DType, wide: DType) -> bool:
 
 
 def cast(value: Expr, dtype: DType) -> Expr:
-    """`value` as `dtype`; without a cast if it has the type or was widened from it, a folded literal if it is a
-    literal."""
+    """`value` as `dtype`: folded if it is a literal, without a cast if it has that type or was widened from it."""
     if value.dtype is dtype:
         return value
     if isinstance(value, Cast) and value.arg.dtype is dtype and dtype.is_float and _widens(dtype, value.dtype):

@@ -1,5 +1,4 @@
-"""Mathematical functions of floats, one row each; everything that the compiler does with a function derives from its
-row.
+"""Mathematical functions of floats, one row each, from which everything about a function derives.
 
 These are type rules (`expr.OPS`), interpreters, headers for C++ and CUDA, error bounds, the lowering from torch, the
 cost in fusion, and the wrong functions that the self-test plants. A function is added as a row here, a device function

@@ -308,14 +308,12 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
 
 
 def _has_data(e: Expr, ranges: Ranges, others: Range = UNKNOWN) -> bool:
-    """Whether data takes part: an element of a tensor, or a name of unknown range. Names without a range have
-    `others`."""
+    """Whether it contains data: a tensor element, or a name of unknown range. Names without a range have `others`."""
     return any(isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, others) == UNKNOWN) for n in e.walk())
 
 
 def _may_wrap(e: Expr, ranges: Ranges) -> bool:
-    """Whether data takes part, or a number that exceeds 64 bits; an expression with sizes is an index if no term is
-    vast."""
+    """Whether it contains data or exceeds 64 bits; expressions with sizes are indices if no term is vast."""
     if _has_data(e, ranges):
         return True
     if e.dtype is not i64 or value_range(e, ranges) != UNKNOWN:

@@ -275,8 +275,7 @@ def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
 
 
 def verify(program: Program) -> None:
-    """Check that names are bound before use, types and lanes agree, and only writable buffers are stored to; raises
-    ValueError."""
+    """Check bindings before use, types and lanes, and that stores go to writable buffers; raises ValueError."""
     if program.zeros != tuple(t.name for t in program.temps[len(program.temps) - len(program.zeros) :]):
         raise ValueError(
             f"program {program.name}: {program.zeros} are not its last temporaries, which alone may be zero"

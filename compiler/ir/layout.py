@@ -18,8 +18,7 @@ class Digit(Node):
 
 
 class Fragment(Node):
-    """A tile of `shape` in registers: an element's position is the sum of steps over the digits of its thread and
-    register.
+    """A tile of `shape` in registers: positions are sums of steps over the digits of thread and register numbers.
 
     Threads are those of the whole block, fastest digit first; digits without a step mean that threads hold copies. An
     instruction takes `unit` registers; `strides` gives the registers between instructions along an axis.
@@ -42,8 +41,7 @@ class Fragment(Node):
 
 
 class ThreadMap(Node):
-    """How the iterations of a loop are assigned to threads: `vector` adjacent ones to each of `threads`, then another
-    round."""
+    """The assignment of a loop's iterations to threads: `vector` adjacent ones to each of `threads`, then again."""
 
     extent: Expr
     threads: int

@@ -78,8 +78,7 @@ def times(a: Linear, factor: int) -> Linear:
 
 
 def from_linear(form: Linear) -> Expr:
-    """The expression of a linear form in 64 bits: added terms first, then subtracted ones, by decreasing
-    coefficient."""
+    """The expression of a linear form in 64 bits: terms by decreasing coefficient, added ones first."""
     terms, rest = {k: c for k, v in form[0].items() if (c := _wrapped(v))}, _wrapped(form[1])
     order = list(terms.items())
     if len(order) > 1:

@@ -40,8 +40,7 @@ def greater(a: int | None, b: int | None) -> int | None:
 
 
 def divided_range(how: str, a: Range, d: Range) -> Range:
-    """The range of a non-negative number divided by a size (or its remainder); the size is at least 1 if this is
-    evaluated."""
+    """The range of a non-negative number divided by a size (or its remainder); the size is taken as at least 1."""
     if a[0] is None or a[0] < 0 or d[0] is None or d[0] < 0:
         return None, None
     if how == "floordiv":

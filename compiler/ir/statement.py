@@ -36,8 +36,7 @@ class Init(Stmt):
 
 
 class Accum(Stmt):
-    """`name = op(name, value)`, where `op` is a reduction (`expr.COMBINE`): the only loop-carried dependence of
-    scalars."""
+    """`name = op(name, value)`, `op` a reduction (`expr.COMBINE`): the only loop-carried dependence of scalars."""
 
     name: str
     op: str

@@ -60,8 +60,7 @@ class Equation(Node):
 
     @property
     def narrow(self) -> DType | None:
-        """The 16-bit type in which PyTorch would hold a result that is computed in f32, or None; a field of each
-        kind."""
+        """The 16-bit type in which PyTorch would hold a result computed in f32, or None; a field of each kind."""
         raise NotImplementedError
 
 
@@ -239,8 +238,7 @@ def verify_params(where: str, params: Iterable[Tensor], buffers: Mapping[str, Te
 
 
 def verify(program: Program) -> None:
-    """Check that names are bound once and before use, ranks and types are right, and free variables are axes or sizes;
-    raises ValueError."""
+    """Check bindings before use, ranks, types, and that free variables are axes or sizes; raises ValueError."""
     known = {t.name: (t.dtype, len(t.shape)) for t in program.inputs}
     if taken := {s.name for s in program.sizes} & {*known, *(e.name for e in equations(program))}:
         raise ValueError(f"{program.name}: {sorted(taken)} are sizes, and names of tensors")
@@ -284,8 +282,7 @@ def _verify_equation(program: Program, equation: Equation, known: dict[str, tupl
 
 
 def verify_expression(e: Expr, known: dict[str, tuple[DType, int]], where: str) -> None:
-    """Check that operations support their argument types, and loads match their tensor's type and rank; raises
-    ValueError."""
+    """Check operations' argument types, and loads' types and ranks against their tensors; raises ValueError."""
     for n in e.walk():
         problem = ""
         match n:

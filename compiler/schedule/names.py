@@ -16,8 +16,7 @@ def pieces(loop: str) -> tuple[str, str]:
 
 
 def collapse(loops: Sequence[str], steps: list[Step]) -> str:
-    """Add steps to `steps` that collapse perfectly nested `loops`, outermost first; return the name of the result,
-    empty for no loops."""
+    """Add steps that collapse perfectly nested `loops`, outermost first; return the new name, empty for no loops."""
     name = loops[0] if loops else ""
     for inner in loops[1:]:
         steps.append(Collapse(name, inner, name + inner))

@@ -43,8 +43,7 @@ def candidates(costs: Sequence[float], schedules: Sequence[Schedule]) -> list[Ca
 
 
 def _arguments(schedule: Schedule) -> dict[tuple[str, int, str], str]:
-    """The text of each argument, by the class of the step, how many steps of that class precede it, and the argument's
-    name."""
+    """The text of each argument, by step class, number of earlier steps of that class, and argument name."""
     made: dict[tuple[str, int, str], str] = {}
     counts: dict[str, int] = defaultdict(int)
     for step in schedule.steps:

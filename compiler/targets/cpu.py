@@ -1,5 +1,4 @@
-"""CPU targets: vector width by feature, caches by detection, and blocks of fused multiply-adds as tensor
-instructions."""
+"""CPU targets: vectors by feature, caches by detection, blocks of fused multiply-adds as instructions."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ WARP, WARPGROUP = 32, 128
 
 
 class _Types(NamedTuple):
-    """Operand and accumulator types, significant fraction bits (0: all), required feature, and opcodes after
-    assembly."""
+    """Operand and accumulator types, significant fraction bits (0: all), required feature, and opcodes."""
 
     name: str
     operand: str

@@ -29,8 +29,7 @@ class NotLegal(ValueError):
 
 
 def verify(program: Program, target: Target) -> None:
-    """Check that the target supports all tensor instructions, copies and tiles; raises NotLegal naming kernel and
-    statement."""
+    """Check that the target supports all instructions, copies and tiles; raises NotLegal with kernel and reason."""
     for kernel in program.kernels:
         problem = next(problems(kernel, target), None)
         if problem is not None:
@@ -39,8 +38,7 @@ def verify(program: Program, target: Target) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """The reason why the target cannot execute a kernel, and the names of the loops, tiles and instructions
-    concerned."""
+    """Why the target cannot execute a kernel, and the names of the loops, tiles and instructions concerned."""
 
     subjects: Set[str]
     reason: str
@@ -175,8 +173,7 @@ def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
 
 
 def grids(m: int, n: int, groups: int, row: Instruction) -> list[tuple[int, int]]:
-    """The grids (down, across) in which `groups` thread groups of an instruction can share a tile, least reads
-    first."""
+    """The grids (down, across) in which `groups` thread groups can share a tile, fewest reads first."""
     found = [
         (m // down + n // across, down, across)
         for down in range(1, groups + 1)

@@ -40,14 +40,12 @@ def vector(
 
 
 def goes_past(target: Target, moved: int) -> bool:
-    """Whether the stored data mostly leaves the caches before it is read again: lines are read, changed and written
-    back."""
+    """Whether stored data leaves the caches before it is read again; lines are also read before they are changed."""
     return moved > costs(target)["past"] * target.l3
 
 
 def imbalance(blocks: int, cores: int) -> float:
-    """Load imbalance of `blocks` equal blocks: the time of the busiest core over the time with a perfectly even
-    distribution."""
+    """Load imbalance of `blocks` equal blocks: time of the busiest core over that of an even distribution."""
     return ceildiv(blocks, cores) * cores / blocks
 
 
@@ -80,8 +78,7 @@ def window(target: Target, taps: int, size: int, lanes: int, together: int) -> f
 
 
 def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
-    """Cycles of one step of k (one vector of k for `DOT`) for m x n elements of `size` bytes, partial tiles
-    included."""
+    """Cycles of a step of k (a vector of k for `DOT`) for m x n elements of `size` bytes, partial tiles included."""
     flat, c = row.function == DOT, costs(target)
     near, far = c["near"], c["far"]
 

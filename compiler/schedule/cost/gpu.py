@@ -96,8 +96,7 @@ def _cores(target: Target, parts: int, cluster: bool) -> int:
 
 
 def total(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
-    """Clocks of a kernel. `step_of(n, e)` are the clocks of a step of n resident blocks with share e of storing a
-    tile."""
+    """Clocks of a kernel; `step_of(n, e)` are those of a step of n resident blocks with storing share e."""
     c = costs(target)
     cores = _cores(target, w.parts, w.cluster)
     full, rest = divmod(w.blocks, cores * w.resident)
@@ -123,8 +122,7 @@ def total(w: Work, step_of: Callable[[int, float], float], target: Target) -> fl
 
 @dataclass(frozen=True)
 class Block:
-    """A block that computes an m x n `tile` in steps of k, by a `grid` of warps or warpgroups with the instruction
-    `row`.
+    """A block that computes an m x n `tile` in steps of k, by a `grid` of warps or warpgroups with `row`.
 
     Its pipeline has `depth` stages; the sum is split into `parts`.
     """
@@ -271,8 +269,7 @@ def _computed(x: Operand) -> float:
 
 
 def _moves(x: Operand, elements: int) -> float:
-    """Clocks to issue copies of `elements` elements: 32 lanes of 16 bytes every four clocks, or as many smaller
-    pieces."""
+    """Clocks to issue copies of `elements` elements: 32 pieces, of 16 bytes or fewer, every four clocks."""
     return elements * x.bytes / x.piece / 8 if x.copied else 0.0
 
 
@@ -345,8 +342,7 @@ def moved(side: int, vector: int) -> float:
 
 
 def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
-    """Clocks of a matmul by threads without tensor cores; `shares` are rows and columns per thread, and parts of the
-    sum.
+    """Clocks of a matmul without tensor cores; `shares` are rows and columns per thread, and parts of the sum.
 
     A multiprocessor serves 32 loads per clock. More rows and columns per thread need fewer loads per result; each part
     is stored and loaded once more. With fewer blocks than multiprocessors, latency is not hidden.

@@ -13,8 +13,7 @@ RUN = 4  # storing a run of so many neighbours takes as long as all other work o
 
 @functools.cache
 def box(extents: tuple[int, ...], length: int, step: int = 1, near: bool = False) -> tuple[int, ...]:
-    """Extents of the box of `length` elements of which the fewest cover loops of these `extents`; ties: longest last
-    axis.
+    """Extents of the box of `length` elements of which the fewest cover `extents`; ties: longest last axis.
 
     All extents but the first are powers of two, so that positions in the box are bits of a number. Elements are `step`
     apart; if possible, the box spans at most `LONGEST` elements along each axis. With `near`, the last axis is

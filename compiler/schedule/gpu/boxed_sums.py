@@ -26,8 +26,7 @@ ROWS = (1, 2)  # sizes of boxes: at most so many rows of all banks
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
-    """All such matmuls: either factor may be the left one, any loop of a side may be its rows; other loops are the
-    batch."""
+    """All such matmuls: either factor may be left, any loop of a side its rows; other loops are the batch."""
     if len(c.depth) < 2:
         return
     ranges = loop_ranges(c.loops)
@@ -51,8 +50,7 @@ def _factors(
     value: Expr, other: Expr, own: loop.For, depth: Sequence[loop.For], tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
-    """A factor that is contiguous along its own loop, with its reduction loops through a box; or its copy, if that
-    is."""
+    """A factor, or its copy, if it is contiguous along its own loop, with reduction loops through a box."""
     for made, copy in conv.factors(value, other, depth, own, tensors, ranges):
         if made.order == ("own", "k") and made.operand.piece in PIECES:
             yield replace(made, order=("k", "own")), copy

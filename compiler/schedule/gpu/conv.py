@@ -173,8 +173,7 @@ def step_of(load: Load, loops: Sequence[loop.For]) -> int:
 
 
 def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load | None:
-    """The load of a factor if tiles over the loops `tiled` are zero outside the buffer's bounds or entirely inside;
-    else None."""
+    """The load of a factor if tiles over loops `tiled` are zero out of bounds or entirely inside; else None."""
     value = unwidened(value)
     if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
         return None
@@ -183,8 +182,7 @@ def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load
 
 
 def _axes_moved(load: Load, tiled: set[str]) -> tuple[dict[str, int], list[int]] | None:
-    """The axis that each loop of `tiled` moves the load along, and the steps. None unless each loop moves one axis of
-    its own."""
+    """The axis that each loop of `tiled` moves, and the steps; None unless each moves an axis of its own."""
     moved: dict[str, int] = {}
     steps: list[int] = []
     for d, e in enumerate(load.index):

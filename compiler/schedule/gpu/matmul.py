@@ -23,8 +23,7 @@ RESERVED = 1024  # bytes of shared memory reserved per block by the system (CUDA
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand: bytes per element, and whether it is `copied` as a block of its buffer or computed element by
-    element.
+    """An operand: bytes per element, and whether it is `copied` as a block of its buffer or computed.
 
     `piece` is the widest alignment in bytes that the start of every row of the block has. A `widened` operand is
     computed from elements of fewer bytes, such as the integers of a quantized weight.
@@ -38,8 +37,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Matmul:
-    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; each product takes `terms` products of the
-    instruction.
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times, by `terms` instructions per product.
 
     The result is contiguous along n if `across`, else along m. A tile of it leaves through shared memory with elements
     of `out_bytes` bytes, or 0. `read` are the bytes of both operands in memory, if elements are loaded repeatedly; 0
@@ -79,8 +77,7 @@ def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
 
 
 def beside(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
-    """Bytes of shared memory besides the pipeline: for the result's tile, or for partial sums that a cluster adds
-    up."""
+    """Bytes of shared memory besides the pipeline: for the result's tile, or for a cluster's partial sums."""
     if parts > 1:
         held = (tile[0] * tile[1] + APART * max(tile)) * p.acc_bytes
         return held if in_cluster(parts, tile, target) else 0
@@ -120,8 +117,7 @@ def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[in
 def ahead(
     p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], parts: int, target: Target
 ) -> tuple[int, bool]:
-    """Registers (32 bits) per thread to load the epilogue's operands before the sum, and whether they hold all
-    operands.
+    """32-bit registers per thread for epilogue operands loaded before the sum, and whether they hold all.
 
     If registers do not suffice for blocks of operands, they hold only vectors along m or n. 0 if even these do not fit,
     for partial sums (split-k), and if there are no producer warps.
@@ -140,8 +136,7 @@ def ahead(
 
 
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
-    """Whether the blocks of a cluster can split the sum into `parts`; each block combines its share of rows or
-    columns."""
+    """Whether a cluster's blocks can split the sum into `parts`, each combining its rows or columns."""
     return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
 
 

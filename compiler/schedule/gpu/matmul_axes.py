@@ -232,8 +232,7 @@ def _computed(
 def _together(
     found: Sequence[Load], last: loop.For, count: int, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> bool:
-    """Whether `count` iterations of the loop, starting at a multiple of `count`, load neighbours or one and the same
-    element."""
+    """Whether `count` iterations, from a multiple of `count` on, load neighbours or the same element."""
     if count == 1 or size(last) % count:
         return count == 1
     around, lane = Var(f"{last.var}_around"), Var(f"{last.var}_lane")
@@ -278,8 +277,7 @@ def _axes(
 
 
 def even(t: Tensor) -> bool:
-    """Whether a tensor map can describe the tensor: at most five axes; all strides but the last multiples of 16
-    bytes."""
+    """Whether a tensor map can describe it: at most five axes, all strides but the last multiples of 16 bytes."""
     steps = [int(n.value) * t.dtype.bytes for n in t.strides[:-1] if isinstance(n, Const)]
     return len(steps) == len(t.shape) - 1 <= 4 and all(n > 0 and n % 16 == 0 for n in steps)
 

@@ -57,8 +57,7 @@ def load(x: Load, step: Permute) -> Load:
 
 
 def steps(step: Permute, t: Tensor) -> list[Step]:
-    """The steps for the loops of the copy, after `step`; empty if there are too few neighbours in the buffer or the
-    copy."""
+    """Steps for the loops of the copy, after `step`; empty if buffer or copy have too few neighbours."""
     if not is_static(t):
         return []
     if step.multiple:
@@ -120,8 +119,7 @@ def index(e: Expr, step: Permute, d: int) -> Expr:
 
 
 def moved(step: Permute, t: Tensor) -> int:
-    """Bytes that the copy reads and writes. Skipping elements along the contiguous axis saves no reads: whole lines are
-    read."""
+    """Bytes read and written. Skipping elements along the contiguous axis saves no reads, because lines are whole."""
     every = step.every or (1,) * len(t.shape)
     near = max(range(len(every)), key=lambda d: t.strides[d] is const(1))
     copied = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
@@ -130,8 +128,7 @@ def moved(step: Permute, t: Tensor) -> int:
 
 
 def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:
-    """Tile lengths along the axes that are contiguous in the buffer, larger strides first; empty if a tile is no
-    use."""
+    """Tile lengths along contiguous axes of the buffer, larger strides first; empty if tiles are of no use."""
     near = [d for d, n in enumerate(t.strides) if n is const(1) and sizes[d] > 1]
     if len(near) != 1 or near[0] == last or near[0] < last:
         return {}

@@ -1,5 +1,4 @@
-"""Tilings of a matmul on a GPU: from its size, operands and target, the candidate instructions and tiles with
-estimates."""
+"""Tilings of a matmul on a GPU: candidate instructions and tiles with their estimated clocks."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
 
 
 def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
-    """Rows and columns of tiles that are not much larger than the result, with their warps and the grid that shares
-    them."""
+    """Rows and columns of tiles not much larger than the result, with their warps and the grid of these."""
     wide = row.threads > WARP
     groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
     few = [x for x in _NARROW if p.n <= x[1]]

@@ -19,8 +19,7 @@ _PLAIN = {"cpu": cpu.plain, "cuda": gpu.plain, "triton": triton.plain}
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:
-    """Schedules of `kernel`, cheapest first, generated lazily; `private` names the temporaries that no other kernel
-    uses."""
+    """Schedules of `kernel`, lazily, cheapest first; `private` are the temporaries that no other kernel uses."""
     return _planned(_FAMILIES[target.kind](kernel, frozenset(private), target))
 
 

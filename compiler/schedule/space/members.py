@@ -21,8 +21,7 @@ Price = Callable[[Target], float]
 
 @dataclass(frozen=True)
 class Member:
-    """Steps for a kernel or a part of it, and their estimated cost: cycles of a CPU core or clocks of a GPU
-    multiprocessor.
+    """Steps for a kernel or a part of it, and their cost: cycles of a CPU core, clocks of a GPU multiprocessor.
 
     `price`, if known, computes their cost on the same target with other cost parameters.
     """

@@ -65,8 +65,7 @@ def _tile(loop_: str, factor: int, elements: int, outer: str) -> list[Step]:
 
 
 def _matmul(c: contraction_nest.Contraction) -> list[Step]:
-    """Steps for a matmul with tiles of m and n and steps of k, each part collapsed into one loop; empty if it has no m
-    or n."""
+    """Steps for a matmul with tiles of m and n and steps of k, one loop each; empty without m or n."""
     if c.first.value.dtype.bits != 32 or not c.first.value.dtype.is_float:
         return []
     left, right = (

@@ -72,8 +72,7 @@ class _Plan:
         self.batch = math.prod(static(r.extent) for r in f.batch)
 
     def space(self) -> Iterator[Member] | None:
-        """All ways, cheapest first; None if queries do not fill a vector or the target has no instruction for the
-        types."""
+        """All ways, cheapest first; None if queries do not fill a vector or no instruction has the types."""
         ways = list(self.ways())
         if not ways or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
             return None

@@ -143,8 +143,7 @@ def _loads(p: Matmul, row: Instruction, target: Target) -> float:
 
 
 def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
-    """Variants of a blocking: smaller blocks, which may pack an operand more often, and packing that is not
-    required."""
+    """Variants of a blocking: smaller blocks, which may pack an operand more often, and optional packing."""
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, b.row.m)
         each = p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k) if b.pack_b else 0.0
@@ -300,15 +299,13 @@ def _depth(p: Matmul, most: int, lanes: int) -> int:
 
 
 def _several(p: Matmul, most: int, lanes: int) -> int:
-    """A block of k of at most `most`: several iterations of the innermost loop that divide the inner loops; 0 if
-    none."""
+    """A block of k of at most `most`: iterations of the innermost loop that divide the inner loops; 0 if none."""
     last, unit = p.b.k_last, p.b.k_unit
     return max((n for n in range(last, min(most, unit) + 1, last) if n % lanes == 0 == unit % n), default=0)
 
 
 def cut(size: int, block: int, multiple: int) -> int:
-    """The size of about equal blocks: a multiple of `multiple`, at most `block` if possible, or `size` if that is
-    less."""
+    """The size of about equal blocks: a multiple of `multiple`, at most `block` if possible, at most `size`."""
     even = ceildiv(size, ceildiv(size, max(block // multiple * multiple, multiple)))
     return min(size, ceildiv(even, multiple) * multiple)
 

@@ -107,8 +107,7 @@ class _Plan:
         return _Axis("".join(f.var for f in loops), count, dim(count))
 
     def together(self, loops: list[loop.For], factor: Expr) -> list[loop.For]:
-        """The innermost loop and those around it through which every address has one constant stride, so that they
-        collapse.
+        """The innermost loop and those around it that can collapse: every address has one stride through them.
 
         The strides of a factor that is packed anyway do not count.
         """
@@ -131,8 +130,7 @@ class _Plan:
         return loops[len(loops) - count :]
 
     def in_order(self, loops: list[loop.For]) -> list[loop.For]:
-        """The reduction loops in an order in which A is contiguous and, if possible, B; B may be transposed while
-        packing."""
+        """The reduction loops in an order in which A and, if possible, B are contiguous; packing may transpose B."""
 
         def along(order: list[loop.For]) -> tuple[bool, bool]:
             return self.contiguous(self.a, order), self.contiguous(self.b, order)
@@ -153,8 +151,7 @@ class _Plan:
         return access.stride(access.address(index, self.tensors[buffer], self.ranges), Var(var))
 
     def contiguous(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
-        """Whether the factor's only load runs through consecutive elements along the innermost of `loops`, at least a
-        vector."""
+        """Whether the factor's only load is contiguous along the innermost of `loops`, for at least a vector."""
         loads = [n for n in factor.walk() if isinstance(n, Load)]
         run, total = 1, 1
         for f in reversed([f for f in loops if size(f) > 1]):
@@ -164,8 +161,7 @@ class _Plan:
         return run >= min(total, self.target.lanes(self.bytes))
 
     def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
-        """Whether an instruction can read the factor in place: one load whose rows and columns are axes of its
-        buffer."""
+        """Whether an instruction can read the factor in place: one load; rows and columns are its buffer's axes."""
         factor = read_narrow(factor)
         if not isinstance(factor, Load):
             return False
@@ -179,8 +175,7 @@ class _Plan:
         return all(sum(f.var in names(e) for f in loops) <= 1 for e in factor.index)
 
     def flat(self, load: Load, loops: Sequence[loop.For]) -> tuple[Flatten, ...]:
-        """The step that makes the axes of the load along `loops` one axis, if they are contiguous together; else
-        empty."""
+        """The step that joins the load's axes along `loops`, if they are contiguous together; else empty."""
         run, seen = tuple(Var(f.var) for f in loops), self.tensors[load.buffer]
         at = next((d for d in range(len(load.index)) if load.index[d : d + len(run)] == run), None)
         if at is None or len(run) < 2 or tuple(f.extent for f in loops) != seen.shape[at : at + len(run)]:

@@ -79,8 +79,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Nest:
-    """Row `groups` around the body `inside`, which has inner loops along `paths`; `collapsed` are the steps for the
-    groups."""
+    """Row `groups` around the body `inside`, with inner loops along `paths`; `collapsed` are the groups' steps."""
 
     memory: Memory
     inside: tuple[Stmt, ...]
@@ -176,8 +175,7 @@ def nest(memory: Memory, f: loop.For) -> Nest:
 def _as_loaded(
     inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
 ) -> tuple[tuple[Stmt, ...], list[Step]]:
-    """The body with each nested sum reordered so that its innermost loop is contiguous, if that is a multiple of a
-    vector."""
+    """The body with nested sums reordered so that the innermost loop is contiguous, if it fills whole vectors."""
     out: list[Stmt] = []
     steps: list[Step] = []
     for s in inside:

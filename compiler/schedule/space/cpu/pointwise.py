@@ -65,8 +65,7 @@ def _ways(nest: Nest) -> Iterator[_Way]:
 
 
 def _columns(nest: Nest, width: int) -> list[int]:
-    """Numbers of vectors that may go down the rows together: accumulators fit in registers, temporaries in the second
-    level."""
+    """Numbers of vectors that may go down the rows together: they fit registers, temporaries fit the L2."""
     extent, shared = nest.groups[-1].extent, _shares(nest)
     if width == 1:
         return [1]
@@ -117,8 +116,7 @@ def _cycles(nest: Nest, way: _Way) -> float:
 
 
 def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
-    """The effective parameters of a way: rows per chunk (0 for none), kind of chunking, width, unroll factor, and
-    stores past the caches."""
+    """The effective parameters of a way: rows per chunk (or 0), kind of chunking, width, unroll, past."""
     name, extent = nest.groups[-1].name, nest.groups[-1].extent
     chunk = way.chunks * _chunk(nest, way.columns) if way.chunks > 0 else 0
     if chunk:
@@ -132,8 +130,7 @@ def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
 
 
 def _again(nest: Nest, chunk: int, width: int) -> bool:
-    """Whether the rest after whole vectors is worth an overlapping vector: rows with inner loops and more than one
-    element left over."""
+    """Whether rows with inner loops leave more than one element over, worth an overlapping vector."""
     extent, inside = nest.groups[-1].extent, overwrites_only(nest.inside)
     return not chunk and _shares(nest) and inside and isinstance(extent, Const) and int(extent.value) % width > 1
 

@@ -40,8 +40,7 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
 
 
 def _places(nest: Nest) -> set[Expr]:
-    """The non-linear parts of addresses that differ from lane to lane but not from row to row; empty if one depends on
-    the row or on data."""
+    """Non-linear parts of addresses that vary by lane but not by row; empty if one varies by row or data."""
     var, known = Var(nest.last.var), nest.known(())
     rows = {f.var for f in nest.groups[-2].loops}
     out: set[Expr] = set()

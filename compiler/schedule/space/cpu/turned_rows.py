@@ -39,8 +39,7 @@ class _Operand:
 
     @property
     def pad(self) -> int:
-        """Padding between rows of a tile: their distance is an odd number of cache lines, so that columns use all cache
-        sets."""
+        """Padding that puts rows an odd number of cache lines apart, so that columns use all cache sets."""
         lines = ceildiv(self.length, self.together)
         return (lines + 1 - lines % 2) * self.together - self.length
 
@@ -57,8 +56,7 @@ class _Operand:
 
 
 def tiled(nest: Nest) -> tuple[Nest, float] | None:
-    """The nest over tiles of transposed rows, and the cycles of transposing per vector of inner accesses; None if not
-    applicable."""
+    """The nest over tiles of transposed rows, and cycles of transposing per vector of accesses; None if it fails."""
     if not all(isinstance(g.extent, Const) for g in nest.groups) or any(len(path) > 1 for path in nest.paths):
         return None
     found = [(g, operands) for g in nest.groups if (operands := _operands(nest, g))]

@@ -110,8 +110,7 @@ def _along_rows(w: _Windows) -> Iterator[Member] | None:
 
 
 def _along_channels(w: _Windows) -> Iterator[Member] | None:
-    """Vectors along contiguous channels; guards of a window's element are the same in all lanes. None if not
-    applicable.
+    """Vectors along contiguous channels, whose guards are the same in all lanes; None if not applicable.
 
     Weights are permuted first if they are not contiguous along channels.
     """

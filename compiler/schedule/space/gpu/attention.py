@@ -108,14 +108,12 @@ class _Plan:
         return tuple(self.applied(way).steps)
 
     def fills(self, way: Way, batch: int) -> bool:
-        """Whether blocks fill all multiprocessors; half of them for single warpgroups, which multiply at full rate
-        alone."""
+        """Whether blocks fill all multiprocessors, or half with single warpgroups, which alone run at full rate."""
         count = batch * -(-self.queries // way.rows)
         return count * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
 
     def near(self) -> bool:
-        """Whether keys and values of all heads stay in the L2, so that blocks of all heads may run at once, longest
-        first."""
+        """Whether keys and values of all heads stay in the L2, so that blocks of all heads may run at once."""
         read = {x.buffer: self.tensors[x.buffer] for x in (self.k, self.v)}
         return sum(map(known_bytes, read.values())) <= self.target.l2 // 2
 
@@ -133,8 +131,7 @@ class _Plan:
         return way.rows * width // way.threads + ROWS
 
     def masks(self, way: Way) -> tuple[str, ...]:
-        """Buffers that scores load by query and key and that tensor maps can copy. Worth the shared memory only for
-        warpgroups."""
+        """Buffers that scores load by query and key, if tensor maps can copy them and warpgroups compute."""
         found = online_softmax.masks(self.found.score, self.found.query.var) if way.by_groups else []
         whole = [x.buffer for x in found if way.keys * x.dtype.bytes % matmul_axes.ROW == 0]
         return tuple(x for x in whole if matmul_axes.even(self.tensors[x]))

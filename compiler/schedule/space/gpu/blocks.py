@@ -1,5 +1,4 @@
-"""Blocks of chained matmuls whose results stay in registers: instructions, and steps that attention and chains
-share."""
+"""Blocks of chained matmuls with results in registers: what attention and chains share."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ PANEL = 32  # features per step of a threefold product: sums and pieces of 48 re
 
 @dataclass(frozen=True)
 class Way:
-    """Instructions for scores and for values; queries, keys and threads per block; the unit that sizes are padded
-    to."""
+    """Instructions for scores and values; queries, keys and threads per block; the unit for padding sizes."""
 
     score: Instruction
     value: Instruction
@@ -128,8 +126,7 @@ class Steps:
     def contraction(
         self, acc: str, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction, width: int = 0
     ) -> None:
-        """Tensorize a matmul of tiles in shared memory, by pieces of the depth; an empty operand name is in registers
-        already.
+        """Tensorize a matmul of shared tiles by pieces of the depth; an empty operand name is in registers.
 
         `width` is the number of columns, if they may exceed those of one step.
         """

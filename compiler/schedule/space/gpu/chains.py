@@ -110,8 +110,7 @@ class _Plan:
         return way.rows * width // way.threads + 2 * len(made.rows) + way.keys // 4 * len(made.columns)
 
     def again(self) -> str:
-        """The factor that equals the values, so that one tile serves both: a gradient multiplies by what made the
-        scores."""
+        """The factor that equals the values, so that one tile serves both: gradients multiply by it again."""
         feature = Var(self.found.feature.var)
         for n, (p, depth) in enumerate(zip(self.found.products, self.depths, strict=True)):
             same = substitute(p.right, {Var(p.depth.var): feature}) is self.found.value

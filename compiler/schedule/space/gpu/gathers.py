@@ -60,8 +60,7 @@ class Gather:
 
 
 def space(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[Member] | None:
-    """Schedules by strides per thread and threads per block; None for other kernels, and if a thread would hold too
-    much."""
+    """Schedules by strides per thread and threads per block; None for other kernels and for too much data."""
     tensors = {p.name: p for p in kernel.params}
     found = _gather(kernel, tensors) if not private & set(kernel.writes) else None
     if found is None:
@@ -119,8 +118,7 @@ def _chosen(terms: tuple[Stmt, ...], loaded: tuple[Load, ...]) -> bool:
 
 
 def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], chosen: bool) -> Iterator[tuple[str, int]]:
-    """Rows whose quotient selects the window, with their divisors: those of overlapping windows, and all if
-    `chosen`."""
+    """Rows whose quotient selects the window, with divisors: of overlapping windows; of all if `chosen`."""
     for i in x.index:
         terms, _ = linear(i)
         moving = from_linear(({t: n for t, n in terms.items() if names(t) & depth.keys()}, 0))

@@ -94,8 +94,7 @@ class Plan:
         return [b for b in wanted if self.at_own_place(b, leaves) and self.whole_row(b, leaves)]
 
     def at_own_place(self, buffer: str, leaves: list[Leaf]) -> bool:
-        """Whether, everywhere in the kernel, the only index of a buffer that moves inside a row is the loop's own
-        variable."""
+        """Whether the only index of a buffer that moves inside a row is always the loop's own variable."""
         inside = [(n, leaf) for leaf in leaves for s in leaf.original.body for n in s.walk() if _touches(n, buffer)]
         everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not access.picked(n)]
         if len(inside) != len(everywhere):
@@ -110,8 +109,7 @@ class Plan:
         return True
 
     def whole_row(self, buffer: str, leaves: list[Leaf]) -> bool:
-        """Whether the loops read exactly one row of the buffer, of their extent and always in bounds, so that all of it
-        may be read."""
+        """Whether the loops read exactly one row of the buffer, always in bounds, so that all of it may be read."""
         along = {Var(x.original.var) for x in leaves}
         loads = [n for leaf in leaves for n in _loads(leaf) if n.buffer == buffer]
         rows = {tuple(None if i in along else i for i in n.index) for n in loads}

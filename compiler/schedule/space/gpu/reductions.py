@@ -127,8 +127,7 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
 
 
 def _sharers(extent: int, most: int) -> list[int]:
-    """How many threads may share a column: divisors of `extent` that leave each thread at least four loads in
-    flight."""
+    """Numbers of threads that may share a column: divisors of `extent` with at least four loads each."""
     return [*[n for n in range(most, 1, -1) if extent % n == 0 and extent // n >= 4][:3], 1]
 
 
@@ -141,8 +140,7 @@ def _combined(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> lis
 
 
 def _parts_of_columns(extent: int, places: int, wanted: int) -> list[int]:
-    """Divisors of the extent around the smallest that keeps enough threads busy, or the largest that leaves parts of
-    useful length."""
+    """Divisors of the extent around the smallest that keeps enough threads busy, with parts of useful length."""
     most = max(1, extent // LEAST_COLUMN)
     found = [d for d in range(1, most + 1) if extent % d == 0 and (d == 1 or extent // d % 2 == 0 or extent % 2)]
     at = next((n for n, d in enumerate(found) if places * d >= wanted), len(found) - 1)

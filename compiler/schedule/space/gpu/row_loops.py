@@ -33,8 +33,7 @@ KEPT = 64  # elements of a row that a thread keeps in registers, of 255 register
 
 
 def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
-    """Schedules with a warp per row, or a block per row, by number of threads; data read twice is kept or read
-    again."""
+    """Schedules with a warp or a block per row, by threads; data read twice is kept or read again."""
     target, found = plan.target, _found(plan, paths)
     ways = [found, *_with_ends(plan, found)]
     name, before = merged_rows(rows)
@@ -135,8 +134,7 @@ def _found(plan: Plan, paths: list[list[loop.For]], kept: bool = True) -> _Found
 
 
 def _with_ends(plan: Plan, found: _Found) -> Iterator[_Found]:
-    """The same loops with wider vectors, if rows are aligned to these and long. What is kept then goes to shared
-    memory."""
+    """The loops with wider vectors, if rows are aligned and long; kept rows are then in shared memory."""
     widest = min(plan.neighbours_from_aligned(leaf.original) for leaf in found.leaves)
     long = all(leaf.extent >= LONG * widest and leaf.name == leaf.original.var for leaf in found.leaves)
     plain = all(leaf.original.kind != "scan" and not _holds_loops(leaf.original) for leaf in found.leaves)

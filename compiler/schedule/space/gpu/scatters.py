@@ -55,8 +55,7 @@ def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
 
 
 def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
-    """Schedules by number of owners; with rows that keep all threads busy, each row may also apply all of its own
-    updates."""
+    """Schedules by number of owners; if rows keep all threads busy, also with each row its own owner."""
     name, before = merged_rows(rows)
     nest, count, columns = found.nest, iterations(*found.nest), iterations(*rows)
     elements = product(tuple(plan.tensors[found.buffer].shape[n] for n in found.axes))

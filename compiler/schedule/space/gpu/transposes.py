@@ -97,8 +97,7 @@ def _sides(f: loop.For, vector: int) -> list[int]:
 def _across(
     rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[loop.For, list[str]] | None:
-    """The loop along which some loads are contiguous, while stores are contiguous along the last loop; and the
-    buffers."""
+    """The loop along which some loads, but not the stores, are contiguous, and the buffers of these loads."""
     ranges = loop_ranges(rows)
     last = Var(rows[-1].var)
     stores = [s for s in inside if isinstance(s, Store)]

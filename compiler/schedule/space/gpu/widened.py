@@ -132,8 +132,7 @@ def _tilings(w: Widened, target: Target) -> Iterator[Tiling]:
 
 
 def _clocks(w: Widened, s: Tiling, most: int, target: Target) -> float:
-    """Clocks of a kernel in waves of up to `most` blocks per multiprocessor: issue, latency or memory bandwidth
-    decides."""
+    """Clocks of waves of up to `most` blocks per multiprocessor, bound by issue, latency or memory."""
     p, c, warps = w.axes, costs(target), s.threads // WARP
     batch = math.prod(map(size, p.batch))
     blocks = p.m.size // s.m * -(-p.n.size // s.n) * s.parts * batch
