@@ -1,4 +1,4 @@
-// What the loops of the Loop IR interpreter call: scalar operations as compiler/interpret/scalar.py defines them.
+// Scalar operations for the Loop IR interpreter, as compiler/interpret/scalar.py defines them.
 typedef long long i64;
 typedef int i32;
 typedef short i16;
@@ -11,7 +11,7 @@ struct f16 { unsigned short bits; };
 struct f8e4m3 { unsigned char bits; };
 struct f8e5m2 { unsigned char bits; };
 
-// A function of f32 is computed in f64 and rounded once, as there.
+// As there, a function of f32 is computed in f64 and rounded once.
 #define UNARY(name) \
     extern "C" double name(double); \
     static inline f64 op_##name(f64 x) { return name(x); } \
@@ -56,8 +56,8 @@ template <> struct is_float<f64> { static const bool value = true; };
 template <class T> static inline T op_add(T a, T b) { return (T)(a + b); }
 template <class T> static inline T op_sub(T a, T b) { return (T)(a - b); }
 template <class T> static inline T op_mul(T a, T b) { return (T)(a * b); }
-// Of integers as wide as unsigned ones: g++ must not know that x < 0 ? -x : x is an absolute value, of which it takes any
-// that is not above zero to be zero, even with -fwrapv.
+// For integers by way of unsigned ones: if g++ recognises x < 0 ? -x : x as an absolute value, it assumes that the
+// result is zero unless it is positive, even with -fwrapv.
 #define WRAPPING(T, U) \
     static inline T op_add(T a, T b) { return (T)((U)a + (U)b); } \
     static inline T op_sub(T a, T b) { return (T)((U)a - (U)b); } \
@@ -99,7 +99,7 @@ template <class T> static inline T op_shr(T a, T b) {
 template <class T> static inline T op_truncdiv(T a, T b) {
     if (b == 0) return 0;
     if (b == (T)-1 && (T)-1 < 0) return (T)(-a);
-    asm("" : "+r"(a));  // g++ takes -a / b for -(a / b), of the least number too, even with -fwrapv
+    asm("" : "+r"(a));  // g++ turns -a / b into -(a / b), also for the least number, even with -fwrapv
     return (T)(a / b);
 }
 template <class T> static inline T op_rem(T a, T b) { return b == 0 || (b == (T)-1 && (T)-1 < 0) ? (T)0 : (T)(a % b); }
@@ -124,7 +124,7 @@ template <class T> static inline T op_floordiv(T a, T b) {
     return op_rem(a, b) != 0 && (a < 0) != (b < 0) ? (T)(q - 1) : q;
 }
 
-// By subtraction of the magnitudes, with their common powers of 2 taken out first.
+// By subtraction of the magnitudes, after removing their common powers of 2.
 template <class T> static inline T op_gcd(T a, T b) {
     unsigned long long x = a < 0 ? 0ULL - (unsigned long long)a : a, y = b < 0 ? 0ULL - (unsigned long long)b : b;
     if (x == 0 || y == 0) return (T)(x | y);
@@ -214,7 +214,7 @@ static inline i64 within(i64 index, i64 extent, i64 kernel, i64 buffer, i64 dime
     return 0;
 }
 
-// The places of keys in their order, by merges of neighbouring runs; NaN is larger than all else.
+// Stable argsort of the keys by a merge sort; NaN is larger than all else.
 template <class K> struct in_order {
     i64 n;
     K *keys;

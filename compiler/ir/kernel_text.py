@@ -104,7 +104,7 @@ def show_expr(e: Expr) -> str:
 
 
 def _stand_in(e: Any) -> Any:
-    """`e` with what only Kernel IR has replaced by variables that are named by its text."""
+    """`e` with expressions that only Kernel IR has replaced by variables named by their text."""
     match e:
         case Const(value, dtype) if dtype in dt.STORAGE_ONLY:
             shown = f"literal({value!r}, {dtype})"
@@ -246,7 +246,7 @@ def _argument(e: ast.expr, scope: Scope) -> Expr | k.Address | k.Map:
 
 
 def expression(e: ast.expr, scope: Scope) -> Expr:
-    """An expression from its syntax tree: what only Kernel IR has is read here, with variables in its place."""
+    """An expression from its syntax tree; parts that only Kernel IR has are parsed here, and the rest by `text`."""
     reader = _Reader(scope)
     common = reader.visit(e)
     made: Expr = substitute(text.expression(common, reader.scope), reader.table)

@@ -1,4 +1,4 @@
-"""Text of programs made of kernels, both ways, for Loop IR and Tile IR; each supplies the statements of its own.
+"""Text of programs made of kernels, both ways, for Loop IR and Tile IR; each IR supplies its own statements.
 
 ```
 def f(x: f32[64, 100], *, y: f32[64, 100]):

@@ -18,9 +18,9 @@ class CacheHints(Step):
 class Checks(Step):
     """Check what data must be, such as indices within their range, for many iterations at once, ahead of them.
 
-    Checks that no iteration of a loop changes are made ahead of it, if it has at least `ahead` iterations. Those that
-    differ are made by vector comparisons for `scalars` iterations of a loop of scalars, whose inner loops have at most
-    `within` iterations, and for `vectors` vectors of a loop over vectors. 0 leaves such checks where they are.
+    Loop-invariant checks are hoisted out of a loop with at least `ahead` iterations. Others are made by vector
+    comparisons, for `scalars` iterations of a scalar loop whose inner loops have at most `within` iterations, and for
+    `vectors` vectors of a vector loop. 0 leaves such checks where they are.
     """
 
     worded = ("ahead", "scalars", "within", "vectors")
@@ -31,6 +31,6 @@ class Checks(Step):
 
 
 class Hoist(Step):
-    """Compute before `loop` what has the same value in all of its iterations."""
+    """Compute the loop-invariant values of `loop` before it."""
 
     loop: str

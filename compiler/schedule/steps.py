@@ -344,7 +344,7 @@ class Peel(Step):
 
 
 class Flatten(Step):
-    """See `axes` axes of `buffer` from `axis` on, which lie one after the other in memory, as one axis."""
+    """Treat `axes` axes of `buffer` from `axis` on, which are contiguous together in memory, as one axis."""
 
     buffer: str
     axis: int

@@ -97,8 +97,8 @@ def _columns(rows: list[loop.For], paths: list[list[loop.For]], warps: int) -> l
 
 @dataclass(frozen=True)
 class _Found:
-    """The loops inside a row, the vector width of a thread, and the buffers of which it pays to keep a row: the
-    kernel's `own` temporaries, and those read `again`.
+    """The loops inside a row, the vector width of a thread, and the buffers worth keeping a row of: the kernel's
+    `own` temporaries, and those read `again`.
 
     With `ends`, the rest of a loop that the vector width does not divide is a loop of its own.
     """
