@@ -265,7 +265,7 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
 
 
 def _distributed(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bounded:
-    """A sum that another formula may not have as one: it rounds products with each term, numbers of that size."""
+    """A sum over which another formula may distribute a product: then each term's product rounds at its own size."""
     size = np.maximum(*(np.abs(a.v) for a in terms))
     exact = functools.reduce(np.logical_and, (_fits(a.v, f64) for a in terms), worst(x) == 0)
     own = np.where(~exact & np.isfinite(size), half_ulps * UNIT["f64"] * size, 0.0)
