@@ -1,6 +1,6 @@
-"""The one ordered list of passes, each with the invariant that it establishes.
+"""The ordered list of all passes, each with the invariant that it establishes.
 
-A pass is a function of a program and a `Context`, which holds all else that it may read.
+A pass is a function of a program and a `Context`, which holds everything else that it may read.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
-TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # the last stage of each kind of target
+TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # the last stage, by kind of target
 _WAYS = {
     "mlir": ("torch", "tensor"),
     "triton": ("torch", "tensor", "loop", "tile"),
-}  # the IRs that a program for a kind of target goes through, if not all
+}  # the IR stages of a kind of target, if not all
 
 
 def stages(target: Target) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ Schedules = Mapping[str, Schedule]
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may read besides the program: the target and the schedules; and the log of applications."""
+    """What a pass may read besides the program: the target and the schedules. `applications` logs what is applied."""
 
     target: Target
     schedules: Schedules
@@ -95,8 +95,8 @@ class Pass:
 
     `invariant` states what holds afterwards; the verifier of `result` checks it. An `optional` pass may be skipped
     without making the program wrong, which is how a bisection finds the pass that introduced an error. `kind` lists the
-    kinds of targets that the pass is for, separated by spaces; empty means all. A pass that is
-    `together` sees all kernels of a program; others may be given equal kernels only once.
+    kinds of targets that the pass is for, separated by spaces; empty means all. A pass that is `together` must see all
+    kernels of a program at once; any other pass may be run once for a group of equal kernels.
     """
 
     name: str
@@ -160,15 +160,15 @@ def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Progr
 
 
 def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
-    return program if context.target.memory else shared_copies(program)  # what is shared is alive for longer
+    return program if context.target.memory else shared_copies(program)  # sharing extends live ranges
 
 
 def _shared_launches(program: kernel.Program, context: Context) -> kernel.Program:
-    return program if context.target.memory else shared_launches(program)  # what is made early is alive for longer
+    return program if context.target.memory else shared_launches(program)  # an earlier launch extends live ranges
 
 
 def _round_stored(program: tensor.Program, context: Context) -> tensor.Program:
-    """Values are rounded that are in memory between kernels once these are made and fused."""
+    """Round values that are stored between kernels. The passes up to `demote` are run to find these."""
     names = [p.name for p in PIPELINE]
     until_fused = PIPELINE[names.index("tensor-to-loop") : names.index("demote")]
 

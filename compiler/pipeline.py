@@ -1,4 +1,4 @@
-"""`lower`, which runs the passes of `pass_order`: a program, a target and schedules in, the program at every stage out.
+"""Lower programs: run the passes of `pass_order` for a target and schedules, and keep the program at every stage.
 
 Programs, targets and schedules are immutable values. Nothing here reads the environment, a file or a clock.
 """
@@ -42,17 +42,17 @@ from compiler.targets.target import Target
 
 T = TypeVar("T")
 R = TypeVar("R")
-CarryOut = Callable[[statement.Program, Schedules], None]  # lowers a program of one kernel for the exceptions of it
+CarryOut = Callable[[statement.Program, Schedules], None]  # raises if a program of one kernel cannot be lowered
 
 
 class Each(Protocol):
-    """Calls a function of each task, and gives the results in their order."""
+    """Calls a function on each task and returns the results in the order of the tasks; may use other processes."""
 
     def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Sequence[R]: ...
 
 
 def in_order(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """The results of one call after the other."""
+    """The sequential `Each`."""
     return list(map(function, tasks))
 
 
@@ -172,7 +172,7 @@ def _chosen(
 
 
 def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) -> list[Callable[[], Schedule]]:
-    """Ways to schedule a kernel, best first: the heuristic, its plain schedule, then no steps at all."""
+    """Ways to schedule a kernel, best first: the heuristic's choice, its plain schedule, then an empty schedule."""
     own = _private(program, kernel)
 
     def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
@@ -239,10 +239,12 @@ def lower(
     kernel, or else the heuristic's. If a chosen schedule turns out not to be applicable, a simpler one is used and
     reported in `Lowering.fallbacks`; a schedule from `schedules` is never replaced.
 
-    `gate(name, number)` is called before each application of a pass or schedule step; steps are named by their text.
-    It returns False to skip an optional pass or a step, or a Schedule to apply in place of a step. `trace` is called
-    with an Application after each one. `each` calls a module-level function of each of some tasks: without a gate and
-    a trace, every kind of kernel is lowered by itself, in whatever process.
+    `gate(name, number)` is called before each application of a pass or schedule step; steps are named by their text. It
+    returns False to skip an optional pass or a step, or a Schedule to apply in place of a step. `trace` is called with
+    an Application after each one.
+
+    Without a gate and a trace, each distinct kernel is lowered once, by itself. `each` runs these tasks, possibly in
+    other processes; the function that it is given is module-level.
 
     Raises Unsupported for an op or a size that the passes cannot lower, ScheduleError for an illegal step in
     `schedules`, CompilerError for the name of a kernel that does not exist, and ValueError from the verifiers.
@@ -268,21 +270,21 @@ def _lower(
 
 
 def _between(target: Target, source: str, until: str) -> list[Pass]:
-    """The passes from one stage to another."""
+    """The passes of this target from stage `source` to stage `until`."""
     order = stages(target)
     first, last = order.index(source), order.index(until)
     return [p for p in passes_for(target) if order.index(p.source) >= first and order.index(p.result) <= last]
 
 
 def _at_tiles(passes: list[Pass]) -> tuple[list[Pass], list[Pass]]:
-    """The passes before the one that makes Tile IR of Loop IR, and the rest."""
+    """Split the passes in front of the one that lowers Loop IR to Tile IR."""
     at = next((n for n, p in enumerate(passes) if p.source == "loop" and p.result == "tile"), len(passes))
     return passes[:at], passes[at:]
 
 
 @dataclass
 class _Run:
-    """Passes that run one after the other: the program at every stage reached, and now; `schedules` once chosen."""
+    """State of a run of passes: the current program, the program at each stage reached, and the chosen schedules."""
 
     target: Target
     given: Schedules
@@ -294,9 +296,9 @@ class _Run:
     fallbacks: tuple[Fallback, ...] = ()
 
     def all(self, passes: Sequence[Pass], checked: Sequence[Pass] = ()) -> None:
-        """Run them; where one of them cannot carry out the schedule of a kernel, with plainer schedules.
+        """Run passes. If one of them cannot carry out a chosen schedule, restart from Loop IR with simpler schedules.
 
-        With `checked` passes, those are chosen at first of which it is known that these, too, can carry them out.
+        With `checked`, the initial choice is already restricted to schedules that these passes can carry out.
         """
         left, loops, tried = list(passes), None, list(passes)
         while left:
@@ -340,7 +342,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class Kind:
-    """A program of one kernel to be lowered, as far as no pass needs others beside it, on the way to `until`.
+    """A task: lower a program of one kernel towards `until`, up to the first pass that needs to see all kernels.
 
     `checked` asks for a schedule that all passes can carry out.
     """
@@ -355,7 +357,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class LoweredKind:
-    """What became of it."""
+    """The result of a `Kind`. `given_up` is the reason of a fallback, or empty."""
 
     tiles: statement.Program
     kernels: kernel.Program | None
@@ -375,13 +377,13 @@ def lowered_kind(kind: Kind) -> LoweredKind:
 
 
 def _apart(passes: Sequence[Pass]) -> tuple[list[Pass], list[Pass]]:
-    """The passes before the first that needs to see all kernels, and the rest."""
+    """Split the passes in front of the first one that needs to see all kernels."""
     at = next((n for n, p in enumerate(passes) if p.together or p.result not in IRS), len(passes))
     return list(passes[:at]), list(passes[at:])
 
 
 def _by_kinds(run: _Run, passes: list[Pass], until: str, each: Each) -> Lowering:
-    """Lower kernels that are the same but for names once, and go on with all of them."""
+    """Lower each group of kernels that are equal except for names once; then run the other passes on all kernels."""
     program, target, given, stored = run.program, run.target, run.given, run.stored
     by = (target, tuple(passes), heuristic.choose, heuristic.plain, stored)
     kinds = equal_kernels.Kinds(program, by, given)
@@ -425,7 +427,7 @@ def _applied(p: Pass, program: Any, context: Context) -> Any:
 
 
 def _carry_out(passes: Sequence[Pass], target: Target, program: Any, schedules: Schedules) -> None:
-    """Run passes on a program only for the exceptions that they raise."""
+    """Run passes on a program only to see whether they raise."""
     for p in passes:
         program = _applied(p, program, Context(target, schedules))
 

@@ -41,7 +41,7 @@ from compiler.pipeline import Lowering
 from compiler.runtime import detect, garbage, gpu_memory, store
 from compiler.targets.target import Target
 
-# Handles inputs that a program has refused; called with the inputs and the exception.
+# Runs a graph on inputs that its program refused; called with the inputs and the exception.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
 _OPTIONS = {
@@ -49,10 +49,10 @@ _OPTIONS = {
 }  # fmt: skip
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
-# GPU programs are replayed as CUDA graphs in all modes; in the last two they have memory of their own, so that their
-# addresses repeat for certain. The last one also tunes schedules.
+# GPU programs are replayed as CUDA graphs in all modes. In the last two they own their memory, which guarantees that
+# addresses repeat. The last one also tunes schedules.
 _MODES = ("default", "reduce-overhead", TUNED)
-_ATTEMPTS = 8  # to bisect a region that fails
+_ATTEMPTS = 8  # number of bisections of failing regions per graph
 _unusable: set[str] = set()  # cache folders that cannot be used
 
 
@@ -78,8 +78,10 @@ class _Refused(CompilerError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled region of a graph: the number of its calls, the names of its kernels, its lowering, and what a later
-    process needs to run it, if that can be kept."""
+    """A compiled region of a graph: its number of calls, the names of its kernels and its lowering.
+
+    `whole` is what a later process needs to run it, if the region can be cached.
+    """
 
     calls: int
     kernels: tuple[str, ...]
@@ -91,8 +93,8 @@ class Compiled:
 class Report:
     """How a graph was compiled: its number of calls, the compiled regions, and the number of calls in eager by reason.
 
-    `attempts` is how many more bisections of failing regions are allowed. `whole` is the region that all of a graph of
-    Dynamo is, if it is one.
+    `attempts` is how many more bisections of failing regions are allowed. `whole` is set if the whole Dynamo graph
+    became one cacheable program.
     """
 
     calls: int
@@ -113,7 +115,7 @@ class Options:
     tuned: bool = False
     quantize: str | None = None
     memory: int | None = None
-    own: gpu_memory.Memory | None = None  # of the programs of one graph of Dynamo, on GPUs
+    own: gpu_memory.Memory | None = None  # of the GPU programs of one Dynamo graph
 
 
 def mlcomp(
@@ -131,7 +133,7 @@ def mlcomp(
     """
     chosen = _options(options or {}, mode, _warn_of_eager)
     with garbage.held_back():
-        if any(isinstance(x, list | tuple | dict) for x in inputs):  # the graph of a backward pass, taken as a whole
+        if any(isinstance(x, list | tuple | dict) for x in inputs):  # compiled autograd: a whole backward pass
             return flatten_graph_inputs(graph, inputs, functools.partial(_traced, options=chosen))
         return _compile(graph, inputs, chosen)
 
@@ -146,12 +148,12 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """Compile a graph of Dynamo, or load what a process before has kept of it."""
+    """Compile a Dynamo graph, or load its program from the cache if an earlier process stored it."""
     place = None if options.tuned or options.quantize is not None else kept.place(graph, inputs, _asked(options))
     if place is None:
         return _traced(graph, inputs, options)
     if (found := kept.read(place)) is not None:
-        with contextlib.suppress(CompilerError):  # such as a lack of g++, of which tracing makes what can be made
+        with contextlib.suppress(CompilerError):  # e.g. no g++; tracing then compiles what it can
             return _loaded(found, graph, options)
     wholes: list[kept.Whole | None] = []
 
@@ -174,7 +176,7 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
     traced = graph.gm if isinstance(graph, GmWrapper) else graph
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False, whole: bool = False) -> Boxed:
-        with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
+        with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode makes constants fake
             gm = frontend.without_higher_order(gm)
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
@@ -204,13 +206,13 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
 
 
 def _boxed(run: Boxed) -> Boxed:
-    """The function, which tells AOTAutograd that it takes its inputs as one list."""
+    """Mark a function as taking its inputs as one list, which AOTAutograd may empty."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 
 def _loaded(found: kept.Whole, graph: GraphModule, options: Options) -> Callable[..., Any]:
-    """Load the program of a graph."""
+    """Build the cached program of a graph; `trace` compiles the graph for inputs that the program refuses."""
     report = Report(found.calls)
     with compile_lock:
         launch = _launched(found.captured, _target_on({found.device}, options), options, report, found.calls)
@@ -259,7 +261,8 @@ def _compiled(
 ) -> Boxed:
     """Compile a graph as one program; if only symbolic sizes prevent that, per set of sizes; otherwise in parts.
 
-    If the last results are for `updates`, or there are none of these, the graph may be the whole of one of Dynamo.
+    `updates` lists the inputs that the last results are written to. None means that the program cannot be cached as a
+    whole Dynamo graph.
     """
     report = Report(len(regions.calls(graph)))
     try:
@@ -307,7 +310,7 @@ def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
             try:
                 made = numbers.compiled(region, examples, one, fallback=False)
                 counted = [replace(r, calls=len(regions.calls(region))) for r in report.regions[before:]]
-                report.regions[before:] = counted  # not the calls on parts of complex numbers
+                report.regions[before:] = counted  # count calls before complex numbers were split into parts
             except Exception as problem:
                 made = _bisected(region, problem, options, report)
             setattr(graph, node.target, regions.Region(made))
@@ -315,7 +318,7 @@ def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
 
 
 def _bisected(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
-    """Compile the halves of a graph that fails although none of its calls is refused, while attempts are left."""
+    """Compile the halves of a graph that fails although no call is refused; run it in eager if no attempt is left."""
     if isinstance(problem, MemoryLimitError):
         raise problem
     count = len(regions.calls(graph))
@@ -408,7 +411,7 @@ def _refitting(graph: GraphModule, options: Options) -> Unfit:
 
 
 def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report) -> Boxed:
-    """Compile a graph as one program; results that are inputs or views of inputs are returned without it."""
+    """Compile a graph as one program. Results that are inputs or views of inputs are made outside of it."""
     placeholders = graphs.placeholders(graph)
     listed = list(graphs.output(graph).args[0])
     computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not passed_on.is_passed_on(n)))
@@ -435,7 +438,8 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     give = None if listed == computed else passed_on.giving(listed, computed, placeholders)
 
     def given(inputs: list[Any]) -> list[Any]:
-        # A number of which there can be no tensor is refused like 0, which no program is compiled for.
+        # A size is passed as the shape of an expanded tensor. No shape is negative; 0 is refused too, as no program is
+        # compiled for it.
         return [unit.expand(max(inputs[k], 0)) if k in told else inputs[k] for k in tensors]
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -457,7 +461,7 @@ def _launched(
     calls: int,
     whole: kept.Whole | None = None,
 ) -> Callable[..., Sequence[Any]]:
-    """Build the program of a region of that many calls; what launches it."""
+    """Build the program of a region of `calls` calls, report it, and return its launch function."""
     made = _built(captured, target, options.check_indices, options.tuned)
     report.regions.append(Compiled(calls, made.names, made.code, whole))
     apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
@@ -465,7 +469,7 @@ def _launched(
 
 
 def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
-    """The results of a graph that are written to inputs, each with its input."""
+    """The results of a graph that are written to inputs, each with the placeholder of its input."""
     output = graphs.output(graph)
     return [(output.args[0][n], place) for n, place in output.meta.get(writes.INTO, {}).items()]
 

@@ -1,7 +1,8 @@
-"""Backward passes outside of autocast, where torch recommends them to run: no product in them is rounded for it.
+"""Trace backward passes outside of autocast, as torch recommends to run them, so that their products are not rounded.
 
-AOTAutograd traces a backward pass along with its forward pass, and under the same autocast, which would round operands
-of matmuls that forward reads unrounded: in gradients of inverses, for one, and of regions that turn autocast off.
+AOTAutograd traces a backward pass along with its forward pass, under the same autocast. That would round operands of
+matmuls that the forward pass reads unrounded, for instance in gradients of inverses and of regions that turn autocast
+off.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from torch._functorch import config as functorch
 from torch.fx import GraphModule, Node
 
 Function = Callable[..., Any]
-# What autocast makes the operands of of one type, which torch traces whatever these are.
+# Ops whose operands autocast converts to one type; torch traces them even if their operands have several types.
 _PRODUCTS = {"addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv"}
 
 
 class _Mixed(RuntimeError):
-    """Operands of a product are of several types."""
+    """A product has operands of several types."""
 
 
 def off_in_backward(trace: Function, partition: Function) -> Function:
-    """What `trace` gives with a partition of graphs, where a backward pass that it traces is outside of autocast.
+    """Call `trace(partition_fn=...)` with autocast off in the backward pass.
 
-    Some that users write exist only within it, which makes types of operands one: these are traced as forward is.
+    A user's backward pass may need autocast to bring the operands of a product to one type. It is then traced under
+    autocast, like the forward pass.
     """
     if not torch._C._is_any_autocast_enabled():
         return trace(partition_fn=partition)  # type: ignore[no-any-return]

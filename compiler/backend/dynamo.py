@@ -1,4 +1,4 @@
-"""What Dynamo need not know of this backend: how backward passes are compiled, and that it may be registered twice."""
+"""Integration with Dynamo: it does not trace our backward passes, and the backend may be registered twice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _disable: Any = torch._dynamo.disable
 
 
 def unseen(compile_part: Callable[..., Boxed]) -> Callable[..., Boxed]:
-    """A compiler of backward passes that Dynamo does not trace, nor what it makes: both may be called from a function
-    that Dynamo runs as several graphs."""
+    """Hide the compilation of backward passes and its results from Dynamo.
+
+    Both may be called from a function that Dynamo runs as several graphs.
+    """
     why = "mlcomp compiles and runs a backward pass"
     made: Callable[..., Boxed] = _disable(lambda *given: _disable(compile_part(*given), reason=why), reason=why)
     return made
@@ -35,7 +37,7 @@ class _Table(dict[str, Any]):
 
 
 def allow_twice(backend: Callable[..., Any]) -> None:
-    """Let threads register the backend at once."""
+    """Allow threads to register the backend concurrently."""
     if hasattr(registry, "_COMPILER_FNS"):
         registry._COMPILER_FNS = _Table(registry._COMPILER_FNS)
         registry._COMPILER_FNS.twice = backend

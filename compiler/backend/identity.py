@@ -1,8 +1,8 @@
-"""A graph of Dynamo in; a text out that is the same only where AOTAutograd makes the same of the graph.
+"""A text that identifies a Dynamo graph: equal texts imply that AOTAutograd produces the same graphs.
 
-The text says every call with all its arguments, every input as far as torch can tell it from another, and the state of
-torch that tracing asks for. What cannot be said completely has no text: functions that are not torch's own, attributes
-of the graph, sizes that vary, tensors of other classes, sources of random numbers.
+The text has every call with all its arguments, every property of an input that torch can distinguish, and the state of
+torch that tracing depends on. A graph has no text if any of that cannot be described completely: functions that are not
+torch's own, attributes of the graph, symbolic sizes, tensor subclasses, random generators.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbols
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-# Where functions that a graph may call are found by their names, first in the first.
+# Modules in which functions that a graph may call are looked up; the first match names a function.
 _SPACES: tuple[Any, ...] = (
     operator, math, builtins, torch, torch._C, torch._C._nn, torch.linalg, torch.fft,
     torch.special, torch.nn.functional, torch.functional, autocast_mode,
@@ -38,16 +38,16 @@ _SPACES: tuple[Any, ...] = (
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(...))
 _CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-# Functions without arguments that say how torch is set to choose and round.
+# Functions without arguments that return torch's settings of algorithms, precision and determinism.
 _SETTING = re.compile(r"_get_\w*(enabled|allow|determin|precision|benchmark|priority|prefer)\w*")
 
 
 class _Unknown(Exception):
-    """Something cannot be said completely."""
+    """Something cannot be described completely."""
 
 
 def of(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
-    """The text for a graph and the inputs that it is compiled for; None where there is none."""
+    """The text of a graph and of the inputs that it is compiled for; None if it cannot be described completely."""
     try:
         return "\n".join([*_state(), *_inputs(graph, inputs), *_calls(graph)])
     except _Unknown:
@@ -62,7 +62,7 @@ def _calls(graph: GraphModule) -> Iterator[str]:
         _check_known(node)
         target = _function(node.target) if node.op == "call_function" else ""
         if node.op == "call_method":
-            # What a method is depends on what it is called on.
+            # A method's meaning depends on the type of its receiver.
             if not node.args or not isinstance(_example(node.args[0]), torch.Tensor):
                 raise _Unknown(node.target)
             target = str(node.target)
@@ -71,7 +71,7 @@ def _calls(graph: GraphModule) -> Iterator[str]:
 
 
 def _check_known(node: Node) -> None:
-    """Every value is made of tensors of known sizes, and of numbers that Python computes."""
+    """Raise `_Unknown` unless a value consists of plain tensors of known sizes and of plain Python values."""
     made = _example(node)
     for x in made if isinstance(made, tuple | list) else (made,):
         if isinstance(x, torch.Tensor):
@@ -114,7 +114,7 @@ def _function(target: Any) -> str:
 
 @functools.cache
 def _names() -> dict[Any, str]:
-    """The functions of Python and torch; another one in the place of one is none of them."""
+    """Qualified names of Python's and torch's functions, as their modules have them at the first call."""
     out: dict[Any, str] = {}
     for space in _SPACES:
         for name, found in vars(space).items():
@@ -144,7 +144,7 @@ def _inputs(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
 
 
 def _state() -> list[str]:
-    """What tracing asks of torch besides the graph."""
+    """The state of torch that tracing depends on."""
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         raise _Unknown("modes")
     tables = global_decomposition_table.values()
@@ -170,11 +170,11 @@ def _settings() -> list[tuple[str, str]]:
 def _setting(name: str) -> str:
     try:
         return str(getattr(torch._C, name)())
-    except (TypeError, RuntimeError) as problem:  # it takes arguments, or there is nothing to set on this machine
+    except (TypeError, RuntimeError) as problem:  # it takes arguments, or this machine lacks the setting
         return type(problem).__name__
 
 
 def _registered() -> str:
-    """What Python has registered for ATen's ops."""
+    """A digest of the names of the kernels that Python code has registered for ATen ops."""
     names = sorted(x for x in torch.library._impls if x.startswith("aten/"))
     return hashlib.sha256("\n".join(names).encode()).hexdigest()

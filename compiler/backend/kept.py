@@ -1,8 +1,8 @@
-"""A graph of Dynamo in; the program that it is, as a process before left it in the cache, without tracing it again.
+"""Cache of whole Dynamo graphs: an earlier process's program for a graph is loaded without tracing the graph again.
 
-Only graphs that are one program are kept: their sizes are known, they do not train, and their results are the program's
-own. The key is the text of the graph and of what tracing it depends on, the backend's
-options, and the compiler's sources.
+Only a graph that becomes one program is cached: its sizes are known, it does not train, and it returns only results of
+the program. The key is the text of the graph and of the state that tracing depends on, the backend's options, and the
+compiler's sources.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from compiler.ir.text import TextError
 from compiler.runtime import detect, store
 
 SUFFIX = ".json"
-_MOST = 1 << 16  # bytes of constants
+_MOST = 1 << 16  # limit of a program's constants in bytes
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a graph becomes: a program of `calls`, the graph's inputs at `tensors` that it takes, and for each result of
-    the graph that of the program.
+    """The cached form of a graph: a program, the number of the graph's `calls`, and how inputs and results correspond.
 
-    Results behind the others are new values of the inputs at `updates`; of those at `counted` autograd is told.
+    `tensors` are the positions of the graph's inputs that the program takes; `picked` has, for each result of the
+    graph, the position among the program's results. The program's last results are new values of the inputs at
+    `updates`. The version counters of the inputs at `counted` are incremented for autograd.
     """
 
     captured: frontend.Captured
@@ -56,7 +57,7 @@ class Whole:
 
 
 def place(graph: GraphModule, inputs: Sequence[Any], asked: str) -> Path | None:
-    """Where the program of a graph is kept, compiled as `asked`; None if it cannot be told from all others."""
+    """The cache file of a graph compiled with options `asked`; None if the graph has no identity text or no context."""
     context = TracingContext.try_get()
     text = identity.of(graph, inputs)
     if text is None or context is None or context.fakify_first_call:
@@ -64,15 +65,15 @@ def place(graph: GraphModule, inputs: Sequence[Any], asked: str) -> Path | None:
     key = hashlib.sha256("\0".join((stored.sources(), asked, text)).encode()).hexdigest()
     try:
         return store.entry(detect.default_cache(os.environ), key, SUFFIX)
-    except CacheError:  # which is told where the program is built
+    except CacheError:  # reported when the program is built
         return None
 
 
 def around(whole: Whole, inputs: Sequence[Any], gives: int) -> Whole | None:
-    """The program that AOTAutograd has just had compiled for inference, with what is to be done besides.
+    """Complete the program that AOTAutograd has just compiled for inference; None if it cannot be cached.
 
-    None if that is more than updates inside of the graph: an alias to make anew, a state of random numbers, inputs that
-    share what is updated, or another number of results than the graph of Dynamo `gives`.
+    That is so if running the graph takes more than the program and updates inside of the graph: aliases to recreate,
+    random state, updated inputs that share memory, or a number of results other than the `gives` of the Dynamo graph.
     """
     context = TracingContext.try_get()
     about = None if context is None or context.guards_context.aotautograd_guards else context.fw_metadata
@@ -94,7 +95,8 @@ def around(whole: Whole, inputs: Sequence[Any], gives: int) -> Whole | None:
 
 
 def is_keepable(captured: frontend.Captured) -> bool:
-    """Whether a program is one for known sizes, and holds no data of weight."""
+    """Whether a program may be cached: no symbolic sizes, literals or guards, at most `_MOST` bytes of
+    constants."""
     size = sum(x.nbytes for x in captured.constants.values())
     strided = all(type(x) is torch.Tensor and x.layout is torch.strided for x in captured.constants.values())
     plain = not captured.program.sizes and not captured.literals and not captured.guards
@@ -102,7 +104,7 @@ def is_keepable(captured: frontend.Captured) -> bool:
 
 
 def read(path: Path) -> Whole | None:
-    """What is kept at `path`; None where it is missing or damaged."""
+    """The entry at `path`; None if it is missing or damaged."""
     try:
         found = store.taken(path)
         return None if found is None else _parsed(json.loads(found[0]))
@@ -111,7 +113,7 @@ def read(path: Path) -> Whole | None:
 
 
 def write(path: Path, whole: Whole) -> None:
-    """Keep a program; a cache that is read-only or full keeps none."""
+    """Store a program; does nothing if the cache is read-only or full."""
     with contextlib.suppress(CacheError), store.workshop(path) as work:
         draft = work / "graph"
         draft.write_text(json.dumps(_shown(whole)))
@@ -121,7 +123,10 @@ def write(path: Path, whole: Whole) -> None:
 def running(
     whole: Whole, launch: Callable[..., Sequence[Any]], trace: Callable[[Sequence[Any]], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """What runs a graph by its program; `trace` compiles it after all, for arguments that the program refuses."""
+    """A function that runs a graph by its cached program.
+
+    Arguments that the program refuses, and dual tensors, make `trace` compile the graph; all later calls use that.
+    """
 
     def launched(inputs: list[Any]) -> Sequence[Any]:
         made = launch(*(inputs[k] for k in whole.tensors))
@@ -184,7 +189,7 @@ def _view(source: int, memory: list[int], begin: int, shape: list[int], strides:
 
 
 def _data(x: torch.Tensor) -> list[Any]:
-    """A tensor as its type, device, sizes and strides, and the bytes of its elements in order."""
+    """A tensor as its type, device, shape and strides, and its elements in row-major order as base64."""
     content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     name = str(x.dtype).removeprefix("torch.")
     return [name, str(x.device), list(x.shape), list(x.stride()), base64.b64encode(content).decode()]

@@ -1,4 +1,4 @@
-"""A graph with complex numbers in; what runs it as a graph of their real and imaginary parts out."""
+"""Compile graphs with complex numbers as graphs of their real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 def compiled(
     graph: GraphModule, examples: Sequence[Any], compile: Compile, fallback: bool, seen: bool = False
 ) -> Boxed:
-    """The graph by `compile`, complex tensors as real ones of a last dimension more; with the fallback, as it is where
-    that cannot be.
+    """Compile a graph with complex tensors replaced by real tensors with a last dimension of 2.
 
-    Where all results are `seen` by the caller, those that are views are made as such, of inputs or of what is computed.
+    If that raises Unsupported, the graph is compiled as it is with `fallback`; otherwise the exception propagates. If
+    all results are `seen` by the caller, those that are views are recreated as views of inputs or of computed results.
     """
     if not frontend.has_complex(graph):
         return compile(graph, examples)
@@ -57,13 +57,13 @@ def compiled(
 
 
 def _computed(listed: Sequence[Any], kept: set[int]) -> list[Node]:
-    """What to compute for these results: each one of those `kept`, and what others are views of."""
+    """The nodes to compute for these results: each result at a position in `kept`, and the bases of other results."""
     nodes = [(n if k in kept else _source(n)) for k, n in enumerate(listed) if isinstance(n, Node)]
     return list(dict.fromkeys(n for n in nodes if n.op == "call_function"))
 
 
 def _source(node: Node) -> Node:
-    """What a value is a view of, if the one or the other is complex; itself, if it is none."""
+    """The base that a node is a view of if the node or the base is complex; otherwise the node itself."""
     found = node
     while found.target is operator.getitem or (isinstance(found.target, OpOverload) and found.target.is_view):
         found = found.all_input_nodes[0]

@@ -1,4 +1,4 @@
-"""The joint graph of a forward and a backward pass, cut into the two so that little is kept between them."""
+"""Partition the joint graph of a forward and a backward pass so that few bytes are saved between the two."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _EQUALITIES = frozenset({_aten.eq, _aten.ne})
 def partition(
     joint: GraphModule, inputs: Sequence[Any], *, aligned: bool = False, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """The graphs of forward and backward; what one saves for the other is `aligned` for GPUs.
+    """Return the forward and the backward graph; with `aligned`, saved tensors get aligned rows for GPUs.
 
-    What is compared for equality is kept, since a result made again in another kernel may differ in its last bit:
-    amax's gradient asks which elements are equal to the largest. A log_softmax is not kept: the backward pass makes it
-    again from its operand, which there is in any case, often in 16 bits, and two numbers a row.
+    Operands of equality comparisons are always saved: recomputed in another kernel, a value may differ in its last bit,
+    and the gradient of amax compares elements with the largest one. A log_softmax is not saved. The backward pass
+    recomputes it from its operand, which is available in any case, often in 16 bits, and from two numbers per row.
     """
     for node in list(joint.graph.nodes):
-        if node.target is _aten.detach.default:  # a call that the partitioner would read from memory for
+        if node.target is _aten.detach.default:  # which the partitioner would count as a read from memory
             node.replace_all_uses_with(node.args[0], lambda user: user.op != "output")
         if node.target is _aten._log_softmax.default and _can_be_spelled_out(node):
             _spell_out(node)
@@ -48,7 +48,7 @@ def _can_be_spelled_out(node: Node) -> bool:
 
 
 def _spell_out(node: Node) -> None:
-    """Put the steps of a log_softmax in its place: the partitioner knows which of those are cheap to make again."""
+    """Replace a log_softmax by its steps, so that the partitioner knows which of them are cheap to recompute."""
     graph, (operand, dim, _) = node.graph, node.args
     x: Tensor = operand.meta["val"]  # type: ignore[union-attr]
     kept = node.meta["val"].dtype

@@ -1,7 +1,7 @@
-"""The results of a graph in; what makes of the results of its program those of the graph, out.
+"""Results of a graph that its program does not compute: inputs, views of inputs, and numbers computed from sizes.
 
-A program gives what it computes. What is an input, a view of one or a number that sizes give is made from the inputs.
-It takes inputs where they begin; if it counts from the beginning of their memory, they must begin where they did.
+They are made from the inputs. A program takes each input from its first element. If it addresses an input from the
+beginning of its memory, the input must have the storage offset that the program was compiled for.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
 
 
 def giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
-    """A function that gives the results of the graph from its inputs and from the results of the program.
+    """A function from the graph's inputs and the program's results to the graph's results.
 
-    Those of the graph that are neither are made by its calls.
+    Any result that is in neither is recomputed by the graph's calls.
     """
     places = {n: k for k, n in enumerate((*placeholders, *computed))}
     made_anew = {n: _maker(x, places) for n, x in enumerate(listed) if x not in places}
@@ -48,7 +48,7 @@ def giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) ->
 
 
 def _maker(result: Any, places: Mapping[Node, int]) -> Callable[[Sequence[Any]], Any]:
-    """A function that gives a result of the graph from the values of nodes, which are at these places."""
+    """A function that computes a result of the graph from the values of nodes at these `places`."""
     if not isinstance(result, Node):
         return lambda known: result
 
@@ -64,12 +64,12 @@ def _maker(result: Any, places: Mapping[Node, int]) -> Callable[[Sequence[Any]],
 
 
 def begins(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:
-    """The positions of inputs that must begin at these offsets into their memory, by name, each with its own."""
+    """Required storage offsets by position of the input; `offsets` has them by name."""
     return {k: offsets[n.name] for k, n in enumerate(placeholders) if n.name in offsets}
 
 
 def check(inputs: Sequence[Any], begins: Mapping[int, int]) -> None:
-    """Raise ValueError for an input that begins elsewhere."""
+    """Raise ValueError for an input with another storage offset."""
     for k, offset in begins.items():
         if inputs[k].storage_offset() != offset:
             raise ValueError(f"argument {k}: expected a tensor that begins {offset} elements into its memory")

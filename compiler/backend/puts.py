@@ -1,7 +1,7 @@
-"""A slice or row of a tensor that is replaced, in functional form, in; the same as one `index_put` out.
+"""Rewrite functionalised writes to slices and rows of a tensor as one `index_put`.
 
-`x[0, :, 3:5] = v` is traced as views of views of x, and each of these put back into the one that it is a view of. Read
-so, what is stored is hidden among selections from x; as an index for each axis it is what a kernel can store alone.
+`x[0, :, 3:5] = v` is traced as views of views of x, each scattered back into its base. In that form the stored value is
+hidden among selections from x. As one `index_put` with an index per axis, a kernel stores just the value.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _VIEWS: dict[Any, Any] = {
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.select_scatter.default: _aten.select.int,
 }
-Place = int | range | Node | None  # of an axis: one element, some, those of a list, or all
+Place = int | range | Node | None  # the selected elements of an axis: one, a range, a list, or all
 
 
 @dataclass(frozen=True)
 class _Put:
-    """`value` is put where `places` say, an entry for each axis of the tensor `base`."""
+    """`value` is stored into `base` at `places`, which has an entry for each axis of `base`."""
 
     base: Node
     places: tuple[Place, ...]
@@ -31,7 +31,7 @@ class _Put:
 
 
 def as_puts(graph: GraphModule, value: Node, place: Node) -> Node:
-    """The value that is to be written to the input `place`, in a graph changed so far as that can be said."""
+    """Return the value to write to the input `place`, rewritten as `index_put` if possible. Changes the graph."""
     found = _put(value)
     if found is None or not _leads_to(found.base, place):
         return value
@@ -50,7 +50,7 @@ def _leads_to(base: Node, place: Node) -> bool:
 
 
 def _put(node: Node) -> _Put | None:
-    """What a node puts into its first argument; None for other nodes, and where sizes are symbolic."""
+    """The write that a node performs on its first argument; None for other nodes and for symbolic sizes."""
     if node.target is _aten.index_put.default:
         return _listed(node)
     words = _words(node) if node.target in _VIEWS else None
@@ -80,7 +80,7 @@ def _put(node: Node) -> _Put | None:
 
 
 def _listed(node: Node) -> _Put | None:
-    """An index_put by one list."""
+    """An `index_put` with a single one-dimensional list of integers; None for any other."""
     args: Any = node.args
     base, indices, value, *accumulate = args
     lists = [i for i in indices if i is not None]
@@ -93,7 +93,7 @@ def _listed(node: Node) -> _Put | None:
 
 
 def _within(outer: range, inner: Place) -> Any:
-    """The place of a part of a slice; NotImplemented for a list in one, which counts from its end, too."""
+    """The place of `inner` inside of `outer`; NotImplemented for a list, as its elements may be negative."""
     match inner:
         case None:
             return outer
@@ -105,7 +105,7 @@ def _within(outer: range, inner: Place) -> Any:
 
 
 def _is_view(x: Any, node: Node, base: Node) -> bool:
-    """Whether `x` is what `node` puts back into `base`, before it was changed."""
+    """Whether `x` is the view of `base` that `node` scatters back."""
     if not isinstance(x, Node) or x.target is not _VIEWS[node.target] or x.args[0] is not base:
         return False
     own, other = _words(x), _words(node)
@@ -113,7 +113,7 @@ def _is_view(x: Any, node: Node, base: Node) -> bool:
 
 
 def _words(node: Node) -> dict[str, Any] | None:
-    """All arguments by name; None where one is a symbolic number."""
+    """All arguments by name; None if one of them, other than the tensors, is symbolic."""
     found = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)  # type: ignore[arg-type]
     words = dict(found.kwargs) if found is not None else None
     if words is None or any(isinstance(v, Node) for k, v in words.items() if k not in ("self", "input", "src")):
@@ -127,7 +127,7 @@ def _shape(base: Any) -> tuple[int, ...] | None:
 
 
 def _index_put(graph: GraphModule, base: Node, put: _Put) -> Node:
-    """Axes from the first to the last that has a place are indexed together, so that the result keeps their order."""
+    """Call `index_put` with an index for each axis from the first to the last restricted one, to keep their order."""
     shape = _shape(base)
     assert shape is not None
     whole = [p is None or p == range(n) for p, n in zip(put.places, shape, strict=True)]
@@ -141,7 +141,7 @@ def _index_put(graph: GraphModule, base: Node, put: _Put) -> Node:
 
 
 def _list(graph: GraphModule, place: Place, after: int, like: torch.Tensor) -> Node:
-    """The places as a tensor with so many axes of one element behind its own, made on the device of `like`."""
+    """The selected elements as an index tensor with `after` trailing axes of size 1, on the device of `like`."""
     words = {"dtype": torch.int64, "device": like.device, "pin_memory": False}
     if isinstance(place, Node):
         return _called(graph, like, _aten.view.default, (place, [-1] + [1] * after))

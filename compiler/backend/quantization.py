@@ -1,7 +1,7 @@
-"""Which inputs of the graphs of a call are parameters, whose values are known, and their products quantized.
+"""Find the parameters among the inputs of graphs, and quantize their products.
 
-Dynamo hands parameters over as inputs of a graph, among the others; each is marked with its value, and so is what is
-merely another view of it, since regions of a graph may begin between the two.
+Dynamo passes parameters as graph inputs, among the others. Each is marked with its value, and so are its views, since
+regions of a graph may begin between a parameter and its view.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VALUE = "mlcomp_parameter"
 
 
 def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
-    """Write on the nodes of a graph which of `inputs`, those that the call was compiled for, are parameters."""
+    """Mark the nodes of a graph that are parameters, by `inputs`, the values that the call was compiled for."""
     if trains:
         raise CompilerError("quantize is for inference only: call the model under torch.no_grad()")
     nodes = placeholders(graph)
@@ -36,7 +36,7 @@ def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
 
 
 def _mark_view(node: Node) -> None:
-    """Views that turn a parameter; others stay unmarked."""
+    """Mark a view of a marked node whose other arguments are constants; others stay unmarked."""
     first, *rest = node.args
     if isinstance(first, Node) and _VALUE in first.meta and not any(isinstance(x, Node) for x in rest):
         with unset_fake_temporarily():
@@ -44,7 +44,7 @@ def _mark_view(node: Node) -> None:
 
 
 def carry(source: GraphModule, graph: GraphModule) -> None:
-    """The marks of a graph on one of the same inputs that was traced anew."""
+    """Copy the marks of a graph to one with the same inputs that was traced anew."""
     for old, new in zip(placeholders(source), placeholders(graph), strict=False):
         if _VALUE in old.meta:
             new.meta[_VALUE] = old.meta[_VALUE]

@@ -1,9 +1,9 @@
-"""A graph of which not all can be compiled in; the same graph with calls of the largest regions that can be out.
+"""Partition a graph, parts of which cannot be compiled, into the largest compilable regions and calls in eager.
 
-Each call is tried alone. What is refused is cut out and runs in eager, at the place that its inputs allow; what draws
-random numbers there, or may do so, runs in the order of the graph, so that the same seed gives the same numbers.
-Everything between makes one region a stage: calls whose inputs no later cut makes. Regions of fewer than `LEAST` calls
-that compute something have nothing to fuse, so that compiling them gains nothing: they run in eager as well.
+Each call is tried alone. A refused call is cut out and runs in eager, as early as its inputs allow. Those that draw
+random numbers, or may do so, keep the order of the graph, so that the same seed gives the same numbers. Between cuts,
+each stage is one region: calls whose inputs no later cut makes. A region with fewer than `LEAST` calls that compute
+something has nothing to fuse, so it runs in eager as well.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from compiler.frontend.graphs import output, placeholders
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 
 LEAST = 2
-TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by the type of the device
+TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by device type
 
 
 def calls(graph: GraphModule) -> list[Node]:
-    """What a graph computes: its calls that give tensors and are no views."""
+    """The calls of a graph that compute tensors, views excluded."""
     return [n for n in graph.graph.nodes if _computes(n)]
 
 
 def refused(graph: GraphModule, anywhere: bool) -> dict[Node, CompilerError]:
     """The calls of a graph that cannot be compiled by themselves, each with the reason.
 
-    All must be on one device, that of most, unless code for another one is made anyway.
+    All must be on the device that most tensors are on, unless a target is given (`anywhere`).
     """
     kept = "" if anywhere else _device(graph)
     known: dict[str, CompilerError | None] = {}
@@ -56,7 +56,7 @@ def refused(graph: GraphModule, anywhere: bool) -> dict[Node, CompilerError]:
 
 
 def gives_overlapping(graph: GraphModule) -> bool:
-    """Whether a result of known sizes may have several elements at one place, as windows do."""
+    """Whether elements of a result with known sizes may overlap in memory, as in an unfolded window."""
     found = [n.meta.get("example_value") for n in output(graph).all_input_nodes]
     strided = [x for x in found if isinstance(x, torch.Tensor) and x.layout == torch.strided]
     return any(not x._has_symbolic_sizes_strides and torch._debug_has_internal_overlap(x) for x in strided)
@@ -66,19 +66,19 @@ SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def for_all_sizes(node: Node) -> bool:
-    """Whether a call is refused whatever the sizes in its graph are, so that knowing them is of no help."""
+    """Whether a call is refused for any sizes, so that specialising the graph does not help."""
     values = [_value(x) for x in (node, *node.all_input_nodes)]
     if any(isinstance(v, torch.Tensor | SYMBOLIC) and free_unbacked_symbols(v) for v in values):
         return True
     if isinstance(values[0], SYMBOLIC):
-        return False  # a number that sizes give
+        return False  # a number computed from sizes
     return not isinstance(node.target, OpOverload) or str(node.target) not in torch_to_tensor.RULES
 
 
 def split(graph: GraphModule, apart: Mapping[Node, object]) -> GraphModule:
-    """The graph with calls of its regions, submodules `region_0` and so on, between the calls `apart`."""
+    """The graph with its regions as submodules `region_0` and so on, called between the calls in `apart`."""
     stages: dict[Node, int] = {}
-    last = 0  # stage of a call whose place among others of its kind matters
+    last = 0  # the last stage of a call that may draw random numbers
     for node in graph.graph.nodes:
         before = [(stages[x], _owner(x) in apart) for x in node.all_input_nodes if x in stages]
         if node.op != "call_function":
@@ -95,7 +95,7 @@ def split(graph: GraphModule, apart: Mapping[Node, object]) -> GraphModule:
 
 
 def halves(graph: GraphModule) -> GraphModule:
-    """The graph with calls of two regions, of which the first is the first half of what it computes."""
+    """The graph as calls of two regions, each with half of its computing calls."""
     middle = calls(graph)[len(calls(graph)) // 2]
     stage = 0
     stages: dict[Node, tuple[int, bool]] = {}
@@ -107,7 +107,11 @@ def halves(graph: GraphModule) -> GraphModule:
 
 
 def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least: int) -> GraphModule:
-    """The calls in the order of their stages, those of each that are not cut out as one region."""
+    """Sort the calls by stage and make a region of those in each stage that are not cut out.
+
+    A stage with fewer than `least` computing calls makes none. `stages` has the stage of each call and whether it is
+    cut.
+    """
     copied, table = Graph(), dict[Node, Node]()
     ordered = [n for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")]
     ordered += sorted((n for n in graph.graph.nodes if n in stages), key=lambda n: stages[n])
@@ -131,7 +135,7 @@ def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least:
 
 
 def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | None:
-    """Why a call cannot be compiled by itself; None where it can, or fails otherwise than by being refused."""
+    """Why a call cannot be compiled by itself; None if it can, or if it fails by anything but a refusal."""
     tensors = [x for n in (node, *node.all_input_nodes) for x in _tensors(_value(n))]
     elsewhere = sorted({str(x.device) for x in tensors} - {device})
     if device and elsewhere:
@@ -143,16 +147,16 @@ def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | Non
         real = frontend.as_real(alone) if frontend.has_complex(alone) else alone
         torch_to_tensor.lower(frontend.from_graph(real).program)
     except Unsupported as problem:
-        return Unsupported(problem.op, (problem.args_text,), problem.why)  # without the trace that torch adds
+        return Unsupported(problem.op, (problem.args_text,), problem.why)  # without torch's stack trace
     except CompilerError as problem:
         return problem
-    except Exception:  # a bug, which is found where the region fails
+    except Exception:  # a bug; reported when the region fails
         return None
     return None
 
 
 def _alone(node: Node, graph: GraphModule) -> GraphModule:
-    """A graph of one call; where sizes are symbolic, with the inputs of the whole graph, which say what they are."""
+    """A graph of one call. If its sizes are symbolic, it also takes all inputs of the graph with symbolic sizes."""
     made, table = Graph(), dict[Node, Node]()
     inputs = list(node.all_input_nodes)
     if any(isinstance(_value(n), torch.SymInt) or _is_symbolic(n) for n in (node, *inputs)):
@@ -173,7 +177,7 @@ def _is_symbolic(node: Node) -> bool:
 
 
 def _signature(node: Node) -> str:
-    """What is the same for calls that are refused, or not, together."""
+    """A key that decides whether a call is refused."""
 
     def shown(n: Node) -> str:
         return str([(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in _tensors(_value(n))] or n)
@@ -184,7 +188,7 @@ def _signature(node: Node) -> str:
 
 
 def _owner(node: Node) -> Node:
-    """The call that a part is taken of, or the call itself."""
+    """The call whose result a `getitem` selects from, or the call itself."""
     while node.op == "call_function" and node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node
@@ -197,7 +201,7 @@ def _computes(node: Node) -> bool:
 
 
 def _may_draw(node: Node) -> bool:
-    """Whether a call draws random numbers, or may do so, as higher-order ops and those of other libraries may."""
+    """Whether a call may draw random numbers; assumed of higher-order ops and of ops of other libraries."""
     op = node.target
     if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims"):
         return True
@@ -215,7 +219,7 @@ def _tensors(value: Any) -> Sequence[torch.Tensor]:
 
 
 def _device(graph: GraphModule) -> str:
-    """Where most of a graph's tensors are, of the devices that there is code for."""
+    """The device with the most computed tensors among those that a target exists for; "" if there is none."""
     made = [x for n in graph.graph.nodes if n.op == "call_function" for x in _tensors(_value(n))]
     count = Counter(str(x.device) for x in made if x.device.type in TARGETS)
     return count.most_common(1)[0][0] if count else ""

@@ -1,8 +1,8 @@
-"""What a forward graph saves for its backward graph, laid out for the kernels that read it there.
+"""Align the rows of tensors that a forward graph saves for its backward graph.
 
-A saved tensor is seen by nobody but the two graphs, so its rows may be further apart than they are long: they begin at
-multiples of 16 bytes, as `aligned_rows` has it, where matmuls and wide loads need that. The scores over a vocabulary of
-50,257 words are the case that matters: they are the largest tensor of a language model's training step.
+Only the two graphs see a saved tensor, so its rows may be padded to begin at multiples of 16 bytes, as `aligned_rows`
+defines, where matmuls and wide loads need that. The case that matters is the scores over a vocabulary of 50,257 words:
+the largest tensor of a language model's training step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BY_STRIDES = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_sc
 
 
 def align(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Give the tensors that `forward` returns after its first `results` outputs aligned rows, in both graphs.
+    """Pad, in both graphs, the rows of the tensors that `forward` returns after its first `results` outputs.
 
-    Left alone are inputs and views, what shares memory with another output, and what a call reads that needs to know
-    the strides or takes rows apart.
+    Unchanged are inputs and views, tensors that share memory with another output, and tensors read by a call that
+    depends on strides or splits rows.
     """
     listed: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     outputs = [n for n in listed if isinstance(n, Node)]
@@ -46,7 +46,7 @@ def align(forward: GraphModule, backward: GraphModule, results: int) -> None:
 
 
 def _aligned(x: object) -> tuple[int, ...] | None:
-    """The strides that a saved tensor is to have, where these are not its own."""
+    """The aligned strides of a saved tensor; None if they are its own or cannot be computed."""
     if not isinstance(x, FakeTensor) or x.layout is not torch.strided or x.dtype not in OURS:
         return None
     if not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
@@ -57,7 +57,7 @@ def _aligned(x: object) -> tuple[int, ...] | None:
 
 
 def _reads_whole_rows(node: Node) -> bool:
-    """No call looks at the strides of a value, or of a view of it, and views have each row as a whole."""
+    """Whether no call depends on the strides of a value or of its views, and the views keep each row whole."""
     row = _length_of_rows(node)
     return all(
         getattr(user.target, "overloadpacket", None) not in _BY_STRIDES
@@ -67,7 +67,7 @@ def _reads_whole_rows(node: Node) -> bool:
 
 
 def uses(node: Node) -> Iterator[tuple[Node, Node]]:
-    """The calls that read a value or a view of it, each with what it is given."""
+    """The calls that read a value or a view of it, each with the node that it reads."""
     for user in node.users:
         yield user, node
         if _is_view(user):
@@ -82,11 +82,11 @@ def _length_of_rows(node: Node) -> int:
 
 
 def _is_view(node: Node) -> bool:
-    """A call that gives elements of its argument in other places, in eager without a copy."""
+    """Whether a call only re-indexes its argument and makes no copy in eager."""
     return isinstance(node.target, OpOverload) and (node.target.is_view or node.target.overloadpacket in _ALSO_VIEWS)
 
 
 def memory_of(node: object) -> object:
-    """What is the same for values that share memory."""
+    """A key that is equal for values that share memory."""
     x = node.meta.get("val") if isinstance(node, Node) else None
     return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else node

@@ -1,7 +1,7 @@
-"""What a forward graph saves for its backward graph, contiguous along the rows that calls there reduce over.
+"""Save tensors for the backward graph in row-major order if a norm or a softmax there reads their rows.
 
-A saved tensor has the strides that eager gives it, which may be transposed because one operand of a sum was. Only the
-backward graph sees it, so a tensor whose rows are read by a norm or a softmax is saved in row-major order.
+A saved tensor has eager's strides, which may be transposed because one operand of a sum was. Only the two graphs see
+it, so its order is free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compiler.backend.saved import memory_of, uses
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
-# Calls that go along the last axis of what they are given.
+# Calls that reduce over the last axis of their arguments.
 _ROWS = frozenset({
     _aten.native_layer_norm.default, _aten.native_layer_norm_backward.default, _aten._fused_rms_norm.default,
     _aten._fused_rms_norm_backward.default,
@@ -26,7 +26,7 @@ _STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default
 
 
 def rows_together(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Change both graphs. The first `results` outputs of `forward` are seen by others, too, and stay as they are."""
+    """Change both graphs. The first `results` outputs of `forward` are visible outside and stay as they are."""
     output = graphs.output(forward)
     listed = list(output.args[0])
     readers = {n.name: n for n in graphs.placeholders(backward)}
@@ -46,7 +46,7 @@ def rows_together(forward: GraphModule, backward: GraphModule, results: int) -> 
 
 
 def _is_across(node: Node) -> bool:
-    """All of a memory, whose neighbours are not those along the last axis."""
+    """Whether a tensor is dense and its last axis is not the contiguous one."""
     x = node.meta.get("val")
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() < 2:
         return False
@@ -65,7 +65,7 @@ def _goes_along(user: Node, x: Node) -> bool:
 
 
 def _in_order(node: Node, before: Node) -> Node:
-    """The value in the order of its axes."""
+    """A row-major copy of a value, inserted before a node."""
     graph = node.graph
     with graph.inserting_before(before):
         made = graph.call_function(_aten.clone.default, (node,), {"memory_format": torch.contiguous_format})

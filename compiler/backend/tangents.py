@@ -1,7 +1,6 @@
-"""A compiled graph in; the same for dual numbers as well out, whose tangents no kernel of ours carries along.
+"""Run compiled graphs on dual numbers (forward-mode differentiation) by PyTorch's own kernels, which know derivatives.
 
-Forward-mode differentiation neither traces a function nor marks a tensor in a way that a compiled graph is guarded by.
-Calls with tangents among the inputs are made by PyTorch's own kernels, which know their derivatives.
+Forward mode neither traces a function nor marks tensors in a way that guards check, so each call looks for tangents.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def carried(run: Boxed, graph: GraphModule) -> Boxed:
-    """What runs `graph` by itself where there are tangents, and elsewhere as compiled."""
+    """Run `graph` in eager if an input has a tangent, else `run`."""
 
     def carry(inputs: list[Any]) -> Sequence[Any]:
         return graph.forward(*inputs) if found(inputs) else run(inputs)
@@ -26,7 +25,7 @@ def carried(run: Boxed, graph: GraphModule) -> Boxed:
 
 
 def found(inputs: Iterable[Any]) -> bool:
-    """Whether a tensor among the inputs is a dual number of the level that is being differentiated."""
+    """Whether an input is a dual number of the current level of differentiation."""
     if forward_ad._current_level < 0:
         return False
     parts: Any = forward_ad.unpack_dual

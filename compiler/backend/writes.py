@@ -1,8 +1,8 @@
-"""A graph that ends in writes to its inputs in; one that gives what is to be written, and what writes it, out.
+"""Separate a graph's final writes to its inputs: the new values become results, and writing them is a step of its own.
 
-AOTAutograd leaves a change of an input that autograd need not see as one `copy_` into it, behind all else that the
-graph computes. So those become results, each of which a program may leave in the input; the others are written at once.
-An input that is given the memory of another tensor, by `set_` or as its `data`, is left as one `set_`.
+AOTAutograd leaves a mutation of an input that is hidden from autograd as one `copy_` at the end of the graph. Its
+source becomes a result. A program may store such a result in the input's memory; any other is copied after the program.
+An input that is given the memory of another tensor, by `set_` or by assigning its `data`, has one `set_` instead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from compiler.frontend import graphs
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _aten = torch.ops.aten
 _WRITES = (_aten.copy_.default, _aten.set_.source_Tensor)
-INTO = "into"  # of an output: by the position of each result that is to be written the placeholder that it is for
+INTO = "into"  # key in an output's meta: maps the position of each result to be written to the placeholder of its input
 
 
 @dataclass(frozen=True)
 class Writes:
-    """The numbers of the inputs that a graph writes, and before those that are given other memory.
+    """Positions of the inputs that a graph writes, and of those that it gives other memory.
 
-    Their values are its last results, those of `moved` first.
+    The graph's last results are their new values, those of `moved` first.
     """
 
     written: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Writes:
 
 
 def refused(graph: GraphModule) -> Unsupported | None:
-    """Why a graph must run as it is: calls change an input otherwise, as one that gives its memory another size."""
+    """Why a graph must run in eager: a call changes an input in another way, for instance by resizing its memory."""
     for node in graph.graph.nodes:
         op = node.target
         if isinstance(op, OpOverload) and op._schema.is_mutable and op not in _WRITES:
@@ -48,9 +48,9 @@ def refused(graph: GraphModule) -> Unsupported | None:
 
 
 def without_writes(graph: GraphModule, saves: bool = False) -> Writes:
-    """Make the values that a graph writes results behind its others.
+    """Turn the values that a graph writes into results after its others.
 
-    What a graph `saves` for its gradient of an input that it writes is a copy of what that was.
+    If the graph `saves` results for its gradient, those that alias a written input become copies of its old value.
     """
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)
@@ -70,7 +70,7 @@ def without_writes(graph: GraphModule, saves: bool = False) -> Writes:
 
 
 def _taken_out(graph: GraphModule, op: Any) -> dict[Node, Node]:
-    """By the inputs that calls of an op change what they change them to; the calls are removed."""
+    """Remove the calls of a write op; return the new value of each input that they change."""
     placeholders, output = graphs.placeholders(graph), graphs.output(graph)
     values: dict[Node, Node] = {}
     for node in [n for n in graph.graph.nodes if n.target is op]:
@@ -90,12 +90,12 @@ def _is_frozen(x: torch.Tensor) -> bool:
 
 
 def performing(run: Boxed, last: Writes) -> Boxed:
-    """What a graph without its writes has become, with those writes behind it."""
+    """Run a graph without its writes, then perform them."""
     return moving(writing(run, last.written), last.moved)
 
 
 def moving(run: Boxed, places: Sequence[int]) -> Boxed:
-    """What gives the inputs at `places` the memory of the last results."""
+    """Run a graph, then give the inputs at `places` the memory of its last results."""
     if not places:
         return run
 
@@ -112,9 +112,9 @@ def moving(run: Boxed, places: Sequence[int]) -> Boxed:
 
 
 def writing(run: Boxed, places: Sequence[int]) -> Boxed:
-    """What a graph without its writes has become, with those writes behind it that it has not made itself.
+    """Run a graph, then copy its last results to the inputs at `places`, except those that it has stored there itself.
 
-    AOTAutograd counts versions itself, where they are to be counted: what is written through `data` is not.
+    AOTAutograd increments version counters where needed; writing through `data` does not.
     """
     if not places:
         return run
@@ -127,13 +127,13 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
             )
         made = run(inputs)
         count = len(made) - len(given)
-        # Torch copies tensors of one type in one kernel, and those of several types one by one.
+        # `_foreach_copy_` copies tensors of one pair of types in one kernel.
         left: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for x, new in zip(given, made[count:], strict=True):
             if tangents.found((x, new)):
                 with torch.no_grad():
                     x.copy_(new)
-            elif x.is_neg() or x.is_conj():  # no list of tensors may hold what is negated when it is read
+            elif x.is_neg() or x.is_conj():  # lists must not hold tensors with a lazy negation or conjugation
                 x.data.copy_(new)
             elif new is not x:
                 olds, news = left.setdefault((x.dtype, new.dtype), ([], []))
@@ -147,7 +147,7 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
 
 
 def _root(node: Node) -> Node:
-    """The input that a value is a view of, or else a value that is none."""
+    """The input or computed value that a value is a view of; itself if it is no view."""
     while getattr(node.target, "is_view", False) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
