@@ -95,8 +95,7 @@ def around(whole: Whole, inputs: Sequence[Any], gives: int) -> Whole | None:
 
 
 def is_keepable(captured: frontend.Captured) -> bool:
-    """Whether a program may be cached: no symbolic sizes, literals or guards, at most `_MOST` bytes of
-    constants."""
+    """Whether a program may be cached: no symbolic sizes, literals or guards, and few bytes of constants."""
     size = sum(x.nbytes for x in captured.constants.values())
     strided = all(type(x) is torch.Tensor and x.layout is torch.strided for x in captured.constants.values())
     plain = not captured.program.sizes and not captured.literals and not captured.guards

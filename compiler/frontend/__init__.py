@@ -1,4 +1,4 @@
-"""From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
+"""From PyTorch to Torch IR: trace functions, decompose ops without a rule, convert graphs; run Torch IR in eager."""
 
 from compiler.frontend.checks import with_assertions, without_dropout
 from compiler.frontend.complex_numbers import as_real, has_complex, is_complex, parts

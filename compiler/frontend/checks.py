@@ -1,8 +1,8 @@
-"""A graph in; the same graph out without what is there for others: checks of factorisations, and dropout's lack.
+"""Simplify two kinds of auxiliary calls in graphs: checks of factorisations, and outputs of attention for dropout.
 
-Checks of what a factorisation says of its success are plain assertions then. What attention gives for the sake of
-dropout is made plain where there is none: the state of the generator, the debug mask, and lengths given again. Backward
-passes take them, so graphs give them.
+A check that a factorisation succeeded becomes a plain assertion. Without dropout, the outputs of attention that only
+dropout needs (generator state, debug mask) and those that repeat lengths become constants and sizes. Forward graphs
+return them because backward graphs take them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.operator_schemas import normalize_function
 
 _aten = torch.ops.aten
-SINGULAR = "a matrix is singular or not positive definite"  # in the message of such an assertion, and of no other
+SINGULAR = "a matrix is singular or not positive definite"  # part of the message of these assertions only
 
 
 def with_assertions(graph: GraphModule) -> GraphModule:
-    """The graph, changed where AOTAutograd orders such checks by tokens, which nothing else reads."""
+    """Replace checks that AOTAutograd orders by effect tokens, which nothing else reads. Changes the graph in place."""
     for node in list(graph.graph.nodes):
         if node.target is with_effects and node.args[1] is _aten._linalg_check_errors.default:
             token, _, info, name = node.args[:4]
-            token.meta["val"] = None  # which it is as the graph runs, though torch says that it is an empty tensor
+            token.meta["val"] = None  # its value at run time, although torch reports an empty tensor
             with graph.graph.inserting_before(node):
                 each = _called(graph.graph, _aten.eq.Scalar, info, 0)
                 every = _called(graph.graph, _aten.all.default, each)
@@ -47,7 +47,7 @@ def _called(graph: Graph, op: Any, of: Node, *rest: Any) -> Node:
     return made
 
 
-# Results from the third on serve dropout alone, or say what the sizes of the arguments say.
+# Results 2 and up serve dropout only, or repeat sizes of the arguments.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -57,7 +57,7 @@ _ATTENTION = {
 
 
 def without_dropout(graph: GraphModule) -> GraphModule:
-    """The graph, changed where it holds such results; numbers in it are written where they are used."""
+    """Replace those results of attention calls without dropout. Changes the graph in place."""
     held: dict[str, Node] = {}
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and node.target in _ATTENTION and not _dropout(node):
@@ -79,7 +79,7 @@ def _dropout(node: Node) -> Any:
 
 
 def _tensor(graph: GraphModule, like: torch.Tensor, held: dict[str, Node]) -> Node:
-    """Zeros of that type and shape, which are made once."""
+    """Zeros of the type and shape of `like`, held by the graph once for each."""
     key = f"no_dropout_{str(like.dtype).removeprefix('torch.')}_{'_'.join(map(str, like.shape))}"
     if key not in held:
         graph.register_buffer(key, torch.zeros([int(n) for n in like.shape], dtype=like.dtype, device=like.device))

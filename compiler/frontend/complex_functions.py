@@ -1,7 +1,4 @@
-"""Functions of complex numbers, as formulas of their real and imaginary parts.
-
-Those whose parts would be differences of what is nearly equal are written so that they are not.
-"""
+"""Functions of complex numbers as formulas of the real and imaginary parts, written to avoid cancellation."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def _cosh(re: Tensor, im: Tensor) -> Parts:
 
 
 def _tanh(re: Tensor, im: Tensor) -> Parts:
-    """Times e^-2|re| above and below, which is at most 1."""
+    """Numerator and denominator are scaled by e^(-2|re|) <= 1 to avoid overflow."""
     size = re.abs()
     less, sine, cosine = torch.exp(-2 * size), torch.sin(im), torch.cos(im)
     below = torch.expm1(-2 * size) ** 2 + 4 * less * cosine * cosine
@@ -68,7 +65,7 @@ def _tanh(re: Tensor, im: Tensor) -> Parts:
 
 
 def _turned(function: Callable[[Tensor, Tensor], Parts]) -> Callable[[Tensor, Tensor], Parts]:
-    """The function that is -i times this one at i times a number."""
+    """The function z -> -i f(i z)."""
 
     def made(re: Tensor, im: Tensor) -> Parts:
         real, imaginary = function(-im, re)
@@ -82,7 +79,7 @@ def _atanh(re: Tensor, im: Tensor) -> Parts:
     return (up[0] - down[0]) / 2, (up[1] - down[1]) / 2
 
 
-# By the name of the op.
+# Keyed by the name of the op.
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Parts]] = {
     "exp": exp, "expm1": _expm1, "log": log, "log1p": _log1p, "log2": _log_to(2), "log10": _log_to(10), "sqrt": sqrt,
     "sinh": _sinh, "cosh": _cosh, "tanh": _tanh, "atanh": _atanh, "sin": _turned(_sinh), "tan": _turned(_tanh),

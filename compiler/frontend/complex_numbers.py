@@ -1,7 +1,7 @@
-"""A graph with complex numbers in; the same graph on their real and imaginary parts, which are two tensors, out.
+"""Rewrite graphs on complex numbers as graphs on their real and imaginary parts, two real tensors.
 
-What goes in or comes out as complex is real there, with a last dimension of two. An op that does not say here what it
-makes of the parts is refused.
+A complex input or result of the graph becomes a real tensor with a last dimension of 2. An op without a rule here is
+refused.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from compiler.frontend import complex_functions, fourier, graphs
 from compiler.frontend.decompose import Holding, expand, retrace
 
 _aten = torch.ops.aten
-_ORDER = "complex_order"  # of the dimensions of a complex tensor in memory, in its node's meta
+_ORDER = "complex_order"  # key in a node's meta: the order of the dimensions of its complex tensor in memory
 PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The real and the imaginary parts of complex numbers."""
+    """The real and imaginary parts of complex numbers."""
 
     re: Tensor
     im: Tensor
@@ -53,7 +53,7 @@ def has_complex(graph: GraphModule) -> bool:
 
 
 def without_complex(graph: GraphModule) -> GraphModule:
-    """A graph of real inputs and results on real numbers, decomposed; raises Unsupported."""
+    """Rewrite and decompose a graph whose inputs and results are real; raises Unsupported if they are not."""
     if not has_complex(graph):
         return graph
     for n in graph.graph.nodes:
@@ -73,7 +73,7 @@ def as_real(graph: GraphModule) -> GraphModule:
     graph = _holding_parts(graph)
     for n in graph.graph.nodes:
         x = n.meta.get("val")
-        if is_complex(x) or n.target is _aten._fft_c2r.default:  # asked here, as symbols cannot be while tracing
+        if is_complex(x) or n.target is _aten._fft_c2r.default:  # here, as tracing cannot evaluate symbolic strides
             n.meta[_ORDER] = sorted(range(x.dim()), key=x.stride, reverse=True)
     held = {r.name: r for n in graph.graph.nodes for r in _roots(n)}
     first = next(iter(graph.graph.nodes))
@@ -87,7 +87,7 @@ def as_real(graph: GraphModule) -> GraphModule:
 
 
 def _holding_parts(graph: GraphModule) -> GraphModule:
-    """A copy of the graph that holds complex tensors as it takes them, which `val` of their nodes does not say."""
+    """A copy of the graph whose complex attributes are held as real tensors with a last dimension of 2."""
     copied, table = Graph(), dict[Node, Node]()
     for n in graph.graph.nodes:
         table[n] = copied.node_copy(n, table.__getitem__)
@@ -101,18 +101,18 @@ def _holding_parts(graph: GraphModule) -> GraphModule:
 
 
 def parts(x: Any) -> Any:
-    """A tensor as the changed graph takes it."""
+    """A tensor as the rewritten graph takes it: real, with a last dimension of 2 if it was complex."""
     return torch.view_as_real(x.resolve_conj()) if is_complex(x) else x
 
 
 def _whole(x: Pair, order: list[int]) -> Tensor:
-    """The parts side by side, with dimensions in memory in an order."""
+    """The parts stacked along a last dimension, with the other dimensions in memory in this `order`."""
     made = torch.stack([part.permute(order) for part in x.parts], -1)
     return made.permute(*(order.index(d) for d in range(len(order))), -1)
 
 
 def _dense(x: Tensor, order: list[int]) -> Tensor:
-    """In one piece of memory, with dimensions in an order."""
+    """The tensor made contiguous with its dimensions in memory in this `order`."""
     return x.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
@@ -130,7 +130,7 @@ def _roots(node: Node) -> Sequence[fourier.Roots]:
 
 
 class _OfParts(Holding):
-    """Runs a graph with pairs for complex tensors."""
+    """Runs a graph with a Pair for each complex tensor."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -161,7 +161,7 @@ class _OfParts(Holding):
         raise Unsupported(str(target), shown, "no rule for this op on complex numbers")
 
     def whole(self, x: Pair, order: list[int]) -> Tensor:
-        """Made once for all that are views of it, and have their dimensions in memory in this order."""
+        """`_whole`, computed once for each pair of parts and order."""
         key = id(x.re), id(x.im), tuple(order)
         if key not in self.wholes:
             self.wholes[key] = x, _whole(x, order)
@@ -177,15 +177,15 @@ class _OfParts(Holding):
 
 
 def pair(x: Any) -> Pair:
-    """Parts of anything; of what is real the imaginary ones are 0."""
+    """The parts of a tensor or number; the imaginary part of a real one is 0."""
     if isinstance(x, Pair):
         return x
     return Pair(x, torch.zeros_like(x)) if isinstance(x, Tensor) else Pair(complex(x).real, complex(x).imag)  # type: ignore[arg-type]
 
 
 def _by_parts(target: Any, args: Any, kwargs: Any) -> Any:
-    """What is made of real parts, beside what is made of imaginary ones."""
-    if isinstance(target, OpOverload):  # of a whole number, as of any other, the imaginary part is 0
+    """Apply an op to the real parts and to the imaginary parts."""
+    if isinstance(target, OpOverload):  # an integer operand, too, has the imaginary part 0
         args = [
             complex(x) if isinstance(a.type, torch.NumberType) else x
             for x, a in zip(args, target._schema.arguments, strict=False)
@@ -212,7 +212,7 @@ def _sum(how: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _product(how: Callable[..., Any]) -> Callable[..., Any]:
-    """Of numbers or matrices; what is real has no imaginary part to multiply."""
+    """A product of numbers or matrices. A real operand costs no products by its imaginary part."""
 
     def formula(x: Any, y: Any) -> Pair:
         a, b = pair(x), pair(y)
@@ -264,7 +264,7 @@ def _filled(how: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_real(how: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes real numbers, or is of a shape only, as complex ones."""
+    """An op whose result is real or depends only on shapes, as complex numbers."""
 
     def formula(*args: Any, **kwargs: Any) -> Any:
         given = [x.re if isinstance(x, Pair) else x for x in args]
@@ -284,7 +284,7 @@ _log, _exponential = (_function(complex_functions.FUNCTIONS[name]) for name in (
 
 
 def _power(x: Any, exponent: Any) -> Any:
-    """Those that eager computes by multiplication, and others by logarithms; 0 has none."""
+    """Exponents 0 to 3 by multiplication, as in eager; others by exp and log. Positive powers of 0 are 0."""
     if isinstance(x, Pair) and isinstance(exponent, int | float) and exponent in range(4):
         made = pair(torch.ones_like(x.re))
         for n in range(int(exponent)):
@@ -301,7 +301,7 @@ def _power(x: Any, exponent: Any) -> Any:
 
 
 def _sigmoid(x: Pair) -> Pair:
-    """By the exponential of what has no positive real part."""
+    """Computed from exp of a number whose real part is not positive, to avoid overflow."""
     low = x.re < 0
     small = _exponential(Pair(-x.re.abs(), torch.where(low, x.im, -x.im)))
     share = _quotient(1.0, Pair(1 + small.re, small.im))
@@ -390,7 +390,7 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
                                      _aten.arange)},
     **{getattr(_aten, name): _function(how) for name, how in complex_functions.FUNCTIONS.items()},
 }  # fmt: skip
-# Ops of which each part of a result is that of the parts of the arguments.
+# Ops that act on the real and imaginary parts independently.
 _BY_PARTS = {
     getattr(_aten, name)
     for name in (
@@ -435,7 +435,7 @@ def _r2c(constant: fourier.Constant, x: Tensor, dims: Sequence[int], normalizati
 
 
 def _c2r(constant: fourier.Constant, x: Pair, dims: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
-    """The other half of the last dimension is conjugate; the imaginary parts of what has no other half do not count."""
+    """Extend the last dimension by its conjugate symmetry. Imaginary parts at self-conjugate positions are ignored."""
     *others, last = dims
     x = _along(x, others, 1, constant)
     kept = last_dim_size // 2 + 1

@@ -1,4 +1,4 @@
-"""A functional ATen graph, whose nodes carry example values, in; Torch IR out, with the tensors that the graph has."""
+"""Convert functional ATen graphs, whose nodes carry example values, to Torch IR."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
 class Converted:
     """A program, the values of its constant inputs, and the program's name for each placeholder of the graph.
 
-    `taken` are the positions of the placeholders that are inputs, `guards` is what torch has assumed of its sizes
-    beyond their ranges, `symbols` what torch's symbols are here.
+    `taken` has the positions of the placeholders that are inputs, `guards` the assumptions of torch about sizes beyond
+    their ranges, and `symbols` maps torch's symbols to sizes.
     """
 
     program: Program
@@ -55,13 +55,15 @@ def convert(
     into: Sequence[str] = (),
     placed: bool = False,
 ) -> Converted:
-    """A functional ATen graph, whose nodes carry example values, as Torch IR.
+    """Convert a functional ATen graph, whose nodes carry example values, to Torch IR.
 
     `wanted` are names for its placeholders, `constants` the known values of some, by position. Placeholders that are
     not tensors are left out: torch has specialised the graph to their values, or they are sizes of tensors. A size that
-    no tensor has is that of an input which nobody reads, of one element's memory, in the place of the number. `ranges`
-    are those of symbolic sizes, by torch's symbol. `into` has for each result the one of these names that it may
-    overwrite, or "". If they are `placed`, inputs begin where they do now in their memory, as far as `offsets` tells.
+    no tensor has becomes the size of an extra, unread input, with strides of 0, at the position of the number. `ranges`
+    are the ranges of symbolic sizes, by torch's symbol. `into` has, for each result, the name in `wanted` that it may
+    overwrite, or "". With `placed`, each input has the storage offset of its example, as far as `offsets` tells.
+
+    Raises Unsupported for whatever Torch IR cannot represent.
     """
     reader = _Reader(graph, Symbols(ranges), placed)
     placeholders = graphs.placeholders(graph)
@@ -106,7 +108,7 @@ def convert(
 
 
 def _tensor(placeholder: Node) -> torch.Tensor | None:
-    """The example of an input that is a tensor; raises Unsupported for a number that is not known yet."""
+    """The example of an input that is a tensor, else None; raises Unsupported for a symbolic float or bool."""
     example = placeholder.meta.get("val")
     if isinstance(example, torch.SymFloat | torch.SymBool):
         raise Unsupported("symbolic number", (placeholder.name,), "numbers must be known when compiling, but for sizes")
@@ -114,7 +116,7 @@ def _tensor(placeholder: Node) -> torch.Tensor | None:
 
 
 def _places(program: Program, names: Mapping[str, str], into: Sequence[str]) -> tuple[str, ...]:
-    """For each output the input of the same type that it may overwrite, or ""; nothing, where there is none."""
+    """For each output, the input of the same type that it may overwrite, or ""; empty if there is none at all."""
     known = aten.types(program)
     found = [
         names[name] if name and known[names[name]].replace(strides=()) is known[out].replace(strides=()) else ""
@@ -123,14 +125,14 @@ def _places(program: Program, names: Mapping[str, str], into: Sequence[str]) -> 
     return tuple(found) if any(found) else ()
 
 
-# Calls that look at memory by strides, and which of their arguments is the offset.
+# Calls that address memory by strides, and the position of their argument `storage_offset`.
 _STRIDED = {torch.ops.aten.as_strided.default: 3, torch.ops.aten.as_strided_scatter.default: 4}
 
 
 def offsets(graph: GraphModule) -> dict[str, int]:
-    """The placeholders in whose memory calls count from its beginning, by name, with their known offsets.
+    """Known storage offsets of placeholders whose memory a call addresses by an absolute offset, by name.
 
-    What is read of such an input depends on where it begins, which torch does not check before each call.
+    What such a call reads depends on where the input begins, which torch does not check before each call.
     """
     strided = [
         (n, last) for op, last in _STRIDED.items() for n in graph.graph.find_nodes(op="call_function", target=op)
@@ -146,7 +148,7 @@ def offsets(graph: GraphModule) -> dict[str, int]:
 
 
 class _Reader:
-    """Reads the calls of one graph, with the names that its nodes have been given."""
+    """Converts the calls of one graph; `names` has the program's name for each node."""
 
     def __init__(self, graph: GraphModule, symbols: Symbols, placed: bool) -> None:
         self.graph = graph
@@ -162,7 +164,7 @@ class _Reader:
         return self.names[node]
 
     def is_size(self, node: Node, size: Size) -> bool:
-        """Whether a node is a number that is just this size; a negative one is none."""
+        """Whether a node is a number equal to this size; the hint must be positive."""
         n = node.meta.get("val")
         return isinstance(n, torch.SymInt) and self.symbols.sizes.get(n.node.expr) is size and size.hint > 0
 
@@ -176,7 +178,7 @@ class _Reader:
         if node.target is operator.getitem or str(node.target) in IGNORED:
             return []
         op = node.target
-        if isinstance(node.meta.get("val"), _SYMBOLIC):  # a size, which is written where it is used
+        if isinstance(node.meta.get("val"), _SYMBOLIC):  # a size; its expression is inlined where it is used
             if isinstance(op, OpOverload):
                 self.refuse_effects(op, node)
             return []
@@ -193,7 +195,7 @@ class _Reader:
                 self.bind(parts.get(i, node), parts[i].name if i in parts else f"{node.name}_{i}")
                 for i in range(len(value))
             )
-            self.names |= {n: self.names[parts[n.args[1]]] for n in taken}  # a part may be taken more than once
+            self.names |= {n: self.names[parts[n.args[1]]] for n in taken}  # several nodes may select the same result
             kinds = tuple(self.kind(v, node) if i in parts else None for i, v in enumerate(value))
         else:
             names, kinds = (self.bind(node, node.name),), (self.kind(value, node),)
@@ -205,9 +207,9 @@ class _Reader:
         return [Call(names, kinds, str(op), args, kwargs, "" if origin == str(op) else origin)]
 
     def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node, last: int) -> tuple[Any, ...]:
-        """The arguments with an offset, the last of them, that counts from the first element of the tensor.
+        """Arguments whose `storage_offset`, the last one, counts from the first element of the tensor.
 
-        As given, it counts from the beginning of the memory, of which an input may be any part.
+        The offset as given counts from the beginning of the memory, of which an input may be any part.
         """
         base = node.args[0].meta["val"]  # type: ignore[union-attr]
         given = args[last] if len(args) > last else kwargs.get("storage_offset")
@@ -228,7 +230,7 @@ class _Reader:
             why = "changes its argument in place"
         elif (
             torch.Tag.nondeterministic_seeded in op.tags and str(op) not in RULES
-        ):  # a rule knows when it is not random
+        ):  # a rule refuses the random cases itself
             why = "is random"
         elif torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
             why = "gives a result whose shape or value Python must see, so it depends on the data"
@@ -247,7 +249,7 @@ class _Reader:
             raise Unsupported(str(node.target), self.shown(node), f"{problem.op}: {problem.why}") from problem
 
     def is_placement(self, key: str, value: object, node: Node) -> bool:
-        """Where and how a new tensor is stored: not a matter of this IR, as long as it is ordinary."""
+        """Whether an argument only says where a new tensor is stored. Raises Unsupported for an unusual layout."""
         if key == "layout" and value not in (None, torch.strided):
             raise Unsupported(str(node.target), self.shown(node), f"layout={value}")
         return key in ("device", "layout", "pin_memory")
@@ -275,7 +277,7 @@ class _Reader:
         raise Unsupported(str(node.target), self.shown(node), f"argument {value} of type {type(value).__name__}")
 
     def number(self, value: Node, node: Node) -> Expr | float:
-        """A floating number that sizes give, by itself where these sizes are known."""
+        """A floating-point number computed from sizes; a plain float if these are known."""
         try:
             e = self.symbols.number(value.meta["val"])
             return float(e.value) if isinstance(e, Const) else e
@@ -298,7 +300,7 @@ class _Reader:
 
 
 def _used(calls: list[Call], outputs: tuple[str, ...]) -> tuple[Call, ...]:
-    """The calls that outputs depend on, and assertions; results that nobody reads lose their types."""
+    """The calls that outputs depend on, and assertions. Results that nobody reads lose their types."""
     wanted = set(outputs)
     kept: list[Call] = []
     for call in reversed(calls):

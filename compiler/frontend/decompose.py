@@ -1,4 +1,4 @@
-"""An ATen graph in; the same graph with everything decomposed that `torch_to_tensor` has no rule for."""
+"""Decompose all calls in ATen graphs that `torch_to_tensor` has no rule for."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ IGNORED = {
     "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default",
 }  # fmt: skip
 
-ORIGIN = "original_aten"  # where torch keeps, in a node's `meta`, the op that was decomposed into it
+ORIGIN = "original_aten"  # key in a node's meta: the op that was decomposed into it
 
 Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
 
 
 @functools.cache
 def decompositions() -> Decompositions:
-    """Torch's own decompositions into core ATen, for the ops that have no rule here."""
+    """Torch's decompositions into core ATen and those of this package, for the ops that have no rule."""
     table: Decompositions = dict(default_decompositions()) | foreach.over_lists() | special.functions()
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
-    table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
+    table[torch.ops.aten._neg_view.default] = torch.neg  # no kernel reads lazily negated memory
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     families = (
         definitions, distances, embeddings, floats, incomplete_gamma, linalg, margins, samples, selections, windows,
@@ -73,21 +73,21 @@ def decompositions() -> Decompositions:
         )
     for fits, names in ((_is_of_one_type, _OF_ONE_TYPE), (_is_of_fractions, _OF_FRACTIONS)):
         table |= {_overload(name): _where(fits, table[_overload(name)]) for name in names}
-    del table[torch.ops.aten.bernoulli.default]  # which draws other numbers than the op does
+    del table[torch.ops.aten.bernoulli.default]  # its decomposition draws other numbers than the op
     return {op: how for op, how in table.items() if str(op) not in RULES}
 
 
-# What torch decomposes when asked to, and not by itself.
+# Ops that torch decomposes only on request.
 _BESIDES = (
     "dist.default", "_batch_norm_with_update_functional.default", "tril_indices.default",
     "triu_indices.default", "batch_norm_backward.default",
 )  # fmt: skip
-# Ops of which eager's kernels refuse several types, or integers, and definitions do not.
+# Ops whose eager kernels refuse mixed types, or integers, although their definitions accept them.
 _OF_ONE_TYPE = (
     "_cdist_forward.default", "grid_sampler_2d.default", "grid_sampler_3d.default", "linalg_cross.default"
 )  # fmt: skip
 _OF_FRACTIONS = ("glu.default", "log_sigmoid_forward.default", "logcumsumexp.default")
-# Views that have a form which copies, and the overload of it.
+# Views that have a copying form, and its overload.
 _COPIED = {
     "as_strided": "default", "detach": "default", "narrow": "default", "permute": "default", "select": "int",
     "slice": "Tensor", "split": "Tensor", "unbind": "int", "view": "dtype",
@@ -95,7 +95,7 @@ _COPIED = {
 
 
 def _where(fits: Callable[[set[torch.dtype]], bool], how: Callable[..., Any]) -> Callable[..., Any]:
-    """A definition that leaves calls on types that do not fit to the op itself, which says that it has no such."""
+    """The definition for calls whose types fit. Others keep the op itself, which then reports the types."""
 
     @functools.wraps(how)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ def _is_of_fractions(types: set[torch.dtype]) -> bool:
 
 
 def _laid_out(op: Any, how: Callable[..., Any]) -> Callable[..., Any]:
-    """A definition whose results lie in memory as those of the op itself, which a program may return."""
+    """A definition whose results have the strides of the op's results, which a program may return."""
 
     @functools.wraps(how)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -130,11 +130,11 @@ def _laid_out(op: Any, how: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-_Lies = tuple[list[int], list[int]]  # the sizes and strides of a tensor
+_Lies = tuple[list[int], list[int]]  # sizes and strides of a tensor
 
 
 def _lies(x: torch.Tensor) -> _Lies:
-    """Where sizes vary, those of the example: nothing is decided for all by them."""
+    """Sizes and strides; if they are symbolic, those of the example, so that no guard is added."""
     return [*map(_plain, x.shape)], [*map(_plain, x.stride())]
 
 
@@ -143,7 +143,7 @@ def _plain(n: Any) -> Any:
 
 
 def _promised(op: Any, args: Any, kwargs: Any) -> list[_Lies | None]:
-    """Where the op puts its results on its device, as torch traces it; nothing if torch does not say."""
+    """Sizes and strides of the op's results, from its meta kernel on that device; empty if torch cannot tell."""
 
     def empty(x: Any) -> Any:
         return (
@@ -159,7 +159,7 @@ def _promised(op: Any, args: Any, kwargs: Any) -> list[_Lies | None]:
 
 
 def _as_promised(x: Any, lies: _Lies | None) -> Any:
-    """A tensor with its axes in memory in the order that is promised, from the beginning of a storage."""
+    """Copy a tensor to the promised order of axes in memory, at storage offset 0, unless it is stored so already."""
     if not isinstance(x, torch.Tensor) or lies is None or len(lies[0]) != x.dim():
         return x
     sizes, steps = lies
@@ -172,7 +172,7 @@ def _as_promised(x: Any, lies: _Lies | None) -> Any:
 
 
 def as_laid(x: Any, like: Any) -> Any:
-    """A tensor that lies in memory as another one does."""
+    """The tensor with the order of axes in memory that `like` has."""
     return _as_promised(x, _lies(like)) if isinstance(like, torch.Tensor) else x
 
 
@@ -181,7 +181,7 @@ def _laid(x: Any, lies: _Lies | None) -> Any:
 
 
 def _in_one_piece(sizes: list[int], steps: list[int], order: list[int]) -> bool:
-    """Whether elements lie one after the other, with the axes in this order."""
+    """Whether a tensor is dense with its axes in this order."""
     wanted = 1
     for axis in reversed(order):
         if sizes[axis] > 1 and steps[axis] != wanted:
@@ -196,7 +196,7 @@ def _overload(name: str) -> Any:
 
 
 def _max_unpool(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_: Any) -> torch.Tensor:
-    """Elements put where a pooling found them; torch's own lets an index reach into the next plane."""
+    """Scatter elements to where a pooling found them. In torch's definition an index may reach into the next plane."""
     planes, rank = x.shape[: -len(output_size)], len(output_size)
     blank = x.new_zeros(*planes, math.prod(output_size))
     made = blank.scatter(-1, indices.flatten(-rank), x.flatten(-rank))
@@ -218,9 +218,9 @@ def _encoder_layer(
     ffn_weight_1: torch.Tensor, ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor,
     mask: torch.Tensor | None = None, mask_type: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """What `nn.TransformerEncoderLayer` is in inference, as its ops."""
-    seen = None if mask is None else mask.to(torch.bool).logical_not()  # only whether a place counts, as in torch
-    if seen is not None and mask_type == 1:  # of keys
+    """`nn.TransformerEncoderLayer` in inference, as its ops."""
+    seen = None if mask is None else mask.to(torch.bool).logical_not()  # only whether a position is masked, as in torch
+    if seen is not None and mask_type == 1:  # a key padding mask
         seen = seen[:, None, None, :]
 
     def attended(x: torch.Tensor) -> torch.Tensor:
@@ -247,7 +247,10 @@ def _encoder_layer(
 
 
 def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
-    """The graph with nothing left that is decomposable and has no rule, and no update in place."""
+    """The exported graph without in-place updates and without decomposable calls that have no rule.
+
+    Raises Unsupported if the program updates an input or a weight.
+    """
     graph = exported.graph_module
     kept_constants(graph)
     _refuse_unseen(graph)
@@ -265,19 +268,19 @@ def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
 
 
 def kept_constants(graph: GraphModule) -> None:
-    """Make constants views of what is held, which torch detaches in place: nothing sees the difference."""
+    """Replace in-place detach calls, which torch applies to constants, by plain ones: no difference is observable."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.detach_.default:
             node.target = torch.ops.aten.detach.default
 
 
 def _updates(spec: Any) -> list[str]:
-    """The inputs and weights that a program changes."""
+    """The inputs and weights that a program updates."""
     return [str(s.target) for s in spec.output_specs if s.kind is not OutputKind.USER_OUTPUT]
 
 
 def _refuse_unseen(graph: GraphModule) -> None:
-    """Refuse writes that torch does not see when it makes a graph functional, and may drop with what is unused."""
+    """Refuse writes that functionalisation does not see and dead-code elimination may drop."""
     for node in graph.graph.nodes:
         op = node.target
         if graphs.mutates(node) and not (op._schema.is_mutable or _should_decompose_because_unsafe_op(op)):
@@ -285,12 +288,12 @@ def _refuse_unseen(graph: GraphModule) -> None:
 
 
 def expand(graph: GraphModule) -> GraphModule:
-    """Replace calls that have no rule by their decompositions, as long as there are any.
+    """Replace calls that have no rule by their decompositions, repeatedly.
 
-    Tracing the graph anew before dispatch is an order of magnitude faster than `run_decompositions`, which looks at
-    every op that torch knows.
+    Retracing the graph before dispatch is an order of magnitude faster than `run_decompositions`, which looks at every
+    op that torch knows.
     """
-    # Placeholders of plain numbers have no example once a trace has put the numbers where they are read.
+    # Placeholders of plain numbers have no example once a trace has inlined the numbers.
     examples = [n.meta.get("val", 0) for n in graphs.placeholders(graph)]
     modes = [v.fake_mode for v in examples if isinstance(v, FakeTensor)]
     mode = modes[0] if modes else FakeTensorMode()
@@ -306,10 +309,10 @@ def retrace(
     graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None,
     reader: type[Holding] | None = None, lies: Sequence[_Lies | None] = (), pre_dispatch: bool = True,
 ) -> GraphModule:  # fmt: skip
-    """The graph traced anew on fake examples; tensors that it holds stay what they are.
+    """Trace the graph anew on fake examples; its attribute tensors keep their values.
 
-    While tracing those are inputs as well: only so are they traced like all else. `lies` says for each result where it
-    is to lie in memory, if anywhere. Autocast, which a backward pass may be compiled under, has no say.
+    During tracing these tensors are inputs too, since only inputs are traced like other values. `lies` has the sizes
+    and strides of each result, or None. Autocast is disabled, although a backward pass may be compiled under it.
     """
     held = {n.target: operator.attrgetter(n.target)(graph) for n in graph.graph.nodes if n.op == "get_attr"}
     tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
@@ -337,9 +340,9 @@ def retrace(
 
 
 def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-    """The graph traced anew for the sizes and strides of these inputs alone; its results lie where they did before.
+    """The graph traced anew for the sizes and strides of these inputs only; results keep the strides of the old trace.
 
-    Where torch does not know sizes, it may predict other strides than where it does.
+    With unknown sizes torch may predict other strides than with known ones.
     """
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -347,7 +350,7 @@ def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
 
 
 def _given_lies(graph: GraphModule, inputs: Sequence[Any]) -> list[_Lies | None]:
-    """Where each result of a graph lies for these inputs; None for what is in memory that inputs or others have."""
+    """Sizes and strides of each result for these inputs; None if it shares memory with an input or another result."""
     known: dict[Any, int] = {}
     examples = [n.meta.get("val") for n in graphs.placeholders(graph)]
     for example, x in zip(examples, inputs, strict=True):
@@ -358,7 +361,7 @@ def _given_lies(graph: GraphModule, inputs: Sequence[Any]) -> list[_Lies | None]
         if not isinstance(x, torch.Tensor) or taken[_memory(x)] > 1:
             return None
         numbers = [n.node.expr.subs(known) if isinstance(n, torch.SymInt) else n for n in (*x.shape, *x.stride())]
-        if any(getattr(n, "free_symbols", None) for n in numbers):  # a size that no input tells
+        if any(getattr(n, "free_symbols", None) for n in numbers):  # a size that no input determines
             return None
         plain = [*map(int, numbers)]
         return plain[: x.dim()], plain[x.dim() :]
@@ -373,7 +376,7 @@ def _memory(x: Any) -> Any:
 
 
 class Holding(Interpreter):
-    """Runs a graph with other values for the tensors that it holds; what is traced remembers what it comes from."""
+    """Runs a graph with other values for its attribute tensors; traced nodes record the op that they come from."""
 
     held: dict[Any, Any]
 
@@ -386,7 +389,7 @@ class Holding(Interpreter):
 
 
 def _expansions(graph: GraphModule) -> Decompositions:
-    """How to decompose what has no rule: by torch's table, or the op's own definition; empty if nothing is left."""
+    """Decompositions for ops without a rule: from the table, or the op's own; empty if nothing is left to decompose."""
     called = {n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload)}
     missing = {op for op in called if str(op) not in RULES and str(op) not in IGNORED | ASSERTIONS}
     table = decompositions()

@@ -1,4 +1,4 @@
-"""Ops that torch has as kernels only, or whose definition there loses digits, as others of its ops."""
+"""Decompositions of ops that torch has as kernels only, or whose decomposition in torch loses digits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def _searchsorted(
     edges: torch.Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """How many edges are before each value; each is compared with all. NaN is after all edges, and before none, such as
-    where they have been sorted."""
+    """The number of edges before each value, by comparing all pairs.
+
+    A NaN value is after all edges; a NaN edge is before no other value, consistent with sorting.
+    """
     edges = edges if sorter is None else edges.gather(-1, sorter)
     x = x if isinstance(x, torch.Tensor) else torch.scalar_tensor(x, dtype=edges.dtype, device=edges.device)
     values = x.unsqueeze(-1)
@@ -34,7 +36,7 @@ def _searchsorted(
 
 
 def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    """Counts of the elements in bins of one width; those of 16-bit types, which eager rounds on the way, in f32."""
+    """Counts of the elements in bins of equal width. 16-bit types are computed in f32; eager rounds in between."""
     if not x.is_floating_point() or not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
     kind, x = x.dtype, x if x.dtype is torch.float64 else x.float()
@@ -45,14 +47,14 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
 
 
 def _apart(low: torch.Tensor, high: torch.Tensor, by: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two ends, or numbers around them where they are one."""
+    """Two ends, moved apart by `by` each if they are equal."""
     return torch.where(low == high, low - by, low), torch.where(low == high, high + by, high)
 
 
 def _counted_between(
     x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor | None, density: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of the weights of the elements between edges, the last of which is inside, or its share of the area."""
+    """Per bin, the sum of the weights of its elements, or the density. The last edge is inclusive."""
     values = x.flatten().unsqueeze(-1)
     inside = (values >= edges[:-1]) & ((values < edges[1:]) | ((values == edges[-1]) & (edges[1:] == edges[-1])))
     shares = torch.ones_like(values) if weight is None else weight.flatten().unsqueeze(-1)
@@ -70,7 +72,7 @@ def _histogram_of_bins(
     x: torch.Tensor, bins: int = 100, *, range: Sequence[float] | None = None, weight: torch.Tensor | None = None,
     density: bool = False,
 ) -> Any:  # fmt: skip
-    """Counts in bins of one width, and the edges of these: from both ends on, as torch computes them."""
+    """Counts in bins of equal width, and the bin edges, which are computed from both ends, as in torch."""
     if not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
     low, high = (x.amin(), x.amax()) if range is None else (x.new_full((), end) for end in range)
@@ -81,7 +83,10 @@ def _histogram_of_bins(
 
 
 def _repeated(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
-    """Each place as many times as its number says: behind how many of the ends of such runs a result lies."""
+    """Each position as often as its number says: at an output position, the number of runs that end at or before it.
+
+    NotImplemented unless `output_size` is known.
+    """
     if output_size is None or isinstance(output_size, torch.SymInt):
         return NotImplemented
     if not repeats.numel():
@@ -93,7 +98,7 @@ def _repeated(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
 
 
 def _faked(x: torch.Tensor, scale: Any, inverse: Any, zero: Any, low: int, high: int, kind: torch.dtype) -> Any:
-    """Numbers rounded to those that integers from `low` to `high` stand for, and which of them are in that range.
+    """Fake quantization to integers from `low` to `high`: the rounded values, and the mask of elements in range.
 
     The integers are of `kind` before they are clamped, which decides where infinities go; NaN goes to the lowest.
     """
@@ -134,7 +139,7 @@ def _scaled_mm(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None,
     scale_result: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
 ) -> Any:  # fmt: skip
-    """A product of matrices of few bits, whose rows and columns have a scale each, or all of them one."""
+    """A product of 8-bit matrices with one scale per row of `a` and column of `b`, or one scale per matrix."""
     kind, exact = out_dtype or a.dtype, torch.float64 if a.dtype is torch.float64 else torch.float32
     ones = scale_a.numel() == 1 and scale_b.numel() == 1
     each = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
@@ -166,13 +171,13 @@ def _trilinear(
     for place in expand3:
         c = c.unsqueeze(place)
     made = a * b * c
-    return made.sum(list(sumdim), dtype=made.dtype) if sumdim else made  # of integers, too, their own
+    return made.sum(list(sumdim), dtype=made.dtype) if sumdim else made  # integers, too, keep their type
 
 
 def _soft_margin_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = 1
 ) -> torch.Tensor:  # fmt: skip
-    """Torch's own definition takes 1 from a sigmoid near 1."""
+    """Torch's definition subtracts 1 from a sigmoid near 1, which cancels."""
     made = -target * grad * torch.sigmoid(-target * x)
     return made / x.numel() if reduction == 1 else made  # the mean
 
@@ -180,14 +185,14 @@ def _soft_margin_backward(
 def _smooth_l1_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:  # fmt: skip
-    """Torch's own definition has the sign of a NaN, 0, for the slope there."""
+    """Torch's definition gives a NaN the slope 0, its sign."""
     off = x - target
     made = grad * torch.where(off.abs() >= beta, off.sign(), off / beta)
     return made / x.numel() if reduction == 1 else made  # the mean
 
 
 def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
-    """Torch's own definition has a slope of minus infinity at -0."""
+    """Torch's definition has a slope of minus infinity at -0."""
     low, past = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
     beyond = (x < low) | (x > 1 - low)
     return torch.where(beyond, past, grad / (x * (1 - x)).abs())
@@ -197,7 +202,7 @@ def _grouped_mm(
     x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
-    """Rows in groups, of which `offs` are the ends, each group times a matrix of its own; behind the last are zeros."""
+    """Multiply groups of rows, which end at `offs`, each by its own matrix; rows after the last group give zeros."""
     if (x.dim(), weights.dim()) != (2, 3) or offs is None or bias is not None or out_dtype not in (None, x.dtype):
         return NotImplemented
     rows = torch.arange(x.shape[0], device=x.device)
@@ -209,7 +214,7 @@ def _grouped_mm(
 def _index_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor:  # fmt: skip
-    """Slices of the source go where their indices say, so that each element of a slice has the same one."""
+    """A `scatter_reduce` in which all elements of a source slice have the same index."""
     if not x.dim():
         made = _index_reduce(x.unsqueeze(0), 0, index, source.reshape(1), reduce, include_self=include_self)
         return made.squeeze(0)
@@ -220,7 +225,7 @@ def _index_reduce(
 
 
 def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **where: Any) -> Any:
-    """Of the terms of a Fourier transform: from 0 up, then from the lowest up."""
+    """The frequencies of a Fourier transform: from 0 up, then the negative ones from the lowest up."""
     kind = dtype or torch.get_default_dtype()
     if not kind.is_floating_point:
         return NotImplemented
@@ -235,7 +240,7 @@ def _real_frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = Non
     return torch.arange(n // 2 + 1, device=where.get("device")).to(kind) * (1.0 / (n * d))
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram, "histogram.bin_ct": _histogram_of_bins,
     "histogram.bins_tensor": _histogram_of_edges, "repeat_interleave.Tensor": _repeated,
@@ -251,5 +256,5 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized_if,
     "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized_channels,
 }  # fmt: skip
-# Of ops that other packages add to torch, by their whole names.
+# Ops that other packages add to torch, keyed by their full name.
 OTHERS: dict[str, Callable[..., Any]] = {"transformers.grouped_mm_fallback.default": _grouped_mm}

@@ -1,4 +1,4 @@
-"""Distances between rows, of which none is lost between large numbers, and their gradients."""
+"""Pairwise distances between rows, computed from differences to avoid cancellation, and their gradients."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MOST = 64  # rows whose pairs are few enough to stand in a matrix
+_MOST = 64  # the most rows whose pairs are computed as a matrix
 
 
 def _distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """Between each row of one and each of the other, from their differences."""
+    """Distances of each row of `a` from each row of `b`, from their differences."""
     off = a.unsqueeze(-2) - b.unsqueeze(-3)
-    made: Tensor = torch.linalg.vector_norm(off, p, dim=off.dim() - 1)  # torch 2.11 traces -1 wrong where it has size 1
+    made: Tensor = torch.linalg.vector_norm(off, p, dim=off.dim() - 1)  # torch 2.11 traces -1 wrong if it has size 1
     return made
 
 
 def _pair_distances(x: Tensor, p: float = 2.0) -> Any:
-    """Between each row and each later one."""
+    """Distances of each row from each later one."""
     n = x.shape[0]
     if type(n) is not int or n > _MOST:
         return NotImplemented
@@ -31,9 +31,9 @@ def _pair_distances(x: Tensor, p: float = 2.0) -> Any:
 
 
 def _slopes(off: Tensor, distance: Tensor, p: float) -> Tensor:
-    """How fast a distance grows with a difference that is part of it; not at all between what is equal.
+    """The derivative of a distance by one component of the difference; 0 for equal rows.
 
-    Of the largest difference, with all that are as large.
+    For p = inf, it is the sign of each component that is as large as the largest.
     """
     if p == 0:
         return torch.zeros_like(off)
@@ -47,13 +47,13 @@ def _slopes(off: Tensor, distance: Tensor, p: float) -> Tensor:
 
 
 def _backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distances: Tensor) -> Tensor:
-    """Of the rows of `a`, which need not be in as many batches as the distances are."""
+    """The gradient of `a`, whose batch dimensions may broadcast to those of the distances."""
     slopes = _slopes(a.unsqueeze(-2) - b.unsqueeze(-3), distances.unsqueeze(-1), p)
     return (grad.unsqueeze(-1) * slopes).sum(-2)
 
 
 def _pairs_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any:
-    """Each pair's distance and its gradient stand at both of the pair's places in a matrix, and zeros between."""
+    """Expand the distances of pairs and their gradients to symmetric matrices with zeros on the diagonal."""
     n = x.shape[0]
     if type(n) is not int or n > _MOST:
         return NotImplemented
@@ -67,7 +67,7 @@ def _pairs_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any
     return _backward(coming, x, x, p, every)
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "_cdist_forward.default": _distances, "_cdist_backward.default": _backward,
     "_pdist_forward.default": _pair_distances, "_pdist_backward.default": _pairs_backward,

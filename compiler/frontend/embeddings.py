@@ -1,4 +1,4 @@
-"""Bags of embeddings, sums, means or largest of the rows that are asked for together, and their gradients."""
+"""Embedding bags: the sum, mean or maximum of the rows of a bag, and their gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUM, _MEAN, _MAX = range(3)
 
 
 def _renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
-    """Rows that are asked for and too long, made shorter."""
+    """Rescale the rows named in `indices` whose norm exceeds `max_norm`."""
     norms = torch.linalg.vector_norm(weight, norm_type, dim=1)
     asked = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.flatten(), True)
     shorter = torch.where(asked & (norms > max_norm), max_norm / (norms + 1e-7), 1)
@@ -25,9 +25,9 @@ def _bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The bags, which are from their offsets to the next ones; each index's bag, the bags' sizes, the largest rows.
+    """The bags, each from its offset to the next; the bag of each index, the sizes of bags, the indices of maxima.
 
-    All but the bags is for the backward pass, and in the forms that this one reads: eager's differ between devices.
+    All but the bags are for the backward pass below, in its own format, as eager's formats differ between devices.
     """
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
         kinds = f"{weight.dtype} and {per_sample_weights.dtype}"
@@ -49,7 +49,7 @@ def _bag(
     size = torch.zeros_like(offsets[:bags]).index_add(0, bag, counted.to(offsets.dtype))
     blank = rows.new_zeros(bags, weight.shape[1])
     if mode == _MAX:
-        # What is not counted is in a bag of its own, which is cut off.
+        # Padding is in an extra bag, which is cut off.
         bag_of = torch.where(counted, bag, bags).unsqueeze(1).expand(rows.shape)
         wide = F.pad(blank, (0, 0, 0, 1))
         largest = wide.scatter_reduce(0, bag_of, rows, "amax", include_self=False)
@@ -72,9 +72,10 @@ def _dense_backward(
     grad: Tensor, indices: Tensor, bag: Tensor, size: Tensor, largest: Tensor, num_weights: int,
     scale_grad_by_freq: bool, mode: int, per_sample_weights: Tensor | None, padding_idx: int = -1,
 ) -> Any:  # fmt: skip
-    """Each row gets the gradients of the bags that it is in, or, of the largest, those of its elements.
+    """Add to each row the gradients of its bags; for maxima, each element's gradient goes to the row that it came from.
 
-    By what frequencies torch divides depends on the device, and on CPUs on the order of the indices.
+    `scale_grad_by_freq` is not implemented: torch's frequencies depend on the device and, on CPUs, on the order of
+    indices.
     """
     if scale_grad_by_freq:
         return NotImplemented
@@ -103,13 +104,13 @@ def _backward(
 def _weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding_idx: int = -1
 ) -> Tensor:  # fmt: skip
-    """Of the factor of each row: what the row is in the direction of its bag's gradient."""
+    """The gradient of each row's weight: the dot product of the row and its bag's gradient."""
     kind = _wide(grad)
     along = (grad.index_select(0, bag).to(kind) * weight.index_select(0, indices).to(kind)).sum(1)
     return torch.where(indices != padding_idx, along, 0).to(grad.dtype)
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "embedding_renorm.default": _renorm, "_embedding_bag_forward_only.default": _bag, "_embedding_bag.default": _bag,
     "_embedding_bag_backward.default": _backward, "_embedding_bag_dense_backward.default": _dense_backward,

@@ -1,5 +1,7 @@
-"""Ops on how floating numbers are stored, in f64 arithmetic, which is exact for types up to f32; and sums of
-neighbours."""
+"""Ops on the representation of floating-point numbers, and segment reductions.
+
+The former compute in f64, which is exact for types up to f32.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 
 def _exponent(x: Tensor) -> Tensor:
-    """Of finite numbers that are not 0 in f64: the whole e with 2^(e-1) <= |x| < 2^e."""
+    """The integer e with 2^(e-1) <= |x| < 2^e, for finite non-zero numbers in f64."""
     size = x.abs()
     found = size.log2().floor() + 1
     found = torch.where(size >= torch.exp2(found), found + 1, found)
@@ -26,17 +28,19 @@ def _frexp(x: Tensor) -> Any:
     wide = torch.where(plain, x, 1).to(torch.float64)
     exponent = _exponent(wide)
     mantissa = (wide * torch.exp2(-exponent)).to(x.dtype)
-    whole = mantissa.abs() == 1  # of a power of two whose logarithm was rounded down
+    whole = mantissa.abs() == 1  # a power of two whose logarithm was rounded down
     mantissa, exponent = torch.where(whole, mantissa / 2, mantissa), torch.where(whole, exponent + 1, exponent)
     return torch.where(plain, mantissa, x), torch.where(plain, exponent, 0).to(torch.int32)
 
 
 def _nextafter(x: Tensor, y: Tensor) -> Any:
-    """What is nearest to x where that lies between half a spacing and one and a half further, towards zero from a power
-    of two too, where spacings are half as long."""
+    """Round x plus or minus 0.625 * eps * |x| to nearest, a step of 0.625 to 1.25 spacings.
+
+    From a power of two towards zero, where spacings are half as long, the step is 1.25 of those.
+    """
     if x.dtype is torch.float64 or x.dtype != y.dtype:
         return NotImplemented
-    x, kind = x.to(torch.float32).to(x.dtype), torch.finfo(x.dtype)  # the step is one of the number as it is stored
+    x, kind = x.to(torch.float32).to(x.dtype), torch.finfo(x.dtype)  # the neighbour is that of the stored value
     x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
     wide, least = x.to(torch.float64), kind.smallest_normal * kind.eps
     step = (wide.abs() * (0.625 * kind.eps)).clamp(min=0.75 * least)
@@ -46,7 +50,7 @@ def _nextafter(x: Tensor, y: Tensor) -> Any:
 
 
 def _ldexp(x: Tensor, n: Tensor) -> Tensor:
-    """x * 2^n. A whole n may be so large that 2^n is no number of the type, though the product is one."""
+    """x * 2^n. 2^n may overflow for an integer n although the product does not, so n is applied in steps."""
     if not x.is_floating_point() or n.is_floating_point():
         two = x.new_full((), 2.0, dtype=x.dtype if x.is_floating_point() else torch.float32)
         return x * torch.pow(two, n)
@@ -64,7 +68,7 @@ def _segment_reduce(
     x: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
     offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: float | None = None,
 ) -> Any:  # fmt: skip
-    """Each of neighbours as many as `lengths` say, or between `offsets`; every segment looks at all elements."""
+    """Reduce segments, given by `lengths` or `offsets`. Each segment reads all elements and masks the others."""
     del unsafe
     if indices is not None or not x.numel() or (offsets is None and lengths is None):
         return NotImplemented
@@ -85,7 +89,7 @@ def _segment_reduce(
 
 
 def _segments(x: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> Tensor:
-    """Which elements along an axis are in each segment; the segments are along that axis, the elements behind it."""
+    """The mask of the elements in each segment; the axis of segments is followed by the axis of elements."""
     if offsets is not None:
         starts, ends = offsets[..., :-1], offsets[..., 1:]
     else:
@@ -101,7 +105,7 @@ def _segment_reduce_backward(
     grad: Tensor, made: Tensor, x: Tensor, reduce: str, *, lengths: Tensor | None = None,
     offsets: Tensor | None = None, axis: int = 0, initial: float | None = None,
 ) -> Any:  # fmt: skip
-    """Extremes share their gradient, and each factor has the product of the others."""
+    """Equal extrema share the gradient; a factor's gradient is the product of the other factors."""
     if not x.numel() or not grad.numel():
         return NotImplemented
     inside, along = _segments(x, lengths, offsets, axis), axis + 1
@@ -124,7 +128,7 @@ def _product_of_others(x: Tensor, inside: Tensor, along: int) -> Tensor:
     return torch.where(unknowns > 0, math.nan, torch.where(zeros > 0, 0, others))
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "frexp.Tensor": _frexp, "ldexp.Tensor": _ldexp, "nextafter.default": _nextafter,
     "segment_reduce.default": _segment_reduce, "_segment_reduce_backward.default": _segment_reduce_backward,

@@ -1,6 +1,6 @@
-"""Torch's ops over lists of tensors in; each as its namesake over their elements, one after the other, out.
+"""Decompose ops over lists of tensors (`_foreach_*`) into the corresponding op for each element.
 
-What is not a list counts for all elements.
+An argument that is not a list applies to all elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIX = "aten::_foreach_"
 
 
 def _scaled(whole: Callable[..., Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A sum with a product, whose factor over lists may be a tensor too."""
+    """`addcmul` or `addcdiv`, whose `value` may be a tensor when applied to lists."""
 
     def each(x: Tensor, y: Tensor, z: Tensor, value: Any = 1) -> Tensor:
         return x + value * product(y, z) if isinstance(value, Tensor) else whole(x, y, z, value=value)
@@ -24,7 +24,7 @@ def _scaled(whole: Callable[..., Tensor], product: Callable[[Tensor, Tensor], Te
     return each
 
 
-# Where the op of one tensor, or its overload for numbers, is called otherwise.
+# Ops whose single-tensor form, or its overload for numbers, has another name or signature.
 _NAMESAKES: dict[str, Callable[..., Any]] = {
     "maximum": lambda x, y: _aten.maximum(x, y) if isinstance(y, Tensor) else _aten.clamp_min(x, y),
     "minimum": lambda x, y: _aten.minimum(x, y) if isinstance(y, Tensor) else _aten.clamp_max(x, y),
@@ -37,7 +37,7 @@ _NAMESAKES: dict[str, Callable[..., Any]] = {
 
 
 def over_lists() -> dict[Any, Callable[..., Any]]:
-    """How to decompose each op over lists of tensors that changes none of them."""
+    """A decomposition for each list op that changes none of its arguments."""
     names = [n.removeprefix(_PREFIX) for n in torch._C._dispatch_get_all_op_names() if n.startswith(_PREFIX)]
     found: dict[Any, Callable[..., Any]] = {}
     for name, _, overload in (n.partition(".") for n in names):
@@ -53,7 +53,7 @@ def _over_elements(each: Callable[..., Any]) -> Callable[..., list[Any]]:
         count = next(len(a) for a in args if isinstance(a, list | tuple))
 
         def of(a: Any, k: int) -> Any:
-            # A list of numbers may be a tensor.
+            # A list of numbers may be given as a tensor.
             return a[k] if isinstance(a, list | tuple) or (isinstance(a, Tensor) and a.dim()) else a
 
         return [each(*(of(a, k) for a in args), **{n: of(a, k) for n, a in kwargs.items()}) for k in range(count)]

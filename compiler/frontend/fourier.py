@@ -1,8 +1,8 @@
-"""Discrete Fourier transforms along a dimension, as products with matrices of at most `LEAF` rows.
+"""Discrete Fourier transforms along the last dimension, as products with matrices of at most `LEAF` rows.
 
-A length is split into two factors, and each of these again, as long as it is longer than that and has some (Cooley and
-Tukey): what lies between the two steps is one multiplication by roots of unity. The matrices and the roots are
-constants of the graph, which are computed in f64.
+A longer length is split recursively into two factors (Cooley-Tukey), with a multiplication by twiddle factors between
+the two transforms. A prime length up to `LONGEST` is one matrix product. Matrices and twiddle factors are constants of
+the graph, computed in f64.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from torch import Tensor
 LEAF = 64  # the longest transform that is not split
 LONGEST = 1024  # a prime length beyond this is refused
 
-# A constant by its name: `matrix`, or `cosines` and `sines` of two factors, with its sizes.
+# Looks up a constant.
 Constant = Callable[["Roots"], Tensor]
 
 
 @dataclass(frozen=True)
 class Roots:
-    """Roots of unity of order n, turning by `sign`: as [2n, 2n] that a row of real parts and then of imaginary ones is
-    multiplied by, or as cosines or sines at j * k for all j < rows and k < n / rows."""
+    """A constant of n-th roots of unity with exponents of sign `sign`.
+
+    For the kind "matrix": a [2n, 2n] matrix that multiplies rows of n real parts and n imaginary parts. For "cosines"
+    and "sines": the twiddle factors at j * k for j < rows and k < n / rows.
+    """
 
     kind: str
     n: int
@@ -49,7 +52,7 @@ class Roots:
 
 
 def factor(n: int) -> int:
-    """A divisor of a length that is to be split, the largest up to its root; 1 where it is not."""
+    """The largest divisor of a length up to its square root; 1 if the length is not split."""
     if n <= LEAF:
         return 1
     return max((d for d in range(1, math.isqrt(n) + 1) if n % d == 0), default=1)
@@ -72,7 +75,7 @@ def transform(re: Tensor, im: Tensor, sign: int, constant: Constant) -> tuple[Te
 
 
 def needed(n: int, sign: int, dtype: torch.dtype) -> list[Roots]:
-    """The constants of a transform; none where its length is refused."""
+    """The constants of a transform; empty if its length is refused."""
     first = factor(n)
     if first == 1:
         return [Roots("matrix", n, n, sign, dtype)] if n <= LONGEST else []

@@ -1,7 +1,7 @@
-"""A function in; its gradients as a function out, and any function as the ATen calls that autograd makes of it.
+"""Gradients of functions, and their capture as the ATen calls that autograd makes.
 
-The gradients are weighted: after its own arguments the function takes one tensor for each of its results of a floating
-type, which says how much each element of that counts.
+A gradient function takes the arguments of the original function, then one tensor of weights for each floating-point
+result: the gradients are those of the weighted sum of all elements of these results.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def capture_gradient(
     try:
         with torch.no_grad(), enable_python_dispatcher(), margins.derived(), python_kernels.whole_resizing(given):
             plain = _traced(gradient(function, len(inputs), moving), given)
-            # Formulas of autograd write to what they have made: only their calls can be made functional.
+            # Autograd's formulas write to their intermediate results; only a traced graph of calls can be
+            # functionalised.
             graph = _traced(torch.func.functionalize(plain, remove="mutations"), given, decompositions())
-    except Exception as problem:  # whatever PyTorch raises for a function that it cannot run, or derive
+    except Exception as problem:  # whatever PyTorch raises if it cannot run or differentiate a function
         what = getattr(function, "__qualname__", type(function).__name__)
         raise CompilerError(
             f"the gradient of {what} cannot be traced: {type(problem).__name__}: {problem}"

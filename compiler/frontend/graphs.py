@@ -1,4 +1,4 @@
-"""The ends of a graph of torch.fx."""
+"""Inputs, outputs and side effects of torch.fx graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-# Ops that write to running statistics, which their schemas do not say, and the argument by which they do.
+# Ops that update running statistics without saying so in their schemas, and the argument that enables the update.
 _STATISTICS = {
     "aten.batch_norm.default": "training", "aten.instance_norm.default": "use_input_stats",
     "aten.batch_norm_update_stats.default": "", "aten.batch_norm_gather_stats.default": "",
@@ -18,11 +18,11 @@ _STATISTICS = {
 
 
 def placeholders(graph: GraphModule) -> list[Node]:
-    """What the graph takes, in order."""
+    """The inputs of the graph, in order."""
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 
-def output(graph: GraphModule) -> Any:  # a Node, of whose arguments torch's type says less than is known here
+def output(graph: GraphModule) -> Any:  # a Node, but torch's type of its arguments is too general
     """The node whose first argument is what the graph returns."""
     return graph.graph.output_node()
 

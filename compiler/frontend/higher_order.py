@@ -1,4 +1,4 @@
-"""Higher-order ops as what they do to tensors: attention with a function of its scores, and scans step by step."""
+"""Expand higher-order ops into ATen calls: flex attention, and scans, which are unrolled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.fx import GraphModule, Node
 from compiler.frontend import graphs
 from compiler.frontend.decompose import Holding, as_laid, decompositions, kept_constants, retrace
 
-_LONGEST = 64  # steps of a scan
+_LONGEST = 64  # the most steps of a scan that are unrolled
 
 
 def _scanned(combine: Callable[..., Any], init: Any, xs: Any, additional: Any = ()) -> Any:
-    """The last state, and what each step gives side by side."""
+    """Unroll a scan of at most `_LONGEST` steps: the final state, then the stacked outputs of the steps."""
     steps = xs[0].shape[0]
     if type(steps) is not int or not 0 < steps <= _LONGEST:
         return NotImplemented
@@ -36,7 +36,7 @@ _DEFINITIONS: dict[Any, Callable[..., Any]] = {
 
 
 class _Expanding(Holding):
-    """Runs a graph with the definitions in the place of the ops, whose results lie where those of the ops do."""
+    """Runs a graph with the definitions in place of the ops; results get the strides of the ops' results."""
 
     def run_node(self, n: Node) -> Any:
         self.node = n
@@ -50,7 +50,7 @@ class _Expanding(Holding):
 
 
 def without_higher_order(graph: GraphModule) -> GraphModule:
-    """The graph with the definitions of those higher-order ops that have one."""
+    """Expand the higher-order ops of a graph that have a definition."""
     if not any(n.op == "call_function" and n.target in _DEFINITIONS for n in graph.graph.nodes):
         return graph
     examples = [n.meta.get("val", 0) for n in graphs.placeholders(graph)]

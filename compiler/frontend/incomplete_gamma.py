@@ -1,9 +1,9 @@
-"""The regularised incomplete gamma functions, lower and upper, of which the sum is 1.
+"""The regularised lower and upper incomplete gamma functions P(a, x) and Q(a, x) = 1 - P(a, x), in f64.
 
-With D = x^a e^-x / gamma(a), the one of the two that loses no digits is D times an integral over w from 0 up: up to a
-the lower one, of exp(x (1 - e^-w) - a w), and from there on the upper one, of exp(a w - x (e^w - 1)). Both fall from
-the beginning, by a width that is known, to nothing: w = width * exp(t - e^-t) makes them sums over equal steps of t
-(Takahasi and Mori), which are exact to rounding. Below 1, both are power series. All of it is in f64.
+With D = x^a e^-x / gamma(a), P for x <= a is D times the integral of exp(x (1 - e^-w) - a w) over w >= 0, and Q for x >
+a is D times that of exp(a w - x (e^w - 1)); the other one is 1 minus this, so no digits cancel. Both integrands
+decrease from w = 0 with a known width. The substitution w = width * exp(t - e^-t) (Takahasi and Mori) makes the
+integral a sum over equal steps of t that is exact to rounding. For x < 1, both functions are power series.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_STEP, _FIRST, _LAST = 1 / 16, -56, 64  # steps of t
-_TERMS = 19  # of the power series
-_LARGE = 10.0  # from there on, Stirling's series for gamma
+_STEP, _FIRST, _LAST = 1 / 16, -56, 64  # step, first and last multiple of t
+_TERMS = 19  # terms of the power series
+_LARGE = 10.0  # from here on, Stirling's series for gamma
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 
 
 def _both(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The functions at positive numbers."""
+    """P and Q for positive numbers."""
     below_1, above_1 = _by_series(a, x.clamp(max=1.0))
     y = x.clamp(min=1.0)
     lower = y <= a
@@ -34,7 +34,7 @@ def _both(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_series(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """With positive terms for the lower function, and with terms that are differences for the upper one."""
+    """P by a series of positive terms, Q by one of terms that are differences."""
     total, term = torch.ones_like(x), torch.ones_like(x)
     rest, power = torch.zeros_like(x), torch.ones_like(x)
     for n in range(1, _TERMS):
@@ -63,7 +63,7 @@ def _bend(w: Tensor) -> Tensor:
 
 
 def _front(a: Tensor, x: Tensor) -> Tensor:
-    """D, for large a without what is lost where x to the power of a meets gamma."""
+    """D. For large a by Stirling's series, as x^a and gamma(a) would overflow or cancel."""
     large = a.clamp(min=_LARGE)
     square, series = 1 / (large * large), torch.zeros_like(a)
     for c in reversed(_STIRLING):
@@ -81,7 +81,7 @@ def _function(upper: bool) -> Callable[..., Any]:
         a, x = torch.broadcast_tensors(a.double(), x.double())  # type: ignore[no-untyped-call]
         inner = (a > 0) & (x > 0) & a.isfinite() & x.isfinite()
         found = _both(*(torch.where(inner, y, 1.0) for y in (a, x)))[upper]
-        none, every = (1.0, 0.0) if upper else (0.0, 1.0)  # of the area
+        none, every = (1.0, 0.0) if upper else (0.0, 1.0)  # the shares of the whole integral
         unknown = (a < 0) | (x < 0) | ((a == 0) & (x > 0).logical_not()) | (a.isinf() & x.isinf())
         edge = torch.where(
             a == 0, every, torch.where((x == 0) | a.isinf(), none, torch.where(x.isinf(), every, math.nan))
@@ -91,5 +91,5 @@ def _function(upper: bool) -> Callable[..., Any]:
     return function
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {"igamma.default": _function(False), "igammac.default": _function(True)}

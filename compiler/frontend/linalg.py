@@ -1,6 +1,6 @@
-"""Factorisations of small matrices and what is solved by them, a column at a time, with LAPACK's order and signs.
+"""Factorisations of small matrices and solves with them, unrolled by column, with LAPACK's pivoting and signs.
 
-The steps are as many as the matrix has columns; of a larger one the op stays what it is.
+The unrolled steps are as many as the matrix has columns; calls on larger matrices stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from compiler.frontend.checks import SINGULAR
 
-LARGEST = 8  # columns
+LARGEST = 8  # the most rows and columns
 
 
 def _small(x: Tensor) -> bool:
@@ -22,9 +22,9 @@ def _small(x: Tensor) -> bool:
 
 
 def _of_small(how: Callable[..., Any], place: int = 0, by_columns: bool = True) -> Callable[..., Any]:
-    """Refuses what is not about a small matrix of real numbers, which is argument number `place`.
+    """Apply `how` if argument number `place` is a small real matrix; NotImplemented otherwise.
 
-    Matrices among the results lie `by_columns` where those of torch do.
+    With `by_columns`, matrices among the results are stored column-major, as torch's are.
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def _checked(info: Tensor, op: str) -> None:
 
 
 def _batch(a: Tensor, b: Tensor) -> torch.Size:
-    """The sizes before those of the matrices."""
+    """The common batch sizes of two matrices."""
     made: torch.Size = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     return made
 
@@ -83,7 +83,7 @@ def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
 
 
 def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """X with `a @ X = b`, or `X @ a = b`, of which the other triangle is not read."""
+    """X with `a @ X = b`, or `X @ a = b`, where only one triangle of `a` is read."""
     if not left:
         return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
     n = a.shape[-1]
@@ -123,7 +123,7 @@ def _triangular_solve(
 
 
 def _swapped(rows: Tensor, k: int, other: Tensor) -> Tensor:
-    """The numbers of rows with those of k and of another one, which differs by matrix, exchanged."""
+    """Row numbers with k and `other`, which differs by matrix, exchanged."""
     other = other.unsqueeze(-1)
     return torch.where(rows == k, other, torch.where(rows == other, k, rows))
 
@@ -154,7 +154,7 @@ def _lu_factor_ex(x: Tensor, *, pivot: bool = True, check_errors: bool = False) 
 
 
 def _order(pivots: Tensor, m: int) -> Tensor:
-    """Which row of the matrix each row of L times U is."""
+    """The row permutation: `A[order] = L @ U`."""
     order = _numbers(m, pivots).expand(*pivots.shape[:-1], m)
     for k in reversed(range(pivots.shape[-1])):
         order = _swapped(order, k, pivots[..., k].long() - 1)
@@ -182,13 +182,13 @@ def _lu(x: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
-    """X with `A @ X = b`, or with A on the right, or transposed."""
+    """X with `A @ X = b`; or with A on the right, or transposed."""
     made = _by_columns(_lu_solved(lu, pivots, b if left else b.mT, adjoint == left))
     return made if left else made.mT
 
 
 def _lu_solved(lu: Tensor, pivots: Tensor, b: Tensor, transposed: bool) -> Tensor:
-    """X with `A @ X = b`, where `A[order] = L @ U`."""
+    """X with `A @ X = b`, or with A transposed, where `A[order] = L @ U`."""
     n = lu.shape[-1]
     batch = _batch(lu, b)
     order, b = _order(pivots, n).expand(*batch, n), b.expand(*batch, *b.shape[-2:])
@@ -202,7 +202,7 @@ def _lu_solved(lu: Tensor, pivots: Tensor, b: Tensor, transposed: bool) -> Tenso
 
 
 def _factored(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As ops factor that keep it for their gradients: the transpose of what lies by rows."""
+    """The factorisation that determinants return for their gradients: of the transpose if the matrix is row-major."""
     return _lu_factor_ex(x.mT if x.is_contiguous() else x)
 
 
@@ -238,13 +238,13 @@ def _inv_ex(x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def _reflected(v: Tensor, tau: Tensor, x: Tensor) -> Tensor:
-    """x less its part along v: `(I - tau v v') x`."""
+    """x reflected along v: `(I - tau v v') x`."""
     along = (v.unsqueeze(-1) * x).sum(-2)
     return x - tau[..., None, None] * v.unsqueeze(-1) * along.unsqueeze(-2)
 
 
 def _geqrf(x: Tensor) -> tuple[Tensor, Tensor]:
-    """R above, and below it the vectors of reflections without their ones; how far each reflects."""
+    """R in the upper triangle, the Householder vectors without their leading ones below, and their scales tau."""
     m, n = x.shape[-2:]
     if not x.numel():
         return x.clone(), x.new_zeros(*x.shape[:-2], min(m, n))
@@ -294,11 +294,11 @@ def _qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return _ormqr(packed, tau, start) if start.numel() else start.clone(), upper
 
 
-_HALVINGS = 16  # of a matrix, whose norm they bring to a half
+_HALVINGS = 16  # the most halvings of a matrix, which bring its norm to at most 1/2
 
 
 def _matrix_exp(x: Tensor) -> Any:
-    """Its series for the matrix over a power of two, squared as often as that says: in f64, as squares add errors."""
+    """The series for the matrix over a power of two, squared as often: in f64, as squaring accumulates errors."""
     if not x.numel() or not x.is_floating_point():
         return x.clone() if not x.numel() else NotImplemented
     wide = x.to(torch.float64)
@@ -325,7 +325,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _LAID_OUT: dict[str, Callable[..., Any]] = {"linalg_lu": _lu, "lu_unpack": _lu_unpack, "linalg_lu_solve": _lu_solve}
 _BEHIND: dict[str, Callable[..., Any]] = {"cholesky_solve": _cholesky_solve, "triangular_solve": _triangular_solve}
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = (
     {f"{name}.default": _of_small(how) for name, how in _FUNCTIONS.items()}
     | {f"{name}.default": _of_small(how, 1) for name, how in _BEHIND.items()}

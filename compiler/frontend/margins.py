@@ -1,7 +1,8 @@
-"""Losses by margins, of which torch's own definitions differ from its kernels.
+"""Margin losses, for which torch's decompositions differ from its kernels.
 
-Those count a margin that is met exactly in the gradient, pass NaN on, and take each label from the first -1 on for one
-of class 0. Torch traces gradients through its definitions, whatever decompositions it is given: `derived` is for that.
+The kernels count a margin that is met exactly in the gradient, propagate NaN, and treat each label from the first -1 on
+as class 0. Torch differentiates through its Python kernels, whatever decompositions it is given; `derived` replaces
+those.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from compiler.frontend import python_kernels
 
 
 def _missing(margins: torch.Tensor) -> torch.Tensor:
-    """By how much scores miss their margins; nothing for one that is met, or NaN."""
+    """The amount by which scores miss their margins; 0 for a margin that is met, or NaN."""
     return torch.where(margins > 0, margins, 0)
 
 
@@ -37,7 +38,7 @@ def _multi_margin_loss(
 
 
 def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the targets before the first -1."""
+    """The loss over the targets before the first -1, and the mask of target classes."""
     if not x.dim():
         loss, is_target = _multilabel_margin_loss(x.reshape(1), target.reshape(1), reduction)
         return loss, is_target.reshape(())
@@ -55,7 +56,7 @@ def _reduced(losses: torch.Tensor, reduction: int) -> torch.Tensor:
     return (lambda: losses, losses.mean, losses.sum)[reduction]()
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "multi_margin_loss.default": _multi_margin_loss,
     "multilabel_margin_loss_forward.default": _multilabel_margin_loss,
@@ -63,7 +64,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
 
 
 def derived() -> contextlib.AbstractContextManager[None]:
-    """Torch derives gradients from the definitions here while this is entered."""
+    """While entered, torch derives gradients from the definitions here."""
     ours: dict[Any, Callable[..., Any]] = {attrgetter(name)(torch.ops.aten): how for name, how in DEFINITIONS.items()}
     key = DispatchKey.Autograd
     return python_kernels.replaced({op: {key: how} for op, how in ours.items() if key in op.py_kernels})

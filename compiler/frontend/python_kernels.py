@@ -1,7 +1,7 @@
-"""What torch does by definitions of its own in Python while it traces, whatever decompositions it is given.
+"""Replace Python kernels that torch applies during tracing, whatever decompositions it is given.
 
-Resizing is decomposed so into sums at positions that are computed in floating point and looked up element by element;
-the rules for these ops know the positions as fractions of integers.
+One of these decomposes resizing into sums at positions computed in floating point, with an index per element. The rules
+for resizing ops know the positions as fractions of integers instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESIZING = tuple(name for name in RULES if name.startswith(("aten.upsample_", "
 
 @contextlib.contextmanager
 def replaced(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> Iterator[None]:
-    """While this is entered, overloads are traced by these formulas, or as they are where there is None."""
+    """While entered, overloads are traced by these formulas, or kept as they are if the formula is None."""
     before = {op: {key: op.py_kernels.get(key) for key in own} for op, own in formulas.items()}
     _set(formulas)
     try:
@@ -43,7 +43,7 @@ def _set(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> None:
 
 
 def whole_resizing(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """Resizing, and its gradients, are traced as the ops that have rules, in a graph of known sizes."""
+    """While entered, resizing and its gradients are traced as single ops, which have rules, if the sizes are known."""
     if any(isinstance(x, torch.SymInt) for x in inputs):
         return contextlib.nullcontext()
     overloads = [op for op in map(_overload, _RESIZING) if op is not None]
@@ -51,7 +51,7 @@ def whole_resizing(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[N
 
 
 def _overload(name: str) -> Any:
-    """The op of this name, if this version of torch has it."""
+    """The op of this name; None if this version of torch lacks it."""
     try:
         return attrgetter(name.removeprefix("aten."))(torch.ops.aten)
     except AttributeError:

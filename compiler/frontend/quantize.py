@@ -1,4 +1,4 @@
-"""A captured program in; the same with weights as integers and scales out, made once, here."""
+"""Quantize the weights of captured programs to integers or 8-bit floats with scales, once, at compile time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from compiler.passes.quantize import CHUNK, Quantized
 
 
 def quantized(captured: Captured, mode: str, weights: Mapping[str, torch.Tensor] | None = None) -> Captured:
-    """The program with its products by weights quantized, as `passes.quantize` says.
+    """The program with its products by weights quantized, as `passes.quantize` specifies.
 
-    `weights` are values of inputs by name, by default those of the constant ones. What is no longer read of these is
-    neither an input nor an argument any more. Raises CompilerError for a mode that there is none of.
+    `weights` are values of inputs by name, by default those of the constant ones. A weight that is no longer read is
+    removed from inputs and arguments. Raises CompilerError for an unknown mode.
     """
     known = dict(captured.constants if weights is None else weights)
     program, made = rewriting.quantize(captured.program, mode, known)
@@ -33,7 +33,7 @@ def quantized(captured: Captured, mode: str, weights: Mapping[str, torch.Tensor]
 
 
 def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest integers and their scales: symmetric, the largest magnitude of a group is the largest integer."""
+    """The nearest integers and their scales. The largest magnitude of a group maps to the largest integer."""
     wide = (weight.detach().t() if how.across else weight.detach()).to(torch.float64)
     grouped = wide.reshape(wide.shape[0], -1, how.group)
     most = rewriting.MOST["f8e4m3"] if how.floats else 2 ** (how.bits - 1) - 1
@@ -50,8 +50,11 @@ def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.
 
 
 def rounded(x: torch.Tensor, mode: str, away: float = 0.0) -> torch.Tensor:
-    """What activations are after quantizing, in f64: each row numbers of 8 bits times its scale; themselves in a mode
-    that quantizes weights alone. Numbers are moved `away` from 0, in units of the integers, before they are rounded."""
+    """Activations after quantizing, in f64: per row, 8-bit numbers times a scale.
+
+    Unchanged in a mode that quantizes only weights. Numbers are moved `away` from 0, in units of the integers, before
+    they are rounded.
+    """
     if mode not in rewriting.OF_ACTIVATIONS:
         return x.double()
     wide, most = x.double(), rewriting.MOST[rewriting.OF_ACTIVATIONS[mode]]
@@ -64,7 +67,7 @@ def rounded(x: torch.Tensor, mode: str, away: float = 0.0) -> torch.Tensor:
 
 
 def restored(weight: torch.Tensor, mode: str, across: bool = False) -> torch.Tensor:
-    """What a weight is after quantizing, in f64: integers times scales; as it was where it would be left alone."""
+    """A weight after quantizing, in f64: integers times scales; unchanged if it would not be quantized."""
     rows, depth = reversed(weight.shape) if across else weight.shape
     bits, group = rewriting.grouping(mode, depth)
     if bits == 4 and group < CHUNK:

@@ -1,6 +1,6 @@
-"""Results of a graph in; the values to compute for them, and each result as a view of the memory of one of these, out.
+"""Choose the values to compute for the results of a graph, and describe each result as a view of one of these.
 
-The fake tensors that a graph carries have storages: what shares one is to share memory, as it does in eager.
+The fake tensors that a graph carries have storages: results that share one must share memory, as in eager.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ Shape = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class View:
-    """A result in the memory of the program's output `source`, which is to lie there from `begin` on with `memory` as
-    its strides; `offset` counts from the beginning of that memory."""
+    """A result that is a view of the program's output `source`.
+
+    The output is stored with strides `memory` from element `begin` of its memory on; `offset` counts from the beginning
+    of that memory.
+    """
 
     source: int
     memory: Shape
@@ -38,9 +41,9 @@ class View:
 
 @dataclass(frozen=True)
 class Results:
-    """The nodes to compute, and for each result its node and which of them it is in; a number is in none.
+    """The nodes to compute, and for each result its node and the index of the computed node it is in (-1 for a number).
 
-    `copies` are those computed that torch has traced as views of arguments.
+    `copies` are the computed nodes that torch has traced as views of arguments, which are copies in the program.
     """
 
     computed: tuple[Node, ...]
@@ -48,9 +51,9 @@ class Results:
     copies: frozenset[int]
 
     def views(self, symbols: Symbols) -> tuple[View | Expr, ...]:
-        """Each result as a view, numbers as expressions of sizes.
+        """Each result as a view; a number as an expression of sizes.
 
-        Raises Unsupported where the program is not given a size that one needs.
+        Raises Unsupported if a result needs a size that is not a size of an input.
         """
         known = set(symbols.sizes)
         out = tuple(self._view(node, source, symbols.size) for node, source in self.places)
@@ -64,7 +67,7 @@ class Results:
             return size(x)
         whole = self.computed[source].meta["val"]
         memory, first = _sizes(whole.stride(), size), whole.storage_offset()
-        # What torch traces as a view of an argument, and is a copy, begins its own memory.
+        # A copy of what torch traced as a view of an argument begins its own memory.
         begin, offset = (0, 0) if source in self.copies else (first, x.storage_offset())
         return View(source, memory, size(begin), _sizes(x.shape, size), _sizes(x.stride(), size), size(offset))
 
@@ -72,8 +75,9 @@ class Results:
 def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
     """What to compute for the results `wanted`, tensors and numbers.
 
-    What shares memory is made from the value of the graph that the memory was made for, unless one result alone is all
-    of that value in another shape or order, and nothing else is made of it: that would have to be made in both forms.
+    Results that share memory are views of the value that first had the memory. A single result is computed directly if
+    it is all of that value in another shape or order and nothing else reads the value; otherwise both forms would be
+    made.
     """
     owners = _owners(graph)
     read = {_memory(n) for n in graph.graph.nodes if any(_computes(user, n) for user in n.users)}
@@ -91,14 +95,14 @@ def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
 
 
 def sources(graph: GraphModule) -> tuple[Node, ...]:
-    """The values of a graph that the outputs of its program are, in order: what its results are made of."""
+    """The nodes of a graph that become the outputs of its program, in order."""
     return results(graph, [n for n in output(graph).args[0] if isinstance(n, Node)]).computed
 
 
 def with_results(graph: GraphModule, computed: Sequence[Node], drop: bool = False) -> GraphModule:
-    """A copy of the graph that gives these results alone; of what they do not need it has assertions only.
+    """A copy of the graph that returns only these results; assertions are kept.
 
-    With `drop` an argument that nothing reads is left out if no program can have it, of another element type, say.
+    With `drop`, unread arguments that no program can take are left out, for instance those of another element type.
     """
     copied = Graph()
     table: dict[Node, Node] = {}
@@ -113,7 +117,7 @@ def with_results(graph: GraphModule, computed: Sequence[Node], drop: bool = Fals
 
 
 def _memory(node: Node) -> object:
-    """What is the same for values that share memory."""
+    """A key that is equal for values that share memory."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return node
@@ -121,12 +125,12 @@ def _memory(node: Node) -> object:
 
 
 def _computes(user: Node, of: Node) -> bool:
-    """Whether a call makes something of a value, and not only another view of it."""
+    """Whether a call computes something from a value, rather than another view of it."""
     return user.op == "call_function" and _memory(user) != _memory(of)
 
 
 def _owners(graph: GraphModule) -> dict[object, Node]:
-    """For each memory the first value that has it; that of inputs has none."""
+    """The first value in each memory; inputs and their views are not included."""
     out: dict[object, Node] = {}
     outer = {_memory(n) for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")}
     for node in graph.graph.nodes:
@@ -136,13 +140,13 @@ def _owners(graph: GraphModule) -> dict[object, Node]:
 
 
 def _owner(node: Node, owners: dict[object, Node]) -> Node:
-    """The value that the memory of this one was made for; itself, where it is not a view of that in the same type."""
+    """The value that a value's memory was made for; itself if the types differ or the memory is an input's."""
     owner = owners.get(_memory(node), node)
     return owner if node.meta["val"].dtype == owner.meta["val"].dtype else node
 
 
 def _is_whole(node: Node, owner: Node) -> bool:
-    """Whether the value is all of what its owner is, densely, from the beginning of the memory on."""
+    """Whether a value is all of `owner`, dense, from the beginning of the memory on."""
     x, whole = node.meta["val"], owner.meta["val"]
     if node is owner:
         return True

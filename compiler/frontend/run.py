@@ -1,7 +1,7 @@
-"""Torch IR and tensors in; what its calls mean out, by PyTorch's eager kernels.
+"""Run Torch IR by PyTorch's eager kernels, and explain why data are invalid.
 
-Of data that a program cannot be run on it finds the error that eager raises, with the place in the data: the program is
-run again, call by call, on copies in the CPU's memory.
+If compiled code finds invalid data, the program is run again, call by call, on copies in CPU memory, and eager's error
+is raised with the position in the data.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from compiler.ir.expr import Cast, Const, Expr, Op, static
 from compiler.ir.sizes import bind, fixed
 
 _COMPARISONS = {f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-# What is stored is the scalar as the tensor's type has it.
+# The scalar is stored in the type of the tensor.
 _FILLS = {f"aten.{name}" for name in ("masked_fill.Scalar", "fill.Scalar", "scatter.value", "index_fill.int_Scalar")}
 
 
-# A call, its arguments and an error that it raised in; the error to raise instead out.
+# Translates an error that a call raised: called with the call, its arguments and the error.
 Told = Callable[[Call, list[Any], dict[str, Any], Exception], Exception]
 
 
@@ -78,13 +78,13 @@ def resolve(op: str) -> Callable[..., Any]:
 
 
 class FirstOfEqual(TorchDispatchMode):
-    """A mode in which sorts and top-k are stable, where torch leaves the order of equal elements open."""
+    """A mode in which sort and top-k are stable; torch leaves the order of equal elements open."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Sort stably, and of that the first are the top k."""
+        """Sort stably; top-k takes the first k of that."""
         stable, named = torch.ops.aten.sort.stable, dict(kwargs or {})
         if func is torch.ops.aten.sort.default:
             names = ("self", "dim", "descending")
@@ -99,7 +99,7 @@ class FirstOfEqual(TorchDispatchMode):
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """What integers become when an op makes floating numbers of them."""
+    """Set the type to which ops convert integers when they make floating-point numbers of them."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
@@ -132,7 +132,7 @@ def _actual(argument: object, env: Mapping[str, Any], dtype: torch.dtype | None,
 
 
 def _number(e: Expr) -> int | float:
-    """The value of an expression of known sizes."""
+    """The value of an expression whose sizes are known."""
     match e:
         case Cast(arg, kind) if kind.is_float:
             return float(_number(arg))
@@ -142,10 +142,10 @@ def _number(e: Expr) -> int | float:
 
 
 def _faithful(call: Call, args: list[Any], known: Mapping[str, Type]) -> list[Any]:
-    """Arguments with which a call means in another floating type what it does in its own.
+    """Arguments that give a call the meaning in another floating-point type that it has in its own.
 
-    What depends on the type is spelled out: the rounding of a scalar that is compared with, and defaults made of the
-    type's greatest value or rounding unit.
+    Dependencies on the type are made explicit: the rounding of compared scalars, and defaults derived from the type's
+    largest value or rounding unit.
     """
     first = call.args[0] if call.args else None
     own = torch_dtype(known[first.name].dtype) if isinstance(first, Ref) else torch.float32
@@ -178,8 +178,10 @@ _NO_FACTOR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-d
 
 
 def refuse(program: Program, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise what eager raises for the program on this data: an error of the same class that says which op, which
-    element and which range it is about. Raises CompilerError if eager has nothing against the data."""
+    """Raise eager's error for the program on this data: of the same class, with the op, the element and the range.
+
+    Raises CompilerError if eager accepts the data.
+    """
     execute(program, [t.detach().cpu() for t in tensors], told=_told)
     raise CompilerError(
         f"{program.name}: the compiled code found an index, a target or a divisor out of range, and eager did not; "
@@ -197,7 +199,7 @@ def _told(call: Call, args: list[Any], kwargs: dict[str, Any], error: Exception)
 
 
 def _places(op: str, args: list[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """What is out of range among the arguments of a call, told by their names."""
+    """Descriptions of the arguments of a call that are out of range, found by the arguments' names."""
     names = [a.name for a in resolve(op)._schema.arguments]  # type: ignore[attr-defined]
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     source: Any = given.get("weight" if "indices" in given and "weight" in given else "self")
@@ -234,7 +236,7 @@ def _index(index: torch.Tensor, source: torch.Tensor, dim: int | None, wraps: bo
 
 
 def _outside(what: str, values: torch.Tensor, size: int, of: str, wraps: bool = False) -> Iterator[str]:
-    """The first of the values that is none of 0 .. size - 1, nor, where they wrap, of -size .. -1."""
+    """The first value outside of 0 .. size - 1, or, if indices wrap, of -size .. size - 1."""
     bad = values[(values < (-size if wraps else 0)) | (values >= size)]
     if bad.numel():
         yield f"{what} {bad.flatten()[0].item()} is out of range {of}"

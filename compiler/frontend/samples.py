@@ -1,8 +1,8 @@
-"""Samples of images and volumes at places of a grid, and their gradients.
+"""Sampling of images and volumes at the points of a grid, and its gradients.
 
-A place is a fraction of the way between neighbours along each axis. Its sample is a sum over taps, neighbours with
-weights that the fraction gives: one tap of an axis takes the nearest, two are linear, four cubic. Outside are zeros,
-the border or a reflection.
+A point lies a fraction of the way between neighbours along each axis. Its sample is a sum over taps: neighbours with
+weights that depend on the fraction. An axis has one tap for nearest, two for linear and four for cubic interpolation.
+Outside of the image are zeros, the border or a reflection.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 _LINEAR, _NEAREST, _CUBIC = range(3)
-_TAPS = {_NEAREST: 1, _LINEAR: 2, _CUBIC: 4}  # along an axis
+_TAPS = {_NEAREST: 1, _LINEAR: 2, _CUBIC: 4}  # taps along an axis
 _ZEROS, _BORDER, _REFLECTION = range(3)
-_BEND = -0.75  # of the cubic, as torch has it
+_BEND = -0.75  # parameter of the cubic kernel, as in torch
 
 
 def _sample(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
-    """Samples at places from -1 to 1."""
+    """Samples at points with coordinates from -1 to 1."""
     (count, _, *sizes), rank, taps = x.shape, x.dim() - 2, _TAPS[interpolation]
     found = [_axis(grid[..., rank - 1 - k], n, interpolation, padding, align_corners) for k, n in enumerate(sizes)]
     batch = torch.arange(count, device=x.device).view(-1, *[1] * rank)
@@ -41,15 +41,15 @@ def _sample(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_cor
 
 
 def _axis(g: Tensor, n: int, interpolation: int, padding: int, align_corners: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The middle tap, how far past it the place is, and how fast that grows with the number that points there."""
-    inner = _ZEROS if interpolation == _CUBIC else padding  # a cubic's taps are each brought inside, not its place
+    """The base tap, the point's distance from it, and the derivative of the point's position by its coordinate."""
+    inner = _ZEROS if interpolation == _CUBIC else padding  # cubic interpolation pads each tap, not the point
     at, slope = _place(g, n, inner, align_corners)
     low = at.round() if interpolation == _NEAREST else at.floor()
     return low, at - low, slope
 
 
 def _spot(low: Tensor, tap: Any, n: int, taps: int, padding: int, align_corners: bool) -> Tensor:
-    """Where a tap is, counted from the lowest."""
+    """The position of a tap, numbered from the lowest, after padding."""
     spot: Tensor = low + (tap - 1 if taps == _TAPS[_CUBIC] else tap)
     if taps < _TAPS[_CUBIC] or padding == _ZEROS:
         return spot
@@ -57,10 +57,7 @@ def _spot(low: Tensor, tap: Any, n: int, taps: int, padding: int, align_corners:
 
 
 def _place(g: Tensor, n: int, padding: int, align_corners: bool) -> tuple[Tensor, Tensor]:
-    """Where along an axis of `n` elements a number from -1 to 1 points, and how fast that moves with the number.
-
-    At a border it no longer moves.
-    """
+    """The position of a coordinate on an axis of `n` elements, and its derivative, which is 0 at a border."""
     at = (g + 1) / 2 * (n - 1) if align_corners else ((g + 1) * n - 1) / 2
     slope = torch.full_like(at, (n - 1) / 2 if align_corners else n / 2)
     if padding == _REFLECTION:
@@ -72,7 +69,7 @@ def _place(g: Tensor, n: int, padding: int, align_corners: bool) -> tuple[Tensor
 
 
 def _reflected(at: Tensor, n: int, align_corners: bool) -> tuple[Tensor, Tensor]:
-    """Places reflected at the ends of an axis of `n` elements, and which of them then move backwards."""
+    """Positions reflected at the ends of an axis of `n` elements, and which of them then move backwards."""
     low, span = (0.0, n - 1) if align_corners else (-0.5, n)
     over = at - low
     off = torch.remainder(over.abs(), 2 * span) if span else torch.zeros_like(at)
@@ -80,16 +77,17 @@ def _reflected(at: Tensor, n: int, align_corners: bool) -> tuple[Tensor, Tensor]
 
 
 def _within(spots: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-    """Which places are inside, and all of them as indices, where those outside are 0."""
+    """The mask of positions inside, and all positions as indices, with 0 for those outside."""
     inside = functools.reduce(torch.logical_and, ((i >= 0) & (i < n) for i, n in zip(spots, sizes, strict=True)))
     return inside, [torch.where(inside, i, 0).to(torch.int64) for i in spots]
 
 
 def _sampled(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
-    """Samples also at places that are infinite or no number: where these are is for torch to say.
+    """Samples, with eager's results also for points that are infinite or NaN.
 
-    A clamp makes 0 of NaN, but the last place in volumes on CPUs, and what cannot be reflected is NaN. Beyond zeros'
-    edges all is zero; only in images on CPUs its weight is NaN. The weights of a cubic always are.
+    A clamp maps NaN to position 0, but to the last one in volumes on CPUs; reflection maps all such points like NaN.
+    With zero padding the sample is 0, but NaN for linear interpolation of images on CPUs. With cubic interpolation it
+    is NaN.
     """
     sizes, on_cpu = x.shape[2:], x.device.type == "cpu"
     grid = grid.to(torch.promote_types(grid.dtype, torch.float32))
@@ -108,7 +106,7 @@ def _sampled(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_co
 
 
 def _weight(tap: int, t: Tensor, taps: int) -> tuple[Tensor, Tensor]:
-    """The weight of a tap, counted from the lowest, for a place `t` past the middle one, and its slope in t."""
+    """The weight of a tap, numbered from the lowest, for a point `t` beyond the base tap; and its derivative by t."""
     if taps == _TAPS[_NEAREST]:
         return torch.ones_like(t), torch.zeros_like(t)
     if taps == _TAPS[_LINEAR]:
@@ -123,7 +121,7 @@ def _weight(tap: int, t: Tensor, taps: int) -> tuple[Tensor, Tensor]:
 
 
 def _weights(tap: Tensor, t: Tensor, taps: int) -> tuple[Tensor, Tensor]:
-    """Those of many taps."""
+    """Weights and derivatives for a tensor of tap numbers."""
     every = [_weight(k, t, taps) for k in range(taps)]
     weight, slope = every[0]
     for k, (w, s) in enumerate(every[1:], start=1):
@@ -135,7 +133,7 @@ def _backward(
     grad: Tensor, x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of the elements, which get their taps' shares, and of the places. A first axis has all the taps."""
+    """Gradients of the elements and of the grid. A leading axis enumerates all taps."""
     (count, channels, *sizes), rank, kind = x.shape, x.dim() - 2, torch.promote_types(x.dtype, torch.float32)
     taps = _TAPS[interpolation]
     number = torch.arange(taps**rank, device=x.device).view(-1, *[1] * (rank + 1))
@@ -161,12 +159,12 @@ def _backward(
     moved = [
         felt * math.prod((weights[j] for j in range(rank) if j != k), start=slopes[k]) for k in reversed(range(rank))
     ]
-    if rank == 3 or x.device.type != "cpu":  # only in images on CPUs, weights that are no number count outside
+    if rank == 3 or x.device.type != "cpu":  # only for images on CPUs, NaN weights count outside
         moved = [torch.where(inside, m, 0) for m in moved]
     return of_x, torch.stack([m.sum(0) for m in moved], -1).to(grid.dtype)
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "grid_sampler_2d.default": _sampled, "grid_sampler_3d.default": _sampled,
     "grid_sampler_2d_backward.default": _backward, "grid_sampler_3d_backward.default": _backward,

@@ -1,4 +1,4 @@
-"""Ops that pick elements by their order or by whether they hold, as sorts, running counts and gathers."""
+"""Ops that select elements by rank or predicate, as sorts, cumulative sums and gathers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MOST_SUMMED = 1024  # elements of a row, each of whose running sums is taken by itself
+_MOST_SUMMED = 1024  # the longest row whose elements are compared pairwise
 
 
 def _of_scalar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The one element, and its place."""
+    """The result for a scalar: a copy and index 0."""
     return x.clone(), torch.zeros_like(x, dtype=torch.int64)
 
 
 def _kept(found: list[Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """Values and places, without the dimension that they were picked along unless it is to be kept."""
+    """Values and indices, with the reduced dimension removed unless `keepdim`."""
     value, place = (part if keepdim else part.squeeze(dim) for part in found)
     return value, place
 
@@ -32,7 +32,7 @@ def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
 
 
 def _median_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
-    """The lower one of the middle; the first NaN, if there is any: sorting puts those last."""
+    """The lower median; the first NaN if there is one, since sorting puts NaN last."""
     if not x.dim():
         return _of_scalar(x)
     n = x.shape[dim]
@@ -50,7 +50,7 @@ def _median(x: Tensor) -> Any:
 
 
 def _nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
-    """The lower one of the middle of what is not NaN, which sorting puts last; NaN, if there is nothing else."""
+    """The lower median of the elements that are not NaN, which sorting puts last; NaN if there are no others."""
     if not x.dim():
         return _of_scalar(x)
     if not x.shape[dim] or not x.numel():
@@ -66,7 +66,7 @@ def _nanmedian(x: Tensor) -> Any:
 
 
 def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    """The least of the most frequent elements, and the last place of it; NaN equals nothing."""
+    """The least of the most frequent elements, and its last index; NaN equals nothing."""
     if not x.dim():
         return _of_scalar(x)
     n = x.shape[dim]
@@ -83,7 +83,7 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
 
 
 def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """The places of the first elements that are not zero; those beyond are put into a row that is left out."""
+    """The indices of the first `size` non-zero elements; all others are scattered to an extra row that is dropped."""
     if not x.dim() or not x.numel() or not size:
         return x.new_full((size, x.dim()), fill_value, dtype=torch.int64)
     holds = (x != 0).flatten()
@@ -99,7 +99,7 @@ def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 
 
 def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Gradients of the source, whose elements came to the places that the mask holds for, in order; the rest has 0."""
+    """The gradient of the source, whose k-th element went to the k-th true element of the mask; 0 for others."""
     given, holds = (x.flatten() for x in torch.broadcast_tensors(grad, mask))  # type: ignore[no-untyped-call]
     if not given.numel():
         return grad.new_zeros(sizes)
@@ -108,8 +108,10 @@ def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
-    """Each element joins the one a power of two before it, which holds the sum of as many: none is lost beside a larger
-    one that comes later."""
+    """A parallel prefix by doubling: each element is combined with the one 2^k before it.
+
+    No element is lost next to a larger one that comes later.
+    """
     if not x.dim() or not x.numel():
         return x.clone()
     n = x.shape[dim]
@@ -121,7 +123,7 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
     return sums.to(x.dtype, copy=n == 1).movedim(-1, dim)
 
 
-# By the names of overloads.
+# Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "kthvalue.default": _kthvalue, "median.default": _median, "median.dim": _median_dim,
     "nanmedian.default": _nanmedian, "nanmedian.dim": _nanmedian_dim, "mode.default": _mode,

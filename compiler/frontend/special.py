@@ -1,7 +1,4 @@
-"""Special functions as torch's ops of what there are formulas for: series, rational approximations, recurrences.
-
-Each computes in f32 at least, whatever it is given.
-"""
+"""Special functions as series, rational approximations and recurrences in torch ops, computed in f32 or wider."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _aten = torch.ops.aten
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """From the coefficient of the highest power on."""
+    """Horner's scheme; coefficients from the highest power down."""
     total = torch.full_like(x, coefficients[0])
     for c in coefficients[1:]:
         total = total * x + c
@@ -25,7 +22,7 @@ def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def _raised(x: Tensor, least: int, term: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Positive numbers raised by ones to `least` or more, and the sum of the terms of those passed."""
+    """Increment positive numbers until they are at least `least`, and sum `term` over the numbers passed."""
     total = torch.zeros_like(x)
     for _ in range(least):
         near = x < least
@@ -69,8 +66,8 @@ def _polygamma(n: int, x: Tensor) -> Any:
     return (_digamma, _trigamma)[n](x) if n < 2 else _higher_polygamma(x, n)
 
 
-# The quantiles of the normal distribution by Wichura's algorithm AS 241, which is accurate to 1e-16: numerators and
-# denominators in the middle, of numbers from 1e-11 to the ends, and of less.
+# The quantiles of the normal distribution by Wichura's algorithm AS 241, which is accurate to 1e-16. Numerators and
+# denominators: in the middle, for tails above 1e-11, and for smaller tails.
 _MIDDLE = (
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457, 13731.693765509461125,
      1971.5909503065514427, 133.14166789178437745, 3.387132872796366608),
@@ -97,8 +94,10 @@ def _ratio(x: Tensor, parts: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _quantile(beyond: Tensor, least: Tensor, *, unit: float = 1.0, times: float = 1.0) -> Tensor:
-    """What lies `beyond * unit` beyond the median of the normal distribution, with `least` left on its side, times a
-    number: both are given, because a difference of them tells numbers beside 0 or 1 no longer apart."""
+    """`times` times the normal quantile of the probability 0.5 + beyond * unit; `least` is the smaller tail.
+
+    Both are given, since computing one of them from the other cancels near 0 or 1.
+    """
     share = beyond * unit
     middle = beyond * (_ratio(0.180625 - share * share, _MIDDLE) * (unit * times))
     depth = torch.sqrt(-torch.log(least))
@@ -107,7 +106,7 @@ def _quantile(beyond: Tensor, least: Tensor, *, unit: float = 1.0, times: float 
 
 
 def _between(x: Tensor, least: Tensor, found: Tensor, beyond: Tensor) -> Tensor:
-    """What was found, but an infinity where nothing is left on a side, and no number beyond that."""
+    """`found`, but an infinity if the tail is empty, and NaN outside of the domain."""
     whole = torch.copysign(torch.full_like(x, math.inf), beyond)
     return torch.where(least > 0, found, torch.where(least == 0, whole, math.nan))
 
@@ -126,8 +125,10 @@ def _ndtri(y: Tensor) -> Tensor:
 
 
 def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
-    """The modified Bessel function of the first kind, of order 0 or 1: its power series, whose terms have one sign, up
-    to 20, and its asymptotic series beyond. Scaled, it is times exp(-|x|)."""
+    """The modified Bessel function of the first kind, of order 0 or 1; if `scaled`, times exp(-|x|).
+
+    Up to 20 it is the power series, whose terms have one sign, and beyond that the asymptotic series.
+    """
     terms = [1 / (math.factorial(k) * math.factorial(k + order)) for k in reversed(range(55))]
     tail = [1.0]
     for k in range(1, 31):
@@ -147,7 +148,7 @@ def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
 
 
 def functions() -> dict[Any, Callable[..., Any]]:
-    """How to decompose each."""
+    """The decomposition of each op."""
     return {
         _aten.digamma.default: _digamma,
         _aten.polygamma.default: _polygamma,

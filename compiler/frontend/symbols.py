@@ -1,6 +1,6 @@
-"""PyTorch's symbolic sizes in; ours out: one `Size` for each symbol, with the range and the value that torch knows.
+"""Convert PyTorch's symbolic sizes: each symbol becomes one `Size` with the range and the example that torch knows.
 
-Torch assumes of a symbol what it has guarded; a guard that its range does not imply is kept for `check`.
+Torch assumes its guards on symbols; a guard that the ranges do not imply is kept for `check`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from compiler.ir.index import simplify
 _BINARY: dict[Any, str] = {
     FloorDiv: "floordiv", CleanDiv: "floordiv", Mod: "mod", PythonMod: "mod", Max: "max", Min: "min",
 }  # fmt: skip
-# By their exponents.
+# Keyed by exponent.
 _POWERS: dict[float, Callable[[Expr], Expr]] = {
     -1.0: lambda x: const(1.0, f64) / x,
     -0.5: lambda x: const(1.0, f64) / op("sqrt", x),
@@ -42,7 +42,7 @@ _POWERS: dict[float, Callable[[Expr], Expr]] = {
     1.0: lambda x: x,
     2.0: lambda x: x * x,
 }
-LEAST = 1  # torch takes a size that varies for more than 0 when it traces
+LEAST = 1  # torch assumes in tracing that a dynamic size is positive
 
 
 # An assumption as text, and as a test of sizes.
@@ -51,7 +51,7 @@ Guard = tuple[str, Callable[[Mapping[Size, int]], bool]]
 
 @dataclass
 class Symbols:
-    """The sizes of one graph. `ranges` are by symbol, where the user has said more than torch's environment knows."""
+    """The sizes of one graph. `ranges` has ranges, by symbol, that the user has narrowed beyond torch's own."""
 
     ranges: Mapping[Any, Any] = field(default_factory=dict)
     sizes: dict[Any, Size] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Symbols:
     environment: Any = None
 
     def size(self, n: int) -> Expr:
-        """A size or stride as an expression in simplest form; raises Unsupported."""
+        """A size or stride as a simplified expression; raises Unsupported, for instance if it depends on data."""
         if isinstance(n, int):
             return const(n)
         node = n.node
@@ -69,11 +69,11 @@ class Symbols:
             and node.hint == 1
             and self.environment._maybe_evaluate_static(sympy.Eq(node.expr, 1)) == sympy.true
         ):
-            return const(1)  # so torch has guarded, and broadcasts it
+            return const(1)  # torch has guarded on 1, and broadcasts the axis
         return simplify(self._expression(node.expr), {}, index=True)
 
     def number(self, n: Any) -> Expr:
-        """A floating number as an expression in f64, as Python computes it; raises Unsupported."""
+        """A floating-point number as an expression in f64, as Python computes it; raises Unsupported."""
         self.environment = n.node.shape_env
         return self._floating(n.node.expr)
 
@@ -132,7 +132,7 @@ class Symbols:
                 raise Unsupported("symbolic size", (str(symbol),), "depends on the data")
             bounds = self.environment.var_to_range[symbol]
             own = self.ranges.get(symbol, bounds)
-            # A range that begins at 0 is one that nobody has given a beginning.
+            # A lower bound of 0 means that none was given.
             begin, own_begin = (_number(x.lower) or 0 for x in (bounds, own))
             low = own_begin if own_begin >= LEAST else begin
             ends = [n for x in (bounds, own) if (n := _number(x.upper)) is not None]
@@ -141,13 +141,13 @@ class Symbols:
                 n += 1
                 name = f"s{n}"
             self.taken.add(name)
-            # What fits no index of memory is no end.
+            # A bound beyond any memory index is none.
             high = min(ends, default=None) if min(ends, default=1 << 62) < 1 << 62 else None
             self.sizes[symbol] = Size(name, i64, max(low, LEAST), high, int(known[symbol]))
         return self.sizes[symbol]
 
     def guards(self) -> tuple[Guard, ...]:
-        """What torch has assumed of the sizes, as text and as a test, where their ranges do not say so already."""
+        """Torch's assumptions about the sizes that their ranges do not imply."""
         if self.environment is None:
             return ()
         out = []
@@ -168,18 +168,18 @@ class Symbols:
 
 
 def _sorted(args: Sequence[Any]) -> list[Any]:
-    """Terms in an order that is the same in every process, as their sum is rounded by it; numbers last."""
+    """Terms in an order that is the same in every process, since rounding of their sum depends on it; numbers last."""
     return sorted(args, key=lambda x: (x.is_number, sympy.default_sort_key(x)))
 
 
 def _is_exact(factor: Any, whole: Any) -> bool:
-    """Whether a product is what floating numbers make of it: both are of few bits."""
+    """Whether the floating-point product is exact: both parts of the factor have few bits."""
     above, below = float(factor).as_integer_ratio()
     return bool(whole.is_nonnegative) and 0 < above < 1 << 10 and below < 1 << 10
 
 
 def _number(x: Any) -> int | None:
-    """A bound, None where it is none."""
+    """A bound as an int; None if it is infinite."""
     return int(x) if isinstance(x, sympy.Integer) else None
 
 

@@ -1,7 +1,7 @@
-"""A PyTorch function or module and example inputs in; Torch IR out, with the weights that it found.
+"""Trace PyTorch functions and modules to Torch IR, together with their weights.
 
-No call in the result has a side effect or unknown sizes; calls that `torch_to_tensor` has a rule for are kept whole,
-others are decomposed as torch would.
+No call in the result has a side effect or unknown sizes. Calls that `torch_to_tensor` has a rule for are kept whole;
+others are decomposed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Captured:
     `arguments` names the program's input for each tensor among the flattened arguments of the function. `constants` has
     the values of the constant inputs. `structure` and `literals` (by position) rebuild the function's result. `guards`
     are conditions on sizes under which the trace is valid. `views`, if given, describes the results as views of the
-    program's outputs. `positions` are those of `arguments` among the placeholders of a graph, of which some may be
-    sizes.
+    program's outputs. `positions` has the position of each of `arguments` among the placeholders of a graph, some of
+    which may be sizes.
     """
 
     program: Program
@@ -60,7 +60,7 @@ class Captured:
                 raise SizeError(f"{shown}: the program was compiled for sizes with {text} only")
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What the program's inputs hold, weights included, if the function is called with these tensors."""
+        """The values of the program's inputs, weights included, for a call of the function with these tensors."""
         held = dict(zip(self.arguments, tensors, strict=True)) | self.constants
         return tuple(held[i.name] for i in self.program.inputs)
 
@@ -86,7 +86,7 @@ def capture(
     dtypes and arguments that Torch IR cannot represent; ops that have no lowering are refused by `lower`.
     """
     module = function if isinstance(function, torch.nn.Module) else _Function(function)
-    # An alias of each tensor, so that one that is passed twice, or closed over as well, is not taken for one input.
+    # Each tensor is aliased, so that a tensor that is passed twice, or closed over too, is not merged into one input.
     distinct = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(inputs))
     exported = _export(module, distinct, function, dynamic_shapes)
     spec = exported.graph_signature
@@ -119,7 +119,7 @@ def capture(
 
 
 class _Function(torch.nn.Module):
-    """A function as the module that `torch.export` asks for."""
+    """A function as the module that `torch.export` requires."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -155,13 +155,13 @@ def _export(
         except Exception as problem:  # whatever PyTorch raises for a program that it cannot run or trace
             what = getattr(function, "__qualname__", type(function).__name__)
             reason, *others = str(problem).strip().split("\n\n")[0].split("\n")
-            # Of sizes that the user says may vary, and may not, torch tells which and why in a list.
+            # For sizes that were declared dynamic but are not, torch lists which and why.
             reason = "; ".join([reason, *(x.strip(" -") for x in others if x.startswith("  - "))])
             raise CompilerError(f"torch.export cannot trace {what}: {type(problem).__name__}: {reason}") from problem
 
 
 def _by_parameter(module: torch.nn.Module, function: Callable[..., Any], shapes: Any) -> Any:
-    """`dynamic_shapes` for the module that is exported, which takes the parameters of a plain function as one tuple."""
+    """`dynamic_shapes` for the exported module, which takes the parameters of a plain function as one tuple."""
     if shapes is None or module is function:
         return shapes
     if not isinstance(shapes, Mapping):
@@ -175,7 +175,7 @@ def _by_parameter(module: torch.nn.Module, function: Callable[..., Any], shapes:
 
 @contextmanager
 def _silenced(name: str) -> Iterator[None]:
-    """Without what a logger of torch says about an error that we report ourselves."""
+    """Silence a logger of torch about errors that are reported here."""
     logger = logging.getLogger(name)
     before = logger.disabled
     logger.disabled = True
@@ -187,7 +187,7 @@ def _silenced(name: str) -> Iterator[None]:
 
 @contextmanager
 def _without_fast_path() -> Iterator[None]:
-    """Transformer layers as their ops, not as the one op that they are in inference."""
+    """Trace transformer layers as their ops, not as the single op of the inference fast path."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -206,12 +206,12 @@ def _weight(exported: ExportedProgram, target: str) -> torch.Tensor:
 def from_graph(
     graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}, into: Mapping[int, str] = {}
 ) -> Captured:
-    """A graph of ATen calls that AOT Autograd or `make_fx` made, whose nodes carry example values.
+    """Convert a graph of ATen calls, whose nodes carry example values, from AOTAutograd or `make_fx`.
 
-    `constants` are the known values of some of its placeholders, by position. Decompose with `decompositions()` before.
-    Results that share memory in eager are views of one output of the program. `into` names, for some results by their
-    position, the placeholder that they may overwrite: what shares memory with no other result then does, if it can.
-    Inputs begin in their memory where those of the examples do, for which `offsets` tells what to check.
+    It must have been decomposed with `decompositions()`. `constants` are the known values of some placeholders, by
+    position. Results that share memory in eager are views of one output of the program. `into` names, for some results
+    by their position, the placeholder that they may overwrite; a result does so if it shares memory with no other
+    result and has the type. Inputs have the storage offsets of their examples, which `offsets` lists for checking.
     """
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)

@@ -1,4 +1,4 @@
-"""PyTorch's element types and tensors in; ours out, and back."""
+"""Convert element types and tensor types between PyTorch and the IRs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def our_dtype(dtype: torch.dtype) -> DType:
-    """Our element type for torch's; raises Unsupported."""
+    """Our element type for torch's; raises Unsupported if there is none."""
     if dtype not in OURS:
         raise Unsupported(str(dtype), (), f"the element types are {', '.join(TORCH)}")
     return OURS[dtype]
 
 
 def tensor_type(t: torch.Tensor, size: Callable[[int], Expr] = dim) -> Type:
-    """The type of a tensor, real or fake; `size` makes expressions of its sizes. Raises Unsupported."""
+    """The type of a tensor, real or fake. `size` converts its sizes and strides to expressions.
+
+    Raises Unsupported for an element type or layout that the IRs lack.
+    """
     if t.layout is not torch.strided:
         raise Unsupported(str(t.layout), (), "only dense tensors")
     return Type(our_dtype(t.dtype), tuple(map(size, t.shape)), tuple(map(size, t.stride())))

@@ -1,7 +1,7 @@
-"""Window functions, by their formulas: a number of samples in, their weights out.
+"""Window functions by their formulas.
 
-Source: the documentation of `torch.hann_window` and its kin. A periodic window is a symmetric one with a sample more,
-which is left out.
+Source: the documentation of `torch.hann_window` and related functions. A periodic window is a symmetric one with one
+more sample, which is dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _kaiser(place: torch.Tensor, beta: float = 12.0) -> torch.Tensor:
 
 
 def _window(formula: Formula) -> Callable[..., Any]:
-    """A window by the weight of a sample at a place from 0 to 1."""
+    """A window function from the formula for the weight at a position from 0 to 1."""
 
     def made(
         window_length: int, periodic: bool = True, *shape: float, dtype: torch.dtype | None = None,
