@@ -1,1 +1,1 @@
-"""Torch IR to Tensor IR: `lower.lower`, by rules in one module for each family of ops (`lower.RULES` has them all)."""
+"""Torch IR to Tensor IR: `lower.lower`, with one module of rules per family of ops (`lower.RULES` has all of them)."""

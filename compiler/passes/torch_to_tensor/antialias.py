@@ -1,7 +1,6 @@
-"""Resizing of images without aliasing: an element is the weighted mean of a window of the input, which is as much wider
-as the image becomes smaller.
+"""Antialiased resizing: each element is a weighted mean over a window of the input that widens as the image shrinks.
 
-One dimension after the other is resized, as in torch. What has weight 0 is not counted, whatever it is.
+Dimensions are resized one after the other, as in torch. An element with weight 0 is ignored, even if it is NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from compiler.passes.torch_to_tensor.resizing import (
 
 @dataclass(frozen=True)
 class Filter:
-    """Weights by distance, in pixels of the smaller image; those at `reach` and beyond are 0."""
+    """Weights by distance in pixels of the smaller image; 0 from `reach` on."""
 
     reach: int
     weight: Callable[[Expr], Expr]
@@ -48,7 +47,7 @@ def _cubic(x: Expr) -> Expr:
 
 
 def _lanczos(x: Expr) -> Expr:
-    """sinc(x) * sinc(x / 3); the sine of a threefold angle is 3 s - 4 s^3."""
+    """sinc(x) * sinc(x / 3), using sin(3 a) = 3 s - 4 s^3."""
     angle = x * (math.pi / 3.0)
     sine = op("sin", angle)
     made = (3.0 - sine * sine * 4.0) * sine * sine / (angle * angle * 3.0)
@@ -61,7 +60,7 @@ LINEAR, CUBIC, LANCZOS = Filter(1, _linear), Filter(2, _cubic), Filter(3, _lancz
 
 @dataclass(frozen=True)
 class Windows:
-    """Of each element of a line: where its window begins and ends, unless the image does, and how long one may be."""
+    """The windows of a line's elements: begin and end of each, before clipping to the image."""
 
     line: Line
     how: Filter
@@ -71,7 +70,7 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """From where windows begin, whether or not that is in the image."""
+        """The longest window, before clipping to the image."""
         spans = (self.end.whole(const(i)) - self.begin.whole(const(i)) for i in range(self.line.wanted))
         return max(map(static, spans), default=0)
 
@@ -80,7 +79,7 @@ class Windows:
         return range(max(begin, 0), min(end, self.line.extent))
 
     def weight(self, i: Expr, p: Expr, dtype: DType) -> Expr:
-        """The share of element p in element i, before all shares are made to sum up to 1."""
+        """The weight of input element p in result element i, before normalisation."""
         center = fraction(self.step, self.step / 2)
         distance = op("abs", (p * 2 + 1) * center.unit - center.numerator(i) * 2)
         unit = const(float(2 * center.unit * max(self.step, Fraction(1))), dtype)
@@ -116,7 +115,7 @@ Pair = Callable[[Expr, Expr], tuple[Expr, Expr]]
 
 
 def _shares(b: Builder, windows: Windows, count: int, extent: int, pair: Pair, dtype: DType) -> Value:
-    """For each k and place the share that an element has in another; `pair` tells these two."""
+    """The normalised weights [count, extent]: `pair(k, place)` gives the input and result element of an entry."""
     totals = _totals(b, windows, dtype)
 
     def share(at: Index, k: Index) -> Expr:
@@ -129,7 +128,7 @@ def _shares(b: Builder, windows: Windows, count: int, extent: int, pair: Pair, d
 
 
 def _mean(b: Builder, x: Value, d: int, windows: Windows) -> Value:
-    """Each window of a dimension as an element."""
+    """Resize one dimension: the weighted mean over each window."""
     begin = windows.begin.whole
 
     def pair(k: Expr, i: Expr) -> tuple[Expr, Expr]:

@@ -1,7 +1,7 @@
-"""Scaled dot product attention, in every form in which torch names it: they differ in what they take and give besides.
+"""Scaled dot product attention in all of torch's forms, which differ in their arguments and additional results.
 
-All are softmax(query @ key.T * scale + mask) @ value. A query that may attend to nothing gets zeros, and its logsumexp
-is infinite, so that no weight comes back from it.
+All are softmax(query @ key.T * scale + mask) @ value. A query that may attend to no key gets zeros; its logsumexp is
+infinite, so that its gradient is zero.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def flash(
     b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """Causal attention ends with the last key for the last query, where the others begin with the first for the first.
+    """The causal mask is aligned at the end: the last query sees the last key. Other forms align it at the start.
 
-    Nothing more is given, no debug mask either: that is of dropout.
+    The other results, including the debug mask, serve dropout only and are not computed.
     """
     return _fused(b, query, key, value, None, dropout_p, is_causal, scale, at_end=True)
 
@@ -68,9 +68,9 @@ def _fused(
     b: Builder, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
     scale: float | None, at_end: bool = False,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """The values attended to, and the logsumexp where it is used; nothing of what serves dropout.
+    """The attended values, and the logsumexp if it is used; results that serve dropout are not computed.
 
-    The logsumexp is of the declared shape, which may be longer than there are queries: what is too much is infinite.
+    The declared logsumexp may have more rows than there are queries; those are infinite.
     """
     shape = (*query.shape[:-1], value.shape[-1])
     made, logsumexp = _attended(b, shape, query, key, value, mask, dropout, causal, scale, True, at_end)
@@ -93,7 +93,7 @@ def _attended(
     b: Builder, shape: Shape, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
     scale: float | None, grouped: bool, at_end: bool = False,
 ) -> tuple[Value, Element]:  # fmt: skip
-    """The values attended to, of this shape, and the logarithm of each query's sum of exponentials."""
+    """The attended values of this shape, and the logsumexp of each query."""
     scores = scored(b, shape[:-2], query, key, mask, dropout, causal, scale, grouped, at_end)
     space = scores.logits.shape
     some = mask is not None or (at_end and key.shape[-2] is not query.shape[-2])
@@ -108,7 +108,7 @@ def _attended(
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of queries and keys, scaled and masked; `head` is the batch index into keys or values."""
+    """Scaled and masked scores of queries and keys; `head` is the batch index into keys or values."""
 
     logits: Value
     head: Callable[[Value, Index], Index]
@@ -119,11 +119,11 @@ def scored(
     b: Builder, batch: Shape, query: Value, key: Value, mask: Value | None, dropout: float, causal: bool,
     scale: float | None, grouped: bool, at_end: bool = False,
 ) -> Scores:  # fmt: skip
-    """`grouped`: several heads of the query may share one of a key; `at_end`: the last query sees the last key."""
+    """`grouped`: several query heads may share one key head; `at_end`: the last query sees the last key."""
     if dropout:
         raise b.refuse("dropout is random")
     queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
-    size = max(static(features[0], "the head size"), 1)  # scores of nothing are 0, whatever they are multiplied by
+    size = max(static(features[0], "the head size"), 1)  # with no features, scores are 0 for any factor
     factor = 1 / math.sqrt(size) if scale is None else scale
     behind = keys - queries if at_end else dim(0)
 

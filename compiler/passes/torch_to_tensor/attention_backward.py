@@ -1,8 +1,8 @@
-"""Gradients of scaled dot product attention: the weights are computed anew from the logsumexp that forward has left.
+"""Gradients of scaled dot product attention; weights are recomputed from the logsumexp of the forward pass.
 
-With P = exp(scores - logsumexp) and the gradient dO of the result O, those of the value, the scores, the query and the
-key are P^T dO, dS = P * (dO V^T - sum(dO * O)), dS K and dS^T Q. Heads that share a key or a value are summed. Like the
-operands of any matmul, P, dS and dO are rounded to the type of the query, and so are the gradients.
+With P = exp(scores - logsumexp) and the gradient dO of the result O, the gradients of the value, the scores, the query
+and the key are P^T dO, dS = P * (dO V^T - sum(dO * O)), dS K and dS^T Q. Heads that share a key or a value are summed.
+Like the operands of any matmul, P, dS and dO are rounded to the type of the query, and so are the gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _backward(
     b: Builder, grad: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value, mask: Value | None,
     dropout: float, causal: bool, scale: float | None, at_end: bool = False,
 ) -> tuple[Value, Value, Value, Value]:  # fmt: skip
-    """Of the query, the key, the value and the scores."""
+    """Gradients of the query, the key, the value and the scores."""
     if query.dtype is dt.f64 and logsumexp.dtype is not dt.f64:
         raise b.refuse("the logsumexp is declared f32, where eager makes it f64")
     batch = query.shape[:-2]
@@ -50,12 +50,12 @@ def _backward(
 
 
 def _made(b: Builder, x: Value, of: Value, factor: float) -> Value:
-    """The gradient, as a tensor of the type that it is the gradient of holds it: so others read it from memory."""
+    """The gradient, scaled and rounded to the type of `of`, as readers load it from memory."""
     return b.map(x.shape, lambda at: rounded(x.at(at) * const(factor, x.compute), of.dtype), "made")
 
 
 def _shared(b: Builder, x: Value, weights: Value, by: Value) -> Value:
-    """For each element of a key or a value, the sum over all queries that see it, of all heads that share it."""
+    """The gradient of a key or a value: summed over all queries, and over the query heads that share its head."""
     heads = by.rank - 3
     sharing = 1 if x.shape[heads] is by.shape[heads] else static(by.shape[heads]) // static(x.shape[heads])
 
@@ -70,7 +70,7 @@ def _shared(b: Builder, x: Value, weights: Value, by: Value) -> Value:
 
 
 def _of_mask(b: Builder, mask: Value | None, inner: Value) -> Value | None:
-    """Of a mask that is added to the scores: summed over what it is broadcast over."""
+    """The gradient of an additive mask: summed over its broadcast dimensions. None for a boolean mask."""
     if mask is None or mask.dtype is dt.boolean:
         return None
     lead = inner.rank - mask.rank

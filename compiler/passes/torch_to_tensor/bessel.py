@@ -1,7 +1,8 @@
-"""Bessel and Airy functions: power series near zero, asymptotic series beyond, both in f64.
+"""Bessel and Airy functions: power series near zero and asymptotic series beyond, both in f64.
 
-The formulas are those of Abramowitz and Stegun, chapters 9 and 10. The series change where what cancels in the one and
-what is left out of the other are alike: there both are within 4e-8 of the largest term, less than a rounding of f32.
+The formulas are those of Abramowitz and Stegun, chapters 9 and 10. The switch between the series is where the
+cancellation of the one equals the truncation error of the other; there both errors are within 4e-8 of the largest term,
+less than a rounding of f32.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from compiler.passes.torch_to_tensor.formula import inverse, lit, polynomial, wh
 E = Expr
 Let = Callable[[E], E]
 _EULER = 0.57721566490153286
-_FAR, _FAR_K = 12.0, 9.2  # where the asymptotic series take over, of J and Y, and of K
-_LOW, _HIGH = -6.9, 5.75  # of Ai
+_FAR, _FAR_K = 12.0, 9.2  # where the asymptotic series take over: for J and Y, and for K
+_LOW, _HIGH = -6.9, 5.75  # the interval of the power series for Ai
 
 
 def _series(square: E, order: int, weight: Callable[[int], float]) -> E:
-    """The sum of weight(k) square^k / (k! (k + order)!): up to 36 within 1e-11 of its largest term."""
+    """The sum of weight(k) square^k / (k! (k + order)!); for arguments up to 36 within 1e-11 of its largest term."""
     return polynomial(square, [weight(k) / (math.factorial(k) * math.factorial(k + order)) for k in range(26)])
 
 
@@ -40,20 +41,20 @@ def _digammas(order: int) -> Callable[[int], float]:
 
 
 def _tail(order: int, count: int) -> list[float]:
-    """Coefficients of 1/x."""
+    """Coefficients of the asymptotic series, by powers of 1/x."""
     factors = ((4 * order**2 - (2 * k - 1) ** 2) / (8 * k) for k in range(1, count))
     return list(accumulate(factors, mul, initial=1.0))
 
 
 def _alternating(let: Let, coefficients: Sequence[float], over: E) -> tuple[E, E]:
-    """Sums of the even and of the odd powers, signs changing within each."""
+    """Sums of the even and of the odd powers, with alternating signs within each."""
     square = let(over * over)
     even, odd = ([(-1) ** k * c for k, c in enumerate(coefficients[first::2])] for first in (0, 1))
     return let(polynomial(square, even)), let(polynomial(square, odd) * over)
 
 
 def _wave(let: Let, x: E, order: int, second: bool) -> E:
-    """J, or with `second` Y, of order 0 or 1 for numbers from `_FAR` on."""
+    """J, or with `second` Y, of order 0 or 1, for arguments from `_FAR` on."""
     p, q = _alternating(let, _tail(order, 24), let(inverse(x)))
     cosine, sine = let(op("cos", x)), let(op("sin", x))
     c, s = (sine - cosine, -cosine - sine) if order else (cosine + sine, sine - cosine)  # of x - (order + 1/2) pi/2
@@ -89,7 +90,7 @@ def _of_positive(x: E, found: E, at_zero: float) -> E:
 
 
 def _modified(order: int, scaled: bool) -> Callable[[Let, E], E]:
-    """K."""
+    """K of this order; if `scaled`, times exp(x)."""
 
     def formula(let: Let, x: E) -> E:
         small, large = let(op("min", x, _FAR_K)), let(op("max", x, _FAR_K))
@@ -136,7 +137,7 @@ def _spherical(let: Let, x: E) -> E:
     return where(op("eq", op("abs", x), math.inf), lit(0, x), found)
 
 
-# By the names that torch has for them.
+# Keyed by torch's name.
 FORMULAS: dict[str, Callable[[Let, E], E]] = {
     "special_bessel_j0": _first_kind(0), "special_bessel_j1": _first_kind(1),
     "special_bessel_y0": _second_kind(0), "special_bessel_y1": _second_kind(1),

@@ -1,10 +1,10 @@
-"""How a rule writes Tensor IR: torch values come in as `Value`s, a `Builder` collects the equations of one ATen call.
+"""How a rule writes Tensor IR: torch tensors are `Value`s, and a `Builder` collects the equations of one ATen call.
 
 A rule is a function `rule(b, *args, **kwargs)` whose parameters after `b` are those of the ATen overload, by the same
 names and with the same defaults. Tensors arrive as `Value`s (inside lists too), lists as tuples, element types as
-`DType`, the rest as it is. It returns one `Value`, or a tuple with one for each result of the call, None where a result
-is not given. A parameter that it does not have is refused for it; what it has but cannot do it refuses by
-`raise b.refuse("why")`. Its family module puts it into a table `RULES: dict[str, Rule]` by overload name:
+`DType`, anything else unchanged. It returns one `Value`, or a tuple with one for each result of the call, None for a
+result that is not computed. Arguments without a parameter are refused before the rule is called; what a rule cannot do
+it refuses by `raise b.refuse("why")`. Its family module puts it into a table `RULES: dict[str, Rule]` by overload name:
 
     def softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
         d = dim % x.rank
@@ -14,10 +14,10 @@ is not given. A parameter that it does not have is refused for it; what it has b
 
     RULES: dict[str, Rule] = {"aten._softmax.default": softmax}
 
-A result may be a value that came in (an alias costs nothing). What is computed from 16-bit floats is f32 and stays so:
-`at` converts, and the lowering rounds the program's outputs; only explicit conversions, operands of contractions and of
-functions that jump round earlier (`rounded`, `Value.rounded_at`, `held`). A result of another shape than declared, or
-of an element type that is neither the declared one nor its computing type, is an error.
+A result may be one of the arguments (an alias costs nothing). A value computed from 16-bit floats is f32 and stays f32:
+`at` converts, and the lowering rounds the program's outputs. Only explicit conversions and operands of contractions and
+of discontinuous functions are rounded earlier (`rounded`, `Value.rounded_at`, `held`). It is an error if a result has
+another shape than declared, or an element type that is neither the declared one nor its computing type.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Value:
     dtype: DType
     shape: Shape
     stored: DType
-    strides: Shape = ()  # torch's, where known: only what reinterprets memory asks
+    strides: Shape = ()  # torch's, if known; used only by rules that reinterpret memory
 
     @property
     def rank(self) -> int:
@@ -58,15 +58,15 @@ class Value:
 
     @property
     def compute(self) -> DType:
-        """The type of `at`."""
+        """The computing type of the elements: the type of `at`."""
         return dt.compute(self.dtype)
 
     def at(self, index: Sequence[Expr | int]) -> Expr:
-        """One element, in the type in which arithmetic on it is done."""
+        """One element, in its computing type."""
         return cast(Load(self.name, tuple(map(dim, index)), self.stored), self.compute)
 
     def rounded_at(self, index: Sequence[Expr | int]) -> Expr:
-        """One element as torch would have stored it: what a contraction reads."""
+        """One element as torch would have stored it: the operand of a contraction."""
         return rounded(self.at(index), self.dtype)
 
     def __str__(self) -> str:
@@ -80,21 +80,21 @@ _TRUTH = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
 
 
 def combining(how: str, dtype: DType) -> str:
-    """The reduction of this name for elements of a type: of truth values, which are not added, the logical one."""
+    """The name of the reduction for elements of this type; for bool, the logical one."""
     return _TRUTH.get(how, how) if dtype is boolean else how
 
 
 class Builder:
-    """Collects the equations of one call at a time, and gives them names that are free in the whole program."""
+    """Collects the equations of one call at a time; names are unique in the whole program."""
 
     def __init__(
         self, taken: Iterable[str], sizes: Iterable[str] = (), orders: bool = False, parts: bool = False
     ) -> None:
-        self.orders = orders  # what comes in order may be one equation
-        self.parts = parts  # parts of a result may be sums of their own
+        self.orders = orders  # a sort may be one equation
+        self.parts = parts  # parts of a result may be separate sums
         self._taken = {*taken, *sizes}
         self._numbers: dict[str, int] = {}
-        # Of an axis `s`, loops would be called `s0` and `s1`, as sizes may be.
+        # An axis named `s` would give loops named `s0` and `s1`, which may be names of sizes.
         reserved = self._taken | {name[0] for name in sizes}
         self._axes = [c for c in _AXES if c not in reserved]
         self._over = [c for c in _OVER if c not in reserved]
@@ -107,12 +107,12 @@ class Builder:
     def begin(
         self, prefix: str, types: tuple[Type | None, ...], op: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
-        """Start a call: `prefix` begins the names of what it computes on the way."""
+        """Start a call; `prefix` begins the names of its intermediate values."""
         self.equations, self.types, self._prefix, self._call = [], types, prefix, (op, args, kwargs)
 
     @property
     def out(self) -> Type:
-        """What the first result of the call is declared to be."""
+        """The declared type of the call's first used result."""
         for t in self.types:
             if t is not None:
                 return t
@@ -148,7 +148,7 @@ class Builder:
     def order(
         self, how: str, shape: Shape, along: int, count: Expr, element: Callable[[Index], Expr], hint: str = "order"
     ) -> Value:
-        """Along a dimension of `shape`: which of `count` elements comes first, second, ..; `how` is a row of ORDERS."""
+        """Along dimension `along` of `shape`, the indices of `count` elements in order; `how` is one of ORDERS."""
         axes, over = self._axis(self._axes, shape), self._axis(self._over, (count,))
         value = element(_vars((*axes[:along], *over, *axes[along + 1 :])))
         return self._define(Order(self._name(hint), axes, axes[along].name, how, over, value))
@@ -162,10 +162,10 @@ class Builder:
         update: Callable[[Index], tuple[Index, Expr] | tuple[Index, Expr, Expr]],
         hint: str = "scattered",
     ) -> Value:
-        """`base(at)` everywhere, then for each `r` of `over` in order the value of `update(r)` put or combined there.
+        """`base(at)` everywhere; then, for each `r` of `over` in order, the value of `update(r)` is stored or combined.
 
-        An update is `(index, value)` or `(index, value, guard)`; `op` is "set" or a key of `expr.COMBINE`.
-        An index must be in bounds wherever its guard holds.
+        An update is `(index, value)` or `(index, value, guard)`; `op` is "set" or a key of `expr.COMBINE`. An index
+        must be in bounds wherever its guard holds.
         """
         axes, ranges = self._axis(self._axes, shape), self._axis(self._over, over)
         index, value, *guard = update(_vars(ranges))
@@ -197,12 +197,12 @@ def _shown(argument: object) -> object:
 
 
 def rounded(value: Expr, dtype: DType) -> Expr:
-    """`value` as a tensor of `dtype` would hold it, in the type in which arithmetic on it is done."""
+    """`value` as a tensor of `dtype` would hold it, in the computing type."""
     return cast(cast(value, dtype), dt.compute(dtype)) if dtype in dt.STORAGE_ONLY else cast(value, dtype)
 
 
 def held(b: Builder, value: Value) -> Value:
-    """The value in its own element type, where it lies in a wider one."""
+    """The value stored in its own element type; a new equation if it is stored in a wider one."""
     if value.dtype not in dt.STORAGE_ONLY or value.stored is value.dtype:
         return value
     made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
@@ -210,7 +210,8 @@ def held(b: Builder, value: Value) -> Value:
 
 
 def converted_at(x: Value, index: Sequence[Expr | int], dtype: DType) -> Expr:
-    """One element as a tensor of `dtype` would hold it; a conversion to what is no float jumps."""
+    """One element as a tensor of `dtype` would hold it. Before conversion to an integer, it is rounded to its own
+    type."""
     return rounded(x.at(index) if dtype.is_float else x.rounded_at(index), dtype)
 
 
@@ -227,7 +228,7 @@ def is_one(extent: Expr) -> bool:
 def element(x: Operand, index: Index, dtype: DType) -> Expr:
     """A scalar, or an element of a value that broadcasts to the shape of `index`, as `dtype`, a computing type.
 
-    A whole number that is too large for `dtype` wraps, as it does in torch where a scalar meets a tensor.
+    An integer that is too large for `dtype` wraps, as in torch if a scalar is combined with a tensor.
     """
     if isinstance(x, Value):
         return cast(x.at(broadcast(x, index)), dtype)
@@ -254,7 +255,7 @@ def without(shape: Shape, gone: Sequence[int]) -> Shape:
 
 
 def ones(shape: Shape, which: Sequence[int]) -> Shape:
-    """The shape with some dimensions reduced to 1."""
+    """The shape with dimensions `which` set to 1."""
     return tuple(dim(1) if d in which else s for d, s in enumerate(shape))
 
 

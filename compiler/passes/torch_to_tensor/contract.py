@@ -1,6 +1,6 @@
-"""Contractions: sums of products over shared axes. Matmuls of all shapes, einsum and convolution.
+"""Contractions: matmuls of all shapes, einsum and convolution.
 
-Operands of 16-bit types are read as these types hold them, sums are f32: so do the tensor units that this is meant for.
+16-bit operands are read as their types hold them and sums are f32, as in the tensor cores that this is meant for.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from compiler.passes.torch_to_tensor.formula import mul
 from compiler.passes.torch_to_tensor.reduce import over
 
 Element = Callable[[Index, Index], Expr]
-# What meets in a transposed convolution: places in the kernel and in the input, when they do, and when the kernel has
-# such a place.
+# The terms of a transposed convolution: positions in the kernel and in the input, the conditions under which the term
+# exists, and those under which the kernel has the position.
 Met = tuple[list[Expr], list[Expr], list[Expr], list[Expr]]
 Meeting = Callable[[Index, Index], Met]
 Weighed = Callable[[Shape, Shape, Meeting], Value]
-MOST_PHASES = 16  # of a transposed convolution, each of which may be a kernel of its own
+MOST_PHASES = 16  # the most phases of a transposed convolution that become separate sums
 
 
 def product(b: Builder, shape: Shape, over: Shape, left: Element, right: Element, hint: str = "product") -> Value:
@@ -32,7 +32,7 @@ def product(b: Builder, shape: Shape, over: Shape, left: Element, right: Element
 
 
 def matmul(b: Builder, self: Value, other: Value) -> Value:
-    """A vector is a row on the left and a column on the right; the dimensions before the last two broadcast."""
+    """A vector is a row on the left and a column on the right; the leading dimensions broadcast."""
     if not self.rank or not other.rank:
         raise b.refuse("a matmul of a scalar")
     rows, columns = self.rank > 1, other.rank > 1
@@ -52,7 +52,7 @@ def matmul(b: Builder, self: Value, other: Value) -> Value:
 
 
 def int_mm(b: Builder, self: Value, mat2: Value) -> Value:
-    """Products of int8, summed as the 32 bits that the result has."""
+    """A product of int8 matrices with sums in the 32 bits of the result."""
 
     def wide(x: Value, i: Expr, j: Expr) -> Expr:
         return cast(x.at((i, j)), b.out.dtype)
@@ -70,7 +70,7 @@ def _batched(x: Value, full: Index) -> Index:
 
 
 def _plus(b: Builder, self: Value, made: Value, beta: float | Expr, alpha: float | Expr) -> Value:
-    """beta * self + alpha * made; with beta 0 not even NaN of `self` counts. Of integers the factors are whole."""
+    """beta * self + alpha * made. With beta 0, `self` is not read, not even NaN. Factors of integers are truncated."""
     if not b.out.dtype.is_float:
         beta, alpha = (x if isinstance(x, Expr) else int(x) for x in (beta, alpha))
 
@@ -86,7 +86,7 @@ def _plus(b: Builder, self: Value, made: Value, beta: float | Expr, alpha: float
 
 
 def _factor(x: float | Expr, dtype: dt.DType) -> Expr:
-    """A number as an element of a type; what is too large for a type of integers, or negative, wraps."""
+    """A number as an element of a type; for an integer type it wraps if out of range."""
     return const(x, dtype) if dtype.is_float and not isinstance(x, Expr) else element(x, (), dtype)
 
 
@@ -95,7 +95,7 @@ def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: float = 1, al
 
 
 def addbmm(b: Builder, self: Value, batch1: Value, batch2: Value, beta: float = 1, alpha: float = 1) -> Value:
-    """The matmuls of all batches are added up."""
+    """The sum of the matmuls of all batches."""
     made = product(
         b, b.out.shape, (batch1.shape[0], batch1.shape[2]),
         lambda at, r: batch1.rounded_at((r[0], at[0], r[1])), lambda at, r: batch2.rounded_at((r[0], r[1], at[1])),
@@ -104,7 +104,7 @@ def addbmm(b: Builder, self: Value, batch1: Value, batch2: Value, beta: float = 
 
 
 def outer(b: Builder, self: Value, vec2: Value) -> Value:
-    """Of any two types, as `mul` is; no sum, hence no contraction."""
+    """An outer product in the result's type, as `mul`; it sums nothing, so it is no contraction."""
     dtype = dt.compute(b.out.dtype)
     return b.map(b.out.shape, lambda at: mul(cast(self.at(at[:1]), dtype), cast(vec2.at(at[1:]), dtype)))
 
@@ -127,8 +127,8 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None = None) -
 
 
 def einsum(b: Builder, equation: str, tensors: Sequence[Value], path: Sequence[int] | None = None) -> Value:
-    """Operands are contracted from left to right, two at a time; what nothing later needs is summed at once."""
-    del path  # an order of evaluation
+    """Contract operands from left to right, two at a time; labels that no later operand needs are summed at once."""
+    del path  # only an order of evaluation
     terms, result = _labels(b, equation, tensors)
     made, labels = tensors[0], terms[0]
     for n in range(1, len(tensors) or 1):
@@ -189,10 +189,10 @@ def convolution(
     b: Builder, input: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
-    """A sum over channels and kernel positions of shifted inputs, where they are inside, times weights."""
+    """The sum over channels and kernel positions of shifted inputs times weights; zero outside of the input."""
     rank = input.rank - 2
     stride, padding, dilation = (_per_dim(x, rank) for x in (stride, padding, dilation))
-    del output_padding  # it only makes the result larger, which its declared shape is
+    del output_padding  # it only enlarges the declared shape
     made = (_transposed if transposed else _convolved)(b, b.out.shape, input, weight, stride, padding, dilation, groups)
     if bias is None:
         return made
@@ -204,9 +204,10 @@ def convolution_backward(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """The gradient of a convolution's input is a transposed convolution, and that of a transposed one's a convolution.
+    """Gradients of the input, the weights and the bias; None for those that `output_mask` excludes.
 
-    That of the weights sums over the image what the same products are: of a convolution with the roles exchanged.
+    The gradient of a convolution's input is a transposed convolution, and vice versa. The gradient of the weights sums
+    the same products over the image; a transposed convolution exchanges the roles of input and gradient.
     """
     del bias_sizes, output_padding
     rank = input.rank - 2
@@ -225,7 +226,7 @@ def _weighing(
     b: Builder, shape: Shape, steady: Value, moving: Value, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
-    """For each weight, the sum over the steady image of its elements times what that weight has multiplied."""
+    """The gradient of each weight: the sum over the steady image of its elements times those that met the weight."""
     outer, inner = (static(n, "channels") for n in shape[:2])
 
     def shifted(at: Index, r: Index) -> Expr:
@@ -242,7 +243,7 @@ def _shifted(
     image: Value, row: Index, at: Index, places: Index, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Expr:  # fmt: skip
-    """What lies under places of a kernel that stands at a position of a convolution's result; zero outside."""
+    """The image elements under kernel positions `places` for the result position `at`; zero outside."""
     here = [i * s + k * e - p for i, k, s, e, p in zip(at, places, stride, dilation, padding, strict=True)]
     edges = [(h, n) for h, n, p in zip(here, image.shape[2:], padding, strict=True) if p]
     inside = all_of(*(c for h, n in edges for c in (op("ge", h, 0), op("lt", h, n))))
@@ -268,8 +269,8 @@ def _convolved(
 class _Spread:
     """A dimension of a transposed convolution, whose result has `stride` phases for each element of the input.
 
-    At place = m * stride + phase (padding included), kernel position k meets input (place - k * dilation) / stride
-    where that is whole: k is one number modulo stride / gcd(stride, dilation), which the phase gives.
+    At place = m * stride + phase (padding included), kernel position k meets input (place - k * dilation) / stride if
+    that is whole: k modulo stride / gcd(stride, dilation) is determined by the phase.
     """
 
     stride: int
@@ -288,27 +289,27 @@ class _Spread:
 
     @property
     def skipped(self) -> int:
-        """Places before the first element of the result, but for whole strides."""
+        """Places before the first element of the result, modulo the stride."""
         return self.padding % self.stride
 
     def first(self, phase: Expr) -> Expr:
-        """The first position in the kernel that meets an input."""
+        """The first kernel position that meets an input."""
         inverse = pow(self.dilation // self.common, -1, self.period) if self.period > 1 else 0
         return phase // self.common * inverse % self.period
 
     def turns(self, phase: Expr) -> Expr:
-        """How many positions in the kernel meet an input, those before the first of each period included."""
+        """The number of kernel positions that meet an input."""
         return (self.kernel - self.first(phase) + (self.period - 1)) // self.period
 
     def meet(self, m: Expr, phase: Expr, turn: Expr) -> tuple[Expr, Expr]:
-        """The places in the kernel and in the input that meet."""
+        """The positions in the kernel and in the input that meet."""
         first = self.first(phase)
         k = turn * self.period + first
         i = m + self.padding // self.stride - turn * (self.dilation // self.common)
         return k, i + (phase - first * self.dilation) // self.stride
 
     def edges(self, i: Expr) -> list[Expr]:
-        """Where there is such an input."""
+        """The condition that the input position exists."""
         return [op("ge", i, 0), op("lt", i, self.extent)]
 
 
@@ -316,23 +317,21 @@ def _transposed(
     b: Builder, shape: Shape, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
-    """Each position of the result by its phase: each of these meets its own positions of the kernel, and no others are
-    gone through."""
+    """Compute each element of the result by its phase, so that only the kernel positions of that phase are visited."""
     per_input = static(input.shape[1], "channels") // groups
     per_output = static(shape[1], "channels") // groups
     spread = list(map(_Spread, stride, padding, dilation, weight.shape[2:], input.shape[2:]))
     last = b.parts and any(s.stride > 1 for s in spread) and b.out.strides[1] is const(1)
 
     def lie(at: Index) -> Index:
-        """Sums lie as the result does, with its channels last or not."""
+        """The index into the sums, which are stored channels-last if the result is."""
         return (at[0], *at[2:], at[1]) if last else at
 
     def stand(at: Index) -> Index:
         return (at[0], at[-1], *at[1:-1]) if last else at
 
     def weighed(whole: Shape, turns: Shape, meet: Meeting) -> Value:
-        """The sums over channels and turns; `meet` has the places in the kernel and in the input, when they do meet,
-        and when the kernel has such a place."""
+        """The sums over channels and turns, with the terms of `meet`."""
 
         def shifted(at: Index, r: Index) -> Expr:
             _, here, conditions, _ = meet(at[2:], r[1:])
@@ -357,7 +356,7 @@ def _transposed(
 def _together(
     b: Builder, shape: Shape, spread: list[_Spread], weighed: Weighed, lie: Callable[[Index], Index]
 ) -> Value:
-    """All phases by one sum, of as many turns as any of them has."""
+    """All phases in one sum, with the largest number of turns of any phase."""
     split = [d for d, s in enumerate(spread) if s.stride > 1]
 
     def meet(at: Index, r: Index) -> Met:
@@ -389,7 +388,7 @@ def _together(
 
 
 def _uneven(spread: list[_Spread]) -> bool:
-    """Phases of a known kernel have not all as many turns, so that a sum of all of them would be of zeros too."""
+    """Whether phases of a known kernel differ in their number of turns, so that one sum for all would add zeros."""
     kernels = [s.kernel for s in spread]
     if math.prod(s.stride for s in spread) > MOST_PHASES or not all(isinstance(n, Const) for n in kernels):
         return False
@@ -397,7 +396,7 @@ def _uneven(spread: list[_Spread]) -> bool:
 
 
 def _apart(b: Builder, shape: Shape, spread: list[_Spread], weighed: Weighed, lie: Callable[[Index], Index]) -> Value:
-    """Each phase by a sum of its own, for the elements of the result with the same remainder by the stride."""
+    """A sum per phase: for the elements of the result with one remainder modulo the stride."""
     whole = tuple((n + (s.stride - 1)) // s.stride for n, s in zip(shape[2:], spread, strict=True))
     made: dict[tuple[int, ...], Value] = {}
     for rest in itertools.product(*(range(s.stride) for s in spread)):
@@ -412,7 +411,7 @@ def _apart(b: Builder, shape: Shape, spread: list[_Spread], weighed: Weighed, li
         if all(static(n) for n in turns):
             made[rest] = weighed(whole, turns, meet)
 
-    zero = const(0, next(iter(made.values())).compute)  # of phases that meet nothing
+    zero = const(0, next(iter(made.values())).compute)  # for phases without terms
 
     def chosen(at: Index, rest: tuple[int, ...] = ()) -> Expr:
         d = len(rest)
@@ -422,7 +421,7 @@ def _apart(b: Builder, shape: Shape, spread: list[_Spread], weighed: Weighed, li
         *others, last = (chosen(at, (*rest, x)) for x in range(spread[d].stride))
         for x in reversed(range(len(others))):
             how = op("eq", at[2 + d] % spread[d].stride, x)
-            # Neighbours are of all phases: an element of each is there for each of them.
+            # Neighbours have different phases; each lane computes all of them and selects its own.
             last = op("where", how, others[x], last) if d == len(spread) - 1 else select(how, others[x], last)
         return last
 

@@ -1,4 +1,4 @@
-"""Tensors that a program makes from nothing: constants, ranges, identity matrices, and masks of classes."""
+"""Creation of tensors: constants, ranges, identity matrices and one-hot masks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def constant(b: Builder, value: Number | Expr) -> Value:
 
 
 def filled(value: Number) -> Rule:
-    """`zeros` and `ones`; `empty` too, whose values torch leaves undefined: here they are zeros."""
+    """`zeros` and `ones`; also `empty`, whose undefined values are zeros here."""
 
     def rule(b: Builder, *size: object, **kind: object) -> Value:
-        del size, kind  # the declared result tells
+        del size, kind  # given by the declared result
         return constant(b, value)
 
     return rule
@@ -56,8 +56,8 @@ def scalar_tensor(b: Builder, s: Number, *, dtype: DType | None = None) -> Value
 def arange(
     b: Builder, start: Number | Expr, end: Number | Expr, step: Number | Expr = 1, *, dtype: DType | None = None
 ) -> Value:
-    """Computed in i64 if all is whole, else in f64, and rounded once."""
-    del end, dtype  # the declared result tells
+    """Computed in i64 if start and step are integers, else in f64, and rounded once."""
+    del end, dtype  # given by the declared result
     kind = b.out.dtype
     exactly = not kind.is_float or all(
         isinstance(x, int) or (isinstance(x, Expr) and x.dtype is i64) for x in (start, step)
@@ -78,14 +78,17 @@ def arange_to(b: Builder, end: Number | Expr, *, dtype: DType | None = None) -> 
 
 
 def _end(b: Builder, value: Number | Expr, kind: DType) -> Expr:
-    """An end of a range, of integers a whole number."""
+    """An end of a range in f64; an integer for integer types."""
     if kind.is_float:
         return cast(value, f64) if isinstance(value, Expr) else const(float(value), f64)
     return cast(scalar(b, value, kind), f64)
 
 
 def linspace(b: Builder, start: Number | Expr, end: Number | Expr, steps: int, *, dtype: DType | None = None) -> Value:
-    """From both ends to the middle, so that the ends are exact; a fused product decides which integer is below."""
+    """Computed from both ends to the middle, so that the ends are exact.
+
+    A fused multiply-add is used because the rounding of the product decides which integer is below.
+    """
     del dtype
     kind = b.out.dtype
     first, last = (_end(b, x, kind) for x in (start, end))
@@ -105,7 +108,7 @@ def eye(b: Builder, *size: int, dtype: DType | None = None) -> Value:
 
 
 def one_hot(b: Builder, self: Value, num_classes: int = -1) -> Value:
-    """One 1 in each row."""
+    """Rows with a single 1."""
     del num_classes
     return b.map(b.out.shape, lambda at: cast(op("eq", checked(self.at(at[:-1]), b.out.shape[-1]), at[-1]), i64))
 

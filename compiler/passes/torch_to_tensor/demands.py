@@ -1,6 +1,6 @@
-"""Types of arguments that eager's kernels refuse, and torch traces nevertheless: such a call is refused.
+"""Refuse calls with argument types that torch traces although eager's kernels refuse them.
 
-Under `torch.compile` it then runs in eager, which says what is wrong with it.
+Under `torch.compile` such a call then runs in eager, which reports the error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType
 from compiler.passes.torch_to_tensor.builder import Builder, Value
 
-# Positions of arguments that have to be of one type.
+# Positions of arguments that must have the same type.
 _ALIKE: dict[str, tuple[int, ...]] = {
     "mm.default": (0, 1), "bmm.default": (0, 1), "mv.default": (0, 1), "dot.default": (0, 1), "vdot.default": (0, 1),
     "linear.default": (0, 1, 2), "addmm.default": (0, 1, 2), "addmv.default": (0, 1, 2), "addbmm.default": (0, 1, 2),
@@ -20,7 +20,7 @@ _ALIKE: dict[str, tuple[int, ...]] = {
     "nll_loss.default": (0, 2), "nll_loss2d.default": (0, 2), "nll_loss_nd.default": (0, 2),
     "nll_loss_forward.default": (0, 2), "nll_loss2d_forward.default": (0, 2),
 }  # fmt: skip
-# The types that an argument may have, and its position.
+# Position of an argument and the types that it may have.
 _CLASSES = (1, (dt.i64, dt.u8))
 _KINDS: dict[str, tuple[int, tuple[DType, ...]]] = {
     "index_select.default": (2, (dt.i64, dt.i32)),

@@ -1,7 +1,8 @@
-"""The first few elements of rows in order, without sorting all: one after the other, or in groups of neighbours.
+"""The first k elements of rows in order, without a full sort: one after the other, or by groups of neighbours.
 
-The first k elements lie in the k groups whose own first elements come first. These groups are found in the same way, in
-groups of groups, until there are few: then k are found among k groups, by counting what comes before each element.
+The first k elements lie in the k groups whose own first elements come first. These groups are found recursively, in
+groups of groups, until there are few. Then the k elements among k groups are found by counting, for each element, those
+that come before it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, both, cast, const, dim, identity, op, static
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, without
 
-LAUNCH = 200_000  # what starts a kernel takes a GPU as long as so many comparisons of a sum that counts, a CPU no time
+LAUNCH = 200_000  # the cost of a kernel launch on a GPU, in comparisons of a counting sum; on a CPU it is free
 
 Before = Callable[[Expr, Expr], Expr]
-Row = Callable[[Index, Expr], Expr]  # the element of a row at a place
+Row = Callable[[Index, Expr], Expr]  # the element of a row at a position
 
 
 def before(descending: bool) -> Before:
@@ -25,14 +26,14 @@ def before(descending: bool) -> Before:
 
 
 def _less(x: Expr, y: Expr) -> Expr:
-    """NaN is greater than all else."""
+    """Less, where NaN is greater than everything else."""
     if not x.dtype.is_float:
         return op("lt", x, y)
     return op("and", op("not", op("ge", x, y)), op("not", op("isnan", x)))
 
 
 def chosen(b: Builder, x: Value, d: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """The first elements one after the other: the best of the numbers that are left, then the least place of it."""
+    """Find the first elements one after the other: the best of those left, then its least position."""
     picks: list[Value] = []
     for _ in range(static(shape[d])):
         picks.append(_best_left(b, x, d, descending, picks[-1] if picks else None))
@@ -49,7 +50,7 @@ def chosen(b: Builder, x: Value, d: int, shape: Shape, descending: bool) -> tupl
 
 
 def _along(x: Value, d: int, row: Index, place: Expr) -> Expr:
-    """The element of a row along axis `d` at a place."""
+    """The element of a row along axis `d` at a position."""
     return x.at((*row[:d], place, *row[d:]))
 
 
@@ -58,13 +59,13 @@ def _isnan(e: Expr) -> Expr:
 
 
 def _best_left(b: Builder, x: Value, d: int, descending: bool, last: Value | None) -> Value:
-    """Where in each row the best is of what is left after the `last` one chosen.
+    """The position, in each row, of the best element of those left after the `last` one chosen.
 
-    What is left are the numbers worse than that, and those equal to it behind its place; NaN is greater than all, so
-    those are chosen before or after the numbers.
+    Left are the elements worse than that one, and equal ones at later positions. NaN is greater than all numbers, so
+    NaNs are chosen before all numbers or after them.
     """
     rows, n, how = without(x.shape, (d,)), static(x.shape[d]), "max" if descending else "min"
-    none, every = const(n, dt.i32), const(-1, dt.i32)  # places behind which there is nothing, and everything
+    none, every = const(n, dt.i32), const(-1, dt.i32)  # positions after which there is nothing, and everything
     infinity = const(math.inf, x.compute) if x.compute.is_float else const(0, x.compute)
 
     def before(i: Index) -> tuple[Expr, Expr]:
@@ -86,7 +87,7 @@ def _best_left(b: Builder, x: Value, d: int, descending: bool, last: Value | Non
     best = b.reduce(how, rows, (x.shape[d],), number, "best")
 
     def behind(i: Index) -> tuple[Expr, Expr]:
-        """Behind which place NaN and the best number are to be looked for."""
+        """The positions after which NaN and the best number are searched."""
         if last is None:
             return every, every
         place, value = before(i)
@@ -107,7 +108,7 @@ def _best_left(b: Builder, x: Value, d: int, descending: bool, last: Value | Non
 
 
 def grouped(b: Builder, x: Value, d: int, shape: Shape, elements: int, descending: bool) -> tuple[Value, Value]:
-    """The first elements by groups, of `elements` in all, and where each was."""
+    """The first elements and their indices, found by groups; `elements` is the total number of elements."""
     n, at = static(x.shape[d]), functools.partial(_along, x, d)
     found = _found(b, at, (*without(x.shape, (d,)), x.shape[d]), static(shape[d]), elements / n, descending)
     indices = b.map(shape, lambda i: cast(found.at((*without(i, (d,)), i[d])), dt.i64), "index")
@@ -116,7 +117,7 @@ def grouped(b: Builder, x: Value, d: int, shape: Shape, elements: int, descendin
 
 @functools.lru_cache
 def cheapest(n: int, k: int, rows: float) -> tuple[float, int]:
-    """Comparisons to find the first `k` of `n` in all rows, and in groups of how many; of 0 where all are counted."""
+    """Comparisons to find the first `k` of `n` in all rows, and the size of groups; 0 if all elements are counted."""
     options = [((n + k) * n * rows + 2 * LAUNCH, 0)]
     for group in (2, 4, 8, 16):
         number, candidates = -(-n // group), k * group
@@ -127,7 +128,7 @@ def cheapest(n: int, k: int, rows: float) -> tuple[float, int]:
 
 
 def _found(b: Builder, at: Row, shape: Shape, k: int, rows: float, descending: bool) -> Value:
-    """Where in each row of a `shape` its first `k` elements are."""
+    """The positions of the first `k` elements in each row of a `shape`."""
     *outer, extent = shape
     n = static(extent)
     group = cheapest(n, k, rows)[1]
@@ -159,7 +160,7 @@ def _found(b: Builder, at: Row, shape: Shape, k: int, rows: float, descending: b
 
 
 def _firsts(b: Builder, at: Row, shape: Shape, group: int, descending: bool) -> Value:
-    """The first in order of each `group` of neighbours: NaN is the greatest, so that it is the least only of NaN."""
+    """The first element of each `group` of neighbours; NaN is the greatest, so it is the minimum only of NaNs."""
 
     def element(i: Index, r: Index) -> Expr:
         return at(i[:-1], i[-1] * group + r[0])
@@ -178,7 +179,7 @@ def _firsts(b: Builder, at: Row, shape: Shape, group: int, descending: bool) -> 
 
 
 def _padded(at: Row, n: int, group: int, descending: bool) -> Row:
-    """Elements of a row, and beyond its end, where the last group has such, what no element comes after."""
+    """Elements of a row; beyond its end, where the last group needs them, elements that come last."""
 
     def element(row: Index, place: Expr) -> Expr:
         e = at(row, op("min", place, n - 1))

@@ -1,6 +1,6 @@
-"""What pointwise ops compute, as functions of scalar expressions; all operands have one type, a computing type.
+"""Formulas of pointwise ops as functions of scalar expressions; all operands have one type, a computing type.
 
-Each follows torch where it matters: where NaN, infinities, zeros and ties fall, and where plain formulas overflow.
+They agree with torch on NaN, infinities, signed zeros and ties, and do not overflow where a plain formula would.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def where(cond: E, a: E, b: E) -> E:
 
 
 def polynomial(x: E, coefficients: Sequence[float]) -> E:
-    """From the coefficient of the constant on."""
+    """Horner's scheme; coefficients from the constant term up."""
     total = lit(coefficients[-1], x)
     for c in coefficients[-2::-1]:
         total = total * x + c
@@ -48,13 +48,13 @@ def mul(a: E, b: E) -> E:
 
 
 def floored_quotient(a: E, b: E, left_over: E) -> E:
-    """The quotient rounded down, but for its last unit: from the exact remainder `rem(a, b)`, so that 1 // 0.1 is 9."""
+    """The quotient rounded down to within one unit, from the exact remainder `rem(a, b)`, so that 1 // 0.1 is 9."""
     quotient = (a - left_over) / b
     return where(_crosses(left_over, b), quotient - 1.0, quotient)
 
 
 def floored(quotient: E, a: E, b: E) -> E:
-    """`quotient` as the whole number that it nearly is; a zero keeps the sign of a / b."""
+    """Round `quotient`, which is nearly an integer, to that integer; a zero keeps the sign of a / b."""
     down = op("floor", quotient)
     down = where(op("gt", quotient - down, lit(0.5, a)), down + 1.0, down)
     down = where(op("eq", quotient, lit(0, a)), a / b * 0.0, down)
@@ -62,7 +62,7 @@ def floored(quotient: E, a: E, b: E) -> E:
 
 
 def _crosses(left_over: E, divisor: E) -> E:
-    """The remainder is on the other side of zero than the divisor."""
+    """Whether the remainder is not zero and its sign differs from the divisor's."""
     zero = lit(0, divisor)
     return op("and", op("ne", left_over, zero), op("xor", op("lt", divisor, zero), op("lt", left_over, zero)))
 
@@ -72,7 +72,7 @@ def truncating_divide(a: E, b: E) -> E:
 
 
 def divisor(b: E) -> E:
-    """What is divided by: of integers it may not be 0."""
+    """The divisor, required not to be 0 if it is an integer."""
     return b if b.dtype.is_float else op("require", op("ne", b, 0), b)
 
 
@@ -90,9 +90,9 @@ def remainder(a: E, b: E) -> E:
 
 
 def lcm(a: E, b: E) -> E:
-    """The least common multiple; of narrow types, as C computes it, in 32 bits."""
+    """The least common multiple; narrow types are computed in 32 bits, as in C."""
     wide = i32 if a.dtype.bits < i32.bits else a.dtype
-    made = cast(op("truncdiv", a, op("gcd", a, b)), wide) * cast(b, wide)  # what is divided by 0, which both are, is 0
+    made = cast(op("truncdiv", a, op("gcd", a, b)), wide) * cast(b, wide)  # gcd(0, 0) is 0, and so is 0 / 0 here
     return cast(op("abs", made), a.dtype)
 
 
@@ -106,7 +106,7 @@ def sign(a: E) -> E:
 
 
 def ignoring_nan(how: str) -> Callable[[E, E], E]:
-    """`fmax` and `fmin`: NaN only where both are."""
+    """`fmax` and `fmin`: NaN only if both operands are NaN."""
 
     def formula(a: E, b: E) -> E:
         if not a.dtype.is_float:
@@ -129,7 +129,7 @@ def right_shift(a: E, b: E) -> E:
 
 
 def power_by(x: E, exponent: float) -> E:
-    """A power with a known exponent: the small ones by multiplication, as torch does, the square roots by `sqrt`."""
+    """A power with a known exponent: exponents up to 3 by multiplication, as in torch, 0.5 and -0.5 by roots."""
     match exponent:
         case 0:
             return lit(1, x)
@@ -145,7 +145,7 @@ def power_by(x: E, exponent: float) -> E:
 
 
 def negative_power(a: E, b: E) -> E:
-    """An integer to a negative power: the whole part of the fraction, which is 0 but for 1 and -1."""
+    """An integer to a negative power, truncated: 0 except for bases 1 and -1."""
     one, minus_one = lit(1, a), lit(-1, a)
     alternating = where(op("eq", op("and", b, one), one), minus_one, one)
     return where(op("eq", a, one), one, where(op("eq", a, minus_one), alternating, lit(0, a)))
@@ -177,7 +177,7 @@ def relu(x: E) -> E:
 
 
 def hardtanh(x: E, min_val: float = -1, max_val: float = 1) -> E:
-    """Of integers, the limits are whole: what is behind the point is dropped."""
+    """Limits are truncated to integers for integer types."""
     if not x.dtype.is_float:
         min_val, max_val = int(min_val), int(max_val)
     return op("min", op("max", x, lit(min_val, x)), lit(max_val, x))
@@ -230,12 +230,12 @@ def gelu(x: E, approximate: str = "none") -> E:
 
 
 def _half_of(x: E, share: E) -> E:
-    """x * (1 + share) / 2, a zero with the sign of x; nothing overflows on the way, and two operations are one fma."""
+    """x * (1 + share) / 2; a zero keeps the sign of x. Nothing overflows, and two operations are one fma."""
     return x * (share * 0.5 + 0.5)
 
 
 def lerp(start: E, end: E, weight: E) -> E:
-    """From the nearer end, so that weights 0 and 1 give the ends exactly."""
+    """Computed from the nearer end, so that weights 0 and 1 give the ends exactly."""
     step = end - start
     near = start + weight * step
     return where(op("lt", op("abs", weight), 0.5), near, end - step * (lit(1, weight) - weight))
@@ -256,7 +256,7 @@ def logit(x: E, eps: float | None = None) -> E:
 
 
 def hypot(a: E, b: E) -> E:
-    """Scaled by the greater side, so that squares do not overflow; infinite even beside NaN."""
+    """Scaled by the larger side, so that squares do not overflow; infinite even if the other side is NaN."""
     a, b = op("abs", a), op("abs", b)
     big, small = op("max", a, b), op("min", a, b)
     ratio = small / where(op("eq", big, 0), lit(1, big), big)
@@ -296,7 +296,7 @@ def infinite(x: E, which: str = "both") -> E:
 
 
 def round_decimals(x: E, decimals: int) -> E:
-    """Nearest even at a decimal place."""
+    """Round half to even at a decimal place."""
     if not x.dtype.is_float:
         if decimals:
             raise ValueError("integers are rounded to 0 decimals only")

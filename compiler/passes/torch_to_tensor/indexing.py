@@ -1,7 +1,7 @@
-"""Indices that are data: gathers are maps that load at a loaded index, scatters put or add elements where one says.
+"""Indexing by tensors: a gather is a map that loads at a loaded index, a scatter stores or combines at one.
 
-Where torch counts negative indices from the end, so do these rules, and where it raises an error for an index out of
-range, the program fails; no access leaves the tensor. Elements put at one place repeatedly count in order.
+Negative indices count from the end where they do in torch. Where torch raises an error for an index out of range, the
+program fails; no access leaves the tensor. Repeated stores to one position apply in order.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def gather(b: Builder, self: Value, dim: int, index: Value, sparse_grad: bool = 
 
 
 def _along(x: Value, at: Index, d: int, place: Expr) -> Index:
-    """The index into `x` that is `at` but for dimension `d`; a scalar has the index of a scalar."""
+    """The index into `x` that is `at` except in dimension `d`; () for a scalar."""
     return set_dim(at, d, checked(place, x.shape[d])) if x.rank else ()
 
 
 def _of_scalar(place: Expr, value: Expr) -> Expr:
-    """What is at a place of a scalar, or put there: 0 is the only one."""
+    """An element read from or written to a scalar, whose index must be 0."""
     return op("require", op("eq", cast(place, i64), 0), value)
 
 
 def take_along_dim(b: Builder, self: Value, indices: Value, dim: int | None = None) -> Value:
-    """The two broadcast in all dimensions but `dim`, where any index counts around; without one, both are long rows."""
+    """Tensors broadcast in all dimensions but `dim`, where an index wraps around; without `dim`, both are flattened."""
     if dim is None:
         count = _count(self)
         return gathered(b, self, b.out.shape, lambda at: unflat(checked(_row(indices, at), count), self.shape))
@@ -106,7 +106,7 @@ def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
 
 
 def _read(b: Builder, self: Value, index: Value, source: Callable[[Index], Index]) -> Value:
-    """Elements in the shape of the result; eager looks at the index even where these have none."""
+    """Elements in the shape of the result. Refuses an empty result with indices, which eager checks nevertheless."""
     if is_empty(b.out.shape) and not is_empty(index.shape):
         raise b.refuse("the result has no elements with which its index could be checked")
     return gathered(b, self, b.out.shape, source)
@@ -136,7 +136,7 @@ def embedding(
 
 @dataclass(frozen=True)
 class Picked:
-    """Dimensions `dims` are indexed by tensors of shape `points` together; those stand at `first` in the result."""
+    """Dimensions `dims` are indexed together by tensors of shape `points`, which begins at dimension `first`."""
 
     tensors: tuple[Value, ...]
     dims: tuple[int, ...]
@@ -195,10 +195,10 @@ def index_put(
 def _masked_put(
     b: Builder, self: Value, indices: Sequence[Value | None], mask: Value, values: Value, accumulate: bool
 ) -> Value:
-    """Values put in order wherever a mask over some dimensions holds; a single one goes everywhere there."""
+    """Store values in order where a mask over some dimensions holds; a single value is stored everywhere there."""
     first = next(d for d, t in enumerate(indices) if t is not None)
     after = first + mask.rank
-    behind = self.rank - after  # dimensions of the values that follow the one of their numbers
+    behind = self.rank - after  # dimensions of the values after the one that numbers them
     single = values.rank <= behind or _is_single(values.shape[-behind - 1])
     places = None if single else _numbered(b, mask)
 
@@ -216,12 +216,12 @@ def _masked_put(
 
 
 def _numbered(b: Builder, mask: Value) -> Value:
-    """How many elements of a mask hold up to each, in a row."""
+    """For each element of a mask, in row-major order, how many hold up to it."""
     return b.scan("sum", (_count(mask),), 0, lambda at: cast(_row(mask, at), i64), "number")
 
 
 def masked_scatter(b: Builder, self: Value, mask: Value, source: Value) -> Value:
-    """Elements of the source, in order, wherever the mask holds."""
+    """Store elements of the source, in order, where the mask holds."""
     shape = b.out.shape
     wide = b.map(shape, lambda at: mask.at(broadcast(mask, at)), "mask")
     places = _numbered(b, wide)
@@ -248,7 +248,7 @@ def scattered(
     b: Builder, how: str, self: Value, over: Shape, update: Callable[[Index], tuple[Index, Expr]],
     base: Callable[[Index], Expr] | None = None,
 ) -> Value:  # fmt: skip
-    """`self` with updates put in or combined."""
+    """`self` with updates stored or combined."""
     if is_empty(over):
         return self
     if is_empty(self.shape):
@@ -257,7 +257,7 @@ def scattered(
     base = base or self.at
     if how != "set" or self.dtype not in STORAGE_ONLY:
         return b.scatter(how, self.shape, base, over, update)
-    # What is only moved is stored as torch stores it.
+    # A value that is only moved is stored as torch stores it.
     kind, start = self.dtype, base
 
     def moved(r: Index) -> tuple[Index, Expr]:
@@ -289,7 +289,7 @@ def _one_to_a_row(self: Value, d: int, index: Value) -> bool:
 
 
 def _chosen(b: Builder, self: Value, d: int, index: Value, value: Callable[[Index], Expr]) -> Value:
-    """Where each row is given one element, all see whether it is them: a map, which fuses as a scatter does not."""
+    """A scatter of one element per row as a map: each element compares its position. Unlike a scatter, it fuses."""
 
     def element(at: Index) -> Expr:
         row = set_dim(at, d, const(0, i64))
@@ -332,7 +332,7 @@ def scatter_add(b: Builder, self: Value, dim: int, index: Value, src: Value) -> 
 def scatter_reduce(
     b: Builder, self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
-    """Without `include_self`, what is hit at all starts from nothing."""
+    """Without `include_self`, elements that receive an update start from the identity of the reduction."""
     d = one_dim(b, dim, self.rank)
     mean = reduce == "mean"
     how = _way(b, "sum" if mean else reduce)
@@ -378,7 +378,7 @@ def _by_list(
     b: Builder, how: str, self: Value, dim: int, index: Value, over: Shape, value: Callable[[Index], Expr],
     kept: Callable[[Expr, Expr], Expr] = checked,
 ) -> Value:  # fmt: skip
-    """Updates whose places along one dimension are listed, each `kept` in bounds."""
+    """Updates whose positions along one dimension are listed; `kept` checks or wraps each."""
     d = one_dim(b, dim, self.rank)
 
     def update(r: Index) -> tuple[Index, Expr]:
@@ -424,7 +424,7 @@ def _one(b: Builder, value: Number | Value, like: Value) -> Expr:
 
 
 def put(b: Builder, self: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
-    """Places in row-major order."""
+    """Positions are row-major."""
 
     def update(r: Index) -> tuple[Index, Expr]:
         return unflat(wrapped(index.at(r), _count(self)), self.shape), cast(values.at(r), self.compute)

@@ -1,4 +1,4 @@
-"""Tensors put next to each other, and borders put around them: each element is loaded from the part that it lies in."""
+"""Concatenation and padding: each element is loaded from the part that it lies in."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _nothing(b: Builder) -> Value:
 
 
 def _common(b: Builder, parts: Sequence[Value]) -> Callable[[Value, Index], Expr]:
-    """Elements of several tensors in one type: as they are stored where that is the same, else as the result asks."""
+    """Elements of several tensors in one type: as stored if that is the same for all, else in the result's type."""
     kind = b.out.dtype
     if len({x.stored for x in parts}) == 1 and all(x.dtype is kind for x in parts):
         return stored
@@ -66,7 +66,7 @@ def _common(b: Builder, parts: Sequence[Value]) -> Callable[[Value, Index], Expr
 
 
 def _margins(pad: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """What is added before and after each dimension; torch lists the last dimension first."""
+    """The padding before and after each dimension; torch lists the last dimension first."""
     out = [(0, 0)] * rank
     for k in range(len(pad) // 2):
         out[rank - 1 - k] = (pad[2 * k], pad[2 * k + 1])
@@ -74,7 +74,7 @@ def _margins(pad: Sequence[int], rank: int) -> list[tuple[int, int]]:
 
 
 def constant_pad(b: Builder, self: Value, pad: Sequence[int], value: float = 0) -> Value:
-    """Negative numbers cut elements off."""
+    """Negative padding cuts elements off."""
     shape = b.out.shape
     fill = scalar(b, value, self.dtype)
     margins = _margins(pad, self.rank)
@@ -101,14 +101,14 @@ def _replicate(i: Expr, n: Expr, before: int, after: int) -> Expr:
 
 
 def _circular(i: Expr, n: Expr, before: int, after: int) -> Expr:
-    """What is cut off does not come around again."""
+    """Elements that negative padding cuts off do not wrap around."""
     left = n + min(before, 0) + min(after, 0)
     i = i - max(before, 0)
     return op("where", op("lt", i, 0), i + left, op("where", op("lt", i, left), i, i - left)) - min(before, 0)
 
 
 def _moving_pad(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
-    """Padding by elements of the tensor itself: `move` says which, for a position, the extent and the margins."""
+    """Padding by elements of the tensor: `move` maps a position, given the extent and the margins."""
 
     def rule(b: Builder, self: Value, padding: Sequence[int]) -> Value:
         margins = _margins(padding, self.rank)

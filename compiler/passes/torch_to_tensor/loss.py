@@ -1,4 +1,4 @@
-"""Losses: what each element costs, then all of it, the mean, or the sum, as `reduction` (0, 1, 2) says."""
+"""Losses: the loss of each element, then none, the mean or the sum of all by `reduction` (0, 1, 2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def total(b: Builder, shape: Shape, element: Element, hint: str = "total") -> Va
 
 
 def reduced(b: Builder, shape: Shape, element: Element, reduction: int, count: Value | None = None) -> Value:
-    """The losses of all elements; a mean divides by `count`, the number of elements if there is none."""
+    """Apply the reduction to the losses of all elements; a mean divides by `count`, by default their number."""
     if reduction == NONE:
         return b.map(shape, element)
     made = total(b, shape, element)
@@ -92,7 +92,7 @@ def _chance(x: Expr) -> Expr:
 def binary_cross_entropy(
     b: Builder, self: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:
-    """Logarithms are no less than -100, as in torch, so that a sure mistake costs a finite amount."""
+    """Logarithms are at least -100, as in torch, so that a certain mistake costs a finite amount."""
     shape, at_ = _elements(b, self, target, *([] if weight is None else [weight]))
 
     def element(at: Index) -> Expr:
@@ -123,7 +123,7 @@ def binary_cross_entropy_with_logits(
 
 
 def cosine_similarity(b: Builder, x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> Value:
-    """The sum of products of the two scaled to length 1; no length counts as less than `eps`."""
+    """The sum of products of both vectors scaled to length 1; lengths are at least `eps`."""
     shape, at_ = _elements(b, x1, x2)
     which = dims(b, dim, len(shape))
 
@@ -145,7 +145,7 @@ def cosine_similarity(b: Builder, x1: Value, x2: Value, dim: int = 1, eps: float
 
 @dataclass(frozen=True)
 class Classes:
-    """Scores whose dimension `c` are the classes, the right ones, class weights, and a target that does not count."""
+    """Scores with classes in dimension `c`, target classes, class weights, and the target value to ignore."""
 
     scores: Value
     c: int
@@ -177,7 +177,7 @@ class Classes:
         return op("where", self.counts(at), value, const(0, value.dtype))
 
     def mass(self, b: Builder) -> Value:
-        """What a mean divides by: the weights of the right classes."""
+        """The divisor of a mean: the sum of the weights of the target classes."""
         return total(b, self.target.shape, lambda at: self.if_counted(at, self.weight_of(self.right(at))), "weight")
 
 
@@ -188,13 +188,13 @@ def _classes(scores: Value, target: Value, weight: Value | None, ignored: int) -
 def nll_forward(
     b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> tuple[Value, Value]:
-    """The loss, and the weight that a mean divides by (0 if it is no mean or sum)."""
+    """The loss, and the weight that a mean divides by (0 without a reduction)."""
     of = _classes(self, target, weight, ignore_index)
     return _of_right(b, of, lambda at: of.of(at, of.right(at)), reduction)
 
 
 def _of_right(b: Builder, of: Classes, chance: Element, reduction: int) -> tuple[Value, Value]:
-    """The loss of the right classes, given what each of them scores, and the weight that a mean divides by."""
+    """The loss of the target classes, given each one's log-probability, and the weight that a mean divides by."""
 
     def element(at: Index) -> Expr:
         return of.if_counted(at, -chance(at) * of.weight_of(of.right(at)))
@@ -213,10 +213,10 @@ def cross_entropy(
     b: Builder, self: Value, target: Value, weight: Value | None = None, reduction: int = MEAN,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Value:  # fmt: skip
-    """Scores need not be scaled. Targets are classes, or, in the shape of the scores, their probabilities."""
+    """Scores need not be normalised. Targets are classes or, in the shape of the scores, probabilities."""
     c = 0 if self.rank == 1 else 1
     if not target.dtype.is_float and not label_smoothing:
-        # Of each row the right class alone: the others' chances are summed up, and not stored.
+        # Only the target class of each row is computed; the others are only summed, and not stored.
         of, score = _classes(self, target, weight, ignore_index), log_chance(b, self, c)
         right = b.map(target.shape, lambda at: score(merge(at, (of.right(at),), (c,))), "chance")
         return _of_right(b, of, right.at, reduction)[0]
@@ -241,14 +241,14 @@ def _number(b: Builder, extent: Expr) -> int:
 
 
 def _over_classes(b: Builder, of: Classes, factor: Element, scale: float = 1.0) -> Value:
-    """Minus the sum of all classes' scores times a factor for each."""
+    """Minus the sum over classes of score times factor."""
     which, scores = (of.c,), of.scores
     summed = over(b, "sum", scores.shape, which, False, lambda at: scores.at(at) * factor(at), "weighted")
     return b.map(summed.shape, lambda at: summed.at(at) * const(-scale, summed.compute), "loss")
 
 
 def _of_chances(b: Builder, of: Classes, reduction: int, smoothing: float) -> Value:
-    """A mean is over all but the classes."""
+    """The loss for target probabilities; a mean is over all dimensions but the classes."""
 
     def chance(at: Index) -> Expr:
         p = cast(of.target.at(at), of.scores.compute)

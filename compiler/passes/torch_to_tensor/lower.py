@@ -1,7 +1,7 @@
-"""Torch IR in, Tensor IR out: each ATen call becomes the equations that its rule writes, in a group of its own.
+"""Lower Torch IR to Tensor IR: each ATen call becomes the equations that its rule writes, in a group of its own.
 
-Then nothing of torch is left but names: element types, broadcasting, promotion and argument defaults are spelled out.
-Whatever has no rule is refused before anything is lowered, all of it in one error.
+Element types, broadcasting, promotion and argument defaults become explicit. Calls without a rule are refused before
+anything is lowered, all of them in one error.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _FAMILIES = (
     pointwise, power, special, reduce, order, normalize, scan, contract, attention, attention_backward, recurrent,
     views, strided, join, create, indexing, pool, pool_backward, upsample, loss,
 )  # fmt: skip
-_MATMULS = (contract, attention, attention_backward)  # they read what their operands are rounded to
-# Calls without results, of a condition that must hold for all there is.
+_MATMULS = (contract, attention, attention_backward)  # these round their operands
+# Calls without results that assert a condition.
 ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
@@ -57,13 +57,13 @@ RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in f
 def lower(
     program: aten.Program, *, round_every_call: bool = False, orders: bool = False, parts: bool = False
 ) -> Program:
-    """The Tensor program that computes the same; raises Unsupported.
+    """The equivalent Tensor program; raises Unsupported.
 
-    What the program both gives back and reads is rounded to its own element type where it is made: its readers then
-    read what the caller gets. So is what matmuls read, which round it in any case, and other calls too: it then lies in
-    memory once. With `round_every_call`, the result of every call is, which is what eager does. Where targets have
-    something for it, what comes in order `orders` by one equation; where they need no large kernels, `parts` of results
-    that differ in what is summed are by sums of their own.
+    Two kinds of values are rounded to their own element type where they are computed: outputs that calls read too, so
+    that readers see what the caller gets; and values read both by matmuls, which round them in any case, and by other
+    calls, so that they are stored once. With `round_every_call`, the result of every call is rounded, as in eager. With
+    `orders`, a sort is one `Order` equation. With `parts`, parts of a result that sum different terms are separate
+    sums, for targets that do not need large kernels.
     """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
@@ -92,7 +92,7 @@ def lower(
 
 
 def check(program: aten.Program, calls: Sequence[Call]) -> None:
-    """Every call has a rule, every argument a parameter there; raises one Unsupported that lists all that have not."""
+    """Check that every call has a rule that accepts its arguments; one Unsupported lists all calls without."""
     known = aten.types(program)
     problems: list[tuple[Call, str]] = []
     for call in calls:
@@ -166,7 +166,7 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
 
 
 def _asserted(b: Builder, program: aten.Program, env: dict[str, Value]) -> list[Group]:
-    """Conditions that must hold, as a requirement of the program's first result that has elements."""
+    """The asserted conditions, as requirements on the first output that has elements."""
     asserting = [c for c in program.calls if c.op in ASSERTIONS]
     conditions = [env[x.name] for c in asserting for x in c.args[:1] if isinstance(x, Ref)]
     name = next((n for n in program.outputs if not is_empty(env[n].shape)), "")
@@ -187,7 +187,7 @@ def _read(call: Call) -> Iterator[str]:
 
 
 def _read_by_matmuls_and_others(calls: Sequence[Call]) -> set[str]:
-    """What matmuls, convolutions and attention read, as it is or through views, and any other call too."""
+    """Names read, directly or through views, both by matmuls, convolutions or attention and by other calls."""
     viewed: dict[str, str] = {}
     by_matmuls: set[str] = set()
     by_others: set[str] = set()
@@ -214,7 +214,7 @@ def _argument(argument: object, env: dict[str, Value]) -> object:
 
 
 def _agreed(call: Call, name: str, kind: Type, value: Value) -> dt.DType:
-    """The element type of a result, as declared; f64 stays, for which torch 2.11 declares f32 in attention."""
+    """The element type of a result, as declared; f64 is kept where torch 2.11 declares f32, in attention."""
     if kind.dtype is dt.f32 and value.dtype is dt.f64 and kind.shape == value.shape:
         return value.dtype
     if dt.compute(kind.dtype) is not value.compute or kind.shape != value.shape:
@@ -235,7 +235,7 @@ def _renamed(equation: Equation, table: dict[str, str]) -> Equation:
 
 
 def _output(b: Builder, value: Value, kind: Type, taken: set[str]) -> tuple[Tensor, list[Group]]:
-    """The tensor that the caller gets; a conversion or copy where the value is not that already."""
+    """The output tensor; a conversion or copy unless the value already is one."""
     strides = result_strides(kind)
     if value.stored is kind.dtype and value.name not in taken:
         return Tensor(value.name, kind.dtype, kind.shape, strides), []

@@ -1,4 +1,4 @@
-"""Normalisations: softmax over a dimension, values scaled to mean 0, variance 1 by layer, group, batch or instance."""
+"""Normalisation: softmax, and layer, group, batch and instance norms."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape,
 from compiler.passes.torch_to_tensor.positions import is_empty
 from compiler.passes.torch_to_tensor.reduce import Element, converted, kept, moments, over
 
-# The rounding unit of a type: what `rms_norm` adds when it is told nothing.
+# The default `eps` of `rms_norm`: the rounding unit, of f32 for 16-bit types.
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-23, "f16": 2.0**-23}
 
 
 def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
-    """exp(x - max) / sum: a row of -inf gives NaN, as in torch."""
+    """exp(x - max) / sum; a row of -inf gives NaN, as in torch."""
     return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))[0]
 
 
 def soften(
     b: Builder, shape: Shape, which: Sequence[int], element: Element, some: bool = False
 ) -> tuple[Value, Element]:
-    """A softmax, and the logarithm of each row's sum of exponentials.
+    """A softmax, and the logsumexp of each row.
 
-    Where `some` may be -inf throughout, a row of -inf gives zeros, and inf: nothing is attended to.
+    With `some`, a row may be -inf throughout, if nothing is attended to: it gives zeros, and a logsumexp of inf.
     """
     best = over(b, "max", shape, which, False, element, "max")
 
@@ -55,7 +55,7 @@ def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -
 
 
 def log_chance(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Element:
-    """The elements of a log_softmax, for those who need some of them."""
+    """The elements of a log_softmax, for callers that need only some of them."""
     which = dims(b, dim, self.rank)
     element = converted(self, dtype or self.dtype)
     best = over(b, "max", self.shape, which, False, element, "max")
@@ -80,14 +80,15 @@ def _core(rule: Callable[..., Value]) -> Rule:
 
 
 def _affine(value: Expr, weight: Value | None, bias: Value | None, index: Index) -> Expr:
-    """Scaled and shifted by parameters at `index`."""
+    """The value scaled and shifted by parameters at `index`."""
     if weight is not None:
         value = value * cast(weight.at(index), value.dtype)
     return value if bias is None else value + cast(bias.at(index), value.dtype)
 
 
 def _check_types(b: Builder, input: Value, *given: Value | None) -> None:
-    """Parameters and statistics have the type of the input, or are f32 and the input of 16 bits, as in torch."""
+    """Refuse parameters and statistics of other types than the input's; 16-bit inputs may have f32 ones, as in
+    torch."""
     types = {x.dtype for x in given if x is not None}
     wider = types == {f32} and input.dtype in STORAGE_ONLY
     if types - {input.dtype} and not wider:
@@ -118,7 +119,7 @@ def layer_norm(
     b: Builder, input: Value, normalized_shape: Shape, weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Value:  # fmt: skip
-    del cudnn_enable  # a choice of torch's kernels
+    del cudnn_enable  # selects torch's kernels
     return native_layer_norm(b, input, normalized_shape, weight, bias, eps)[0]
 
 
@@ -148,7 +149,7 @@ def rms_norm(
 def native_group_norm(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    del N, HxW  # sizes that the input has
+    del N, HxW  # given by the input
     _check_types(b, input, weight, bias)
     if C % group:
         raise b.refuse(f"{C} channels do not make {group} equal groups")
@@ -185,7 +186,7 @@ def group_norm(
 def _by_batch(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    """Statistics of each channel over the batch and all positions."""
+    """Normalise each channel by its statistics over the batch and all positions."""
     return _by_channel(b, input, weight, bias, *_of_channels(b, input), eps)
 
 
@@ -221,13 +222,13 @@ def batch_norm_inference(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
     momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    del momentum  # of the running statistics, which stay as they are
+    del momentum  # concerns running statistics, which stay as they are
     made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
     return (made, *(_nothing(b, t) for t in b.types[1:]))
 
 
 def _nothing(b: Builder, kind: Type | None) -> Value | None:
-    """A result without elements, where there is one."""
+    """An empty result, if one is declared."""
     return None if kind is None or not is_empty(kind.shape) else b.map(kind.shape, lambda at: const(0, kind.dtype))
 
 
@@ -244,7 +245,7 @@ def batch_norm_training(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """The new running statistics are results as well; the variance among them is the unbiased one."""
+    """The updated running statistics are results too; their variance is the unbiased one."""
     if not training:
         made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
         return made, _nothing(b, b.types[1]), _nothing(b, b.types[2]), running_mean, running_var

@@ -1,11 +1,11 @@
-"""Sorting: runs of neighbours by counting, then pairs of runs merged until one is left, all as gathers.
+"""Sorting: runs of neighbours are sorted by counting, then merged in pairs until one is left, all as gathers.
 
-By counting, the place of an element is the number of those that come before it: m² comparisons for a run of m, but
-one flat sum. In a merge, each place of the result finds by bisection how many of the elements before it are of the
-first of two runs: about log2 m comparisons. Where only the first k places are asked for, runs keep no more than k; and
-where these are few, they are found without sorting.
+By counting, the position of an element is the number of those that come before it: m² comparisons for a run of m, but
+one flat sum. In a merge, each position of the result finds by bisection how many of the elements before it are of the
+first run: about log2 m comparisons. If only the first k positions are needed, runs keep at most k elements; if these
+are few, they are found without sorting (`first`).
 
-A target may have something of its own for all this: there it is one equation.
+Targets with a sort of their own get one `Order` equation instead.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape,
 from compiler.passes.torch_to_tensor.first import LAUNCH, Before, before, cheapest, chosen, grouped
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, is_wide, one_dim, stored, zeros
 
-# What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which
-# counts in vectors, and two or three on a GPU.
+# Costs in comparisons of a counting sum. A step of a bisection costs ten of them on a CPU, where counting is
+# vectorised, and two or three on a GPU.
 STEP = 3
-MOST_CHOSEN = 8  # elements that are found one after the other
+MOST_CHOSEN = 8  # the most elements that are found one after the other
 
 
 def sort(b: Builder, self: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
@@ -31,22 +31,22 @@ def sort(b: Builder, self: Value, dim: int = -1, descending: bool = False) -> tu
 def stable_sort(
     b: Builder, self: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value]:
-    del stable  # it always is
+    del stable  # always so here
     return sort(b, self, dim, descending)
 
 
 def topk(
     b: Builder, self: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
-    """Which of equal elements are taken is torch's secret; here it is the first ones."""
-    del sorted  # it always is
+    """Of equal elements the first ones are taken; torch leaves that open."""
+    del sorted  # always so here
     return _first(b, self, dim, set_dim(self.shape, one_dim(b, dim, self.rank), k) if self.rank else (), largest)
 
 
 def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """The elements whose places along a dimension lie within `shape`, and where each was.
+    """The elements at the positions of `shape` along a dimension, and their indices.
 
-    They are as torch would have stored them: which are equal, and stay as they were, depends on it.
+    Elements are as torch would have stored them, since that decides which ones are equal and keep their order.
     """
     nowhere = Value("", dt.i64, shape, dt.i64)
     if is_empty(shape):
@@ -74,14 +74,14 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
 
 
 def _ordered(b: Builder, self: Value, d: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """By one equation for the places."""
+    """The same by one equation for the indices."""
     how = "descending" if descending else "ascending"
     places = b.order(how, shape, d, self.shape[d], lambda i: stored(self, i), "place")
     return b.map(shape, lambda i: stored(self, set_dim(i, d, places.at(i))), "value"), places
 
 
 def run_length(shape: Shape, d: int, kept: Expr) -> Expr:
-    """How many neighbours along dimension `d` to sort by counting: what is cheapest, all of them if sizes vary."""
+    """The cheapest length of the runs to sort by counting along dimension `d`; all of it if sizes are symbolic."""
     extent = shape[d]
     if not (isinstance(extent, Const) and isinstance(kept, Const)):
         return extent
@@ -92,20 +92,20 @@ def run_length(shape: Shape, d: int, kept: Expr) -> Expr:
 
 
 def _groups_are_cheaper(shape: Shape, d: int, kept: Expr) -> bool:
-    """Whether the first elements are found sooner among groups than by putting runs in order."""
+    """Whether finding the first elements by groups costs less than sorting runs."""
     n, k, elements = static(shape[d]), static(kept), _elements(shape, d)
     price, group = cheapest(n, k, elements / n)
     return group > 0 and price < _price(n, k, static(run_length(shape, d, kept)), elements)
 
 
 def _elements(shape: Shape, d: int) -> int:
-    """How many elements there are, as far as is known: at least those of one row."""
+    """The number of elements, by hints of symbolic sizes; if there are none, of one row."""
     known = all(isinstance(v, Size) for s in shape for v in variables(s))
     return hint(product(shape)) if known else static(shape[d])
 
 
 def _price(n: int, k: int, length: int, elements: int) -> float:
-    """Comparisons to put the first `k` of `n` in order, from runs of `length` on, in all `elements / n` rows."""
+    """Comparisons to find the first `k` of `n` in order from runs of `length`, in all `elements / n` rows."""
     price = float(n * length + -(-n // length) * min(k, length) * length) * (elements / n)
     while length < n:
         steps = len(_halves(min(k, length))) + 1
@@ -116,9 +116,9 @@ def _price(n: int, k: int, length: int, elements: int) -> float:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Sorted runs, each of the first elements of `length` neighbours: tensors [rows.., number, kept].
+    """Sorted runs, each with the first elements of `length` neighbours: tensors [rows.., number, kept].
 
-    `indices` are positions in the row. What lies beyond the elements that the last run has is undefined.
+    `indices` are positions in the row. Entries beyond the elements of the last run are undefined.
     """
 
     values: Value
@@ -136,7 +136,7 @@ class _Runs:
 
 
 def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: Before) -> _Runs:
-    """Runs of `length` neighbours along dimension `d`, of each its first elements, at most `most`."""
+    """Sorted runs of `length` neighbours along dimension `d`, each with at most `most` elements."""
     extent, rows = x.shape[d], without(x.shape, (d,))
     whole = length is extent
     number = dim(1) if whole else dim(-(-static(extent) // static(length)))
@@ -155,7 +155,7 @@ def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: B
         return const(True, dt.boolean) if exact else op("lt", position(run, k), extent)
 
     def comes_before(i: Index, r: Index) -> Expr:
-        """Whether element `r` of a run goes before its element `e`: of equal ones, whether it was before."""
+        """Whether element `r` of a run goes before element `e`; equal elements keep their order."""
         *row, run, e = i
         there, here = at(tuple(row), position(run, r[0])), at(tuple(row), position(run, e))
         earlier = op("lt", cast(r[0], small), cast(e, small))
@@ -175,10 +175,10 @@ def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: B
 
 
 def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
-    """Half as many runs, each of two neighbours; of equal elements those of the first go first.
+    """Merge pairs of neighbouring runs; of equal elements those of the first run go first.
 
-    Of the first p elements of a merged run, t or more are of the first run exactly if its element t-1 goes before
-    element p-t of the second: a bisection finds the most, between what the second run leaves over and all p.
+    Among the first p elements of a merged run, at least t are of the first run exactly if its element t-1 goes before
+    element p-t of the second. A bisection finds the largest such t, from p minus the length of the second run up to p.
     """
     kept, extent = runs.kept, static(runs.extent)
     number, length = -(-runs.number // 2), 2 * runs.length
@@ -186,17 +186,17 @@ def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
     full = runs.number % 2 == 0 and extent >= (runs.number - 1) * runs.length + kept
 
     def of(i: Index, second: int, k: Expr) -> Index:
-        """Where element `k` of the first or second of two runs is."""
+        """The index of element `k` of the first or second run of a pair."""
         run = i[-2] * 2 + second
         return (*i[:-2], run if full or not second else op("min", run, runs.number - 1), k)
 
     def seconds(i: Index) -> Expr:
-        """How many elements the second run has."""
+        """The number of elements of the second run."""
         left = extent - (i[-2] * 2 + 1) * runs.length
         return dim(kept) if full else op("max", op("min", left, kept), 0)
 
     def second_goes(i: Index, first: Expr, second: Expr) -> Expr:
-        """Whether an element of the second run goes before one of the first; indices beyond the runs' are moved."""
+        """Whether an element of the second run goes before one of the first; indices beyond the runs are clamped."""
         one = runs.values.at(of(i, 0, first))
         return strictly(runs.values.at(of(i, 1, op("min", second, kept - 1))), one)
 
@@ -206,7 +206,7 @@ def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
         def more(i: Index, before: Value | None = taken, half: int = half) -> Expr:
             sure = before.at(i) if before else op("max", i[-1] - seconds(i), 0)
             t = op("min", sure + half, op("min", i[-1], kept))
-            # Whichever way it goes is a coin's toss, so that a branch would be guessed wrong half the time.
+            # The outcome is random, so a branch would be mispredicted half the time.
             return op("where", second_goes(i, op("max", t - 1, 0), i[-1] - t), sure, t)
 
         taken = b.map(shape, more, "taken")
@@ -232,7 +232,7 @@ def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
 
 
 def _halves(count: int) -> list[int]:
-    """Steps of a bisection among 0 .. count: what is left, halved each time, and never a step beyond."""
+    """Steps of a bisection of 0 .. count: the remainder is halved each time and never exceeded."""
     out = []
     while count:
         out.append((count + 1) // 2)

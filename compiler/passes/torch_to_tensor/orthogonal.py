@@ -1,6 +1,6 @@
-"""Orthogonal polynomials, whose degrees are elements of a tensor: Chebyshev's by doubling, the others by recurrence.
+"""Orthogonal polynomials whose degrees are tensor elements: Chebyshev polynomials by doubling, others by recurrence.
 
-A degree that is known when compiling is a literal, and costs only the steps that it takes.
+A degree that is known at compile time is a literal and costs only the steps that it needs.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from compiler.passes.torch_to_tensor.formula import lit, where
 E = Expr
 Let = Callable[[E], E]
 Formula = Callable[[Let, E, E], E]
-BITS = 24  # degrees of more bits, for which f32 has not all whole numbers, count as the first of those
-MOST = 32  # the highest degree that is found by recurrence; a program refuses higher ones as it runs
+BITS = 24  # degrees are capped at 2^24, beyond which f32 does not have every integer
+MOST = 32  # the highest degree computed by recurrence; higher ones fail at run time
 
 
 def _either(cond: E, a: E, b: E) -> E:
-    """One of two that are both computed, but where the condition is a literal."""
+    """A select; just one of the two if the condition is a literal."""
     return (a if cond.value else b) if isinstance(cond, Const) else where(cond, a, b)
 
 
 def _by_doubling(at_one: Callable[[E], E], odd: Callable[[E], E]) -> Formula:
-    """A polynomial P of Chebyshev's by the bits of its degree, from the highest on.
+    """A Chebyshev polynomial P by the bits of its degree, from the highest down.
 
-    With T those of the first kind, P(2k) = 2 T(k) P(k) - 1 and P(2k + 1) = 2 T(k + 1) P(k) - `odd`: kept are T(k),
-    T(k + 1) and P(k), of the degree k that the bits so far are. An error grows by no more than the degree's square.
+    With T those of the first kind, P(2k) = 2 T(k) P(k) - 1 and P(2k + 1) = 2 T(k + 1) P(k) - `odd`. The state is T(k),
+    T(k + 1) and P(k) for the degree k of the bits so far. Errors grow at most with the square of the degree.
     """
 
     def formula(let: Let, x: E, n: E) -> E:
-        inner, one = let(op("max", op("min", x, 1e300), -1e300)), lit(1, x)  # beyond, a difference would be NaN
+        inner, one = let(op("max", op("min", x, 1e300), -1e300)), lit(1, x)  # larger values would give inf - inf
         low, high, found = one, inner, one
         rest = let(op("min", n, lit(1 << BITS, n)))
         for bit in reversed(range(int(rest.value).bit_length() if isinstance(rest, Const) else BITS + 1)):
@@ -52,7 +52,7 @@ def _by_doubling(at_one: Callable[[E], E], odd: Callable[[E], E]) -> Formula:
 
 
 def _by_recurrence(first: Callable[[E], E], step: Callable[[E, E, E, float], E]) -> Formula:
-    """From 1 and `first`, each next one by `step(x, last, before, k)`, which is that of degree k + 1."""
+    """From 1 and `first`, `step(x, last, before, k)` gives the polynomial of degree k + 1."""
 
     def formula(let: Let, x: E, n: E) -> E:
         n = op("require", op("le", n, lit(MOST, n)), n)
@@ -71,7 +71,7 @@ def _shifted(how: Formula) -> Formula:
 
 
 def _of_degree(how: Formula) -> Formula:
-    """Degrees are cut to whole numbers; a polynomial of a negative one is 0."""
+    """Degrees are truncated to integers; a polynomial of negative degree is 0."""
 
     def formula(let: Let, x: E, n: E) -> E:
         if isinstance(n, Const) and math.isfinite(n.value):
@@ -90,7 +90,7 @@ _CHEBYSHEV: dict[str, Formula] = {
     "v": _by_doubling(lambda n: lit(1, n), lambda x: lit(1, x)),
     "w": _by_doubling(lambda n: n * 2.0 + 1.0, lambda x: lit(-1, x)),
 }
-# By the names that torch has for them.
+# Keyed by torch's name.
 FORMULAS: dict[str, Formula] = {
     f"special_{name}": _of_degree(how)
     for name, how in {

@@ -1,7 +1,8 @@
-"""Pointwise ATen ops: each row of a table names a formula and the overloads that it is the meaning of.
+"""Pointwise ATen ops: tables map names of overloads to their formulas.
 
-`ARITHMETIC` formulas get their operands broadcast to the result's shape in the computing type of the result, `JUMPS` in
-the type of the operands together; the rules below them are for ops whose operands are not all alike.
+Formulas in `ARITHMETIC` get their operands broadcast to the result's shape, in the computing type of the result. Those
+in `JUMPS`, the discontinuous functions, get them in the promoted type of the operands. Rules below the tables are for
+ops whose operands are not treated alike.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ORDER = (boolean, dt.u8, dt.i8, dt.i16, dt.i32, dt.i64, dt.f16, dt.bf16, dt.f32
 
 
 def promote(*operands: Operand) -> DType:
-    """The element type that torch gives to operands together: all decide its kind, tensors first its width."""
+    """Torch's type promotion: all operands decide the kind; tensors have priority for the width."""
     tensors = [x.dtype for x in operands if isinstance(x, Value) and x.rank]
     zeros = [x.dtype for x in operands if isinstance(x, Value) and not x.rank]
     scalars = [_scalar_type(x) for x in operands if not isinstance(x, Value)]
@@ -69,7 +70,7 @@ def _widest(types: Sequence[DType]) -> DType:
 
 
 def exact(value: float, dtype: DType) -> float:
-    """A Python scalar as a tensor of `dtype` would hold it, nearest even."""
+    """A Python scalar as a tensor of `dtype` would hold it, rounded to nearest even."""
     if dtype is dt.f16:
         try:
             return float(struct.unpack("e", struct.pack("e", value))[0])
@@ -83,7 +84,7 @@ def exact(value: float, dtype: DType) -> float:
 
 
 def scalar(b: Builder, value: bool | int | float | E, dtype: DType) -> E:
-    """A number as a tensor of `dtype` holds it; to an unsigned type, a negative one wraps."""
+    """A number as a tensor of `dtype` holds it; a negative one wraps for an unsigned type."""
     if isinstance(value, Expr):
         return rounded(value, dtype)
     if dtype is boolean or dtype.is_float:
@@ -100,9 +101,10 @@ def pointwise(formula: Callable[..., E]) -> Callable[..., Value]:
 
 
 def jump(formula: Callable[..., E]) -> Callable[..., Value]:
-    """The rule of a formula that jumps, as tests and remainders do: operands in the type that they have together.
+    """The rule of a discontinuous formula, such as a comparison or a remainder, on operands in their promoted type.
 
-    They are as torch would have stored them: what is equal there is equal here, such as an element and its row's amax.
+    Operands are as torch would have stored them, so that values are equal here if they are in torch, as an element and
+    its row's amax.
     """
     return _rule(formula, lambda b, operands: promote(*operands), _stored)
 
@@ -135,7 +137,7 @@ def _operand(x: object) -> Operand:
 
 
 def _converted(x: Operand, at: Index, dtype: DType) -> E:
-    """An operand as `dtype`, in its computing type; a 16-bit type rounds what is of another, as torch does."""
+    """An operand as `dtype`, in its computing type; a 16-bit type rounds operands of other types, as in torch."""
     if dtype not in dt.STORAGE_ONLY:
         return element(x, at, dtype)
     if not isinstance(x, Value | Expr):
@@ -145,7 +147,7 @@ def _converted(x: Operand, at: Index, dtype: DType) -> E:
 
 
 def _looked_at(x: Operand, at: Index, dtype: DType) -> E:
-    """An operand in the computing type of `dtype`; a tensor's element is as its own type holds it."""
+    """An operand in the computing type of `dtype`; an element of a tensor is rounded to its own type."""
     wide = dt.compute(dtype)
     return cast(x.rounded_at(broadcast(x, at)), wide) if isinstance(x, Value) else element(x, at, wide)
 
@@ -165,11 +167,11 @@ def _row2(name: str) -> Callable[[E, E], E]:
 
 
 def _rounding(name: str) -> Callable[[E], E]:
-    """Integers are whole already."""
+    """A rounding function, which is the identity for integers."""
     return lambda x: op(name, x) if x.dtype.is_float else x
 
 
-# Names without a dot are the overload `default`; `*` stands for all of _TENSOR_OR_SCALAR.
+# A name without a dot is the overload `default`; `*` stands for each of _TENSOR_OR_SCALAR.
 # fmt: off
 ARITHMETIC: dict[str, Callable[..., E]] = {
     "sqrt": _row("sqrt"),
@@ -237,7 +239,7 @@ def rsub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
 
 
 def _check_factor(b: Builder, alpha: float) -> None:
-    """Torch takes a truth value for truth values alone, and no fraction for integers, whatever its value is."""
+    """Refuse, as torch does, a bool for a result that is not bool, and a float for a result of integers."""
     if isinstance(alpha, bool) and b.out.dtype is not boolean:
         raise b.refuse("alpha is a truth value, and the result is none")
     if isinstance(alpha, float) and not b.out.dtype.is_float:
@@ -273,7 +275,7 @@ def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
 
 
 def clamp(b: Builder, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
-    """NaN anywhere gives NaN; where the bounds cross, `max` wins."""
+    """NaN in any operand gives NaN; if the bounds cross, `max` wins."""
     for bound in (min, max):
         if isinstance(bound, int):
             scalar(b, bound, b.out.dtype)
@@ -306,7 +308,7 @@ def where(b: Builder, condition: Value, self: Operand, other: Operand) -> Value:
 
 
 def prelu(b: Builder, self: Value, weight: Value) -> Value:
-    """One slope, or one for each channel (dimension 1)."""
+    """One slope for all, or one for each channel (dimension 1)."""
     dtype = self.compute
     channel = 1 if self.rank > 1 else 0
     single = is_one(numel(weight.shape))
@@ -352,8 +354,8 @@ def convert(
     b: Builder, self: Value | float, dtype: DType | None = None, memory_format: str | None = None,
     non_blocking: bool = False,
 ) -> Value:  # fmt: skip
-    """To another element type; to a 16-bit float it rounds, since the program says so. `vmap` converts numbers too."""
-    del memory_format, non_blocking  # the result's strides say it
+    """Convert to another element type; a conversion to a 16-bit float rounds. `vmap` converts numbers too."""
+    del memory_format, non_blocking  # given by the result's strides
     if not isinstance(self, Value):
         number = scalar(b, self, b.out.dtype)
         return b.map((), lambda at: number)

@@ -1,7 +1,7 @@
-"""Pooling: reductions over a window of positions around each element of the result, those outside the input left out.
+"""Pooling: reductions over a window around each element of the result, without positions outside of the input.
 
-The sizes of a result, `ceil_mode` included, are the declared ones. Spatial dimensions are the last ones; what precedes
-them (channels, and perhaps a batch) is left alone.
+The declared shape accounts for `ceil_mode`. Spatial dimensions are the last ones; leading ones (channels, and perhaps a
+batch) are unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Sizes = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Windows:
-    """For each element `at` of `shape` the positions `place(at, r)` for every `r` of `over`, as long as `inside`."""
+    """For each element `at` of `shape`, the positions `place(at, r)` for every `r` of `over` where `inside` holds."""
 
     shape: Shape
     over: Shape
@@ -29,7 +29,7 @@ class Windows:
     inside: Callable[[Index, Index], Expr]
 
     def reduce(self, b: Builder, how: str, value: Callable[[Index, Index], Expr], neutral: Const, hint: str) -> Value:
-        """`value(at, position)` over each window, `neutral` for what is outside."""
+        """Reduce `value(at, position)` over each window, with `neutral` for positions outside."""
 
         def element(at: Index, r: Index) -> Expr:
             known = ranges((*at, *r), (*self.shape, *self.over))
@@ -49,7 +49,7 @@ def sliding(
     x: Value, shape: Shape, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> Windows:  # fmt: skip
-    """Windows of one size that move by a stride."""
+    """Windows of constant size that move by a stride."""
     lead = x.rank - len(kernel)
     over = tuple(const(k) for k in kernel)
 
@@ -66,7 +66,7 @@ def sliding(
 
 
 def adaptive(b: Builder, x: Value, shape: Shape, count: int) -> Windows:
-    """Windows that share the input out: element i of O covers positions i * N // O up to ceil((i + 1) * N / O)."""
+    """Windows that divide the input: element i of O covers positions i * N // O up to ceil((i + 1) * N / O)."""
     lead = x.rank - count
     pairs = list(zip(x.shape[lead:], shape[lead:], strict=True))
     if any(n is const(0) for n, _ in pairs) and not is_empty(shape):
@@ -83,7 +83,7 @@ def adaptive(b: Builder, x: Value, shape: Shape, count: int) -> Windows:
 
 
 def _start(i: Expr, extent: Expr, outputs: Expr) -> Expr:
-    return i * extent // outputs if outputs is not const(0) else i  # where nothing is wanted, anything will do
+    return i * extent // outputs if outputs is not const(0) else i  # any value is valid for an empty result
 
 
 def _end(i: Expr, extent: Expr, outputs: Expr) -> Expr:
@@ -91,7 +91,7 @@ def _end(i: Expr, extent: Expr, outputs: Expr) -> Expr:
 
 
 def _each(extent: Expr, outputs: Expr) -> Expr | None:
-    """How many elements each window has, if all are known to have as many."""
+    """The number of elements of each window, if all are known to have the same; else None."""
     if isinstance(extent, Const) and isinstance(outputs, Const):
         n, o = static(extent), static(outputs) or 1
         return const(n // o) if n % o == 0 else None
@@ -112,12 +112,12 @@ def _longest(extent: Expr, outputs: Expr) -> Expr:
 
 
 def greatest(b: Builder, x: Value, windows: Windows, count: int) -> tuple[Value, Value]:
-    """The maxima and their places: row-major over the spatial dimensions, the first of equals, the last NaN."""
+    """The maxima and their row-major spatial indices: the first of equal elements, the last of NaNs."""
     neutral = identity("max", x.compute)
     best = windows.reduce(b, "max", lambda at, index: x.at(index), neutral, "max")
 
     def place(at: Index, index: Index) -> Expr:
-        here = x.rounded_at(index)  # which are equal depends on it
+        here = x.rounded_at(index)  # rounding decides which elements are equal
         position = flat(index[-count:], x.shape[-count:])
         found = op("where", op("eq", here, rounded(best.at(at), x.dtype)), position, nowhere)
         return op("where", op("isnan", here), -1 - position, found) if x.dtype.is_float else found
@@ -152,7 +152,7 @@ def _adaptive_max_pool(count: int) -> Rule:
 
 
 def _first(rule: Callable[..., tuple[Value, Value]]) -> Rule:
-    """The maxima alone."""
+    """The maxima without their indices."""
 
     def only(
         b: Builder, self: Value, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
@@ -175,7 +175,7 @@ def _avg_pool(count: int) -> Rule:
         b: Builder, self: Value, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Value:  # fmt: skip
-        """A window that reaches over the padding's end counts what is before that end."""
+        """A window that extends beyond the padding counts only the elements before its end."""
         del ceil_mode
         kernel, margin = per_dim(kernel_size, count), per_dim(padding, count)
         step = per_dim(stride, count) or kernel
@@ -196,7 +196,7 @@ def _avg_pool(count: int) -> Rule:
 def averaged(
     at: Index, extents: Shape, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], pads: bool
 ) -> Expr:
-    """How many elements a window averages; `pads` says that those of the padding count."""
+    """The number of elements that a window averages; with `pads`, padding counts."""
     out: Expr = const(1)
     for i, k, s, p, n in zip(at[-len(kernel) :], kernel, stride, padding, extents, strict=True):
         start = i * s - p
@@ -219,7 +219,7 @@ def _adaptive_avg_pool(count: int) -> Rule:
 
 
 def shared(at: Index, extents: Shape, outputs: Shape) -> Expr:
-    """How many elements the windows have that share an input out."""
+    """The number of elements of windows that divide an input."""
     out: Expr = const(1)
     for i, n, o in zip(at, extents, outputs, strict=True):
         each = _each(n, o)

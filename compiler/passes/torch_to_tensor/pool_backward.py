@@ -1,7 +1,7 @@
-"""Gradients of pooling and of padding: each element of the input gathers from the windows that it lies in.
+"""Gradients of pooling and of padding: each element of the input gathers from the windows that contain it.
 
-Nothing is scattered, so that elements are summed in one order in every run. Of the result's elements those that begin
-at or before a position of the input are counted backwards; maxima give to the place that their index names.
+A gather, unlike a scatter, sums in the same order in every run. The windows that contain a position are enumerated
+backwards from the last one that begins at or before it. The gradient of a maximum goes to the position of its index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.passes.torch_to_tensor.positions import flat, ranges, within
 def _covering(
     grad: Value, shape: Shape, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Windows:
-    """For each position of the input the windows that begin at most `kernel` before it."""
+    """For each position of the input, the windows that begin at most `kernel` before it."""
     lead = len(shape) - len(kernel)
     over = tuple(const(-(-k // s)) for k, s in zip(kernel, stride, strict=True))
 
@@ -40,7 +40,7 @@ def _gathered(b: Builder, grad: Value, windows: Windows, value: Callable[[Index,
 
 
 def _to_maxima(b: Builder, grad: Value, indices: Value, windows: Windows, count: int) -> Value:
-    """What the windows give whose greatest element is at a position."""
+    """The sum of the gradients of the windows whose maximum is at a position."""
 
     def given(at: Index, index: Index) -> Expr:
         here = flat(at[-count:], windows.shape[-count:])
@@ -92,7 +92,7 @@ def _avg_pool_backward(count: int) -> Rule:
 
 
 def _adaptive_avg_pool_backward(count: int) -> Rule:
-    """The windows of the result that hold an element of the input share the result out, as those share the input."""
+    """The windows that contain an element divide the result as the forward windows divide the input."""
 
     def rule(b: Builder, grad_output: Value, self: Value) -> Value:
         windows = adaptive(b, grad_output, self.shape, count)
@@ -107,7 +107,7 @@ def _adaptive_avg_pool_backward(count: int) -> Rule:
 
 
 def _replication_pad_backward(count: int) -> Rule:
-    """An element at an edge has been copied to all that lies beyond it."""
+    """An element at an edge also receives the gradients of its copies beyond the edge."""
 
     def rule(b: Builder, grad_output: Value, self: Value, padding: Sequence[int]) -> Value:
         lead = self.rank - count

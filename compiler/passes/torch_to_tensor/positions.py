@@ -1,7 +1,6 @@
-"""Positions in a tensor, as rules compute them: they come out in simplest form, and never outside of the tensor.
+"""Positions in tensors: index expressions in simplest form, and checks of indices that are computed at run time.
 
-What a program computes as an index at run time may be out of range. Then it fails, as `checked` and `wrapped` say, and
-they keep every access inside the tensor all the same.
+A run-time index out of range fails the program, by `checked` and `wrapped`, and no access leaves the tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Source = Callable[[Index], Sequence[Expr | int]]
 
 
 def ranges(at: Index, shape: Shape) -> dict[str, Range]:
-    """What is known of the variables that run over `shape`."""
+    """The ranges of the variables that index `shape`."""
     return {i.name: extent_range(n) for i, n in zip(at, shape, strict=True) if isinstance(i, Var)}
 
 
@@ -29,12 +28,12 @@ def is_empty(shape: Shape) -> bool:
 
 
 def is_wide(extent: Expr) -> bool:
-    """Not 1, as far as is known."""
+    """Whether an extent is not known to be 1."""
     return not (isinstance(extent, Const) and extent.value == 1)
 
 
 def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
-    """Some order of the dimensions is row-major: the elements fill their memory without gaps or sharing."""
+    """Whether the tensor is row-major in some order of its dimensions: no gaps and no overlap."""
     if any(names(e) for e in (*shape, *strides)):
         return _is_dense([p for p in zip(strides, shape, strict=True) if is_wide(p[1])])
     pairs = [(static(s), static(n)) for n, s in zip(shape, strides, strict=True)]
@@ -47,8 +46,10 @@ def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
 
 
 def result_strides(kind: Type) -> tuple[Expr, ...]:
-    """Those of a result for which torch has this type: the same where they are dense, or where the backend has put
-    rows that are saved for a backward pass apart (`aligned_rows`); else row-major ones."""
+    """The strides of a result with this torch type: its own if they are dense or aligned, else row-major.
+
+    The backend pads rows that are saved for a backward pass to be aligned (`aligned_rows`).
+    """
     if is_dense(kind.shape, kind.strides):
         return kind.strides
     dense = row_major(kind.shape)
@@ -57,7 +58,7 @@ def result_strides(kind: Type) -> tuple[Expr, ...]:
 
 
 def _is_dense(pairs: list[tuple[Expr, Expr]]) -> bool:
-    """Of strides with their extents, some of which are symbolic: one begins where the one before it ends."""
+    """`is_dense` for symbolic pairs of stride and extent: each stride is the product of the extents below it."""
     step: Expr = dim(1)
     while pairs:
         found = next((p for p in pairs if p[0] is step), None)
@@ -69,7 +70,7 @@ def _is_dense(pairs: list[tuple[Expr, Expr]]) -> bool:
 
 
 def stored(x: Value, index: Iterable[Expr | int]) -> Expr:
-    """One element in the type in which it lies in memory: what merely moves needs no conversion."""
+    """One element in the type in which it is stored, for values that are only moved."""
     return Load(x.name, tuple(map(dim, index)), x.stored)
 
 
@@ -78,14 +79,14 @@ def zeros(b: Builder, shape: Shape, like: Value) -> Value:
 
 
 def moved(b: Builder, x: Value, shape: Shape, source: Source) -> Value:
-    """`x` seen through an index: element `at` of the result is element `source(at)` of `x`."""
+    """A view of `x` by an index map: element `at` of the result is element `source(at)` of `x`."""
     if is_empty(shape):
         return zeros(b, shape, x)
     return b.map(shape, lambda at: stored(x, simplify(tuple(map(dim, source(at))), ranges(at, shape))), "view")
 
 
 def flat(index: Sequence[Expr], shape: Shape) -> Expr:
-    """The position of an element among all, in row-major order."""
+    """The row-major position of an element."""
     out: Expr = const(0, i64)
     for i, step in zip(index, row_major(shape), strict=True):
         out = out + i * step
@@ -93,7 +94,7 @@ def flat(index: Sequence[Expr], shape: Shape) -> Expr:
 
 
 def unflat(position: Expr, shape: Shape) -> Index:
-    """The index of the element at a row-major position; dimensions of size 1 take no part."""
+    """The index of the element at a row-major position; dimensions of size 1 have index 0."""
     out: list[Expr] = []
     wide = [d for d, n in enumerate(shape) if is_wide(n)]
     for d in reversed(range(len(shape))):
@@ -108,7 +109,7 @@ def unflat(position: Expr, shape: Shape) -> Index:
 
 
 def reindexed(at: Index, shape: Shape, to: Shape) -> Index:
-    """Where a tensor of shape `to` has the element that is at `at` in a tensor of `shape`, in row-major order."""
+    """The index in a tensor of shape `to` of the element at `at` in a tensor of `shape`, both row-major."""
     wide = [(i, n) for i, n in zip(at, shape, strict=True) if is_wide(n)]
     if [n for _, n in wide] == [n for n in to if is_wide(n)]:
         left = iter(i for i, _ in wide)
@@ -119,12 +120,12 @@ def reindexed(at: Index, shape: Shape, to: Shape) -> Index:
 
 
 def one_dim(b: Builder, d: int, rank: int) -> int:
-    """A dimension as torch gives it, counted from the front; a scalar counts as a tensor of rank 1."""
+    """A dimension as torch gives it, counted from the front; a scalar is treated as a tensor of rank 1."""
     return (*dims(b, d, rank), 0)[0]
 
 
 def clamped(i: Expr, extent: Expr) -> Expr:
-    """A run-time index, kept inside."""
+    """A run-time index, clamped to the dimension."""
     return op("min", op("max", cast(i, i64), 0), extent - 1)
 
 
@@ -132,11 +133,11 @@ NO_INDEX = "no index is valid for a dimension of size 0"
 
 
 class NoElement(ValueError):
-    """Of nothing one element is asked for: eager raises if that is ever read, and a kernel would read somewhere."""
+    """An element of an empty tensor is needed: eager raises only if it is read, but a kernel would always read."""
 
 
 def checked(i: Expr, extent: Expr) -> Expr:
-    """A run-time index; the program fails where it is not inside."""
+    """A run-time index; the program fails if it is out of range."""
     if extent is const(0, extent.dtype):
         raise NoElement(NO_INDEX)
     i = cast(i, i64)
@@ -144,13 +145,13 @@ def checked(i: Expr, extent: Expr) -> Expr:
 
 
 def wrapped(i: Expr, extent: Expr) -> Expr:
-    """A run-time index that counts from the end where it is negative, checked."""
+    """A run-time index, counted from the end if it is negative, checked."""
     i = cast(i, i64)
     return checked(op("where", op("lt", i, 0), i + extent, i), extent)
 
 
 def within(position: Expr, extent: Expr, known: dict[str, Range]) -> Expr:
-    """The condition that a position is inside, as far as it is not certain."""
+    """The condition that a position is inside, as far as it is not known to hold."""
     return both(*(simplify(c, known) for c in (op("ge", position, 0), op("lt", position, extent))))
 
 

@@ -1,4 +1,4 @@
-"""Powers: of floating numbers by `pow`, of integers, which wrap, by an equation for every few bits of the exponent."""
+"""Powers: `pow` for floats; for integers, which wrap, an equation for every few bits of the exponent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
 from compiler.passes.torch_to_tensor.pointwise import pointwise, promote, scalar
 
-_DIGIT = 4  # bits of the exponent that one equation deals with
+_DIGIT = 4  # bits of the exponent per equation
 
 
 def power(b: Builder, self: Operand, exponent: Operand) -> Value:
@@ -56,13 +56,13 @@ def power_by(b: Builder, self: Value, exponent: float | Expr) -> Value:
 
 
 def _whole(exponent: Expr, dtype: DType) -> Expr:
-    """The exponent, which integers of this type must have: the program fails where it is negative or too large."""
+    """The exponent as an integer of this type; the program fails if it is negative or too large."""
     n = cast(exponent, i64)
     return op("require", op("and", op("ge", n, 0), op("le", n, dt.integer_range(dtype)[1])), n)
 
 
 def _by_digits(b: Builder, bits: int, factor: Callable[[Index, int], Expr]) -> Value:
-    """A power by squaring; `factor(at, n)` is the base where bit `n` of the exponent is set, else 1."""
+    """A power by repeated squaring; `factor(at, n)` is the base if bit `n` of the exponent is set, else 1."""
     made: Value | None = None
     for first in reversed(range(0, bits, _DIGIT)):
         digit = range(first, min(first + _DIGIT, bits))
@@ -72,7 +72,7 @@ def _by_digits(b: Builder, bits: int, factor: Callable[[Index, int], Expr]) -> V
 
 
 def _digit(made: Value | None, digit: range, factor: Callable[[Index, int], Expr]) -> Callable[[Index], Expr]:
-    """What the bits before gave, squared once for each bit of the digit and multiplied by its factor."""
+    """Square the result of the higher bits for each bit of the digit, and multiply by its factor."""
 
     def element_of(at: Index) -> Expr:
         out = None if made is None else made.at(at)

@@ -1,6 +1,6 @@
-"""Recurrent networks (LSTM, GRU, plain): each time step becomes equations of its own, so the number of steps is known.
+"""Recurrent networks (LSTM, GRU, plain), unrolled over time, so the number of steps must be known.
 
-What the inputs contribute to the gates is one matmul for all steps; each step adds what the state contributes.
+The contribution of the inputs to the gates is one matmul for all steps; each step adds that of the state.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape,
 from compiler.passes.torch_to_tensor.contract import Element, product
 from compiler.passes.torch_to_tensor.views import permuted
 
-State = tuple[Value, ...]  # the hidden state, and a cell's own
+State = tuple[Value, ...]  # the hidden state and, for an LSTM, the cell state
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one layer in one direction, gates stacked along the first dimension."""
+    """Weights of one layer in one direction, with gates stacked along the first dimension."""
 
     from_input: Value
     from_state: Value
@@ -34,7 +34,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Gates:
-    """What inputs and state contribute, gate by gate, to one step; an index is (batch, feature)."""
+    """The contributions of inputs and state to the gates of one step; an index is (batch, feature)."""
 
     of_input: Callable[[Index, int], Expr]
     of_state: Callable[[Index, int], Expr]
@@ -82,7 +82,7 @@ def _contribution(b: Builder, shape: Shape, left: Element, weight: Value, bias: 
 
 
 def _direction(b: Builder, x: Value, w: Weights, cell: Cell, state: State, steps: Sequence[int]) -> dict[int, State]:
-    """The state after each of the steps, taken in that order; `x` is (time, batch, feature)."""
+    """The states after each of the steps, taken in that order; `x` is (time, batch, feature)."""
     wide, hidden = w.from_input.shape[0], w.hidden
     given = _contribution(
         b, (*x.shape[:2], wide), lambda at, r: x.rounded_at((*at[:2], r[0])), w.from_input, w.input_bias, "given"
@@ -106,7 +106,7 @@ def _gates_of(b: Builder, given: Value, before: Value, w: Weights, hidden: Expr,
 
 
 def _joined(b: Builder, directions: Sequence[dict[int, State]], dtype: DType) -> Value:
-    """Hidden states of all steps, those of the directions side by side: (time, batch, feature)."""
+    """Hidden states of all steps, directions concatenated: (time, batch, feature)."""
     count = len(directions[0])
     batch, hidden = directions[0][0][0].shape
     shape = (const(count), batch, hidden * len(directions))
@@ -137,7 +137,7 @@ def _stacked(b: Builder, states: Sequence[Value]) -> Value:
 
 
 def _network(cell: Cell, b: Builder, input: Value, start: State, params: Sequence[Value], options: Options) -> State:
-    """All layers; gives the sequence of hidden states and the last states of every layer and direction."""
+    """All layers: the sequence of hidden states, and the last states of every layer and direction."""
     x = permuted(b, input, (1, 0, 2)) if options.batch_first else input
     count = static(x.shape[0], "the number of time steps")
     ways = 1 + options.bidirectional
@@ -167,7 +167,7 @@ def _row(b: Builder, x: Value, k: int) -> Value:
 
 @dataclass(frozen=True)
 class Options:
-    """Arguments that all recurrent networks share."""
+    """Arguments common to all recurrent networks."""
 
     has_biases: bool
     num_layers: int
@@ -210,7 +210,7 @@ def onednn_layer(
     reverse: bool, batch_sizes: Sequence[int], mode: int, hidden_size: int, num_layers: int, has_biases: bool,
     bidirectional: bool, batch_first: bool, train: bool,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """One layer of an LSTM in one direction, as torch decomposes it on CPUs; the last result is for backward alone."""
+    """One layer of an LSTM in one direction, as torch decomposes it on CPUs; the last result is for training."""
     if mode != ONEDNN_LSTM or batch_sizes or num_layers != 1 or bidirectional or batch_first or train:
         raise b.refuse("more than one layer of an LSTM in one direction, or packed sequences, or training")
     count = static(input.shape[0], "the number of time steps")
@@ -223,7 +223,7 @@ def onednn_layer(
     return _joined(b, [made], input.dtype), *(_stacked(b, [x]) for x in made[steps[-1]]), None
 
 
-ONEDNN_LSTM = 2  # of ideep's kinds of networks, as torch passes them
+ONEDNN_LSTM = 2  # LSTM in ideep's enumeration of networks, as torch passes it
 
 RULES: dict[str, Rule] = {
     "aten.mkldnn_rnn_layer.default": onednn_layer,

@@ -1,4 +1,4 @@
-"""Reductions over some or all dimensions: sums, products, extremes with their places, truth, variances and norms."""
+"""Reductions over some or all dimensions: sums, products, extremes with indices, any and all, variances and norms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kept(at: Index, which: Sequence[int], keepdim: bool) -> Index:
 
 
 def converted(x: Value, dtype: DType) -> Element:
-    """Elements as a tensor of `dtype` would hold them, since the program says `dtype=`; as they are if it is theirs."""
+    """Elements rounded to `dtype`, as an explicit `dtype=` demands; unchanged if it is their own."""
     if dtype is x.dtype:
         return x.at
     return lambda at: converted_at(x, at, dtype)
@@ -101,9 +101,9 @@ def _some(extents: Shape) -> None:
 
 
 def _places(b: Builder, how: str, self: Value, which: Sequence[int], keepdim: bool) -> tuple[Value, Value]:
-    """The extreme and the least index at which it, or NaN, is: an index into the dimensions `which` taken as one.
+    """The extreme, and the least index of it or of NaN, in the dimensions `which` flattened.
 
-    Elements are as torch would have stored them: which are equal depends on it.
+    Elements are as torch would have stored them, since rounding decides which are equal.
     """
     _some(tuple(self.shape[d] for d in which))
     best = over(b, how, self.shape, which, keepdim, self.rounded_at, how)
@@ -144,7 +144,7 @@ def _extreme(how: str) -> Rule:
 def moments(
     b: Builder, shape: Shape, which: Sequence[int], keepdim: bool, element: Element, correction: float = 0
 ) -> tuple[Value, Value]:
-    """Mean and variance in two passes, so that a great mean does not swallow the variance."""
+    """Mean and variance in two passes, so that a large mean does not cancel the variance."""
     count = numel(tuple(shape[d] for d in which))
     total = over(b, "sum", shape, which, keepdim, element, "total")
     center = b.map(total.shape, lambda at: total.at(at) / cast(count, total.compute), "mean")
@@ -167,7 +167,7 @@ def _left(count: Expr, correction: float, dtype: DType) -> Expr:
 
 
 def _without_infinities(b: Builder, x: Value) -> Value:
-    """NaN in their place."""
+    """Replace infinities by NaN."""
 
     def element(at: Index) -> Expr:
         here = x.at(at)
@@ -184,7 +184,7 @@ def _variance(root: bool, with_mean: bool) -> tuple[Rule, Rule, Rule]:
     ) -> Value | tuple[Value, Value]:
         offset = 1 if correction is None else correction
         center, spread = moments(b, self.shape, dims(b, dim, self.rank), keepdim, self.at, offset)
-        if with_mean:  # torch finds both in one running pass, where an infinity leaves neither to what follows it
+        if with_mean:  # torch computes both in one pass, in which an infinity makes both NaN
             center = _without_infinities(b, center)
         if root:
             variance = spread
@@ -232,7 +232,7 @@ def vector_norm(
 
 
 def logsumexp(b: Builder, self: Value, dim: Dims, keepdim: bool = False) -> Value:
-    """Shifted by the maximum where that is finite, so that an infinite one comes out as it is."""
+    """Shifted by the maximum if that is finite, so that an infinite maximum is the result."""
     which = dims(b, dim, self.rank)
     element = converted(self, b.out.dtype)
     best = over(b, "max", self.shape, which, keepdim, element, "max")

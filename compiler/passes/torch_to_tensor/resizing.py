@@ -1,7 +1,7 @@
-"""Resizing of one dimension: where in the input each element of the result is read, and with what weights.
+"""Resizing of one dimension: the input positions and weights of each element of the result.
 
-Positions are exact fractions of integers, so no rounding decides which element is read; torch computes them in floating
-point. Where that makes `nearest` read another element than the fraction says, its floating formula is used.
+Positions are exact fractions of integers, so rounding does not decide which element is read. Torch computes positions
+in floating point. Where that makes `nearest` read another element than the fraction, torch's formula is used.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from compiler.passes.torch_to_tensor.positions import ranges, within
 
 Scales = Sequence[float | None] | None
 
-# A scale factor is the fraction that it was meant to be: 0.1 is 1/10.
+# A scale factor stands for the nearest fraction up to this denominator: 0.1 is 1/10.
 LARGEST_DENOMINATOR = 2**20
 
 
 @dataclass(frozen=True)
 class Line:
-    """One dimension: `extent` elements become `wanted`, by a scale factor if there was one."""
+    """One dimension: `extent` elements become `wanted`, by a scale factor if one was given."""
 
     extent: int
     wanted: int
@@ -35,14 +35,14 @@ class Line:
 
     @property
     def step(self) -> Fraction:
-        """Elements of the input for each of the result."""
+        """Elements of the input per element of the result."""
         if self.factor is not None and self.factor > 0:
             return 1 / Fraction(self.factor).limit_denominator(LARGEST_DENOMINATOR)
         return Fraction(self.extent, self.wanted)
 
 
 def lines(b: Builder, shape: Shape, wanted: Shape, scales: Scales) -> list[Line]:
-    """The dimensions after batch and channels, of an image of this shape and of the one that it becomes."""
+    """The spatial dimensions of an image of `shape` that is resized to `wanted`."""
     factors = list(scales) if scales else [None] * len(shape[2:])
     made = [
         Line(static(n, "a size to resize"), static(o, "a size to resize to"), f)
@@ -54,7 +54,7 @@ def lines(b: Builder, shape: Shape, wanted: Shape, scales: Scales) -> list[Line]
 
 
 def rule(kind: Callable[..., Value], tensor: str, sizes: Sequence[str], options: Sequence[str], *scales: str) -> Rule:
-    """The rule with these parameters: sizes are known, `kind` gets the tensor, the options and a list of scales."""
+    """The rule with these parameters; `kind` gets the tensor, the options and a list of scales. Sizes are declared."""
     given = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ("b", tensor, *sizes, *options)]
     signature = Signature([*given, *(Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in scales)])
 
@@ -70,13 +70,13 @@ def rule(kind: Callable[..., Value], tensor: str, sizes: Sequence[str], options:
 
 
 def each_scale(count: int) -> tuple[str, ...]:
-    """What torch calls the scales of so many dimensions."""
+    """Torch's names of the scales of `count` dimensions."""
     return ("scales_d", "scales_h", "scales_w")[3 - count :] if count > 1 else ("scales",)
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where element i of a result lies in the input: at (i * slope + offset) / unit."""
+    """The position in the input of element i of the result: (i * slope + offset) / unit."""
 
     slope: int
     offset: int
@@ -90,7 +90,7 @@ class Position:
         return self.numerator(i) // self.unit
 
     def first(self, p: Expr) -> Expr:
-        """The first element of the result that lies at p or behind it, where all integers are elements of it."""
+        """The first element of the result whose position is at or after p, if every integer is an element."""
         if not self.slope:
             return p * 0
         return (p * self.unit + (self.slope - self.offset - 1)) // self.slope
@@ -114,7 +114,7 @@ def _nearest_step(line: Line, dtype: DType) -> float:
 
 
 def nearest_places(line: Line, dtype: DType, half: float) -> list[int]:
-    """What torch reads for each element: the one at floor((i + half) * step), as it computes that in `dtype`."""
+    """The elements that torch reads: floor((i + half) * step) for each i, computed in `dtype`."""
     step = _nearest_step(line, dtype)
     return [min(math.floor(dt.rounded((k + half) * step, dtype)), line.extent - 1) for k in range(line.wanted)]
 
@@ -137,31 +137,31 @@ def nearest(line: Line, i: Expr, dtype: DType, half: float) -> Expr:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """What an element of the result is made of: the elements at `offsets` from its position, rounded down.
+    """An element of the result is a weighted sum of the input elements at `offsets` from its position rounded down.
 
-    Elements outside are those at the edge. `weights` has those of the elements for how far behind the first of its two
-    neighbours the position is. An element that lies at a position itself is read alone: the others weigh nothing.
+    Elements outside are clamped to the edge. `weights` maps the fractional part of the position to a weight per offset.
+    At an integer position only the element itself has a weight.
     """
 
-    inside: bool  # positions before the first element are at it, and as many elements as there are, are these
+    inside: bool  # negative positions are clamped to 0, and an unchanged size is the identity
     offsets: tuple[int, ...]
     weights: Callable[[Expr], list[Expr]]
 
     def position(self, line: Line, align_corners: bool) -> Position:
-        """Of the elements of a result."""
+        """The positions of a result's elements."""
         if align_corners:
             return Position(line.extent - 1, 0, line.wanted - 1) if line.wanted > 1 else Position(0, 0, 1)
         step = Fraction(1) if self.inside and line.extent == line.wanted else line.step
         return fraction(step, (step - 1) / 2)
 
     def taps(self, line: Line, at: Position, i: Expr, dtype: DType) -> list[tuple[Expr, Expr]]:
-        """The elements that element i of the result is made of, each with its weight."""
+        """The elements that element i of the result depends on, each with its weight."""
         numerator = self._numerator(at, i)
         behind = cast(numerator % at.unit, dtype) / cast(const(at.unit), dtype)
         return list(zip(self._places(line, at, numerator), self.weights(behind), strict=True))
 
     def read(self, line: Line, at: Position, i: int) -> list[int]:
-        """The elements of which there is some in element i of the result."""
+        """The elements that have a weight in element i of the result."""
         numerator = self._numerator(at, const(i))
         alone = static(numerator) % at.unit == 0
         found = map(static, self._places(line, at, numerator))
@@ -201,7 +201,7 @@ CUBIC = Interpolation(False, (-1, 0, 1, 2), _cubic)
 
 @dataclass(frozen=True)
 class Readers:
-    """Element p of the input is read by none but the `count` elements of the result from `first(p)` on."""
+    """Element p of the input is read only by the `count` elements of the result from `first(p)` on."""
 
     position: Position
     count: int
@@ -211,7 +211,7 @@ class Readers:
 
 
 def readers(at: Position, places: Sequence[Sequence[int]]) -> Readers:
-    """Those of a dimension, of which each element of the result reads `places`: none of them lies behind `at`."""
+    """The readers along a dimension where element i of the result reads `places[i]`, none of which is after `at`."""
     spans: dict[int, tuple[int, int]] = {}
     for i, read in enumerate(places):
         for p in read:
@@ -222,10 +222,10 @@ def readers(at: Position, places: Sequence[Sequence[int]]) -> Readers:
 
 
 def by_cost(sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """In which order dimensions of which elements become so many others are computed one after the other.
+    """The order in which to resize dimensions, given the size of each before and after.
 
-    First those that shrink: then there is less left. The last one, of which elements are not read in the order of
-    memory, is computed where there are the fewest elements.
+    Those that shrink come first, as they leave less work. The last dimension, whose elements are not read in memory
+    order, is resized when there are the fewest elements.
     """
 
     def place(d: int) -> tuple[bool, int]:
@@ -236,9 +236,9 @@ def by_cost(sizes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def weighted(b: Builder, x: Value, d: int, weights: Value, first: Callable[[Expr], Expr]) -> Value:
-    """Along a dimension, for each p the sum of the elements from first(p) on, of which the k-th has weights[k, p].
+    """Along a dimension, for each p the sum over k of weights[k, p] times the element at first(p) + k.
 
-    What has weight 0 is not counted, whatever it is.
+    Elements with weight 0 are ignored, even if they are NaN.
     """
     count, extent = weights.shape
     shape = (*x.shape[:d], extent, *x.shape[d + 1 :])

@@ -1,4 +1,4 @@
-"""Running reductions along one dimension: sums, products, and extremes with the place where each was last met."""
+"""Cumulative reductions along one dimension: sums, products, and extremes with the index of the last occurrence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _running_extreme(how: str) -> Rule:
         best = b.scan(how, self.shape, d, self.rounded_at, how)
 
         def place(at: Index) -> Expr:
-            """The index of an element that is the extreme so far; of ties, and of NaNs, the last counts."""
+            """The index of an element that is the extreme so far; the last one of ties, and of NaNs."""
             here = self.rounded_at(at)
             found = op("eq", here, best.at(at))
             if self.dtype.is_float:

@@ -1,6 +1,6 @@
-"""Special functions of one or two numbers, by formulas that are computed in f64; of f64 numbers there are none.
+"""Special functions of one or two numbers, computed in f64; f64 operands are refused.
 
-A formula is given `let`, which makes a value one of the program's, so that what is used often is computed once.
+A formula is given `let`, which makes an expression an equation, so that a value used often is computed once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Let = Callable[[E], E]
 
 
 def _erfcx(let: Let, x: E) -> E:
-    """exp(x²) erfc(x): as it stands up to 10, and its asymptotic series beyond."""
+    """exp(x²) erfc(x): by definition up to 10, and by its asymptotic series beyond."""
     near, over = op("min", x, 10.0), let(inverse(op("max", x, 10.0)))
     terms = [(-1) ** k * math.prod(range(1, 2 * k, 2)) / 2**k for k in range(8)]
     beyond = polynomial(let(over * over), terms) * over / math.sqrt(math.pi)
@@ -31,7 +31,7 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 def _hurwitz(let: Let, s: E, q: E) -> E:
-    """The zeta function of positive q: 6 terms, and behind them Euler and Maclaurin's series."""
+    """The zeta function for positive q: 6 terms, then the Euler-Maclaurin series."""
     terms = [op("exp", -s * op("log", q + float(k))) for k in range(6)]
     w = let(q + 6.0)
     last = let(op("exp", -s * op("log", w)))
@@ -45,7 +45,7 @@ def _hurwitz(let: Let, s: E, q: E) -> E:
 
 
 def _zeta(let: Let, s: E, q: E) -> E:
-    """Of negative q, the terms up to zero are those of positive numbers but for their signs."""
+    """For negative q, the terms below zero are terms of positive numbers with signs."""
     whole = is_whole(q)
     below = op("and", op("lt", q, 0.0), op("not", whole))
     part = let(where(below, q - op("floor", q), where(op("gt", q, 0.0), q, lit(1, q))))
@@ -61,7 +61,7 @@ def _zeta(let: Let, s: E, q: E) -> E:
 
 
 def in_f64(formula: Callable[..., E]) -> Rule:
-    """The rule of a formula of f64 numbers; whole numbers are made f32 before, as torch makes them."""
+    """The rule of a formula on f64 numbers; integers are converted to f32 first, as in torch."""
 
     def rule(b: Builder, *operands: Operand) -> Value:
         shape, kind = b.out.shape, b.out.dtype

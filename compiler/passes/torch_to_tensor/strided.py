@@ -1,4 +1,4 @@
-"""Views that torch defines by memory, and what is put where they look: from strides follows each element's index."""
+"""Views that torch defines by strides, and scatters into them; the index of each element follows from the strides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.passes.torch_to_tensor.positions import is_dense, is_wide, moved
 def as_strided(
     b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
-    """An offset counts from the first element of `self`: the frontend lets no other pass."""
+    """The offset counts from the first element of `self`; the frontend refuses others."""
     source = _place(b, self, size, stride, storage_offset)
     return moved(b, self, b.out.shape, source)
 
@@ -22,7 +22,7 @@ def as_strided(
 def as_strided_scatter(
     b: Builder, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
-    """Of elements put at one place the last counts."""
+    """Of several stores to one element, the last counts."""
     source = _place(b, self, size, stride, storage_offset)
     return scattered(b, "set", self, src.shape, lambda r: (source(r), cast(src.at(r), self.compute)))
 
@@ -48,7 +48,7 @@ def _place(
 
 
 def _index(position: Expr, x: Value) -> Index:
-    """The index of the element at a place in the memory of `x`, which is dense."""
+    """The index of the element at a position in the memory of `x`, which is dense."""
     out = [dim(0)] * x.rank
     wide = sorted((static(x.strides[d]), d) for d, n in enumerate(x.shape) if is_wide(n))
     for step, d in reversed(wide):

@@ -1,4 +1,4 @@
-"""Resizing of images: each element is read at a position of the input, exactly or between its neighbours."""
+"""Resizing of images: each element reads the nearest input element or interpolates between neighbours."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ def _interpolated(how: Interpolation) -> Callable[[Builder, Value, bool, Scales]
 
 
 def _weighted(x: Value, at: Index, taps: tuple[Expr, ...], count: int) -> Expr:
-    """The sum over the taps of the first dimension, an index and its weight each, of the weights times that over the
-    others."""
+    """The weighted sum over the taps of all dimensions, recursively from the first one on.
+
+    `taps` has, for each tap of each dimension, an index and its weight.
+    """
     if not taps:
         return x.at(at)
     d = x.rank - len(taps) // (2 * count)
@@ -68,7 +70,7 @@ def _weighted(x: Value, at: Index, taps: tuple[Expr, ...], count: int) -> Expr:
 
 
 def _rules(name: str, count: int, kind: Callable[..., Value], *options: str) -> dict[str, Rule]:
-    """Both overloads, with the `options` of a kind; one has a list of scales, the other each."""
+    """Both overloads with the `options` of a kind: one takes a list of scales, the other one scale per dimension."""
     return {
         f"aten.{name}.vec": rule(kind, "input", ["output_size"], options, "scale_factors"),
         f"aten.{name}.default": rule(kind, "self", ["output_size"], options, *each_scale(count)),

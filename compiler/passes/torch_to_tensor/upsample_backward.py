@@ -1,7 +1,7 @@
-"""Gradients of resizing: each element of the input gathers from the elements of the result that are made of it.
+"""Gradients of resizing: each element of the input gathers from the elements of the result that read it.
 
-Nothing is scattered, so that elements are summed in one order in every run. Which elements read one is one run of them
-in each dimension; dimensions are gathered one after the other where elements are read with weights.
+A gather, unlike a scatter, sums in the same order in every run. The readers of an element are contiguous in each
+dimension. For interpolation, dimensions are gathered one after the other.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _along(b: Builder, grad: Value, d: int, line: Line, how: Interpolation, alig
     who = readers(first, [how.read(line, at, i) for i in range(line.wanted)])
 
     def taken(index: Index, tap: Index) -> Expr:
-        """What a tap of a reader takes of an element."""
+        """The weight that a tap of a reader gives an element."""
         i = op("min", op("max", who.first(index[1]) + index[0], 0), line.wanted - 1)
         out: Expr = const(0, grad.compute)
         for t, (place, weight) in enumerate(how.taps(line, at, i, grad.compute)):

@@ -1,4 +1,4 @@
-"""Views and rearrangements: each is a map whose index says where the elements come from."""
+"""Views and rearrangements: maps whose index expression says where the elements come from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reshaped(b: Builder, self: Value, shape: Shape) -> Value:
 
 
 def as_declared(b: Builder, self: Value, *size: object, **dims: object) -> Value:
-    """Reshapes and squeezes: how they are called is in the declared shape, with -1 worked out."""
+    """Reshapes and squeezes; the declared shape has the sizes, with -1 resolved."""
     del size, dims
     return reshaped(b, self, b.out.shape)
 
@@ -82,14 +82,14 @@ def movedim(b: Builder, self: Value, source: int | Sequence[int], destination: i
 
 
 def start_of(start: int | Expr | None, extent: Expr) -> Expr:
-    """Where a slice begins: counted from the end if negative, never outside."""
+    """The first position of a slice: counted from the end if negative, clamped to the dimension."""
     if start is None:
         return const(0)
     return simplify(op("min", op("max", _from_start(start, extent), 0), extent), {}, index=True)
 
 
 def _from_start(place: int | Expr, extent: Expr) -> Expr:
-    """A place in a dimension, where a negative one counts from the end."""
+    """A position in a dimension; a negative one counts from the end."""
     counted = as_dim(place)
     low, high = value_range(counted, {})
     if high is not None and high < 0:
@@ -100,7 +100,7 @@ def _from_start(place: int | Expr, extent: Expr) -> Expr:
 
 
 def _picked(index: int | Expr, extent: Expr) -> Expr:
-    """The place of one element, which torch has found to be in the dimension."""
+    """The position of one element, which torch has checked to be in range."""
     place = _from_start(index, extent)
     return place if isinstance(index, int) else op("min", op("max", place, 0), extent - 1)
 
@@ -108,7 +108,7 @@ def _picked(index: int | Expr, extent: Expr) -> Expr:
 def slice_(
     b: Builder, self: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    del end  # the declared shape tells
+    del end  # given by the declared shape
     d = one_dim(b, dim, self.rank)
     return sliced(b, self, b.out.shape, d, start_of(start, self.shape[d]), step)
 
@@ -132,7 +132,7 @@ def pick(b: Builder, self: Value, dim: int, index: int | Expr) -> Value:
 
 
 def pieces(b: Builder, self: Value, d: int, starts: Sequence[Expr | int]) -> tuple[Value | None, ...]:
-    """The parts of dimension `d` that begin at `starts`, as long as the results are declared."""
+    """The parts of dimension `d` that begin at `starts`, with the declared lengths."""
     return tuple(
         None if kind is None else sliced(b, self, kind.shape, d, start)
         for kind, start in zip(b.types, starts, strict=True)
@@ -174,7 +174,7 @@ def unbind(b: Builder, self: Value, dim: int = 0) -> tuple[Value | None, ...]:
 
 
 def unfold(b: Builder, self: Value, dimension: int, size: int, step: int) -> Value:
-    """Windows along a dimension; the place within a window is a new last dimension."""
+    """Windows along a dimension; the position in a window is a new last dimension."""
     del size
     d = one_dim(b, dimension, self.rank)
     return moved(b, self, b.out.shape, lambda at: set_dim(at[:-1], d, at[d] * step + at[-1]) if self.rank else ())
@@ -192,7 +192,7 @@ def diagonal(b: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int 
 
 
 def diag_embed(b: Builder, self: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
-    """Zeros with the last dimension as a diagonal."""
+    """Zeros with the last dimension on a diagonal."""
     shape = b.out.shape
     i, j = one_dim(b, dim1, len(shape)), one_dim(b, dim2, len(shape))
     below, right = max(-offset, 0), max(offset, 0)
@@ -207,7 +207,7 @@ def diag_embed(b: Builder, self: Value, offset: int = 0, dim1: int = -2, dim2: i
 
 
 def triangle(keep: str) -> Rule:
-    """`tril` (keeps `le`) and `triu` (keeps `ge`): the columns on one side of a diagonal, zeros elsewhere."""
+    """`tril` (keeps `le`) and `triu` (keeps `ge`): the elements on one side of a diagonal, zeros elsewhere."""
 
     def rule(b: Builder, self: Value, diagonal: int = 0) -> Value:
         def element(at: Index) -> Expr:
@@ -227,7 +227,7 @@ def expanded(b: Builder, self: Value, shape: Shape) -> Value:
 
 
 def expand(b: Builder, self: Value, size: Sequence[int], implicit: bool = False) -> Value:
-    del size, implicit  # the declared shape, with -1 worked out
+    del size, implicit  # given by the declared shape
     return expanded(b, self, b.out.shape)
 
 
@@ -240,7 +240,7 @@ def broadcast_tensors(b: Builder, tensors: Sequence[Value]) -> tuple[Value | Non
 
 
 def repeat(b: Builder, self: Value, repeats: Sequence[int]) -> Value:
-    del repeats  # the declared shape is that many times as large
+    del repeats  # given by the declared shape
 
     def source(at: Index) -> list[Expr]:
         return [i % n for i, n in zip(at[len(at) - self.rank :], self.shape, strict=True)]
@@ -255,7 +255,7 @@ def tile(b: Builder, self: Value, dims: Sequence[int]) -> Value:
 def repeat_interleave(
     b: Builder, self: Value, repeats: int, dim: int | None = None, output_size: int | None = None
 ) -> Value:
-    """Every element, or every index of `dim`, several times in a row."""
+    """Repeat every element, or every index of `dim`, several times in a row."""
     del output_size
     if dim is None:
         return moved(b, self, b.out.shape, lambda at: unflat(at[0] // repeats, self.shape))
@@ -268,7 +268,7 @@ def flip(b: Builder, self: Value, dims: Sequence[int]) -> Value:
     return moved(b, self, self.shape, lambda at: [n - 1 - i if d in which else i for d, (i, n) in _numbered(at, self)])
 
 
-_dims = dims  # a rule's parameter may have that name
+_dims = dims  # rules have parameters of that name
 
 
 def _numbered(at: Index, x: Value) -> enumerate[tuple[Expr, Expr]]:
@@ -276,7 +276,7 @@ def _numbered(at: Index, x: Value) -> enumerate[tuple[Expr, Expr]]:
 
 
 def roll(b: Builder, self: Value, shifts: int | Expr | Sequence[int | Expr], dims: int | Sequence[int] = ()) -> Value:
-    """Elements moved along, those that fall off the end to the beginning; without `dims` in row-major order."""
+    """Rotate elements along dimensions; without `dims` in row-major order."""
     by = [as_dim(s) for s in (shifts if isinstance(shifts, Sequence) else [shifts])]
     along = [dims] if isinstance(dims, int) else list(dims)
     if is_empty(self.shape) or not self.rank:
@@ -306,7 +306,7 @@ def copy(b: Builder, self: Value, src: Value, non_blocking: bool = False) -> Val
 
 
 def _replaced(b: Builder, self: Value, src: Value, place: Callable[[Index], tuple[Index, Expr]]) -> Value:
-    """`self` but for the elements where `place` gives an index into `src` and a condition that holds."""
+    """`self`, except for the elements where `place` gives an index into `src` and a condition that holds."""
 
     def element(at: Index) -> Expr:
         index, inside = place(at)
@@ -322,7 +322,7 @@ def _replaced(b: Builder, self: Value, src: Value, place: Callable[[Index], tupl
 def slice_scatter(
     b: Builder, self: Value, src: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    del end  # `src` has as many elements as the slice
+    del end  # `src` has the slice's size
     d = one_dim(b, dim, self.rank)
     first = start_of(start, self.shape[d])
 
