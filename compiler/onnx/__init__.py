@@ -1,4 +1,4 @@
-"""From ONNX to Torch IR: each node runs as the row of its op, on tensors that are traced; nothing later knows of it."""
+"""From ONNX to Torch IR: each node runs the function of its op on traced tensors. Later stages know nothing of ONNX."""
 
 from compiler.onnx.graph import from_onnx
 from compiler.onnx.model import Model, read

@@ -1,6 +1,6 @@
-"""An ONNX model in; Torch IR out, with the values of its weights, as for a function of PyTorch.
+"""Convert ONNX models to Torch IR, with the values of their weights.
 
-The nodes of a graph come in order, each as the calls that its row makes; what depends on no input is computed now.
+Nodes run in order, each as the torch calls of its row; values that depend on no input are computed at compile time.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from compiler.onnx.model import Model, Sizes, library
 from compiler.onnx.ops import ROWS
 from compiler.onnx.ops.row import Row, is_known
 
-Value = Any  # a tensor, a list of them for a sequence, None for what is left out
+Value = Any  # a tensor, a list of tensors for a sequence, None for an omitted value
 Attributes = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Versions of ops by domain, the attributes of the function that is run, and the values that have names."""
+    """Op versions by domain, the attributes of the function that is being run, and values by name."""
 
     opsets: Mapping[str, int]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
-    names: tuple[str, ...] = ()  # the inputs of the node that asks
+    names: tuple[str, ...] = ()  # the input names of the current node
 
     def run(self, proto: Any, inputs: Sequence[Value]) -> list[Value]:
-        """The outputs of a graph within this one."""
+        """The outputs of a subgraph in this scope."""
         return subgraph(proto, self, dict(zip((i.name for i in proto.input), inputs, strict=True)))
 
 
 def run(model: Model, values: Mapping[str, torch.Tensor]) -> Any:
-    """The outputs of a model for its inputs, in calls of torch."""
+    """The outputs of a model for its inputs, in torch calls."""
     made = subgraph(model.proto.graph, Scope(model.opsets), {**model.weights, **values})
-    # A result of its own for what is known.
+    # Known results are copied, so that each is a tensor of its own.
     return pytree.tree_map(lambda x: x if isinstance(x, FakeTensor) else x.clone(), made)
 
 
 def subgraph(proto: Any, outer: Scope, values: dict[str, Value]) -> list[Value]:
-    """The outputs of a graph, which sees the names around it."""
+    """The outputs of a graph, which also sees the values of the outer scope."""
     weights = {i.name: models.tensor(i) for i in proto.initializer if i.name not in values}
     scope = Scope(outer.opsets, outer.attributes, {**outer.values, **weights, **values})
     if proto.sparse_initializer:
@@ -87,7 +87,7 @@ def _node(node: Any, inputs: list[Value], scope: Scope) -> Sequence[Value]:
         return _called(row, node, inputs, attributes, defaults, scope)
     except CompilerError:
         raise
-    except Exception as problem:  # whatever torch says of arguments that it does not take
+    except Exception as problem:  # whatever torch raises for arguments that it does not accept
         said = (str(problem).strip().splitlines() or [""])[0]
         raise Unsupported(_shown(node), _kinds(inputs), f"{type(problem).__name__}: {said}", attributes) from problem
 
@@ -113,7 +113,7 @@ def _called(
 
 
 def _values(row: Row, inputs: list[Value]) -> list[Value]:
-    """The arguments of a row, those that are to be known as Python's numbers."""
+    """The arguments of a row; those that must be known as Python numbers."""
     wanted = () if row.as_they_are else row.known
     with _disable_current_modes():
         return [x.tolist() if n in wanted and x is not None else x for n, x in enumerate(inputs)]
@@ -131,7 +131,7 @@ def _schema(node: Any, scope: Scope) -> Any:
 
 
 def _as_inputs(node: Any, inputs: list[Value], attributes: Attributes, row: Row) -> tuple[list[Value], Attributes]:
-    """Attributes of older versions that are inputs in the newest one, as those."""
+    """Move attributes of older op versions that are inputs in the newest one to the inputs."""
     if not attributes:
         return inputs, attributes
     formal = [i.name for i in library().defs.get_schema(node.op_type, "").inputs]
@@ -146,7 +146,7 @@ def _as_inputs(node: Any, inputs: list[Value], attributes: Attributes, row: Row)
 
 
 def _function(node: Any, inputs: list[Value], scope: Scope, schema: Any) -> Sequence[Value]:
-    """An op without a row as ONNX itself defines it by others; refused if it does not."""
+    """Run an op without a row by ONNX's own definition; raises Unsupported if there is none."""
     onnx = library()
     version = scope.opsets.get("" if node.domain == "ai.onnx" else node.domain, 1)
     proto = None
@@ -169,11 +169,11 @@ def _function(node: Any, inputs: list[Value], scope: Scope, schema: Any) -> Sequ
         places = dict(zip(proto.input, node.input, strict=False))
         outer = [places[name] for name in _traced(problem, proto.node).inputs if name in places]
         raise Undetermined(_shown(node), _kinds(inputs), problem.what, outer) from problem
-    return [inner.values.get(name) for name in proto.output]  # what is not wanted may not be made
+    return [inner.values.get(name) for name in proto.output]  # unused outputs may be missing
 
 
 def _traced(problem: Undetermined, nodes: Sequence[Any]) -> Undetermined:
-    """The same of the names that nodes are given, for those of values that they make."""
+    """The same error with the graph inputs that the values in question depend on."""
     makers = {name: node for node in nodes for name in node.output}
     found: dict[str, None] = {}
     left = list(problem.inputs)
@@ -196,7 +196,7 @@ def _type(onnx: Any, value: Value) -> Any:
 
 
 def _resolved(node: Any, scope: Scope) -> Any:
-    """A node of a function, with the attributes of the function's own node where it refers to these."""
+    """A node with its attribute references replaced by the attributes of the enclosing function's node."""
     if not any(a.ref_attr_name for a in node.attribute):
         return node
     copy = library().NodeProto()
@@ -274,7 +274,7 @@ def from_onnx(
         with torch.no_grad(), mode:
             made = make_fx(traced, decomposition_table=frontend.decompositions(), pre_dispatch=True)(*fakes)
     except Undetermined as problem:
-        inputs = [name for name in names if name in problem.inputs]  # weights and what is known are not to blame
+        inputs = [name for name in names if name in problem.inputs]  # only inputs that are not constant
         raise Undetermined(problem.op, [problem.args_text], problem.what, inputs) from problem
     made = frontend.expand(_in_place(made))
     weights = {id(x): name for name, x in read.weights.items()}
@@ -290,7 +290,7 @@ _SAME = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach_.default)
 
 
 def _in_place(graph: GraphModule) -> GraphModule:
-    """Constants as they are: a trace copies each where it begins, and nothing changes one."""
+    """Remove the copies of constants that a trace makes; nothing changes a constant."""
     for node in list(graph.graph.nodes):
         if node.target in _SAME and node.args[0].op == "get_attr":
             node.args[0].meta = node.meta

@@ -1,4 +1,4 @@
-"""An ONNX model, or its file, in; the model checked, its sizes fixed, with what its inputs are, out."""
+"""Read ONNX models: check them, convert their weights, and determine the shapes of their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sizes = Mapping[str, Sequence[int]]
 
 
 def library(name: str = "onnx") -> Any:
-    """A module of the onnx package, which is an extra; raises CompilerError where it is not installed."""
+    """A module of the optional package onnx; raises CompilerError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as problem:
@@ -27,13 +27,13 @@ def library(name: str = "onnx") -> Any:
         ) from problem
 
 
-# Torch's element types by the names that ONNX has for its own.
+# Torch's element types by ONNX's names.
 DTYPES = {
     "FLOAT": torch.float32, "DOUBLE": torch.float64, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16,
     "INT64": torch.int64, "INT32": torch.int32, "INT16": torch.int16, "INT8": torch.int8, "UINT8": torch.uint8,
     "BOOL": torch.bool, "FLOAT8E4M3FN": torch.float8_e4m3fn, "FLOAT8E5M2": torch.float8_e5m2,
 }  # fmt: skip
-# What NumPy has from the package ml_dtypes, by its name there, and integers of the same size.
+# Types that NumPy gets from the package ml_dtypes, by their name there, with integers of the same size.
 FOREIGN = {
     "bfloat16": (torch.bfloat16, torch.int16), "float8_e4m3fn": (torch.float8_e4m3fn, torch.uint8),
     "float8_e5m2": (torch.float8_e5m2, torch.uint8),
@@ -42,7 +42,7 @@ FOREIGN = {
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that a call gives; `shape` has names where the model leaves sizes open."""
+    """An input tensor; `shape` has names for sizes that the model leaves open."""
 
     name: str
     dtype: torch.dtype
@@ -51,7 +51,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Model:
-    """`proto` is the model as the onnx package has it, `opsets` the versions of ops by domain, `weights` its values."""
+    """`proto` is the onnx package's ModelProto, `opsets` op versions by domain, `weights` values of initializers."""
 
     proto: Any
     opsets: dict[str, int]
@@ -61,7 +61,7 @@ class Model:
 
 
 def dtype(number: int) -> torch.dtype:
-    """Torch's element type for ONNX's number; raises Unsupported."""
+    """Torch's element type for ONNX's number; raises Unsupported if there is none."""
     name = library().TensorProto.DataType.Name(number)
     if name not in DTYPES:
         raise Unsupported(f"onnx {name}", (), f"the element types are {', '.join(DTYPES)}")
@@ -76,12 +76,12 @@ def number(kind: torch.dtype) -> int:
 
 def tensor(proto: Any, folder: str = "") -> torch.Tensor:
     """The value of a TensorProto."""
-    dtype(proto.data_type)  # refuses what it does not know
+    dtype(proto.data_type)  # raises for unknown types
     return from_numpy(library("onnx.numpy_helper").to_array(proto, folder))
 
 
 def from_numpy(array: Any) -> torch.Tensor:
-    """An array as a tensor of its own."""
+    """A tensor with a copy of the array."""
     array = library("numpy").array(array, order="C", copy=True)
     if array.dtype.name in FOREIGN:
         kind, bits = FOREIGN[array.dtype.name]
@@ -90,7 +90,7 @@ def from_numpy(array: Any) -> torch.Tensor:
 
 
 def to_numpy(value: torch.Tensor) -> Any:
-    """A tensor as the array that onnx's own evaluator takes and gives."""
+    """A tensor as an array of the type that onnx's reference evaluator uses."""
     for name, (kind, bits) in FOREIGN.items():
         if value.dtype is kind:
             return value.contiguous().view(bits).numpy().view(getattr(library("ml_dtypes"), name))
@@ -98,7 +98,7 @@ def to_numpy(value: torch.Tensor) -> Any:
 
 
 def read(model: Any) -> Model:
-    """A model from a ModelProto, its bytes or its file, read once; raises CompilerError for what is none."""
+    """A model from a ModelProto, its bytes or its file; raises CompilerError, Unsupported for an unknown opset."""
     if isinstance(model, Model):
         return model
     proto = _loaded(library(), model)
@@ -124,7 +124,7 @@ def _loaded(onnx: Any, model: Any) -> Any:
         return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(str(model))
     except FileNotFoundError:
         raise
-    except Exception as problem:  # what protobuf raises has no class of its own that all versions share
+    except Exception as problem:  # protobuf's exceptions have no common class in all versions
         shown = "the bytes" if isinstance(model, bytes) else Path(str(model))
         raise CompilerError(f"{shown}: no ONNX model: {problem}") from problem
 
@@ -143,9 +143,9 @@ def _input(info: Any) -> Input:
 
 
 def shapes(model: Model, given: Sizes) -> dict[str, tuple[int, ...]]:
-    """The shape of each input, where `given` has those of some: a size that has a name is the same wherever it is.
+    """The shape of each input; `given` has the shapes of some. Sizes with the same name are equal.
 
-    Raises CompilerError for sizes that are left open, or that contradict each other.
+    Raises CompilerError for unknown inputs and for sizes that are left open or contradict each other.
     """
     unknown = sorted(set(given) - {i.name for i in model.inputs})
     if unknown:

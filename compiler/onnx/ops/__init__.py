@@ -1,4 +1,4 @@
-"""What each ONNX op is in calls of torch: a row an op."""
+"""ONNX ops in terms of torch: one row per op."""
 
 from compiler.onnx.ops import control, index, pointwise, quantize, recurrent, reduce, sample, shape, window
 from compiler.onnx.ops.row import Row

@@ -1,4 +1,4 @@
-"""Control flow whose way is known when compiling, or of which both ways are computed; sequences of tensors."""
+"""Control flow, which is unrolled or evaluated on both branches, and sequences of tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from compiler.errors import Undetermined, Unsupported
 from compiler.onnx.ops.row import Row, axis_of, is_known, row
 
-LONGEST = 4096  # turns that a loop may be written out to
+LONGEST = 4096  # the most iterations that are unrolled
 Values = list[Any]
 
 
 def _if(condition: Any, *, then_branch: Any, else_branch: Any, scope: Any) -> tuple[Any, ...]:
-    """One branch if it is known which; else both, of which each element is chosen."""
+    """The branch of a constant condition; otherwise both branches, with a select of each result."""
     if is_known(condition):
         with _disable_current_modes():
             chosen = then_branch if bool(condition.reshape(()).item()) else else_branch
@@ -32,7 +32,7 @@ def _if(condition: Any, *, then_branch: Any, else_branch: Any, scope: Any) -> tu
 
 
 def _loop(count: Any, condition: Any, *carried: Any, body: Any, scope: Any) -> tuple[Any, ...]:
-    """Written out: how often it turns has to be known."""
+    """Unroll a loop, whose trip count must be known."""
     kept = len(carried)
     values, rows, turn = list(carried), [], 0
     limit = LONGEST + 1 if count is None else _number("M", count, scope.names[:1])
@@ -63,7 +63,7 @@ def _scan(
     scan_input_directions: Sequence[int] = (), scan_output_axes: Sequence[int] = (),
     scan_output_directions: Sequence[int] = (), scope: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Written out along the axis that is scanned."""
+    """Unroll a scan along its axis."""
     split = len(inputs) - num_scan_inputs
     values, scanned = list(inputs[:split]), list(inputs[split:])
     axes = list(scan_input_axes) or [0] * num_scan_inputs

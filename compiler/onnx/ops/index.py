@@ -1,4 +1,4 @@
-"""Ops that take or put elements at places that data say."""
+"""Gathers and scatters: ops that read or write elements at computed indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
-    """Negative places count from the end."""
+    """Negative indices count from the end."""
     return torch.where(index < 0, index + size, index).to(torch.int64)
 
 
@@ -32,7 +32,7 @@ def _scatter(x: Tensor, index: Tensor, updates: Tensor, *, axis: int, reduction:
 
 
 def _linear(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Places of several axes, the last axis of `index`, as those of one."""
+    """Flat indices from indices into several axes, which are along the last axis of `index`."""
     found = torch.zeros(index.shape[:-1], dtype=torch.int64)
     for n, size in enumerate(shape):
         found = found * size + _wrapped(index[..., n], size)
@@ -59,7 +59,7 @@ def _scatter_nd(x: Tensor, index: Tensor, updates: Tensor, *, reduction: str = "
 
 
 def _tensor_scatter(past: Tensor, update: Tensor, begin: Tensor | None, *, axis: int, mode: str) -> Tensor:
-    """Rows written from a place of each batch on, which go round where the mode is circular."""
+    """Write rows from a start index per batch; in circular mode, they wrap around."""
     at, size = axis_of(axis, past.dim()), past.shape[axis]
     first = torch.zeros(past.shape[0], dtype=torch.int64) if begin is None else begin
     places = first.reshape(-1, *[1] * (past.dim() - 1))

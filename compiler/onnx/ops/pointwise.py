@@ -1,4 +1,4 @@
-"""Ops of one element at a time, their operands broadcast as NumPy does."""
+"""Elementwise ops, whose operands broadcast as in NumPy."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ EIGHTHS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def cast(x: Tensor, kind: torch.dtype, saturate: int = 1) -> Tensor:
-    """The element type changed. What 8 bits have no room for becomes their greatest number or, where nothing
-    saturates, what IEEE 754 makes of it, which in e4m3, without infinities, is NaN."""
+    """Convert the element type.
+
+    A value out of range of an 8-bit float becomes the type's largest number or, without `saturate`, what IEEE 754
+    prescribes: in e4m3, which has no infinities, NaN.
+    """
     if kind in EIGHTHS and x.dtype not in EIGHTHS:
         x = x if x.is_floating_point() else x.float()
         most = torch.finfo(kind).max
         if saturate:
             x = x.clamp(-most, most)
         elif kind is EIGHTHS[0]:
-            x = torch.where(x.abs() > most + 16, torch.nan, x)  # half the distance to the number that would be next
+            x = torch.where(x.abs() > most + 16, torch.nan, x)  # half the distance to the next number
     return x.to(kind)
 
 
 def _div(a: Tensor, b: Tensor) -> Tensor:
-    """Of integers the quotient towards zero, as C has it."""
+    """Integer quotients are truncated, as in C."""
     return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
 def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
-    """The remainder with the sign of the divisor; with `fmod` that of the dividend."""
+    """The remainder with the sign of the divisor; with `fmod`, of the dividend."""
     return torch.fmod(a, b) if fmod else torch.remainder(a, b)
 
 
 def _pow(a: Tensor, b: Tensor) -> Tensor:
-    """In the type of the base."""
+    """A power in the type of the base."""
     if a.dtype == b.dtype:
         return torch.pow(a, b)
     wide = a if a.is_floating_point() or not b.is_floating_point() else a.to(b.dtype)
@@ -47,7 +50,7 @@ def _pow(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """Where the ends cross, the upper one."""
+    """Clamp; if the bounds cross, the upper one wins."""
     x = x if low is None else torch.maximum(x, low)
     return x if high is None else torch.minimum(x, high)
 

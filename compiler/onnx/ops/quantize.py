@@ -1,4 +1,4 @@
-"""Quantized ops: small integers that stand for multiples of a scale around a zero point."""
+"""Quantized ops: integers q stand for (q - zero point) * scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.onnx.ops.window import conv
 
 
 def _along(p: Tensor | None, x: Tensor, axis: int, block: int) -> Tensor | None:
-    """Parameters of all, of an axis or of blocks along it, as wide as what they are for."""
+    """Parameters per tensor, per axis or per block along an axis, shaped to broadcast to `x`."""
     if p is None or p.dim() == 0:
         return p
     if block:
@@ -28,7 +28,7 @@ def _along(p: Tensor | None, x: Tensor, axis: int, block: int) -> Tensor | None:
 
 
 def _stored(value: Tensor, zero: Tensor | None, kind: torch.dtype) -> Tensor:
-    """The nearest integers, of two equally near the even one, within the type."""
+    """Round to the nearest integer, ties to even, and clamp to the type."""
     limits = torch.iinfo(kind)
     shifted = torch.round(value) if zero is None else torch.round(value) + zero.to(value.dtype)
     return torch.clamp(shifted, limits.min, limits.max).to(kind)
@@ -61,7 +61,7 @@ def _dequantize(
 
 
 def _shifted(x: Tensor, zero: Tensor | None, rows: bool) -> Tensor:
-    """Integers around zero; a vector of zero points is of rows, or of columns."""
+    """Integers minus the zero point; a vector of zero points is per row, or per column."""
     if zero is None:
         return x.to(torch.int32)
     around = zero.to(torch.int32)
@@ -77,12 +77,12 @@ def _qlinear_matmul(
     y_zero: Tensor,
 ) -> Tensor:  # fmt: skip
     product = torch.matmul(_shifted(a, a_zero, True), _shifted(b, b_zero, False))
-    a_scale = a_scale.unsqueeze(-1) if a_scale.dim() == 1 and a_scale.numel() > 1 else a_scale  # of rows
+    a_scale = a_scale.unsqueeze(-1) if a_scale.dim() == 1 and a_scale.numel() > 1 else a_scale  # one per row
     return _stored(product.float() * (a_scale.float() * b_scale.float() / y_scale.float()), y_zero, y_zero.dtype)
 
 
 def _conv_integer(x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, **places: Any) -> Tensor:
-    """In f64, which holds every sum of the products exactly."""
+    """Computed in f64, which represents all sums of products exactly."""
     around = None if w_zero is None else w_zero.reshape(-1, *[1] * (w.dim() - 1))
     return conv(_shifted(x, x_zero, False).double(), _shifted(w, around, False).double(), **places).to(torch.int32)
 

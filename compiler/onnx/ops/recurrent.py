@@ -1,4 +1,4 @@
-"""Recurrent layers, written out in time."""
+"""Recurrent layers, unrolled over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.errors import Unsupported
 from compiler.onnx.ops.row import Row, row
 
 Activation = Callable[[Tensor], Tensor]
-# By name, with the defaults of alpha and beta.
+# By name: the defaults of alpha and beta, and the function.
 _ACTIVATIONS: dict[str, tuple[float, float, Callable[[Tensor, float, float], Tensor]]] = {
     "affine": (1.0, 0.0, lambda x, a, b: a * x + b),
     "elu": (1.0, 0.0, lambda x, a, b: F.elu(x, a)),
@@ -45,7 +45,7 @@ def _activations(
     return [made(name) for name in names]
 
 
-State = tuple[Tensor, ...]  # what is handed on: the result, and the cell of an LSTM
+State = tuple[Tensor, ...]  # the hidden state and, for an LSTM, the cell state
 
 
 def _rnn(x: Tensor, state: State, r: Tensor, rb: Tensor, peep: None, act: Sequence[Activation]) -> State:
@@ -79,7 +79,7 @@ def _run(
     b: Tensor | None, lengths: Tensor | None, begin: Sequence[Tensor | None], peep: Tensor | None,
     given: dict[str, Any],
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """All directions: the results of each time, and the last states."""
+    """All directions: the hidden states of all steps, then the last states."""
     x = x.transpose(0, 1) if given["layout"] else x
     first = [s.transpose(0, 1) if given["layout"] and s is not None else s for s in begin]
     time, batch, _ = x.shape

@@ -1,4 +1,4 @@
-"""Ops that make one number of many along axes, and those that normalise by such."""
+"""Reductions along axes, and normalisations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reduction = Callable[[Tensor, list[int], bool], Tensor]
 def _reduce(
     how: Reduction, x: Tensor, axes: list[int] | None = None, *, keepdims: int, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Over all axes where none is named, unless that is to mean none."""
+    """Reduce the given axes; without any, all axes, or none if `noop_with_empty_axes`."""
     if not axes and noop_with_empty_axes:
         return how(x.unsqueeze(-1), [x.dim()], False)
     chosen = sorted({axis_of(a, x.dim()) for a in axes}) if axes else list(range(x.dim()))
@@ -31,7 +31,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _extreme(greatest: bool, x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    """Of nothing the least or greatest value that the type has."""
+    """The extreme; for no elements, the type's lowest value for a maximum and highest for a minimum."""
     if x.numel() == 0:
         kept = torch.sum(x, axes, keepdim=keep)
         if x.dtype is torch.bool:
@@ -96,7 +96,7 @@ def _batch_norm(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float, momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """In training by the batch's own mean and variance, which move the running ones."""
+    """In training mode, use the statistics of the batch and return the updated running statistics."""
     if training_mode:
         axes = [0, *range(2, x.dim())]
         own, spread = x.mean(axes), x.var(axes, correction=0)
@@ -131,7 +131,7 @@ def _rms_norm(x: Tensor, scale: Tensor, *, axis: int, epsilon: float, stash_type
 
 
 def _group_norm_by_group(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float, num_groups: int) -> Tensor:
-    """As version 18 has it, scale and bias are those of groups."""
+    """Version 18, in which scale and bias are per group."""
     each = x.shape[1] // num_groups
     return F.group_norm(x, num_groups, scale.repeat_interleave(each), bias.repeat_interleave(each), epsilon)
 

@@ -1,4 +1,4 @@
-"""A row: the function that makes an op's calls, and what it asks for."""
+"""A row: the function that lowers an ONNX op to torch calls, and its requirements."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @dataclass(frozen=True)
 class Row:
-    """`function` takes the inputs in order, None for those left out, and the attributes that it `accepts` by name.
+    """`function` takes the inputs in order, None for omitted ones, and the attributes that it `accepts` by name.
 
-    Inputs at the positions `known` must be there when compiling: they are Python's numbers, or tensors `as_they_are`.
-    What is `static` depends on types alone. A row of control flow wants the `scope` around it, one of several results
-    may ask which `outputs` are wanted.
+    Inputs at the positions `known` must be constant; they are passed as Python numbers, or as tensors if `as_they_are`.
+    The result of a `static` row depends only on types and shapes. A function may also accept `scope`, the enclosing
+    scope for control flow, and `outputs`, a list of which results are used.
     """
 
     function: Callable[..., Any]
@@ -27,19 +27,19 @@ class Row:
 
 
 def row(function: Callable[..., Any], *known: int, static: bool = False, as_they_are: bool = False) -> Row:
-    """The row of a function; attributes are its parameters by name only."""
+    """The row of a function; its keyword-only parameters are the attributes."""
     parameters = inspect.signature(function).parameters.values()
     names = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     return Row(function, known, names, static, as_they_are)
 
 
 def plain(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Row]:
-    """Rows of functions that take no attribute, of which some are torch's own, without a signature."""
+    """Rows of functions without attributes, including builtins of torch, which have no signature."""
     return {name: Row(f) for name, f in functions.items()}
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is there when compiling."""
+    """Whether a value is a compile-time constant."""
     if isinstance(value, list):
         return all(map(is_known, value))
     return not isinstance(value, FakeTensor)

@@ -1,4 +1,4 @@
-"""Ops that read images between their pixels; those of linear algebra."""
+"""Resizing and grid sampling of images; Fourier transforms and linear algebra."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from compiler.errors import Unsupported
 from compiler.onnx.ops.row import Row, axis_of, row
 
-Taps = list[tuple[list[int], list[float]]]  # for each neighbour its place and its weight, by place of the result
+Taps = list[tuple[list[int], list[float]]]  # per neighbour, its positions and weights for all result pixels
 
 
 def _place(n: int, size: int, out: int, scale: float, mode: str, roi: tuple[float, float]) -> float:
-    """Where in the image the n-th pixel of the result lies."""
+    """The position in the input of the n-th pixel of the result."""
     whole = scale * size
     match mode:
         case "align_corners":
@@ -45,7 +45,7 @@ def _cubic(x: float, a: float) -> float:
 
 
 def _weights(ratio: float, scale: float, mode: str, nearest: str, a: float) -> tuple[int, list[float]]:
-    """The first neighbour, counted from the pixel on the left, and the weights of it and the next ones."""
+    """The offset of the first neighbour from the pixel on the left, and the weights of it and the following ones."""
     if mode == "nearest":
         right = ratio == 1 or {
             "floor": False, "ceil": True, "round_prefer_floor": ratio > 0.5, "round_prefer_ceil": ratio >= 0.5
@@ -61,13 +61,13 @@ def _weights(ratio: float, scale: float, mode: str, nearest: str, a: float) -> t
 def _taps(
     size: int, out: int, scale: float, roi: tuple[float, float], given: dict[str, Any]
 ) -> tuple[Taps, list[bool]]:
-    """The neighbours along an axis, and which pixels of the result lie outside."""
+    """The neighbours along an axis, and which pixels of the result lie outside of the input."""
     rows, outside = [], []
     narrow = min(scale, 1.0) if given["antialias"] else 1.0
     for n in range(out):
         x = _place(n, size, out, scale, given["coordinate"], roi)
         outside.append(given["coordinate"] == "tf_crop_and_resize" and not 0 <= x <= size - 1)
-        left = math.ceil(x) - 1  # of two equally near the left one counts: the ratio is above 0
+        left = math.ceil(x) - 1  # left of x, so the ratio is above 0; of two equally near the left one counts
         first, weights = _weights(x - left, narrow, given["mode"], given["nearest"], given["cubic"])
         places = [left + first + t for t in range(len(weights))]
         if given["exclude"]:
@@ -79,7 +79,7 @@ def _taps(
 
 
 def _along(x: Tensor, axis: int, taps: Taps, nearest: bool) -> Tensor:
-    """The weighted sum of neighbours; the nearest of them is the one that weighs."""
+    """The weighted sum of neighbours; for nearest, the neighbour with a weight."""
     if nearest:
         chosen = [next(p for p, w in row if w) for row in zip(*(zip(*t, strict=True) for t in taps), strict=True)]
         return x.index_select(axis, torch.tensor(chosen))
@@ -97,7 +97,7 @@ def _along(x: Tensor, axis: int, taps: Taps, nearest: bool) -> Tensor:
 def _targets(
     x: Tensor, axes: list[int], scales: list[float] | None, sizes: list[int] | None, policy: str
 ) -> tuple[list[float], list[int]]:
-    """Scale and size of each axis."""
+    """The scale and the result size of each axis."""
     if sizes is None:
         found = list(scales or [])
         return found, [math.floor(s * x.shape[a]) for s, a in zip(found, axes, strict=True)]
@@ -148,9 +148,9 @@ def _grid_sample(x: Tensor, grid: Tensor, *, align_corners: int, mode: str, padd
 
 
 def _dft(x: Tensor, length: int | None = None, axis: int | None = None, *, inverse: int, onesided: int) -> Tensor:
-    """The sums themselves, as products with matrices; the last axis holds real and imaginary parts."""
+    """A Fourier transform by definition, as products with matrices; the last axis has the real and imaginary parts."""
     at = axis_of(-2 if axis is None else axis, x.dim())
-    back = bool(inverse and onesided)  # from the half of the frequencies that real numbers have
+    back = bool(inverse and onesided)  # the input has only the frequencies that determine a real signal
     wanted = length or (2 * (x.shape[at] - 1) if back else x.shape[at])
     inside = wanted // 2 + 1 if back else wanted
     missing = max(inside - x.shape[at], 0)

@@ -1,4 +1,4 @@
-"""Ops that make tensors, ask their sizes, or look at them in another shape."""
+"""Ops that create tensors, query sizes, reshape, slice and pad."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _constant_of_shape(shape: list[int], *, value: Any = None) -> Tensor:
 
 
 def _reshape(x: Tensor, shape: list[int], *, allowzero: int = 0) -> Tensor:
-    """-1 stands for what is left, and 0 for the size that is there, unless zeros are allowed."""
+    """-1 stands for the remaining size; 0 for the size of that axis in `x`, unless `allowzero`."""
     asked = [x.shape[n] if size == 0 and not allowzero else size for n, size in enumerate(shape)]
     if -1 in asked:
         rest = math.prod(size for size in asked if size != -1)
@@ -61,7 +61,7 @@ def _expand(x: Tensor, shape: list[int]) -> Tensor:
 def _split(
     x: Tensor, sizes: list[int] | None = None, *, axis: int, num_outputs: int = 0, outputs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
-    """Parts of the sizes given; of one size, the last of which may be smaller."""
+    """Parts of the given sizes; by default of equal sizes, except that the last one may be smaller."""
     whole = x.shape[axis]
     if sizes is None:
         each = -(-whole // (num_outputs or len(outputs)))
@@ -157,7 +157,7 @@ def _center_crop_pad(x: Tensor, shape: list[int], *, axes: list[int] | None = No
 def _dropout(
     x: Tensor, ratio: float | None = None, training: bool | None = None, *, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Nothing at all but when training, which is random."""
+    """The identity; training is refused, as it is random."""
     if training and ratio != 0:
         raise Unsupported("onnx.Dropout", (), "training_mode is random")
     return x, torch.ones_like(x, dtype=torch.bool)

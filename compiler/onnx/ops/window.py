@@ -1,4 +1,4 @@
-"""Ops that look at windows of images, of any number of axes: convolutions and pooling."""
+"""Convolutions and pooling over windows of 1 to 3 axes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _conv_transpose(
     group: int = 1, kernel_shape: Any = None, output_padding: Any = None, output_shape: Any = None, pads: Any = None,
     strides: Any = None,
 ) -> Tensor:  # fmt: skip
-    """All that the windows reach, cut to what padding leaves."""
+    """The full transposed convolution, cropped by the padding."""
     kernel = list(weight.shape[2:])
     step, far, low, high = _places(x, kernel, strides, pads, dilations, "NOTSET")
     extra = list(output_padding or [0] * len(kernel))
@@ -89,7 +89,7 @@ def _conv_transpose(
 def _rounded_up(
     x: Tensor, kernel: Sequence[int], step: Sequence[int], far: Sequence[int], low: Sequence[int], high: Sequence[int]
 ) -> list[int]:
-    """How much more padding lets the last window begin inside, as rounding up the size of the result has it."""
+    """The additional padding per axis for the last window of a rounded-up size, which must begin inside."""
     out = []
     for n, k, s, d, a, b in zip(x.shape[2:], kernel, step, far, low, high, strict=True):
         room = n + a + b - ((k - 1) * d + 1)
@@ -102,7 +102,7 @@ def _max_pool(
     x: Tensor, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Any = None, kernel_shape: list[int],
     pads: Any = None, storage_order: int = 0, strides: Any = None, outputs: list[bool],
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The second result has places in the whole tensor, as it is or, in storage order 1, with its last axes swapped."""
+    """Maxima and their flat indices in the whole tensor; in storage order 1 as if the last two axes were swapped."""
     step, far, low, high = _places(x, kernel_shape, strides, pads, dilations, auto_pad)
     more = _rounded_up(x, kernel_shape, step, far, low, high) if ceil_mode else [0] * len(step)
     least = -float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -133,7 +133,7 @@ def _max_pool(
 
 
 def _summed(x: Tensor, kernel: Sequence[int], step: Sequence[int], far: Sequence[int]) -> Tensor:
-    """The sum of each window, as a convolution of each channel."""
+    """The sum of each window, as a depthwise convolution."""
     ones = torch.ones(x.shape[1], 1, *kernel, dtype=x.dtype)
     made: Tensor = _of(_CONV, len(step))(x, ones, None, step, 0, far, x.shape[1])
     return made
@@ -174,7 +174,7 @@ def _max_unpool(
     x: Tensor, places: Tensor, shape: list[int] | None, *, kernel_shape: list[int], pads: Any = None,
     strides: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Elements at their places in the whole result; a shape that is given leaves these in the default one."""
+    """Scatter elements to their flat indices in the default output shape, then pad to `shape` if it is given."""
     step, _, low, high = _places(x, kernel_shape, strides, pads, None, "NOTSET")
     usual = [(n - 1) * s - a - b + k for n, s, a, b, k in zip(x.shape[2:], step, low, high, kernel_shape, strict=True)]
     inner = [*x.shape[:2], *usual]
@@ -187,7 +187,7 @@ def _max_unpool(
 def _col2im(
     x: Tensor, image: list[int], block: list[int], *, dilations: Any = None, pads: Any = None, strides: Any = None
 ) -> Tensor:
-    """Columns summed where they overlap, one offset within the block after the other."""
+    """Sum overlapping columns, one offset in the block after the other."""
     rank = len(image)
     step, far, low, high = _places(x, block, strides, pads, dilations, "NOTSET")
     wide = [n + a + b for n, a, b in zip(image, low, high, strict=True)]

@@ -210,8 +210,7 @@ def held(b: Builder, value: Value) -> Value:
 
 
 def converted_at(x: Value, index: Sequence[Expr | int], dtype: DType) -> Expr:
-    """One element as a tensor of `dtype` would hold it. Before conversion to an integer, it is rounded to its own
-    type."""
+    """One element as a tensor of `dtype` would hold it; for integers, it is rounded to its own type first."""
     return rounded(x.at(index) if dtype.is_float else x.rounded_at(index), dtype)
 
 
