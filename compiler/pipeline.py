@@ -366,7 +366,7 @@ class LoweredKind:
 
 
 def lowered_kind(kind: Kind) -> LoweredKind:
-    """Lower a kernel by itself."""
+    """Lower a program of one kernel. At module level, so that another process can be given it."""
     alone, together = _apart(_at_tiles(_between(kind.target, "loop", kind.until))[1])
     run = _Run(kind.target, kind.given, kind.stored, Applications(), {"loop": kind.program}, kind.program)
     with _deep_recursion():

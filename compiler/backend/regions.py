@@ -118,7 +118,7 @@ def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least:
     modes = [v.fake_mode for n in ordered if isinstance(v := _value(n), FakeTensor)]
     for n in ordered:
         table[n] = copied.node_copy(n, table.__getitem__)
-        held = operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None  # a branch of a cond is a graph
+        held = operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None  # or a graph: a branch of a cond
         if isinstance(held, torch.Tensor) and n.meta.get("val") is None and modes:
             table[n].meta["val"] = modes[0].from_tensor(held, static_shapes=True)
     copied.node_copy(output(graph), table.__getitem__)

@@ -87,8 +87,7 @@ def _affine(value: Expr, weight: Value | None, bias: Value | None, index: Index)
 
 
 def _check_types(b: Builder, input: Value, *given: Value | None) -> None:
-    """Refuse parameters and statistics of another type than the input's, except f32 with a 16-bit input, as in
-    torch."""
+    """Refuse parameters and statistics of another type than the input; f32 is allowed for 16 bits, as in torch."""
     types = {x.dtype for x in given if x is not None}
     wider = types == {f32} and input.dtype in STORAGE_ONLY
     if types - {input.dtype} and not wider:
