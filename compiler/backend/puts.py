@@ -93,7 +93,7 @@ def _listed(node: Node) -> _Put | None:
 
 
 def _within(outer: range, inner: Place) -> Any:
-    """The place of `inner` inside of `outer`; NotImplemented for a list, as its elements may be negative."""
+    """The place of `inner` inside of `outer`; NotImplemented for a list, whose elements may count from the end."""
     match inner:
         case None:
             return outer

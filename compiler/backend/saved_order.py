@@ -26,7 +26,10 @@ _STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default
 
 
 def rows_together(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Change both graphs. The first `results` outputs of `forward` are visible outside and stay as they are."""
+    """Save tensors in row-major order if a norm or softmax reduces their rows. Changes both graphs.
+
+    The first `results` outputs of `forward` are visible outside and stay as they are.
+    """
     output = graphs.output(forward)
     listed = list(output.args[0])
     readers = {n.name: n for n in graphs.placeholders(backward)}

@@ -70,7 +70,7 @@ def _batched(x: Value, full: Index) -> Index:
 
 
 def _plus(b: Builder, self: Value, made: Value, beta: float | Expr, alpha: float | Expr) -> Value:
-    """beta * self + alpha * made. With beta 0, `self` is not read, not even NaN. Factors of integers are truncated."""
+    """beta * self + alpha * made. With beta 0, NaN in `self` does not count. Factors of integers are truncated."""
     if not b.out.dtype.is_float:
         beta, alpha = (x if isinstance(x, Expr) else int(x) for x in (beta, alpha))
 
