@@ -16,7 +16,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,93 +29,40 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.backend import autocast, dynamo, kept, numbers, passed_on, quantization, regions, tangents, writes
+from compiler.backend import (
+    autocast,
+    complex_graphs,
+    dynamo,
+    graph_cache,
+    input_writes,
+    passthrough,
+    quantization,
+    regions,
+    tangents,
+)
+from compiler.backend.input_writes import Boxed
+from compiler.backend.options import CacheWarning as CacheWarning
+from compiler.backend.options import Compiled, Options, identity_of, parsed
+from compiler.backend.options import FallbackWarning as FallbackWarning
+from compiler.backend.options import Report as Report
+from compiler.backend.options import SpecialisationWarning as SpecialisationWarning
+from compiler.backend.options import TuningWarning as TuningWarning
 from compiler.backend.partition import partition
-from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
 from compiler.frontend import graphs, margins, python_kernels
-from compiler.passes import quantize
-from compiler.pipeline import Lowering
 from compiler.runtime import detect, garbage, gpu_memory, store
 from compiler.targets.target import Target
 
 # Runs a graph on inputs that its program refused; called with the inputs and the exception.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
-_OPTIONS = {
-    "fallback": "eager", "target": None, "check_indices": "async", "quantize": None, "memory_limit": None, "mode": None,
-}  # fmt: skip
-_FALLBACKS = {"eager": True, True: True, "error": False, False: False}
-TUNED = "max-autotune"
-# GPU programs are replayed as CUDA graphs in all modes. In the last two they own their memory, which guarantees that
-# addresses repeat. The last one also tunes schedules.
-_MODES = ("default", "reduce-overhead", TUNED)
-_ATTEMPTS = 8  # number of bisections of failing regions per graph
 _unusable: set[str] = set()  # cache folders that cannot be used
-
-
-class FallbackWarning(UserWarning):
-    """Part of a model runs in eager."""
-
-
-class SpecialisationWarning(UserWarning):
-    """Part of a model is compiled once per set of sizes or strides."""
-
-
-class CacheWarning(UserWarning):
-    """The kernel cache folder cannot be used; kernels are built in a temporary folder."""
-
-
-class TuningWarning(UserWarning):
-    """A kernel could not be tuned and uses the heuristic's schedule."""
 
 
 class _Refused(CompilerError):
     """A program does not accept its arguments."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A compiled region of a graph: its number of calls, the names of its kernels and its lowering.
-
-    `whole` is what a later process needs to run it, if the region can be cached.
-    """
-
-    calls: int
-    kernels: tuple[str, ...]
-    code: Lowering
-    whole: kept.Whole | None = None
-
-
-@dataclass
-class Report:
-    """How a graph was compiled: its number of calls, the compiled regions, and the number of calls in eager by reason.
-
-    `attempts` is how many more bisections of failing regions are allowed. `whole` is set if the whole Dynamo graph
-    became one cacheable program.
-    """
-
-    calls: int
-    regions: list[Compiled] = field(default_factory=list)
-    eager: Counter[str] = field(default_factory=Counter)
-    attempts: int = _ATTEMPTS
-    whole: kept.Whole | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """Checked options of the backend; `hear` is called with the report of each graph, `memory` is a limit in bytes."""
-
-    fallback: bool
-    target: Target | None
-    check_indices: str
-    hear: Callable[[Report], None]
-    tuned: bool = False
-    quantize: str | None = None
-    memory: int | None = None
-    own: gpu_memory.Memory | None = None  # of the GPU programs of one Dynamo graph
 
 
 def mlcomp(
@@ -131,7 +78,7 @@ def mlcomp(
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
     """
-    chosen = _options(options or {}, mode, _warn_of_eager)
+    chosen = parsed(options or {}, mode, _warn_of_eager)
     with garbage.held_back():
         if any(isinstance(x, list | tuple | dict) for x in inputs):  # compiled autograd: a whole backward pass
             return flatten_graph_inputs(graph, inputs, functools.partial(_traced, options=chosen))
@@ -141,7 +88,7 @@ def mlcomp(
 def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]) -> list[Report]:
     """Call a function under `torch.compile` and return how each of its graphs was compiled."""
     reports: list[Report] = []
-    chosen = _options(options, None, reports.append)
+    chosen = parsed(options, None, reports.append)
     torch._dynamo.reset()
     torch.compile(function, backend=lambda graph, examples: _compile(graph, examples, chosen))(*inputs)
     return reports
@@ -149,27 +96,27 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """Compile a Dynamo graph, or load its program from the cache if an earlier process stored it."""
-    place = None if options.tuned or options.quantize is not None else kept.place(graph, inputs, _asked(options))
+    place = (
+        None
+        if options.tuned or options.quantize is not None
+        else graph_cache.place(graph, inputs, identity_of(options))
+    )
     if place is None:
         return _traced(graph, inputs, options)
-    if (found := kept.read(place)) is not None:
+    if (found := graph_cache.read(place)) is not None:
         with contextlib.suppress(CompilerError):  # e.g. no g++; tracing then compiles what it can
             return _loaded(found, graph, options)
-    wholes: list[kept.Whole | None] = []
+    wholes: list[graph_cache.Whole | None] = []
 
     def hear(report: Report) -> None:
         whole = report.whole
-        wholes.append(whole and kept.around(whole, inputs, len(graphs.output(graph).args[0])))
+        wholes.append(whole and graph_cache.around(whole, inputs, len(graphs.output(graph).args[0])))
         options.hear(report)
 
     made = _traced(graph, inputs, replace(options, hear=hear))
     if len(wholes) == 1 and wholes[0] is not None:
-        kept.write(place, wholes[0])
+        graph_cache.write(place, wholes[0])
     return made
-
-
-def _asked(options: Options) -> str:
-    return repr((options.fallback, options.target, options.check_indices, options.memory))
 
 
 def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -180,14 +127,14 @@ def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Opti
             gm = frontend.without_higher_order(gm)
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
-            if (problem := writes.refused(gm)) is not None:
+            if (problem := input_writes.refused(gm)) is not None:
                 return _boxed(_in_eager(gm, problem, options))
-            last = writes.without_writes(gm, saves)
+            last = input_writes.without_writes(gm, saves)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
             updates = last.written if whole and not last.moved and not frontend.has_complex(plain) else None
             compile_real = functools.partial(_compiled, options=options, updates=updates)
-            made = numbers.compiled(plain, example_inputs, compile_real, options.fallback, seen=whole)
-            return _boxed(writes.performing(tangents.carried(made, plain), last))
+            made = complex_graphs.compiled(plain, example_inputs, compile_real, options.fallback, seen=whole)
+            return _boxed(input_writes.performing(tangents.carried(made, plain), last))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced))
@@ -211,7 +158,7 @@ def _boxed(run: Boxed) -> Boxed:
     return run
 
 
-def _loaded(found: kept.Whole, graph: GraphModule, options: Options) -> Callable[..., Any]:
+def _loaded(found: graph_cache.Whole, graph: GraphModule, options: Options) -> Callable[..., Any]:
     """Build the cached program of a graph; `trace` compiles the graph for inputs that the program refuses."""
     report = Report(found.calls)
     with compile_lock:
@@ -222,38 +169,13 @@ def _loaded(found: kept.Whole, graph: GraphModule, options: Options) -> Callable
         with compile_lock, _disable_current_modes():
             return _traced(graph, inputs, options)
 
-    return kept.running(found, launch, trace)
+    return graph_cache.running(found, launch, trace)
 
 
 def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:
     if options.target is not None:
         return options.target.kind == "cuda"
     return any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
-
-
-def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], None]) -> Options:
-    unknown = sorted(set(given) - set(_OPTIONS))
-    mode = given.get("mode") if mode is None else mode  # torch.compile takes options or a mode
-    if unknown or mode not in (None, *_MODES):
-        asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
-        raise CompilerError(
-            f"backend mlcomp has no {asked}: the options with defaults are {_OPTIONS}, the modes {', '.join(_MODES)}"
-        )
-    chosen = _OPTIONS | given
-    target = None if chosen["target"] is None else named.target(str(chosen["target"]))
-    if target is not None and target.kind == "cpu":
-        executable.check_runnable(target)
-    checks = str(chosen["check_indices"])
-    if checks not in executable.CHECKS:
-        raise CompilerError(f"check_indices must be one of {', '.join(executable.CHECKS)}, not {checks!r}")
-    if chosen["fallback"] not in _FALLBACKS:
-        raise CompilerError(f"fallback must be 'eager' or 'error', not {chosen['fallback']!r}")
-    if chosen["quantize"] is not None:
-        quantize.check(chosen["quantize"])
-    memory = chosen["memory_limit"]
-    executable.limited(target or named.target("cpu"), memory)
-    own = None if mode in (None, "default") else gpu_memory.Memory()
-    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory, own)
 
 
 def _compiled(
@@ -308,7 +230,7 @@ def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
             region = getattr(graph, node.target)
             examples, before = [n.meta.get("val") for n in graphs.placeholders(region)], len(report.regions)
             try:
-                made = numbers.compiled(region, examples, one, fallback=False)
+                made = complex_graphs.compiled(region, examples, one, fallback=False)
                 counted = [replace(r, calls=len(regions.calls(region))) for r in report.regions[before:]]
                 report.regions[before:] = counted  # count calls before complex numbers were split into parts
             except Exception as problem:
@@ -361,7 +283,7 @@ def _warn_of_sizes(what: str, problem: Exception) -> None:
 def _specialising(graph: GraphModule, options: Options) -> Boxed:
     """Compile a graph per set of sizes and strides; if that fails too, run it in eager."""
     made: dict[tuple[Any, ...], Boxed] = {}
-    begins = passed_on.begins(graphs.placeholders(graph), frontend.offsets(graph))
+    begins = passthrough.begins(graphs.placeholders(graph), frontend.offsets(graph))
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         key = tuple((x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
@@ -414,7 +336,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     """Compile a graph as one program. Results that are inputs or views of inputs are made outside of it."""
     placeholders = graphs.placeholders(graph)
     listed = list(graphs.output(graph).args[0])
-    computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not passed_on.is_passed_on(n)))
+    computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not passthrough.is_passed_on(n)))
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
     wanted = frontend.with_results(graph, computed, drop=True)
@@ -427,15 +349,15 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     captured = replace(captured, guards=())  # Dynamo checks what torch assumed about sizes before each call
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     told = [k for k in tensors if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
-    begins = passed_on.begins(placeholders, frontend.offsets(wanted))
+    begins = passthrough.begins(placeholders, frontend.offsets(wanted))
     whole = None
-    if not told and not begins and set(listed) <= set(computed) and kept.is_keepable(captured):
+    if not told and not begins and set(listed) <= set(computed) and graph_cache.is_keepable(captured):
         picked = tuple(map(computed.index, listed))
-        whole = kept.Whole(captured, min(devices), len(regions.calls(graph)), tuple(tensors), picked)
+        whole = graph_cache.Whole(captured, min(devices), len(regions.calls(graph)), tuple(tensors), picked)
     launch = _launched(captured, target, options, report, len(regions.calls(graph)), whole)
     unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if told else None)
     every = len(tensors) == len(placeholders) and not told
-    give = None if listed == computed else passed_on.giving(listed, computed, placeholders)
+    give = None if listed == computed else passthrough.giving(listed, computed, placeholders)
 
     def given(inputs: list[Any]) -> list[Any]:
         # A size is passed as the shape of an expanded tensor. No shape is negative; 0 is refused too, as no program is
@@ -444,7 +366,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
-            passed_on.check(inputs, begins)
+            passthrough.check(inputs, begins)
             made = launch(*inputs) if every else launch(*given(inputs))
         except (TypeError, ValueError) as problem:
             return unfit(inputs, problem)
@@ -459,7 +381,7 @@ def _launched(
     options: Options,
     report: Report,
     calls: int,
-    whole: kept.Whole | None = None,
+    whole: graph_cache.Whole | None = None,
 ) -> Callable[..., Sequence[Any]]:
     """Build the program of a region of `calls` calls, report it, and return its launch function."""
     made = _built(captured, target, options.check_indices, options.tuned)
@@ -471,7 +393,7 @@ def _launched(
 def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
     """The results of a graph that are written to inputs, each with the placeholder of its input."""
     output = graphs.output(graph)
-    return [(output.args[0][n], place) for n, place in output.meta.get(writes.INTO, {}).items()]
+    return [(output.args[0][n], place) for n, place in output.meta.get(input_writes.INTO, {}).items()]
 
 
 def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool) -> executable.Executable:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends import registry
 
-from compiler.backend.writes import Boxed
+from compiler.backend.input_writes import Boxed
 
 _disable: Any = torch._dynamo.disable
 

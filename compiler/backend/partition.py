@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from compiler.backend import saved, saved_order
+from compiler.backend import saved_order, saved_rows
 
 _aten = torch.ops.aten
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
@@ -38,7 +38,7 @@ def partition(
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     saved_order.rows_together(forward, backward, options["num_fwd_outputs"])
     if aligned:
-        saved.align(forward, backward, options["num_fwd_outputs"])
+        saved_rows.align(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from compiler import frontend
-from compiler.backend.writes import Boxed
+from compiler.backend.input_writes import Boxed
 from compiler.errors import CompilerError, Unsupported
 from compiler.frontend.graphs import output, placeholders
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor

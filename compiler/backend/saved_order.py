@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from compiler.backend.saved import memory_of, uses
+from compiler.backend.saved_rows import memory_of, uses
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from compiler.backend.writes import without_writes
+from compiler.backend.input_writes import without_writes
 from compiler.errors import Unsupported
 from compiler.tests.meaning import fresh_seed
 

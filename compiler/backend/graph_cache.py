@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from compiler import frontend
-from compiler.backend import identity, tangents, writes
+from compiler.backend import identity, input_writes, tangents
 from compiler.errors import CacheError
 from compiler.execution import stored
 from compiler.frontend.results import View
@@ -131,7 +131,7 @@ def running(
         made = launch(*(inputs[k] for k in whole.tensors))
         return [made[k] for k in whole.picked]
 
-    updated, traced = writes.writing(launched, whole.updates), list[Callable[..., Any]]()
+    updated, traced = input_writes.writing(launched, whole.updates), list[Callable[..., Any]]()
 
     def run(*inputs: Any) -> Any:
         if not traced and tangents.found(inputs):

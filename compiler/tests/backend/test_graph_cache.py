@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 
 from compiler import backend
-from compiler.backend import kept
+from compiler.backend import graph_cache
 from compiler.errors import ToolchainError
 from compiler.execution import stored
 from compiler.runtime import build, store
@@ -290,7 +290,7 @@ def test_what_depends_on_values_or_times_is_not_kept(how: dict[str, Any]) -> Non
 def test_modes_are_not_known() -> None:
     compiled(scores, *given())
     with torch.device("meta"):
-        assert kept.place(torch.fx.symbolic_trace(scores), given(), "") is None
+        assert graph_cache.place(torch.fx.symbolic_trace(scores), given(), "") is None
 
 
 # What is another -----------------------------------------------------------------------------------------------------
@@ -422,9 +422,9 @@ def test_a_function_in_the_place_of_one_of_torch_is_another(monkeypatch: pytest.
 
     x = (torch.randn(3),)
     with torch._guards.tracing(torch._guards.TracingContext(None)):
-        assert kept.place(graph(), x, "") is not None
+        assert graph_cache.place(graph(), x, "") is not None
         monkeypatch.setattr(F, "relu", lambda x: x)
-        assert kept.place(graph(), x, "") is None
+        assert graph_cache.place(graph(), x, "") is None
 
 
 # What was tampered with ----------------------------------------------------------------------------------------------

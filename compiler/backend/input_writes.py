@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from compiler.backend import tangents
-from compiler.backend.puts import as_puts
+from compiler.backend.index_puts import as_puts
 from compiler.errors import Unsupported
 from compiler.frontend import graphs
 

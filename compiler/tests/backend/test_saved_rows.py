@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiler import backend
+from compiler.backend.options import Compiled
 from compiler.ir.expr import static
 from compiler.ir.tensor import Tensor as Buffer
 
@@ -18,11 +19,11 @@ WORDS = 131
 
 
 @pytest.fixture
-def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[backend.Compiled]]:
+def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Compiled]]:
     """The programs of graphs whose saved tensors are laid out as for a GPU, at every stage: none comes from a cache."""
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     torch.compiler.reset()
-    made: list[backend.Compiled] = []
+    made: list[Compiled] = []
     program = backend._program
 
     def heard(*args: object) -> object:
@@ -48,12 +49,12 @@ def gradients(f: object, *inputs: Tensor) -> tuple[Tensor, ...]:
     return (loss.detach(), *(x.grad for x in own if x.grad is not None))
 
 
-def buffers(found: backend.Compiled) -> list[Buffer]:
+def buffers(found: Compiled) -> list[Buffer]:
     program = found.code.stages["loop"]
     return [*program.inputs, *program.outputs]
 
 
-def test_rows_of_what_is_saved_are_apart(rows_apart: list[backend.Compiled]) -> None:
+def test_rows_of_what_is_saved_are_apart(rows_apart: list[Compiled]) -> None:
     x, w, wanted = torch.randn(8, 16).bfloat16(), torch.randn(16, WORDS).bfloat16(), torch.randint(0, WORDS, (8,))
     compiled = torch.compile(scores, backend="mlcomp", options={"fallback": "error"})
     ours, theirs = gradients(compiled, x, w, wanted), gradients(scores, x, w, wanted)
@@ -65,7 +66,7 @@ def test_rows_of_what_is_saved_are_apart(rows_apart: list[backend.Compiled]) -> 
         assert (136, 1) in strides, strides
 
 
-def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[backend.Compiled]) -> None:
+def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[Compiled]) -> None:
     def both(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).relu() * (x @ w)
 
@@ -79,7 +80,7 @@ def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[backend.Compile
     )
 
 
-def test_rows_that_are_flattened_stay_dense(rows_apart: list[backend.Compiled]) -> None:
+def test_rows_that_are_flattened_stay_dense(rows_apart: list[Compiled]) -> None:
     def flat(x: Tensor, w: Tensor) -> Tensor:
         y = (x @ w).sin()
         return (y.flatten().cumsum(0) * y.flatten()).sum()

@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from compiler import frontend
-from compiler.backend import passed_on
-from compiler.backend.writes import INTO, Boxed
+from compiler.backend import passthrough
+from compiler.backend.input_writes import INTO, Boxed
 from compiler.errors import Unsupported
 from compiler.frontend.graphs import output, placeholders
 
@@ -45,7 +45,7 @@ def compiled(
     }
     which = [k for k, n in enumerate(computed) if frontend.is_complex(n.meta.get("val"))]
     made = compile(real, [frontend.parts(x) for x in examples])
-    give = None if listed == computed else passed_on.giving(listed, computed, placeholders(graph))
+    give = None if listed == computed else passthrough.giving(listed, computed, placeholders(graph))
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         results = list(made([frontend.parts(x) for x in inputs]))
