@@ -1,7 +1,7 @@
-"""The suite that keeps the compiler honest: shape files in, verdicts, timings and tables out.
+"""The conformance suite: compiles and checks the cases of shape files, times them, and writes reports.
 
-`plugin` is the pytest side, `shapes` reads shape files into cases, `inputs` makes their tensors. The compiler is
-reached through its public surface alone: `import compiler`.
+`plugin` declares the pytest options, `run` collects and runs the items, `shapes` expands shape files into cases and
+their tensors, and `judge` checks a case. The suite uses only the compiler's public interface, `import compiler`.
 """
 
 import os as _os
@@ -9,11 +9,14 @@ from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
 
 __version__ = "0.1.0"
-COMPILER = "MLCOMP_COMPILER"  # the environment variable that says which other compiler this copy is to ask
+COMPILER = "MLCOMP_COMPILER"  # environment variable: folder of the compiler package to use instead of the one here
 
 
 def _check_sibling() -> None:
-    """Refuse a foreign package that shadows ours: `compiler` is a common folder name; but for one that is meant."""
+    """Raise ImportError if `import compiler` would find a package other than ours or the one in $MLCOMP_COMPILER.
+
+    `compiler` is a common folder name, so an unrelated package may shadow ours.
+    """
     spec = _find_spec("compiler")
     here = _Path(__file__).resolve().parent.parent
     meant = _Path(_os.environ.get(COMPILER) or here / "compiler").resolve()

@@ -1,8 +1,9 @@
-"""`python -m conformance.architectures [REGEX]`: small models of the transformers package through the backend, counted.
+"""Count the architectures of the transformers package that the backend compiles completely.
 
-Each architecture is made small, with random weights, and called once without gradients by eager, in f64, and under
-`torch.compile(backend="mlcomp")`. It is `whole` where nothing of it runs in eager and its result is right, `parts`
-where some calls run in eager, `wrong` where the result is further from f64 than four times eager's.
+A small version of each architecture, with random weights, is called once without gradients: in eager, in f64, and under
+`torch.compile(backend="mlcomp")`. Its verdict is `whole` if it is compiled completely and its result is right, `parts`
+if some calls run in eager, `wrong` if its distance from f64 exceeds four times eager's, `error` if compiling it fails
+or it does not end in time, and `eager` if no small version of it runs in eager.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ xlm-roberta yolos
 """.split()  # noqa: SIM905
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 VERDICTS = ("whole", "parts", "wrong", "error", "eager")
-SECONDS = 240  # for one
-LARGEST = 1e8  # weights
-# Settings by the names that configurations have for them.
+SECONDS = 240  # time limit of one architecture
+LARGEST = 1e8  # most weights of a model that is tried
+# Small value -> names of the settings of transformers configurations that get it.
 SMALL: dict[int, str] = {
     64: "max_position_embeddings n_positions n_ctx seq_length max_sequence_length max_source_positions image_size "
         "hidden_size n_embd d_model dim embed_dim embedding_size n_inner_dim decoder_hidden_size",
@@ -61,7 +62,7 @@ SMALL: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What became of an architecture; `eager` of `calls` calls were left to eager in `graphs` graphs."""
+    """The verdict on an architecture and the reason for it; `graphs` is the number of graphs compiled."""
 
     name: str
     dtype: str
@@ -72,7 +73,7 @@ class Row:
 
 
 def config(library: Any, name: str, values: Sequence[int]) -> Any:
-    """A configuration that has these of the small values."""
+    """Return the configuration of an architecture with the settings of `SMALL[value]` reduced, for each of `values`."""
     made = library.AutoConfig.for_model(name)
     known = made.to_dict()
     for value in values:
@@ -90,7 +91,10 @@ def config(library: Any, name: str, values: Sequence[int]) -> Any:
 
 
 def small(library: Any, name: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
-    """A model of few layers that eager runs, as narrow as can be, with what it is given and gives."""
+    """Return a small model that runs in eager, its inputs and its result.
+
+    If a model with all of the small values fails, one with few layers and the default widths is tried.
+    """
     problem: Exception = ValueError("it is too large")
     for values in (tuple(SMALL), (99, 2)):
         try:
@@ -101,13 +105,13 @@ def small(library: Any, name: str) -> tuple[Any, dict[str, torch.Tensor], torch.
                 model = library.AutoModel.from_config(chosen).eval()
                 given = arguments(model)
                 return model, given, result(model, given)
-        except Exception as error:  # widths that do not go together
+        except Exception as error:  # the small widths may be inconsistent for this architecture
             problem = error
     raise problem
 
 
 def arguments(model: Any) -> dict[str, torch.Tensor]:
-    """Two sequences of random tokens or two random images, by what the model calls its input."""
+    """Return a batch of two random token sequences or images, according to the name of the model's main input."""
     source = torch.Generator().manual_seed(0)
     if model.main_input_name == "pixel_values":
         size = getattr(model.config, "image_size", None) or 64
@@ -121,7 +125,7 @@ def arguments(model: Any) -> dict[str, torch.Tensor]:
 
 
 def result(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The main result of a call."""
+    """Call the model and return its main result: the last hidden state, or else its first output."""
     kind = next(p.dtype for p in model.parameters())
     words: dict[str, Any] = {k: v.to(kind) if v.is_floating_point() else v for k, v in given.items()}
     torch.manual_seed(0)
@@ -131,7 +135,7 @@ def result(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _wide(model: Any) -> Any:
-    """The model in f64, for which torch has no grouped matmul."""
+    """Return an f64 copy of the model; its experts use the eager implementation, as torch has no f64 grouped matmul."""
     made = copy.deepcopy(model).double()
     with contextlib.suppress(AttributeError, ValueError):
         made.set_experts_implementation("eager")
@@ -139,7 +143,7 @@ def _wide(model: Any) -> Any:
 
 
 def run(name: str, dtype: str) -> Row:
-    """One architecture, in this process."""
+    """Run one architecture in this process."""
     library = importlib.import_module("transformers")
     torch.manual_seed(0)
     start = time.monotonic()
@@ -149,7 +153,7 @@ def run(name: str, dtype: str) -> Row:
             model = model.to(TYPES[dtype])
             eager = result(model, given).double()
             exact = result(_wide(model), given)
-    except Exception as problem:  # some cannot be made small by these settings alone
+    except Exception as problem:  # these settings alone cannot make some architectures small
         return Row(name, dtype, "eager", why=_said(problem))
     before = Counter(torch._dynamo.utils.counters["stats"])
     with warnings.catch_warnings(record=True) as heard, torch.no_grad():
@@ -173,7 +177,7 @@ def _said(problem: object) -> str:
 
 
 def _apart(name: str, dtype: str) -> Row:
-    """One architecture in a process of its own, which may crash or hang."""
+    """Run one architecture in a child process, since it may crash or hang."""
     context = multiprocessing.get_context("fork")
     hear, tell = context.Pipe(duplex=False)
     child = context.Process(target=_tell, args=(tell, name, dtype))
@@ -197,7 +201,7 @@ def _tell(tell: Any, name: str, dtype: str) -> None:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """Counts, and the reasons of what is not whole."""
+    """Return the report: verdict counts per dtype, then the architectures that are not `whole` with the reasons."""
     kinds = [t for t in TYPES if any(r.dtype == t for r in rows)]
     counts = [[t, *(sum(r.dtype == t and r.verdict == v for r in rows) for v in VERDICTS)] for t in kinds]
     bad = [[r.name, r.dtype, r.verdict, r.graphs, r.why.replace("|", "/")] for r in rows if r.verdict != "whole"]
@@ -206,7 +210,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run those that are asked for, print the page; 1 if one is wrong or fails."""
+    """Run the chosen architectures and print the report; returns 1 if any is `wrong` or `error`."""
     parser = argparse.ArgumentParser(prog="python -m conformance.architectures", description=__doc__)
     parser.add_argument(
         "regex", nargs="?", default="", help="only architectures whose name matches this anywhere (default: all)"

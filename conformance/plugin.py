@@ -222,10 +222,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _root_again(config: pytest.Config) -> None:
-    """Look for pytest's root again, by which ids begin, where the first search took an option's value for a path.
+    """Determine pytest's root folder, to which item ids are relative, again if an option's value was taken for a path.
 
-    It looks before it loads plugins and knows their options: `--mlcomp-report /there` was a place to collect from.
-    What is asked here is private to pytest, so a version that has it otherwise keeps the root that it found.
+    pytest determines the root before it loads plugins and knows their options, so it takes the value in
+    `--mlcomp-report /there` for a path to collect. The functions used here are private to pytest; with a version that
+    lacks them, the first root is kept.
     """
     words = [str(word) for word in config.invocation_params.args]
     values = [value for word, value in itertools.pairwise(words) if word.startswith("--mlcomp-")]

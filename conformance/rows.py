@@ -1,7 +1,7 @@
-"""The rows of a run: what judging, timing and fuzzing find out, and which of it reports hold.
+"""The rows of a run: the results of checks, benchmarks and fuzzing, and which of their fields the reports contain.
 
-A row is a value. It becomes JSON where it leaves a process or is written to a file, by `to_json`, and nowhere else. The
-`KEYS` of a class are its fields in `run.json`, its `COLUMNS` those of its table.
+A row is an immutable value. Only `to_json` converts it to JSON, when it is sent to another process or written to a
+file. `KEYS` of a class are its fields in `run.json`; `COLUMNS` are the columns of its table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-# The cell of a row, or the field that it holds, by the column's header.
+# Column header -> the field that the column shows, or a function from the row to the cell.
 Columns = Mapping[str, str | Callable[[Any], object]]
 Interval = tuple[float, float]
 
@@ -27,7 +27,7 @@ OURS, EAGER, COMPILE, BASELINE = "ours", "eager", "compile", "baseline"  # conte
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a case, run by its executor; `err_over_tol` is its largest error over what is allowed."""
+    """The result of one stage of a case; `err_over_tol` is the largest ratio of an element's error to its tolerance."""
 
     KEYS: ClassVar = ("stage", "verdict", "err_over_tol", "executor", "seconds")
     COLUMNS: ClassVar[Columns] = {
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """What an item of pytest is about: a case on a target, and the command that runs it again."""
+    """Identity of a pytest item: a case on a target, and the command that repeats it."""
 
     id: str
     file: str
@@ -59,7 +59,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Ran(Item):
-    """An item that ran; `first_loss` says how a first try lost its process, `reason` why a failure was expected."""
+    """An item that ran; `first_loss` says how the process of a first try died, `reason` why a failure is expected."""
 
     seconds: float = 0.0
     first_loss: str = ""
@@ -68,7 +68,7 @@ class Ran(Item):
 
 @dataclass(frozen=True, kw_only=True)
 class Blamed:
-    """A verdict; of a bad one the stage and the pass that are to blame, and the folder where it can be seen again."""
+    """A verdict; for a bad one also the stage and pass to blame, and the folder of the files that reproduce it."""
 
     verdict: str = "fail"
     first_bad_stage: str | None = None
@@ -79,7 +79,7 @@ class Blamed:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged(Blamed):
-    """What came of running a case: its stages, their `texts`, and the schedules that no pass could carry out."""
+    """The result of running a case: its stages, their `texts`, and the schedules that could not be applied."""
 
     stages: tuple[Stage, ...] = ()
     fallbacks: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Judged(Blamed):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Ran, Judged):
-    """A case, judged."""
+    """The row of a checked case."""
 
     KEYS: ClassVar = (
         "id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages", "seconds",
@@ -101,13 +101,13 @@ class Check(Ran, Judged):
 
     @property
     def bad(self) -> Stage | None:
-        """The first stage that is not right."""
+        """The first stage with a bad verdict, or None."""
         return next((stage for stage in self.stages if stage.verdict in BAD), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """The time of another over ours: above 1 we are faster, surely within the interval."""
+    """A rival's time over ours, with its confidence interval; above 1, ours is faster."""
 
     speedup: float
     ci: Interval | None = None
@@ -115,7 +115,7 @@ class Speedup:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """A limit that a shape file sets, and whether it is met, missed, or neither for sure."""
+    """A limit that a shape file sets, with its verdict: met, missed or unproven."""
 
     name: str
     limit: float
@@ -124,10 +124,11 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """Ours beside a stored kernel, if there was a baseline with one: the time of that over ours.
+    """Our kernel against the stored kernel of a baseline; `speedup` is the stored kernel's time over ours.
 
-    `identity` is the digest of our code and what it includes. A verdict is "" without a race, or "unbuilt". `chance`
-    is that of such samples if ours were slower by no more than what matters, `least` the slowdown that would be seen.
+    `identity` is the digest of our code and its headers. `verdict` is "" if there was no race, and "unbuilt" if the
+    stored kernel could not be raced. `chance` is the p-value of the samples under the hypothesis that ours is slower by
+    no more than the bar of `bench/stored.py`. `least` is the smallest slowdown that the race would have detected.
     """
 
     KEYS: ClassVar = (
@@ -142,16 +143,17 @@ class Against:
     chance: float | None = None
     least: float | None = None
     rounds: int = 0
-    drift: Mapping[str, float] = field(default_factory=dict)  # time of a rival over ours, of now over then
+    # For each rival its speedup ratio (its time over ours) now, divided by the stored one.
+    drift: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a race found out: microseconds of a call, ratios over the best of PyTorch, raw samples in seconds.
+    """The result of a race: microseconds per call, the speedup over the fastest rival, raw samples in seconds.
 
-    `over` has the speedup over each rival, `wall_us` one call with the wait for its end, `cached` the rivals that had
-    what they compiled from earlier, `skipped` those left out with the reason, and `message` what to doubt.
+    `over` has the speedup over each rival, `wall_us` the time of one call including the wait for the device, `cached`
+    the rivals that took compiled code from a cache, `skipped` the rivals left out and why, `message` reasons for doubt.
     """
 
     verdict: str = "fail"
@@ -182,14 +184,14 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Ran, Timed):
-    """A benchmark, raced; `cliffs` are what is slow of it beyond any tuning."""
+    """The row of a benchmark; `cliffs` has a sentence for each way in which it is a cliff (see `report/replies.py`)."""
 
     KEYS: ClassVar = (
         "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict",
         "roofline", "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail",
         "cliffs", "against", "file", "seconds",
     )  # fmt: skip
-    # What pytest-benchmark keeps besides our own times.
+    # Fields stored as `extra_info` in the file in pytest-benchmark's format.
     EXTRA: ClassVar = (
         "file", "family", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
         "wall_us", "digest", "compile_seconds",
@@ -219,14 +221,14 @@ class Bench(Ran, Timed):
 
     @property
     def missed(self) -> tuple[Budget, ...]:
-        """The limits that it breaks beyond doubt."""
+        """The limits that are significantly missed."""
         return tuple(rule for rule in self.budget if rule.verdict == "missed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A kernel compiled for a GPU: registers of a thread, bytes of shared, local and spilled memory, and how often each
-    opcode occurs in its code, without modifiers."""
+    """A kernel compiled for a GPU: registers per thread; bytes of shared, local (`stack`) and spilled memory; `mix` has
+    the number of occurrences of each opcode without modifiers."""
 
     KEYS: ClassVar = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "mix", "complaints")
     COLUMNS: ClassVar[Columns] = {
@@ -248,7 +250,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The cases of a file compiled for GPUs."""
+    """The row of one file's cases compiled for GPUs without running them."""
 
     KEYS: ClassVar = ("file", "verdict", "cases", "seconds", "kernels")
 
@@ -262,7 +264,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A miscompile that was planted, and how the checks noticed it or did not."""
+    """A planted miscompile, whether the checks caught it, and how."""
 
     COLUMNS: ClassVar[Columns] = {n: n for n in ("target", "stage", "case", "mutation", "how")}
 
@@ -276,7 +278,7 @@ class Planted:
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A sound case that was refused."""
+    """A false alarm: a correct case that the checks refused."""
 
     target: str
     stage: str | None
@@ -286,7 +288,7 @@ class Alarm:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """Every miscompile that was planted, and every sound case that was refused."""
+    """The row of the self-test: all planted miscompiles and all false alarms."""
 
     KEYS: ClassVar = ("planted", "caught", "false_alarms")
 
@@ -310,7 +312,7 @@ class SelfTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitness:
-    """Whether equal code measured equal, so that speed can be judged."""
+    """Whether identical kernels measured equal, so that this machine can judge speed."""
 
     fit: bool = False
     message: str = ""
@@ -318,7 +320,7 @@ class Fitness:
 
 @dataclass(frozen=True, kw_only=True)
 class Found(Blamed):
-    """What came of a random program: the kind of difference, and why a stage and a pass are to blame for it."""
+    """The result of a random program: the kind of difference, and why its stage and pass are blamed."""
 
     verdict: str = "pass"
     kind: str = ""
@@ -327,7 +329,7 @@ class Found(Blamed):
 
 @dataclass(frozen=True, kw_only=True)
 class Fuzz(Found):
-    """A random program: its number, its line and arguments, and what came of it."""
+    """The row of a random program: its number, seed, source line, arguments and result."""
 
     index: int
     seed: int
@@ -335,17 +337,16 @@ class Fuzz(Found):
     command: str = ""
     line: str = ""
     arguments: str = ""
-    reduced: str = ""  # the least program that goes wrong so, and its shape file
+    reduced: str = ""  # the smallest program found that fails in the same way, and its shape file
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpInfo:
-    """An entry of PyTorch's database as an element type (`f32.grad` with its gradients), and what came of its samples;
-    or, where that is the `source`, one of ONNX's node tests.
+    """The row of an OpInfo entry in one dtype (`f32.grad`: with gradients), or of an ONNX node test, by `source`.
 
-    Verdicts are pass; unsupported, for want of the ops `missing`; torch, which cannot trace it; wrong, error, crash or
-    timeout; and none, where there is nothing to compare with.
+    Verdicts: pass; unsupported (`missing` names the ops); torch (torch cannot trace it); wrong; error; crash; timeout;
+    none (there is nothing to compare with).
     """
 
     name: str
@@ -364,7 +365,7 @@ _KINDS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Check, Bench, G
 
 
 def name(row: Item, *, bench: bool | None = None) -> str:
-    """What pytest calls the item of a row; a bracket closes last, as in pytest's own names.
+    """Return the pytest name of a row's item; the target goes inside the closing bracket, as in pytest's own names.
 
     >>> name(Bench(id="relu[N4.f32]", file="x.toml", suite="x", op="relu", target="cpu", dtype="f32", family="x"))
     'relu[N4.f32-cpu-bench]'
@@ -375,18 +376,18 @@ def name(row: Item, *, bench: bool | None = None) -> str:
 
 
 def remark(text: str) -> str:
-    """The line of a message that says most: the first, of a traceback the last."""
+    """Return the first line of a message, or the last of a traceback, cut to REMARK characters."""
     lines = text.strip().splitlines() or [""]
     return lines[-1 if lines[0].startswith("Traceback") else 0][:REMARK]
 
 
 def worst_error(stages: Iterable[Stage]) -> float | None:
-    """The largest error over its tolerance."""
+    """Return the largest `err_over_tol` of the stages, or None if none has one."""
     return max((stage.err_over_tol for stage in stages if stage.err_over_tol is not None), default=None)
 
 
 def shown(of: str | Callable[[Any], object], row: object) -> object:
-    """The cell of a row in a column."""
+    """Return the cell of a row for one entry of `COLUMNS`."""
     return getattr(row, of) if isinstance(of, str) else of(row)
 
 
@@ -394,7 +395,7 @@ def shown(of: str | Callable[[Any], object], row: object) -> object:
 
 
 def to_json(value: Any, keys: Sequence[str] | None = None) -> Any:
-    """The value as JSON has it: rows by their fields, or by `keys`; NaN and infinities, which it has not, as None."""
+    """Convert a value to JSON: rows by their fields, or only `keys`; NaN and infinities, which JSON lacks, to None."""
     match value:
         case float() if not math.isfinite(value):
             return None
@@ -412,7 +413,7 @@ def to_json(value: Any, keys: Sequence[str] | None = None) -> Any:
 
 
 def reported(value: Any) -> Any:
-    """The `KEYS` of a row, and of the rows in it, as JSON."""
+    """Convert a row and the rows in it to JSON, restricted to their `KEYS`."""
     if isinstance(value, list | tuple):
         return [reported(item) for item in value]
     if not hasattr(value, "KEYS"):
@@ -421,18 +422,18 @@ def reported(value: Any) -> Any:
 
 
 def dumps(row: Row) -> str:
-    """The row and its kind as text, for another process."""
+    """Serialise a row and its class name, for another process."""
     return json.dumps({type(row).__name__: to_json(row)})
 
 
 def loads(text: str) -> Row:
-    """The row that became a text."""
+    """Return the row that `dumps` serialised."""
     ((kind, data),) = json.loads(text).items()
     return from_json(_KINDS[kind], data)
 
 
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
-    """The row that was made JSON; raises TypeError where the data are none of this kind."""
+    """Return the row of class `kind` with these data; raises TypeError if they have a key that the class lacks."""
     hints = get_type_hints(kind)
     if unknown := data.keys() - hints.keys():
         raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
@@ -440,7 +441,7 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
 
 
 def _read(hint: Any, item: Any) -> Any:
-    """An item of JSON as the annotation has it."""
+    """Convert an item of JSON to the type of the annotation."""
     arguments = get_args(hint)
     match item:
         case dict() if dataclasses.is_dataclass(hint):

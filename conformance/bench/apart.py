@@ -1,4 +1,4 @@
-"""Jobs in; the rows that each makes in a process of its own, out: all are prepared at once, and timed in turns."""
+"""Run jobs in a process each: they compile concurrently, then take turns on the device to be timed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 import torch
 
-SECONDS = 900  # that one process may take between two rows
+SECONDS = 900  # time limit of a process between two rows
 
 Row = list[object]
-# Called when all is compiled: waits until everybody's is, and for its turn on the device.
+# Called by a job when it has compiled: waits until all jobs have, then returns the lock that guards the device.
 Turn = Callable[[], Any]
 
 
 class Job(Protocol):
-    """What a process is to do, as a value that can be sent to it."""
+    """The work of one process, as a value that can be pickled."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,10 @@ Work = Callable[[Any, Turn], Iterator[tuple[str, Row]]]
 def parser(
     package: str, about: str | None, does: str, known: Collection[str], timed: str, rivals: Collection[str]
 ) -> argparse.ArgumentParser:
-    """The options that commands over models share: which of the `known`, where, how large, raced against whom."""
+    """Return the argument parser shared by the commands that run models: names, device, size, seed and rivals.
+
+    `does` and `timed` complete the help texts; `known` are the names of models, `rivals` those of contestants.
+    """
     made = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
     made.add_argument("names", nargs="*", metavar="MODEL", help=f"models to {does}: {', '.join(known)} (default: all)")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -47,7 +50,7 @@ def parser(
 def parse(
     parser: argparse.ArgumentParser, words: Sequence[str] | None, known: Collection[str], rivals: Collection[str]
 ) -> argparse.Namespace:
-    """What is asked for, all models by default; ends with a message where one is not known, or there is no GPU."""
+    """Parse the arguments, with all models by default; an unknown model or a missing GPU is a usage error."""
     given = parser.parse_args(words)
     if unknown := set(given.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -59,9 +62,10 @@ def parse(
 
 
 def run(jobs: Sequence[Job], work: Work) -> list[dict[str, Row]]:
-    """The rows of each job by what they are; those called `problem` say what went wrong.
+    """Run the jobs; return for each its rows by kind. A row of the kind `problem` says what went wrong.
 
-    `work` is a function of a module. It yields its rows, and times within `with turn():`.
+    `work(job, turn)` must be a module-level function, as it is pickled. It yields pairs of kind and row, and must time
+    within `with turn():`.
     """
     context = multiprocessing.get_context("spawn")
     ready, lock = context.Barrier(len(jobs)), context.Lock()
@@ -91,7 +95,10 @@ def _one(job: Job, work: Work, ready: Any, lock: Any) -> dict[str, Row]:
 
 
 def _tell(tell: Any, job: Job, work: Work, ready: Any, lock: Any) -> None:
-    """What the process of a job does: the rows, or what went wrong; the others do not wait for it then."""
+    """Main function of a job's process: send its rows, or the error that ended it.
+
+    A job that never asked for its turn joins the barrier at its end, so that the others do not wait for it.
+    """
     waited = False
 
     def turn() -> Any:

@@ -1,7 +1,6 @@
-"""A case to time and how, both as JSON, in; one row out: our time beside PyTorch's, its interval, and a verdict.
+"""Run one benchmark in the child process: our time against PyTorch's, with an interval and a verdict.
 
-Runs in the child process.  Nothing is timed before our result has been compared and found stable, and the timed
-section alone holds the machine.
+Nothing is timed before our result has been checked and found stable. Only the timed section holds the machine lock.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from conformance.shapes.cases import BenchCase, Case
 from conformance.shapes.toml_values import CaseError
 
 Tensors = Sequence[torch.Tensor]
-# (ours, eager, a function that computes the reference in f64) -> (whether it is right, error over tolerance, message)
+# (our result, eager's, function that computes the f64 reference) -> (is it right, error over tolerance, message)
 Compare = Callable[[object, object, Callable[[], object]], tuple[bool, float, str]]
 Build = Callable[[str, Function, Tensors, str], Built]
 
 PROTOCOLS = {"quick": duel.QUICK, "full": duel.FULL}
-# The least effect that a verdict is about: quick runs see no less than this in their budget.
+# The margin around 1 that verdicts use: a smaller effect cannot be resolved within the time budget of the mode.
 MIN_EFFECT = {"quick": 0.05, "full": 0.02}
 IMPLAUSIBLE_SPEEDUP = 10.0
-# Time on other threads beyond this share escapes the clock of the one thread that is timed.
+# Process time over thread time; above this, a significant part of the work ran on threads that were not timed.
 STRAY_THREADS = 1.25
-# glibc's names for how much free memory it gives back, and for how many blocks it maps each on its own.
+# glibc's parameters: free memory at the top of the heap before it is returned; number of blocks allocated by mmap.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 KEPT_BYTES, MAPPED_BLOCKS = 1 << 30, 65536
 
 
 class Wrong(Exception):
-    """Our executable must not be timed: its result is wrong, unstable, or not its caller's to keep."""
+    """Our executable must not be timed: its result is wrong, not reproducible, or overwritten by a later call."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to time a case: `system` is raced against `vs`, or against what the case itself names."""
+    """How to time a case: `system` against the rivals `vs`, by default those that the case names."""
 
     target: str = "cpu"
     threads: int = 1
@@ -61,8 +60,8 @@ class Settings:
     vs: tuple[str, ...] | None = None
     seed: int = 0
     system: str = systems.OURS
-    stored: Stored | None = None  # the kernel to race besides
-    min_effect: float = 0.03  # beside its time, that is to be found
+    stored: Stored | None = None  # a baseline's kernel to race as well
+    min_effect: float = 0.03  # the smallest slowdown against the stored kernel to detect
 
     def __post_init__(self) -> None:
         if self.mode not in PROTOCOLS:
@@ -70,7 +69,8 @@ class Settings:
 
     @property
     def protocol(self) -> Protocol:
-        """On a GPU without bursts: none is disturbed there, and each would take a launch and a wait of its own."""
+        """The race's protocol; one burst per sample on a GPU, where other load does not disturb a burst and each
+        burst would cost a launch and a wait."""
         chosen = PROTOCOLS[self.mode]
         return replace(chosen, bursts=1) if self.clock_name == "device" else chosen
 
@@ -80,12 +80,12 @@ class Settings:
 
     @property
     def where(self) -> str:
-        """The device that the tensors are on."""
+        """The torch device of the tensors."""
         return "cuda" if device.here(self.target) else "cpu"
 
     @property
     def clock_name(self) -> str:
-        """A thread's own time ignores what else the machine does, but sees one thread alone."""
+        """The clock: device time; thread time, which excludes other load but covers one thread only; or wall time."""
         if self.where == "cuda":
             return "device"
         return "thread_time_ns" if self.threads == 1 and self.target.startswith("cpu") else "perf_counter_ns"
@@ -93,7 +93,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed: a function of its inputs, the weights that it holds, and its result in f64."""
+    """What is timed: a function, its inputs and weights, and a function that computes its result in f64."""
 
     function: Function
     inputs: Tensors
@@ -103,7 +103,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Contest:
-    """What races: ours first, then whoever could be built; `skipped` says why the others could not."""
+    """The contestants that could be built, ours first; `skipped` has the reason for each other one."""
 
     built: Mapping[str, Built]
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Contest:
 
 
 def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet = nullcontext) -> Timed:
-    """What a race of one case found out; whatever goes wrong is said in it."""
+    """Race one case and return the result; an error of any kind becomes its verdict and message."""
     case = cases.from_json(case_json)
     known = options.get("stored")
     settings = Settings(**{**options, "stored": Stored(**known) if known else None})
@@ -125,18 +125,18 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet =
             if cases.kind_of(settings.target) == "cuda" and settings.where == "cpu":
                 raise Wrong(f"no GPU of this machine runs code for {settings.target}")
             subject = prepare(case, settings.seed, settings.where)
-            # What an expression makes itself, such as a mask, must lie beside its inputs.
+            # Tensors that the case's expression creates, such as masks, must be on the device of its inputs.
             with torch.device("cuda") if settings.where == "cuda" else nullcontext():
                 build = systems.build if case.entry == "export" else _through_torch
                 row = measure(subject, vs, settings, quiet, oracle.quick_compare, build)
             budget = judge_budget(case.budget if isinstance(case, BenchCase) else {}, settings.target, row)
             return replace(row, budget=budget)
-        except Exception as error:  # a foreign function under test may raise anything; the row carries it
+        except Exception as error:  # the function under test may raise anything; the row reports it
             return failure(inputs.fault(case, settings.seed) or error)
 
 
 def _through_torch(name: str, function: Function, given: Tensors, target: str) -> Built:
-    """Ours as users have it."""
+    """Build a contestant, ours through `torch.compile` as users call it."""
     return (
         systems.build(name, function, given, target) if name != OURS else systems.through_torch(name, function, given)
     )
@@ -144,10 +144,10 @@ def _through_torch(name: str, function: Function, given: Tensors, target: str) -
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Let the memory of one call's outputs serve the next call, for every contestant and whatever ran before.
+    """Make glibc reuse the memory of outputs from call to call, for every contestant and regardless of what ran before.
 
-    By default glibc maps a block above 32 MiB anew in every call unless the heap happens to have a hole for it, and
-    the page faults take five times as long as a softmax: the same race gave 0.76 and 2.6.
+    By default glibc maps blocks above 32 MiB anew in every call, unless the heap happens to have a hole for them. The
+    page faults take five times as long as a softmax: the same race gave 0.76 and 2.6.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
@@ -163,17 +163,14 @@ def kept_memory() -> Iterator[None]:
 
 
 def prepare(case: Case, seed: int, where: str = "cpu") -> Subject:
-    """The case's function with its constant arguments inside, its inputs, and the reference over all its tensors.
-
-    All of it lies on the device `where`.
-    """
+    """Return the case's function with its constant arguments bound, its inputs and the reference, on device `where`."""
     tensors = {name: tensor.to(where) for name, tensor in inputs.make(case, seed).items()}
     function, arguments = inputs.bind(case, tensors)
     whole = inputs.function(case)
     for module in _modules(function):
         module.to(where)
     for module in _modules(whole):
-        module.to(where).double()  # its own copy of the weights, already rounded to the case's type
+        module.to(where).double()  # a separate copy of the weights, already rounded to the case's dtype
     weights = [tensor for module in _modules(function) for tensor in (*module.parameters(), *module.buffers())]
 
     def reference() -> object:
@@ -192,7 +189,7 @@ def measure(
     build: Build = systems.build,
     clock: Clock | None = None,
 ) -> Timed:
-    """Build every contestant, check ours, race them alone on the machine, and judge."""
+    """Build all contestants, check ours, race them while holding the machine lock, and return the judged row."""
     contest = assemble(subject, vs, settings, build)
     check(contest.built[OURS].call, subject, compare)
     if BASELINE in contest.built:
@@ -213,24 +210,24 @@ def measure(
 
 
 def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
-    """Ours must build; a rival that does not is left out, with its reason."""
+    """Build the contestants. Raises if eager or ours fails; a rival that cannot be built is skipped with the reason."""
     try:
         subject.function(*subject.inputs)
-    except Exception as error:  # whatever the case's own expression raises, before anybody else is blamed for it
+    except Exception as error:  # the case's expression itself fails: no contestant is to blame
         raise Wrong(f"eager itself fails: {_brief(error)}") from error
     built = {OURS: build(settings.system, subject.function, subject.inputs, settings.target)}
     skipped: dict[str, str] = {}
     for name in dict.fromkeys((EAGER, *vs)):
         try:
             built[name] = build(name, subject.function, subject.inputs, settings.target)
-        except Exception as error:  # any backend may be a rival, and may fail in its own way
+        except Exception as error:  # a rival may be any backend and raise anything
             skipped[name] = _brief(error)
     against, again = stored.contestant(settings.stored, built[OURS], subject.inputs)
     return Contest(built | ({BASELINE: again} if again else {}), skipped, against)
 
 
 def check(ours: Function, subject: Subject, compare: Compare) -> None:
-    """Raise Wrong unless our result is right, the same each time, and the caller's to keep."""
+    """Raise Wrong if ours changes its inputs, is wrong, differs between two calls, or reuses the memory of results."""
     held = (*subject.inputs, *subject.weights)
     copies = [tensor.clone() for tensor in held]
     first, second = ours(*subject.inputs), ours(*subject.inputs)
@@ -248,7 +245,7 @@ def check(ours: Function, subject: Subject, compare: Compare) -> None:
 
 
 def _stored_is_right(contest: Contest, subject: Subject, compare: Compare) -> Contest:
-    """The contest without a stored kernel whose result is wrong: its time says nothing."""
+    """Return the contest, without the stored kernel if its result is wrong, as its time would be meaningless."""
     made = contest.built[BASELINE].call(*subject.inputs)
     right, _, message = compare(made, subject.function(*subject.inputs), subject.reference)
     if right:
@@ -258,7 +255,7 @@ def _stored_is_right(contest: Contest, subject: Subject, compare: Compare) -> Co
 
 
 def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
-    """Times, and the speedup over the fastest rival with its interval and verdict."""
+    """Return the times, and the speedup over the fastest rival with its interval and verdict."""
     best = duel.fastest(samples, contest.rivals)
     over = {name: duel.ratio(samples, name, OURS) for name in contest.rivals}
     micros = {name: samples.median(name) * 1e6 for name in samples.names}
@@ -286,7 +283,7 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
 
 
 def suspicions(row: Timed, stray: float) -> list[str]:
-    """Reasons to doubt a time: too good to be true usually means that something was not measured, or not well."""
+    """Return reasons to doubt the row: an implausible speedup or share of the roofline, or work on other threads."""
     doubts = []
     speedup, share = row.speedup or 0.0, row.roofline or 0.0
     if speedup > IMPLAUSIBLE_SPEEDUP:
@@ -301,19 +298,19 @@ def suspicions(row: Timed, stray: float) -> list[str]:
 
 
 def judge_budget(budget: Mapping[str, Mapping[str, float]], target: str, row: Timed) -> tuple[Budget, ...]:
-    """Each limit that the case sets for this target: met, missed, or not proven because it lies in the interval."""
+    """Judge the limits that the case sets for this target; `unproven` means that the limit lies in the interval."""
     limits = [rule for selector, rules in budget.items() if cases.matches(selector, target) for rule in rules.items()]
     return tuple(judged for name, limit in limits if (judged := _judge(name, limit, row)))
 
 
 def failure(error: Exception) -> Timed:
-    """A row that has no times."""
+    """Return the row of a benchmark that failed with this error."""
     verdict = "unsupported" if isinstance(error, compiler.Unsupported) else "fail"
     return Timed(verdict=verdict, message=_brief(error))
 
 
 def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitness:
-    """Whether this machine can judge speed now: PyTorch's own kernels raced against themselves."""
+    """Race kernels of PyTorch against themselves to determine whether this machine can judge speed now."""
     settings = Settings(**options)
     x, y = torch.randn(2, 512, 512).to(settings.where)
     kernels: Mapping[str, Callable[[], object]] = {
@@ -332,7 +329,7 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
 
 
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
-    """The samples, and the process's time over the thread's where one thread's clock has been used, else 1."""
+    """Race ours and the rivals. Also returns process time over thread time if the thread's clock was used, else 1."""
     calls = {name: partial(contest.built[name].call, *arguments) for name in (OURS, *contest.rivals)}
     if settings.clock_name == "device" and clock is None:
         return _race_on_device(contest, calls, settings), 1.0
@@ -346,7 +343,7 @@ def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock
 
 
 def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]], settings: Settings) -> Samples:
-    """The samples of graphs of many calls, per call."""
+    """Race CUDA graphs that contain many calls each, and return the time per call."""
     graphs, copies = device.graphs(calls)
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
@@ -355,7 +352,7 @@ def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]],
 
 
 def _beside(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> Against:
-    """How ours does beside the stored kernel, in a race of the two alone: the others would take most of its rounds."""
+    """Race ours against the stored kernel alone, as other contestants would use up most of the time budget."""
     if BASELINE not in contest.built:
         return contest.against
     both = {name: contest.built[name].call for name in (OURS, BASELINE)}
@@ -367,7 +364,7 @@ def _beside(contest: Contest, arguments: Tensors, settings: Settings, clock: Clo
 
 
 def _walls(contest: Contest, arguments: Tensors) -> dict[str, float]:
-    """Microseconds of one call of each contestant, the wait for the device included."""
+    """Return the microseconds of one call of each contestant, including the wait for the device."""
     return {name: device.wall_seconds(partial(b.call, *arguments)) * 1e6 for name, b in contest.built.items()}
 
 
@@ -377,7 +374,7 @@ def _decided(samples: Samples, rivals: Sequence[str], settings: Settings) -> boo
 
 
 def _judge(name: str, limit: float, row: Timed) -> Budget | None:
-    """One limit; None for a limit that needs what this row has not, like a skipped rival."""
+    """Judge one limit; None if the row lacks the figure that it limits, for example because the rival was skipped."""
     rivals = {"min_speedup_eager": EAGER, "min_speedup_compile": COMPILE}
     figures = {"min_roofline": row.roofline, "max_compile_s": row.compile_seconds, "max_kernels": row.kernels}
     ends = row.ci
@@ -396,7 +393,8 @@ def _judge(name: str, limit: float, row: Timed) -> Budget | None:
 
 
 def _brief(error: Exception) -> str:
-    """The error on one line; torch puts the telling part of its messages anywhere but first."""
+    """Return the error on one line of at most 600 characters. It keeps all lines of the message: in torch's messages
+    the informative part is rarely the first line."""
     text = " ".join(str(error).split())
     text = text if len(text) <= 600 else text[:597] + "..."
     return text if isinstance(error, Wrong | CaseError | compiler.CompilerError) else f"{type(error).__name__}: {text}"
@@ -411,19 +409,19 @@ def _storages(result: object) -> set[int]:
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal in type, shape and every value, with NaN equal to NaN."""
+    """Return whether dtype, shape and all values are equal, with NaN equal to NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return torch.equal(a, b) or bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _modules(function: Function) -> list[torch.nn.Module]:
-    """The modules whose weights a case's function uses: itself, and those that its text names."""
+    """Return the modules whose weights a case's function uses: the function itself and those named in its text."""
     own = [function] if isinstance(function, torch.nn.Module) else []
     return [*own, *modules.of(function).values()]
 
 
 def _dominant_dtype(tensors: Tensors) -> torch.dtype:
-    """The type that most of the floating data has: its arithmetic rate is the limit."""
+    """Return the dtype of the largest floating-point tensor, whose arithmetic rate bounds the roofline."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return max(floating, key=lambda tensor: tensor.numel()).dtype if floating else torch.float32

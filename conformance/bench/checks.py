@@ -1,10 +1,10 @@
-"""Shape files in; what checking a program's data costs, a line a benchmark: its time over that of the unchecked text.
+"""Measure the cost of data checks (indices, targets, divisors): the time with checks over the time without.
 
-    python -m conformance.bench.checks [FILE …] [--only REGEX] [--target TARGET …] [--bar 3%]
+    python -m conformance.bench.checks [FILE …] [--only REGEX] [--target TARGET …] [--bar 0.03]
 
-Both texts are built by the same compiler and race in one process on one thread, round by round, on operands that take
-turns. Programs whose data cannot be wrong have equal texts and are left out. Without files, those of `checks.toml`
-beside this module are raced: each family of ops that takes indices, targets or integer divisors.
+Both texts are built by the same compiler and race in one process on one thread, round by round, on alternating copies
+of the operands. Programs without data checks have equal texts and are left out. The default file is `checks.toml`
+beside this module, which has a benchmark for each family of ops that takes indices, targets or integer divisors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BAR = 0.03
 
 
 def cost(case: BenchCase, target: str, bar: float, seconds: float, seed: int) -> duel.Ratio | None:
-    """The checked time over the unchecked one, raced until its side of the bar is known; None of equal texts."""
+    """Return the time with checks over that without, raced until decided against the bar; None for equal texts."""
     made = subject.prepare(case, seed)
     checked, unchecked = (_built(made, target, how) for how in ("async", "off"))
     if checked.source == unchecked.source:
@@ -55,7 +55,7 @@ def _ratio(samples: Samples) -> duel.Ratio:
 
 
 def said(found: duel.Ratio, bar: float) -> str:
-    """On which side of the bar the whole interval lies.
+    """Say on which side of the bar the whole interval lies, or "?" if it contains the bar.
 
     >>> [said(duel.Ratio(1.03, *ends, 60, 0.99), 0.03) for ends in ((1.0, 1.02), (1.05, 1.1), (1.01, 1.05))]
     ['within', 'over', '?']
@@ -64,7 +64,7 @@ def said(found: duel.Ratio, bar: float) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Race and say; 1 if the checks of any program surely cost more than the bar."""
+    """Race the benchmarks and print a line for each; returns 1 if the checks of any significantly exceed the bar."""
     parser = argparse.ArgumentParser(prog="python -m conformance.bench.checks")
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--only", default="", help="benchmarks whose id has this regular expression")

@@ -1,4 +1,4 @@
-"""Callables raced in one process, round by round, in; paired ratios with intervals and verdicts out."""
+"""Race callables in one process, round by round, and compare them by paired ratios with confidence intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATS_CAP = 1_000_000
 
 
 class Verdict(StrEnum):
-    """What a ratio of times says: the second contestant is faster than the first, slower, equal, or it is not known."""
+    """The verdict on the second contestant of a ratio of times, relative to the first."""
 
     FASTER = "FASTER"
     SLOWER = "SLOWER"
@@ -35,10 +35,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Protocol:
-    """How long a race runs: looks (in rounds), least length of a sample and budget (in clock ticks, ns).
+    """How long a race runs: the looks (numbers of rounds after which it is judged), and in ns of the clock the minimum
+    length of a sample and the budget.
 
-    A sample is as many as `bursts` of calls, of which the quickest counts: whatever else the machine does can only make
-    a burst longer, and most of it is over in a fraction of a millisecond. Calls that take long are a burst each.
+    A sample consists of up to `bursts` bursts of calls, of which the fastest counts: other load on the machine can only
+    make a burst longer, and most of it lasts a fraction of a millisecond. If calls are long, each is a burst.
     """
 
     looks: tuple[int, ...] = (20, 60, 180)
@@ -54,7 +55,7 @@ FULL = Protocol(sample_ns=4_000_000, budget_ns=4_000_000_000)
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds per call, a row per round and a column per contestant; `looks` is how often they may be judged."""
+    """Seconds per call, a row per round and a column per contestant; `looks` is the number of planned looks."""
 
     names: tuple[str, ...]
     seconds: NDArray[np.float64]
@@ -74,7 +75,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of one contestant over time of another: the median of the rounds' ratios and its confidence interval."""
+    """The time of one contestant over that of another: the median of the ratios per round, and its interval."""
 
     median: float
     low: float
@@ -84,13 +85,13 @@ class Ratio:
 
     @property
     def half_width(self) -> float:
-        """The smallest effect that this many rounds can tell from none, as a fraction."""
+        """The smallest effect that is distinguishable from none with these rounds, as a fraction."""
         return math.sqrt(self.high / self.low) - 1
 
 
 @dataclass(frozen=True)
 class Fitness:
-    """Whether this machine, now, tells equal code from different code: contestants raced against themselves."""
+    """The result of racing contestants against themselves: whether this machine can judge speed now."""
 
     fit: bool
     half_width: float
@@ -106,10 +107,11 @@ def race(
     decided: Callable[[Samples], bool] | None = None,
     alike: Collection[str] = (),
 ) -> Samples:
-    """Time every contestant once per round, in random order; stop at the first look at which `decided` says so.
+    """Time every contestant once per round, in random order; stop at the first look at which `decided` is true.
 
-    The looks are fixed before the first sample from the calibration alone, so that stopping cannot favour a side. Those
-    that are `alike` have samples of as many calls: the first call after another contestant's is slower than the rest.
+    The looks are fixed before the first sample, from the calibration alone, so that stopping early cannot favour a
+    side. The contestants in `alike` get the same number of calls per sample, because the first call after another
+    contestant's is slower than the rest.
     """
     names = tuple(contestants)
     calls = [contestants[name] for name in names]
@@ -132,16 +134,16 @@ def race(
 
 
 def plan(protocol: Protocol, round_ns: float) -> tuple[int, ...]:
-    """The looks that fit the budget when a round takes `round_ns`; always at least one, of `fewest_rounds`."""
+    """Return the looks that fit the budget if a round takes `round_ns`; at least one, of at least `fewest_rounds`."""
     affordable = max(protocol.fewest_rounds, int(protocol.budget_ns / max(round_ns, 1)))
     whole = tuple(look for look in protocol.looks if look <= affordable)
     last = min(affordable, protocol.looks[-1])
-    # A look a few rounds after the one before would cost confidence and bring no information.
+    # A last look only a few rounds after the previous one would cost confidence and add no information.
     return whole if whole and last < 1.5 * whole[-1] else (*whole, last)
 
 
 def ratio(samples: Samples, a: str, b: str, confidence: float = CONFIDENCE) -> Ratio:
-    """Time of `a` over time of `b`: above 1 means that `b` is the faster; the error is split evenly over the looks."""
+    """Return the time of `a` over that of `b`; above 1, `b` is faster. The error is split evenly among the looks."""
     logs = np.log(samples.of(a)) - np.log(samples.of(b))
     low, high, reached = interval(logs, 1 - (1 - confidence) / samples.looks)
     held = 1 - (1 - reached) * samples.looks
@@ -149,17 +151,17 @@ def ratio(samples: Samples, a: str, b: str, confidence: float = CONFIDENCE) -> R
 
 
 def interval(values: NDArray[np.float64], confidence: float) -> tuple[float, float, float]:
-    """Interval of the median by a circular block bootstrap, never narrower than the exact one from order statistics.
+    """Confidence interval of the median: circular block bootstrap, widened to the exact interval of order statistics.
 
-    The blocks keep neighbouring rounds together, because a disturbance lasts longer than a round.  Returns the ends
-    and the confidence reached, which is lower than asked when there are too few rounds.
+    Blocks keep neighbouring rounds together, because a disturbance lasts longer than a round. Returns the ends and the
+    confidence reached, which is lower than requested if there are too few rounds.
     """
     count = len(values)
     ordered = np.sort(values)
     rank, reached = _order_statistic_rank(count, confidence)
     low, high = float(ordered[rank]), float(ordered[count - 1 - rank])
     length = max(1, round(count ** (1 / 3)))
-    # A fixed seed: the same samples always give the same interval.
+    # The seed is fixed so that the same samples always give the same interval.
     starts = np.random.default_rng(0).integers(0, count, (RESAMPLES, -(-count // length)))
     indices = (starts[:, :, None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
     medians = np.median(values[indices], axis=1)
@@ -168,7 +170,7 @@ def interval(values: NDArray[np.float64], confidence: float) -> tuple[float, flo
 
 
 def verdict(measured: Ratio, min_effect: float) -> Verdict:
-    """FASTER or SLOWER (said of the ratio's second contestant) or SAME only when the whole interval says so."""
+    """Judge the second contestant of the ratio: FASTER, SLOWER or SAME if the whole interval says so, or AMBIGUOUS."""
     if measured.low > 1 + min_effect:
         return Verdict.FASTER
     if measured.high < 1 / (1 + min_effect):
@@ -178,9 +180,10 @@ def verdict(measured: Ratio, min_effect: float) -> Verdict:
 
 
 def chance_of_no_more(samples: Samples, a: str, b: str, effect: float) -> float:
-    """The chance of so many rounds in which `a` took longer than `b` by more than `effect`, if usually it does not.
+    """Return the p-value of the hypothesis that `a` is slower than `b` by at most `effect`, from a sign test.
 
-    A sign test, which needs nothing of the times but that rounds are alike; a look early on counts as all of them.
+    The test counts the rounds in which `a` took longer by more than `effect`, and assumes only that rounds are
+    identically distributed. It is multiplied by the number of planned looks (Bonferroni).
     """
     over = int((np.log(samples.of(a)) - np.log(samples.of(b)) > math.log1p(effect)).sum())
     tail: float = sum(math.comb(samples.rounds, k) for k in range(over, samples.rounds + 1)) / 2**samples.rounds
@@ -188,7 +191,7 @@ def chance_of_no_more(samples: Samples, a: str, b: str, effect: float) -> float:
 
 
 def discoveries(chances: Sequence[float], rate: float = 1 - CONFIDENCE) -> frozenset[int]:
-    """Which of many findings stand if no more than this share of those that do may be chance (Benjamini, Hochberg).
+    """Return the indices of the p-values that are significant at this false discovery rate (Benjamini-Hochberg).
 
     >>> sorted(discoveries([0.004, 0.2, 0.0001, 0.02]))
     [0, 2]
@@ -199,7 +202,7 @@ def discoveries(chances: Sequence[float], rate: float = 1 - CONFIDENCE) -> froze
 
 
 def fastest(samples: Samples, names: Sequence[str]) -> str:
-    """The contestant of `names` that wins most of its rounds, judged by the medians of the paired ratios."""
+    """Return the fastest contestant of `names` by the medians of the paired ratios."""
     best = names[0]
     for name in names[1:]:
         if float(np.median(np.log(samples.of(best)) - np.log(samples.of(name)))) > 0:
@@ -210,8 +213,8 @@ def fastest(samples: Samples, names: Sequence[str]) -> str:
 def aa_check(
     kernels: Contestants, clock: Clock, rng: np.random.Generator, min_effect: float, protocol: Protocol = FULL
 ) -> Fitness:
-    """Race each kernel against itself: a fit machine calls equal code the SAME."""
-    # One interval in a hundred excludes the truth by chance; the allowance is shared between the kernels.
+    """Race each kernel against itself; the machine is fit if all verdicts are SAME."""
+    # One interval in a hundred misses the true value by chance; this error is split among the kernels (Bonferroni).
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(kernels))
     ratios = {}
     for name, kernel in kernels.items():
@@ -224,7 +227,7 @@ def aa_check(
 
 
 def _complaint(name: str, measured: Ratio, min_effect: float) -> str | None:
-    # Not "excludes 1": a bias far below the effect that verdicts are about does no harm.
+    # An interval that excludes 1 is no complaint: a bias far below `min_effect` does no harm.
     if verdict(measured, min_effect) is Verdict.SAME:
         return None
     shown = f"{measured.median:.3f} [{measured.low:.3f}, {measured.high:.3f}]"
@@ -234,7 +237,7 @@ def _complaint(name: str, measured: Ratio, min_effect: float) -> str | None:
 def _round(
     calls: Sequence[Callable[[], object]], shapes: Sequence[tuple[int, int]], clock: Clock, rng: np.random.Generator
 ) -> list[float]:
-    """Of each contestant the quickest burst, per call."""
+    """Time every contestant once, in random order; return the time per call (in clock ticks) of its fastest burst."""
     times = [0.0] * len(calls)
     for side in rng.permutation(len(calls)):
         bursts, repeats = shapes[side]
@@ -250,9 +253,9 @@ def _elapsed(call: Callable[[], object], repeats: int, clock: Clock) -> int:
 
 
 def _calibrate(call: Callable[[], object], clock: Clock, sample_ns: int) -> float:
-    """Warm up, then what one call takes, of as many as about make a sample.
+    """Warm up and return the time of one call, measured over about half a sample or more.
 
-    The quicker of two tries: one that was disturbed would make all samples too short and the race, too.
+    The faster of two tries counts: a disturbed one would make all samples, and the race, too short.
     """
     call()
     repeats = 1
@@ -265,14 +268,17 @@ def _calibrate(call: Callable[[], object], clock: Clock, sample_ns: int) -> floa
 
 
 def _bursts(once: float, protocol: Protocol) -> tuple[int, int]:
-    """The bursts that make one sample long enough, and the calls of each."""
+    """Return the number of bursts in a sample and of calls in a burst, for calls of `once` ticks."""
     calls = max(1, min(REPEATS_CAP // protocol.bursts, math.ceil(protocol.sample_ns / protocol.bursts / once)))
     return min(protocol.bursts, max(1, math.ceil(protocol.sample_ns / (calls * once)))), calls
 
 
 @cache
 def _order_statistic_rank(count: int, confidence: float) -> tuple[int, float]:
-    """The rank r such that the r-th values from both ends hold the median with the confidence asked, or the ends."""
+    """Return the largest rank r such that the r-th values from both ends enclose the median with this confidence.
+
+    Also returns the confidence reached; if `count` is too small it is below `confidence`, and the rank is 0.
+    """
     tail, rank, reached = 0.0, 0, 1 - 2 * 0.5**count
     for r in range((count + 1) // 2):
         tail += math.comb(count, r) / 2**count
@@ -284,7 +290,7 @@ def _order_statistic_rank(count: int, confidence: float) -> tuple[int, float]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection would land on one contestant and cost it a millisecond."""
+    """Disable garbage collection: a collection takes a millisecond, which would count for one contestant."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Emitted texts in; what of them counts, what they include, and whether two are the same code, out."""
+"""Emitted texts: normalisation, the headers that they include, and a digest that is equal for equal code."""
 
 import hashlib
 import posixpath
@@ -15,12 +15,12 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n?', re.MULTILINE)
 _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 _FILE = re.compile(r"^// file (\S+)\n", re.MULTILINE)
 
-Headers = Mapping[str, str]  # what texts include, by the names by which they do
+Headers = Mapping[str, str]  # texts of headers by their names
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An emitted text, what it includes, and the name of the baseline that it is from."""
+    """An emitted text of a baseline, with the baseline's name and headers."""
 
     baseline: str
     text: str
@@ -28,7 +28,7 @@ class Stored:
 
 
 def normal(text: str) -> str:
-    """The text without comments but its head, without empty lines, its kernels numbered, no line folded.
+    """Normalise a text: drop comments except the head and empty lines, unfold lines, replace kernel names by numbers.
 
     >>> normal('// made by hand\\nstatic void add_3(float *x,\\n    int n) {  // one row\\n}\\n')
     'static void kernel0(float *x, int n) {\\n}'
@@ -43,22 +43,22 @@ def normal(text: str) -> str:
 
 
 def kernels(text: str) -> list[str]:
-    """The names of its kernels, in the order in which `normal` numbers them."""
+    """Return the names of the kernels, in the order in which `normal` numbers them."""
     return list(dict.fromkeys(_KERNEL.findall(_WRAPPED.sub(", ", bare(text)))))
 
 
 def bare(text: str) -> str:
-    """The text without comments and empty lines."""
+    """Return the text without comments and empty lines."""
     return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
 def packed(headers: Headers) -> str:
-    """All headers as one text."""
+    """Join the headers, without comments, to one text; `unpacked` is the inverse."""
     return "".join(f"// file {name}\n{bare(text)}\n" for name, text in sorted(headers.items()))
 
 
 def unpacked(text: str) -> dict[str, str]:
-    """The headers of such a text.
+    """Return the headers of a text made by `packed`.
 
     >>> unpacked(packed({"a.h": "int a;  // one", "b/c.h": "int c;"}))
     {'a.h': 'int a;\\n', 'b/c.h': 'int c;\\n'}
@@ -68,7 +68,7 @@ def unpacked(text: str) -> dict[str, str]:
 
 
 def included(text: str, headers: Headers) -> list[str]:
-    """The headers that a text includes, and those that they do, each where it comes first."""
+    """Return the names of the headers that a text includes, directly or indirectly, in the order of first inclusion."""
     found: dict[str, None] = {}
 
     def look(text: str, folder: str) -> None:
@@ -83,13 +83,13 @@ def included(text: str, headers: Headers) -> list[str]:
 
 
 def identity(text: str, headers: Headers) -> str:
-    """What texts share that are the same code, launched the same way: the digest of what counts of them."""
+    """Return the digest of the normalised text and its headers; it is equal for equal code launched the same way."""
     parts = [normal(text), *(bare(headers[name]) for name in sorted(included(text, headers)))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 def self_contained(text: str, headers: Headers) -> str:
-    """The text with its headers where it includes them."""
+    """Return the text with every known header inserted where it is first included."""
     seen: set[str] = set()
 
     def put(text: str, folder: str) -> str:
@@ -108,5 +108,5 @@ def self_contained(text: str, headers: Headers) -> str:
 
 
 def _resolved(name: str, folder: str, headers: Headers) -> str | None:
-    """The header that an #include within a folder names; None for one that is not ours."""
+    """Return the name of the header that an #include in `folder` refers to; None if it is not in `headers`."""
     return next((n for n in (posixpath.normpath(posixpath.join(folder, name)), name) if n in headers), None)

@@ -1,13 +1,14 @@
-"""Twins raced on this machine in; how often the rule for stored kernels calls them slower, and finds slower ones, out.
+"""Measure the false alarms and the statistical power of the rule for stored kernels (`stored.py`) on this machine.
 
     python -m conformance.bench.power record FILE.npz [SHAPES …] [--races N] [--first N] [--target T]
-    python -m conformance.bench.power judge FILE.npz [--runs N] [--effect 3%]
+    python -m conformance.bench.power judge FILE.npz [--runs N] [--effect 0.03]
 
-A twin is the same text, built and loaded a second time as a stored kernel is. `record` races the kernel of each
-benchmark against N twins, one after the other, in the protocol of `--mlcomp-bench quick`, all rounds. `judge`
-makes runs of these races: as they were, the n-th of each kernel in run n; then as many as are asked for, of rounds that
-are drawn in blocks from the races, since a disturbance lasts longer than a round. A run has every kernel once and is
-judged as the gate judges it. A planted slowdown multiplies the times of one kernel of a run, each of them in turn.
+A twin of a kernel is the same text, built and loaded a second time in the way that a stored kernel is. `record` races
+the kernel of each benchmark against N twins, one after the other, with the protocol of `--mlcomp-bench quick` for
+stored kernels and without stopping early. `judge` composes runs from these races; a run has one race of every kernel
+and is judged as a benchmark run is. First it judges the recorded runs (run n has the n-th race of each kernel), then
+`--runs` runs resampled from the recorded races in blocks of rounds, since a disturbance lasts longer than a round. A
+planted slowdown multiplies the times of one random kernel of a run; each of PLANTED is planted in turn.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from conformance.rows import BASELINE, OURS, Against
 from conformance.shapes.cases import BenchCase
 from conformance.shapes.files import below, benches, find_shapes, load
 
-Logs = NDArray[np.float64]  # of our time over the twin's, a row for each race and a column for each round
-BLOCK = 8  # neighbouring rounds that are drawn together
+Logs = NDArray[np.float64]  # log of our time over the twin's, a row for each race and a column for each round
+BLOCK = 8  # number of neighbouring rounds that are resampled together
 PLANTED = (0.03, 0.05, 0.10, -0.10)
 
 
 def record(cases: Sequence[BenchCase], races: int, target: str, file: Path) -> None:
-    """Keep the log ratios of every race that there is, by the id of its benchmark and the number of looks."""
+    """Write the log ratios of the races to the file, with the key "benchmark-id number-of-looks"."""
     found: dict[str, Logs] = {}
     for case in cases:
         settings = benchmark.Settings(target=target)
         try:
             with torch.no_grad(), benchmark.kept_memory(), ladder.threads(1):
                 rows, looks = _races(case, settings, races)
-        except Exception as error:  # whatever keeps one from running
+        except Exception as error:  # for example an unsupported op
             print(f"{case.id} left out: {type(error).__name__}: {error}"[:200], file=sys.stderr)
             continue
         found[f"{case.id} {looks}"] = rows
@@ -72,7 +73,7 @@ def _races(case: BenchCase, settings: benchmark.Settings, races: int) -> tuple[L
 
 
 def judged(logs: Sequence[float] | Logs, looks: int, effect: float) -> Against:
-    """What a race would have said that had these rounds, stopped at the look at which it is decided."""
+    """Judge the log ratios of one race, stopped at the first look at which the rule decides."""
     whole = np.exp(np.stack([np.asarray(logs), np.zeros(len(logs))], axis=1))
     for look in (*stored.LOOKS[: looks - 1], len(logs)):
         samples = Samples((OURS, BASELINE), whole[:look], (1, 1), looks)
@@ -82,7 +83,7 @@ def judged(logs: Sequence[float] | Logs, looks: int, effect: float) -> Against:
 
 
 def drawn(rows: Logs, rng: np.random.Generator) -> Logs:
-    """A race of as many rounds as one of these had, in blocks of one of them."""
+    """Resample one of the races, chosen at random, in blocks of BLOCK rounds; the result has as many rounds."""
     race: Logs = rows[rng.integers(len(rows))]
     starts = rng.integers(0, len(race), -(-len(race) // BLOCK))
     places = (starts[:, None] + np.arange(BLOCK)).ravel()[: len(race)]
@@ -91,7 +92,7 @@ def drawn(rows: Logs, rng: np.random.Generator) -> Logs:
 
 
 def verdicts(found: Sequence[Against]) -> list[str]:
-    """The verdicts of a run, of which those stand that the gate would let stand."""
+    """Return the verdicts of a run; SLOWER becomes AMBIGUOUS if it fails the correction for multiple tests."""
     stands = duel.discoveries([one.chance or 0.0 for one in found])
     return [
         one.verdict if one.verdict != Verdict.SLOWER or n in stands else str(Verdict.AMBIGUOUS)
@@ -100,7 +101,7 @@ def verdicts(found: Sequence[Against]) -> list[str]:
 
 
 def judge(races: dict[str, Logs], runs: int, effect: float) -> list[str]:
-    """A line for each kind of run: what was said of twins, and how often a planted effect was found."""
+    """Return a line for each kind of run: the counts of verdicts on twins and on kernels with a planted slowdown."""
     kernels = [(rows, int(key.rpartition(" ")[2])) for key, rows in races.items()]
     rng = np.random.default_rng(0)
     real = min(len(rows) for rows, _ in kernels)
@@ -129,7 +130,7 @@ def _counted(said: Iterable[str]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Record races, or judge them."""
+    """Run the command `record` or `judge`."""
     parser = argparse.ArgumentParser(prog="python -m conformance.bench.power")
     parser.add_argument("what", choices=("record", "judge"))
     parser.add_argument("file", type=Path)

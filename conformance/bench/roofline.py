@@ -1,7 +1,7 @@
-"""A function and its inputs in; the bytes and flops it cannot avoid, and the seconds this machine needs for them out.
+"""The roofline: the bytes and flops that a function cannot avoid, and the least time that this machine needs for them.
 
-The machine's limits are measured here, not taken from a data sheet: copy bandwidth by working set, because data that
-fits a cache is not bound by memory, and the best contraction rate by data type.  They are measured once per process.
+The limits of the machine are measured, once per process, not taken from a data sheet: bandwidth by size of the working
+set, because data that fits into a cache is not bound by memory, and the best rate of contractions by dtype.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conformance.judge import device
 
-# Working sets from the first level of cache to memory, in steps that show where each level ends.
+# Sizes of working sets in bytes, from the first-level cache to memory, in steps that resolve each cache level.
 WORKING_SETS = tuple(1 << power for power in range(14, 28))
 MEASURING_SECONDS = 0.02
-SAMPLE_SECONDS = 2e-4  # a thread's clock may stand still for shorter ones
+SAMPLE_SECONDS = 2e-4  # minimum length of a sample: the thread clock may not advance during a shorter one
 MATMUL_SIZE = 512
 CONVOLUTION_CHANNELS, CONVOLUTION_SIZE = 128, 32
 NARROW_DTYPES = frozenset({torch.bfloat16, torch.float16})
-# Above this share of the roofline a time is not explained by noise, or by how much of a working set stays in a cache.
+# A larger share of the roofline is not explained by noise or by the part of the working set that stays in a cache.
 PLAUSIBLE = 1.3
-EXACT = 1.05  # how well the roofline itself is known
-# These read as many bytes of their first tensor as they return, not all of it.
+EXACT = 1.05  # a share above this exceeds the accuracy of the measured roofline
+# Ops that read only as many bytes of their first tensor as they return.
 GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::take"})
 
 
@@ -38,7 +38,7 @@ Clock = Callable[[], float]  # seconds
 
 @dataclass(frozen=True)
 class Work:
-    """What any implementation must do: bytes of inputs read once plus outputs written once, and matmul-like flops."""
+    """What any implementation must do: bytes of inputs read once and outputs written once; flops of contractions."""
 
     bytes: int
     flops: int
@@ -46,21 +46,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Limits:
-    """What this machine reached: bytes per second (read plus written) by working set, and flops per second."""
+    """The measured limits: pairs of working set and bytes per second (read plus written), and flops per second."""
 
     bandwidth: tuple[tuple[int, float], ...]
     flops: float
 
     def bandwidth_at(self, size: int) -> float:
-        """The rate of a working set, between two that were measured by the logarithm of its size."""
+        """Return the bandwidth of a working set, interpolated over the logarithm of its size."""
         sizes, rates = np.array(self.bandwidth).T
-        # A smaller set is never slower: where it measured so, the calls were too short.
+        # A smaller set is never slower; where it was measured slower, the calls were too short.
         best = np.maximum.accumulate(rates[::-1])[::-1]
         return float(np.interp(np.log(max(size, 1)), np.log(sizes), best))
 
 
 def work(function: Callable[..., object], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] = ()) -> Work:
-    """Run the function once under two counters: bytes touched of each input and weight, and flops of contractions."""
+    """Run the function once and count the bytes read of inputs and weights, the bytes returned, and the flops."""
     reads = _Reads([*inputs, *weights])
     with reads, FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         outputs = function(*inputs)
@@ -68,17 +68,17 @@ def work(function: Callable[..., object], inputs: Sequence[torch.Tensor], weight
 
 
 def seconds(needed: Work, limits: Limits) -> float:
-    """The least time: bound by memory or by arithmetic, whichever takes longer."""
+    """Return the least time in seconds: the larger of the bounds by memory and by arithmetic."""
     return max(needed.bytes / limits.bandwidth_at(needed.bytes), needed.flops / limits.flops)
 
 
 def limits(threads: int, dtype: torch.dtype) -> Limits:
-    """The limits of this machine with so many threads; the caller holds the machine alone the first time."""
+    """Return the limits of this CPU with so many threads; the caller must hold the machine lock on the first call."""
     return Limits(_bandwidth(threads), _flops(threads, dtype))
 
 
 def device_limits(dtype: torch.dtype) -> Limits:
-    """The limits of the GPU: copies, and a large matrix product as PyTorch computes it."""
+    """Return the limits of the GPU: the bandwidth of copies and the rate of a large matmul of PyTorch."""
     return Limits(device.bandwidth(), device.flops(dtype))
 
 
@@ -89,15 +89,15 @@ def _bandwidth(threads: int) -> tuple[tuple[int, float], ...]:
 
 
 def _clock(threads: int) -> Clock:
-    """A thread's own time passes over what else the machine does."""
+    """Return the clock: for one thread its own time, which excludes other load on the machine."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
 def _copy_rate(size: int, clock: Clock) -> float:
-    """Bytes per second of a copy between two halves of the working set, call overhead spread over many rows."""
+    """Bytes per second of copying half of the working set to the other half; many rows per call amortise its cost."""
     half = size // 2 // 4
     rows = max(1, (1 << 20) // half)
-    # Rows that start 64 bytes apart overlap: the working set stays small however many rows one call copies.
+    # Rows start 64 bytes apart, so they overlap and the working set does not grow with the number of rows.
     step = 16
     pair = torch.zeros(2, half + rows * step)
     target, source = (part.as_strided((rows, half), (step, 1)) for part in pair)
@@ -105,7 +105,7 @@ def _copy_rate(size: int, clock: Clock) -> float:
 
 
 def _read_rate(size: int, clock: Clock) -> float:
-    """Bytes per second of a dot product of two halves of the working set."""
+    """Bytes per second of the dot product of the two halves of the working set."""
     count = size // 2 // 4
     x, y = torch.ones(2, count)
     return 4 * 2 * count / _least_seconds(lambda: torch.dot(x, y), clock)
@@ -113,7 +113,7 @@ def _read_rate(size: int, clock: Clock) -> float:
 
 @cache
 def _flops(threads: int, dtype: torch.dtype) -> float:
-    """The best rate of any way to compute: 16-bit kernels may compute in f32, f64 has half as many lanes as f32."""
+    """The best measured rate: 16-bit kernels may compute in f32, and f64 has half as many lanes as f32."""
     clock = _clock(threads)
     wide = max(_matmul_rate(torch.float32, clock), _convolution_rate(clock))
     if dtype is torch.float64:
@@ -127,7 +127,7 @@ def _matmul_rate(dtype: torch.dtype, clock: Clock) -> float:
 
 
 def _convolution_rate(clock: Clock) -> float:
-    """A second witness: PyTorch's matmul library uses half of the vector width of some CPUs, its convolutions all."""
+    """Flops per second of a convolution: on some CPUs PyTorch's matmuls use only half of the vector width."""
     channels, size = CONVOLUTION_CHANNELS, CONVOLUTION_SIZE
     image = torch.ones(1, channels, size, size).to(memory_format=torch.channels_last)
     kernel = torch.ones(channels, channels, 3, 3).to(memory_format=torch.channels_last)
@@ -150,7 +150,7 @@ def _least_seconds(call: Callable[[], object], clock: Clock) -> float:
 
 
 class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, per input storage, the most bytes that one operation reads of it, itself or through views."""
+    """Counts for each input storage the most bytes that a single op reads of it, directly or through views."""
 
     def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -182,7 +182,7 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 
 
 def _distinct_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the elements, one that stride 0 repeats counted once."""
+    """Bytes of the distinct elements: those repeated by stride 0 count once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or not size else 1
@@ -194,8 +194,11 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _attention_flops(causal_at: int) -> Callable[..., int]:
-    """How to count two contractions; a causal mask, which is argument number `causal_at`, lets an implementation skip
-    the half above the diagonal. Key and value may have fewer heads than the query: each serves several."""
+    """Return a function that counts the flops of the two contractions of attention.
+
+    A causal mask (argument number `causal_at`) halves the count, as the part above the diagonal can be skipped. Key and
+    value may have fewer heads than the query; then each serves several.
+    """
 
     def count(
         query: Sequence[int],

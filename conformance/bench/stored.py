@@ -1,22 +1,22 @@
-"""A kernel that was stored, and ours, in; the stored one built again as a contestant, and how ours compares, out.
+"""Rebuild a stored kernel of a baseline as a contestant, race ours against it, and judge the result.
 
 Both are built by the same compiler and race in one process, round by round, so that only the texts differ.
 
-**The rule.** Let e be the least effect that is to be found, r the true ratio of our time to that of the stored kernel.
-A rule that calls a kernel slower where the whole interval lies beyond 1 + e finds a slowdown of e in one of 200 races:
-half of the intervals around e begin below it. One that asks for an interval beyond 1 calls twins slower, for where a
-text is loaded and its operands lie makes equal code differ by parts of a percent, for sure and for no reason. So the
-bar stands between the two, as far from one as from the other: b = sqrt(1 + e).
+**The rule.** Let e be the smallest slowdown to detect (`--mlcomp-min-effect`), and r the true ratio of our time to that
+of the stored kernel. A rule that says SLOWER if the whole interval lies above 1 + e would detect a slowdown of e in one
+of 200 races: half of the error of the intervals is on that side. A rule that only requires an interval above 1 would
+call twins (equal code built twice) slower, because their times differ systematically by parts of a percent, depending
+on the addresses of code and operands. Therefore the bar b is the geometric mean of the two: b = sqrt(1 + e).
 
     SLOWER   the whole interval lies beyond b
     FASTER   the whole interval lies below 1 / b
     SAME     neither, and the whole interval lies within 1 / (1 + e) ... 1 + e
 
-The intervals of all looks of a race together miss r in at most 1 % of races, half of that on either side. Hence if
-r <= b, which holds of equal code with a bias of up to half the effect, SLOWER is said in at most 0.5 % of races; if
-r >= 1 + e, SAME is said in at most 0.5 %; and SLOWER is said of r = 1 + e as soon as half the width of the interval is
-below log(1 + e) / 2. Between b and 1 + e either may be said. Over a run the share of false ones among those that are
-called slower is kept by a test of its own, see `run/regressions.py`; a race goes on until that would hold as well.
+The intervals of all looks of a race together miss r in at most 1 % of races, half of that on either side. Hence, if
+r <= b, which includes equal code with a bias of up to half the effect, the verdict is SLOWER in at most 0.5 % of races.
+If r >= 1 + e, it is SAME in at most 0.5 %. If r = 1 + e, it is SLOWER as soon as half the width of the interval is
+below log(1 + e) / 2. For r between b and 1 + e, either is possible. The false discovery rate among all SLOWER verdicts
+of a run is controlled by a separate test (`run/regressions.py`); a race continues until it would pass that test too.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from conformance.judge.systems import Built
 from conformance.rows import BASELINE, OURS, Against
 from conformance.shapes.inputs import clone_storage
 
-FEWEST_ROUNDS = 20  # fewer could not stand among the many cases of a run
+FEWEST_ROUNDS = 20  # with fewer, no finding could survive the correction for the many cases of a run
 LOOKS = (20, 60, 180, 540, 1620)
-BUDGET_NS = 12_000_000_000  # what is undecided after so long stays so; most is decided at the first looks
-SETS = 3  # of operands, that take turns: where data lies should favour nobody
-MOST_BYTES = 1 << 28  # of operands that are worth copying
-STANDS = 1e-5  # a chance so small that a finding stands among the thousand benchmarks of a run
+BUDGET_NS = 12_000_000_000  # a race undecided by then stays AMBIGUOUS; most are decided at the first looks
+SETS = 3  # copies of the operands that alternate, so that no address of data favours a contestant
+MOST_BYTES = 1 << 28  # larger operands are not copied
+STANDS = 1e-5  # a p-value that is significant even among the thousand benchmarks of a run
 
 
 def contestant(stored: Stored | None, ours: Built, inputs: Sequence[torch.Tensor]) -> tuple[Against, Built | None]:
-    """The stored kernel as a contestant; none where there is nothing to race, and then why."""
+    """Rebuild the stored kernel as a contestant. Returns None with the reason if there is nothing to race."""
     made = ours.call
     if not isinstance(made, compiler.Executable):
         return Against(), None
@@ -62,18 +62,18 @@ def contestant(stored: Stored | None, ours: Built, inputs: Sequence[torch.Tensor
     try:
         again = compiler.rebuild(made, emitted.self_contained(stored.text, stored.headers))
         again(*inputs)
-    except Exception as error:  # a text of long ago: whatever keeps it from running is what is to be said
+    except Exception as error:  # an old text may fail to build or run in any way; the reason is reported
         return unbuilt(known, f"{type(error).__name__}: {error}"), None
     return known, Built(BASELINE, again)
 
 
 def unbuilt(known: Against, why: str) -> Against:
-    """The verdict on a stored kernel that cannot race."""
+    """Return the row of a stored kernel that cannot be raced."""
     return replace(known, verdict="unbuilt", why=" ".join(why.split())[:300])
 
 
 def longer(protocol: Protocol) -> Protocol:
-    """A protocol for races with a stored kernel."""
+    """Return the protocol for races against a stored kernel: more looks and a larger budget."""
     budget = max(BUDGET_NS, protocol.budget_ns)
     return replace(protocol, looks=LOOKS, budget_ns=budget, fewest_rounds=max(FEWEST_ROUNDS, protocol.fewest_rounds))
 
@@ -86,7 +86,7 @@ def race(
     protocol: Protocol,
     decided: Callable[[Samples], bool] | None = None,
 ) -> Samples:
-    """Two kernels raced with each other alone, on operands that take turns; without a clock on a GPU, by its time."""
+    """Race two kernels on alternating copies of the operands; `clock=None` means device time on a GPU."""
     calls, rng = taking_turns(both, operands), np.random.default_rng(seed)
     if clock is not None:
         return duel.race(calls, clock, rng, protocol, decided, calls)
@@ -98,11 +98,11 @@ def race(
 def taking_turns(
     calls: Mapping[str, Callable[..., object]], operands: Sequence[torch.Tensor]
 ) -> dict[str, Callable[[], object]]:
-    """Each call on the next of some copies of the operands, whoever made the call before.
+    """Return the calls bound to alternating copies of the operands; each call of any contestant takes the next copy.
 
-    All have the same copies: beside copies of its own, a twin took 2.5 % longer for whole races. And all are at the
-    same turn, so that each call finds what was used longest ago: where each had turns of its own, whoever came second
-    in a round had its operands in the cache, and times of equal code differed by up to 80 % in a round.
+    All contestants share the same copies: with copies of its own, a twin took 2.5 % longer for whole races. They also
+    share one turn counter, so that each call gets the copy used longest ago: with a counter each, the second contestant
+    of a round had its operands in the cache, and times of equal code differed by up to 80 % within a round.
     """
     size = sum(x.untyped_storage().nbytes() for x in operands)
     many = 1 if size > MOST_BYTES else SETS
@@ -117,12 +117,12 @@ def taking_turns(
 
 
 def bar(effect: float) -> float:
-    """The slowdown that a kernel called slower surely has: half of the effect that is to be found."""
+    """Return the slowdown that a SLOWER kernel significantly exceeds: half of the effect to detect."""
     return math.sqrt(1 + effect) - 1
 
 
 def verdict(found: duel.Ratio, effect: float) -> Verdict:
-    """What the time of a stored kernel over ours says of ours, by the rule of this module.
+    """Judge ours by the ratio of the stored kernel's time to ours, by the rule of this module.
 
     >>> intervals = (0.96, 0.98), (0.99, 1.02), (0.96, 1.0)
     >>> [str(verdict(duel.Ratio(1.0, *ends, 60, 0.99), 0.03)) for ends in intervals]
@@ -133,13 +133,13 @@ def verdict(found: duel.Ratio, effect: float) -> Verdict:
 
 
 def decided(samples: Samples, effect: float) -> bool:
-    """Whether more rounds would tell nothing new."""
+    """Return whether the verdict is known and, if it is SLOWER, significant among all benchmarks of a run."""
     said = verdict(duel.ratio(samples, BASELINE, OURS), effect)
     return said is not Verdict.AMBIGUOUS and (said is not Verdict.SLOWER or _chance(samples, effect) <= STANDS)
 
 
 def judge(samples: Samples, known: Against, effect: float) -> Against:
-    """How ours did: above 1 it is faster than what was stored."""
+    """Return the row of a race with a stored kernel; `speedup` above 1 means that ours is faster."""
     found = duel.ratio(samples, BASELINE, OURS)
     return replace(
         known,
@@ -153,5 +153,5 @@ def judge(samples: Samples, known: Against, effect: float) -> Against:
 
 
 def _chance(samples: Samples, effect: float) -> float:
-    """The chance of such samples if ours were slower by no more than the bar."""
+    """Return the p-value of the hypothesis that ours is slower by no more than the bar."""
     return duel.chance_of_no_more(samples, OURS, BASELINE, bar(effect))

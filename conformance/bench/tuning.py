@@ -1,7 +1,4 @@
-"""Shape files in; the fastest schedules found for the kernels of their benchmarks kept, and said a line a kernel.
-
-`mlcomp tune FILE …` runs it.
-"""
+"""`mlcomp tune FILE …`: search for the fastest schedules of benchmarks' kernels and store them."""
 
 from __future__ import annotations
 
@@ -21,25 +18,25 @@ from conformance.shapes.files import ShapeFileError, below, benches, load
 
 
 def chosen(files: Sequence[Path], target: str, only: str) -> list[BenchCase]:
-    """The benchmarks of shape files that a target times and whose id has what `only` looks for."""
+    """Return the benchmarks of shape files that run on the target and whose id contains a match of `only`."""
     cases = [case for path in below(files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
     return [case for case in cases if runs_on(case, target) and re.search(only, case.id)]
 
 
 def programs(cases: Sequence[BenchCase], seed: int) -> Iterator[tuple[Any, list[torch.Tensor]]]:
-    """The program of each benchmark with its inputs; what cannot be captured is named."""
+    """Yield the program and inputs of each benchmark; one that cannot be captured is reported on stderr and skipped."""
     for number, case in enumerate(cases, 1):
         print(f"{number} of {len(cases)}: {case.id}", file=sys.stderr, flush=True)
         try:
             made = subject.prepare(case, seed)
-        except Exception as problem:  # whatever torch says of it as well
+        except Exception as problem:  # torch may raise anything during capture
             print(f"{case.id}: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
             continue
         yield made.program, list(made.tensors)
 
 
 def main(words: Sequence[str]) -> int:
-    """Search: 0 when all went well, 1 where a kernel has no schedule after it, 130 for an interrupt."""
+    """Run the search; returns 0 if all went well, 1 if a kernel has a problem, 130 if interrupted."""
     parser = argparse.ArgumentParser(prog="mlcomp tune")
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--only", default="")

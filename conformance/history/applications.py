@@ -1,9 +1,9 @@
-"""A case in; every pass application of this process's compiler on the way to its text out, as JSON.
+"""Write every pass application of lowering a case with this process's compiler, as JSON.
 
     python -m conformance.history.applications FILE CASE TARGET OUT [--steps FILE] [--judge SEED]
 
-Started with the compiler of a revision. `--steps` has schedules to take instead, as `schedules` of an answer has them;
-`--judge` runs every stage, and names the first that is wrong and the pass to blame.
+A bisection starts it with the compiler of a revision. `--steps` reads schedules to use, in the format of `schedules` in
+the output. `--judge` also runs every stage and adds the first bad stage and the pass to blame.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from conformance.shapes import cases
 
 
 def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any]:
-    """The applications with the texts after them, the schedules, and the emitted text; or the error."""
+    """Return the applications with the text after each, the schedules and the emitted text; or the error."""
     (found,) = texts.named([file], [case])
     made: list[compiler.Application] = []
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any
         text = lowering.stages[compiler.stages(machine)[-1]]
         answer["text"], answer["kernels"] = normal(text), kernels(text)
         answer["schedules"] = compiler.show_schedules(lowering.schedules)
-    except Exception as error:  # what a revision makes of it is the answer
+    except Exception as error:  # a failure of the revision's compiler is part of the answer
         answer["error"] = f"{type(error).__name__}: {error}"
     answer["applications"] = [
         {"number": a.number, "name": a.name, "pass": a.part_of or a.name, "stage": a.stage, "text": _shown(a)}
@@ -47,12 +47,12 @@ def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any
 
 
 def _shown(a: compiler.Application) -> str:
-    """The text after an application."""
+    """Return the text of the program after an application."""
     return a.after if isinstance(a.after, str) else compiler.IRS[a.stage].show(a.after)
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the record."""
+    """Write the record to OUT."""
     parser = argparse.ArgumentParser(prog="python -m conformance.history.applications", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("case")

@@ -1,12 +1,12 @@
-"""The benchmarks of a run in; a folder with what it takes to race them again, and back.
+"""Baselines: a folder with the emitted kernels of benchmarks and what is needed to race them again.
 
     baseline.json      the environment, the tier, the verdict of every case
-    kernels/CASE.cu    the emitted text: its head says how it is launched, its comments how it is scheduled
-    kernels/CASE.json  its digest, which headers it includes, samples of it and times of the others
-    headers/DIGEST.txt what texts include, once for all that include the same
+    kernels/CASE.cu    the emitted text; its head states the launch, its comments the schedule
+    kernels/CASE.json  its digest, the digest of its headers, its samples, and times of the rivals
+    headers/DIGEST.txt the included headers, stored once for all texts that share them
 
-Keys are sorted and figures short, so that two baselines can be read side by side. A folder is made beside the old one
-and takes its place by renaming, so it is whole whenever it is there.
+Keys are sorted and numbers are short, so that two baselines can be diffed. A new folder is written beside the old one
+and renamed to its place, so that a baseline is always complete.
 """
 
 import hashlib
@@ -29,28 +29,28 @@ from conformance.shapes.cases import kind_of
 
 INDEX = "baseline.json"
 SCHEMA = 1
-DIGITS = 4  # of a sample
+DIGITS = 4  # significant digits of a sample
 SUFFIXES = {"cpu": ".cpp", "cuda": ".cu"}
 
 
 class BaselineError(Exception):
-    """There is no such baseline, or it cannot be read or written."""
+    """The baseline does not exist, or cannot be read or written."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Stored kernels: those of a folder, or texts of a revision, of which there are no times."""
+    """Stored kernels: those of a folder, or the texts (`record`) emitted by a revision, without times."""
 
     name: str
     folder: Path | None = None
     record: texts.Record | None = None
 
     def stored(self, row: rows.Item) -> Stored | None:
-        """The kernel of a benchmark, if there is one."""
+        """Return the stored kernel of a benchmark, or None."""
         if self.record is not None:
             text = self.record.get(f"{row.target} {row.id}")
             headers = self.record.get(f"{kind_of(row.target)} {texts.HEADERS}")
-            # What a compiler refused is recorded as what it said.
+            # If the compiler refused the case, the record has its message instead of a text.
             known = text is not None and headers is not None and text.startswith("// ")
             return Stored(self.name, text or "", emitted.unpacked(headers or "")) if known else None
         entry = self.entry(row)
@@ -60,18 +60,18 @@ class Baseline:
         return Stored(self.name, _read(self.folder / "kernels" / entry["text"]), emitted.unpacked(headers))
 
     def entry(self, row: rows.Item) -> dict[str, Any] | None:
-        """What is known of the kernel of a benchmark besides its text."""
+        """Return the stored `.json` entry of a benchmark, or None."""
         path = self.folder / "kernels" / f"{slug(row)}.json" if self.folder else None
         return json.loads(_read(path)) if path is not None and path.is_file() else None
 
     def verdicts(self) -> Mapping[str, str]:
-        """The verdicts of cases then, by name."""
+        """Return the stored verdicts of cases by their names."""
         found: dict[str, str] = json.loads(_read(self.folder / INDEX))["cases"] if self.folder else {}
         return found
 
 
 def slug(row: rows.Item) -> str:
-    """The name of a case's files.
+    """Return the file name of a case, without suffix.
 
     >>> slug(rows.Item(id="a[N4-dim_m1.f32]", file="shapes/x.toml", suite="x", op="a", target="cpu", dtype="f32"))
     'x.a_N4-dim_m1.f32-cpu'
@@ -81,12 +81,15 @@ def slug(row: rows.Item) -> str:
 
 
 def named(row: Check) -> str:
-    """The name of a case among others of a run."""
+    """Return the name of a case that is unique within a run."""
     return f"{row.file}::{rows.name(row)}"
 
 
 def find(asked: str, reports: Path, here: Path, lowered: revisions.Asked) -> Baseline:
-    """The baseline of a folder, of a name among the reports of a device, or of a revision, whose texts are lowered."""
+    """Return the baseline `asked`: a folder, a name in `reports`, or a git revision, whose texts are lowered now.
+
+    Raises BaselineError if it is none of these.
+    """
     for folder in (here / asked, reports / asked):
         _settle(folder)
         if (folder / INDEX).is_file():
@@ -104,9 +107,10 @@ def find(asked: str, reports: Path, here: Path, lowered: revisions.Asked) -> Bas
 def save(
     folder: Path, cases: Sequence[Check], benches: Sequence[Bench], facts: Mapping[str, Any], headers: Mapping[str, str]
 ) -> int:
-    """Store the kernels of a run, beside those of its folder that it has not timed; how many are there then.
+    """Store the kernels of a run and keep the other entries of the folder; returns the number of entries.
 
-    `headers` has for each kind of target what its texts include, packed.
+    `headers` maps each kind of target to its headers, joined by `emitted.packed`. Raises BaselineError if it cannot be
+    written; the folder is unchanged then.
     """
     _settle(folder)
     verdicts = {named(row): row.verdict for row in cases}
@@ -128,7 +132,7 @@ def save(
             os.sync()
             before = _before(folder)
             if folder.exists():
-                shutil.rmtree(before, ignore_errors=True)  # what a run that was killed had not wholly removed
+                shutil.rmtree(before, ignore_errors=True)  # a killed run may have left it
                 os.replace(folder, before)
             os.replace(made, folder)
             shutil.rmtree(before, ignore_errors=True)
@@ -138,7 +142,7 @@ def save(
 
 
 def drift(row: Bench, entry: Mapping[str, Any] | None) -> dict[str, float]:
-    """How the times of others have changed beside the same code of ours: a factor for each that is known of both."""
+    """Return, if our code is unchanged, for each rival the factor by which its time relative to ours has changed."""
     then = (entry or {}).get("us", {})
     if row.against.why != "equal code" or OURS not in then or not row.ours_us:
         return {}
@@ -173,7 +177,7 @@ def _before(folder: Path) -> Path:
 
 
 def _settle(folder: Path) -> None:
-    """Put back what a run that was killed between two renamings had moved away."""
+    """Restore the folder if a run was killed between moving it away and moving the new one to its place."""
     if _before(folder).is_dir() and not folder.exists():
         os.replace(_before(folder), folder)
 
@@ -183,7 +187,7 @@ def _short(value: float) -> float:
 
 
 def _json(value: Any) -> str:
-    """Sorted, a line for each entry, but lists of figures on one line."""
+    """Format as JSON with sorted keys, one entry per line, and each list of numbers on one line."""
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
     return re.sub(r"\[[\d\s.,e+-]*\]", lambda m: " ".join(m[0].split()), text) + "\n"
 

@@ -1,11 +1,11 @@
-"""A case, a revision where it was good and one where it is not in; the commit, and the pass or steps of it, out.
+"""`mlcomp bisect`: find the commit that made a case wrong or slow, and in it the pass, schedule steps and kernels.
 
     mlcomp bisect shapes/mine.toml::scaled_tanh[...] --good v1 --bad HEAD --speed
 
-Commits are told apart by what they emit for the case, which needs no run; only texts that differ are built and judged,
-each once. What is not sure is not guessed: a commit that cannot be judged is left out, and named if the answer hangs on
-it. Exit status: 0 for an answer, 1 where there is none. With `--check` the working tree alone is judged, in the way of
-`git bisect run`: 0 good, 1 bad, 125 cannot be told.
+Each commit is identified by the text that it emits for the case, which needs no execution. Only distinct texts are
+built and judged, each once. A commit that cannot be judged is skipped, and named if the answer depends on it. The exit
+status is 0 for an answer, 1 for none. With `--check` only the working tree is judged, with the exit statuses of
+`git bisect run`: 0 good, 1 bad, 125 cannot be judged.
 """
 
 import argparse
@@ -30,21 +30,21 @@ from conformance.report import writer
 from conformance.shapes.cases import Case, kind_of, to_json
 
 TRIAL = "conformance.history.trial"
-SECONDS = 300.0  # of one judgement
-ERROR = 0.01  # the chance that any judgement of speed of a whole search is wrong
-LEAST = 0.03  # a slowdown below this is none
+SECONDS = 300.0  # time limit of judging one text
+ERROR = 0.01  # probability that any judgement of speed in a whole search is wrong
+LEAST = 0.03  # the smallest slowdown that is searched for
 GOOD, BAD, SKIP = "good", "bad", "skip"
 LEVELS = ("commit", "pass", "step", "kernel")
-CANNOT_TELL = 125  # as `git bisect run` has it
+CANNOT_TELL = 125  # tells `git bisect run` to skip the commit
 
 
 class Inconclusive(Exception):
-    """There is no answer, and why."""
+    """The search has no answer; the message says why."""
 
 
 @dataclass
 class Search:
-    """What is asked, and what is known so far; that is kept in `state` as the search goes on."""
+    """The question and the mutable state of a search, which is saved in the file `state` after each judgement."""
 
     repo: Path
     file: Path
@@ -55,18 +55,21 @@ class Search:
     state: Path
     child: Executor
     tell: Callable[[str], None]
-    judged: dict[str, Any] = field(default_factory=dict)  # of an identity: its verdict, and why
+    judged: dict[str, Any] = field(default_factory=dict)  # identity of a text -> (verdict, reason)
     probes: int = 1
     bar: float = 0.0
     reference: dict[str, Any] = field(default_factory=dict)  # the good text, with its headers
 
     @property
     def asked(self) -> Asked:
-        """The case on its target, of which texts are wanted."""
+        """The request for the texts of the case on its target."""
         return Asked((self.file,), (self.target,), only=(self.case.id,))
 
     def text(self, at: Revision) -> tuple[str, dict[str, Any]]:
-        """The identity of what a revision emits for the case, and the text with its headers; raises Inconclusive."""
+        """Return the identity of the text that a revision emits for the case, and the text with its headers.
+
+        Raises Inconclusive if the revision emits none.
+        """
         (record,) = revisions.records([at], self.asked, 1)
         text = record.get(f"{self.target} {self.case.id}") or record.get(f"capture {self.case.id}") or ""
         packed = record.get(f"{kind_of(self.target)} {texts.HEADERS}")
@@ -76,14 +79,14 @@ class Search:
         return emitted.identity(text, headers), {"text": text, "headers": headers}
 
     def commit(self, name: str) -> str:
-        """Whether a commit is good, as far as that can be told."""
+        """Judge a commit: GOOD, BAD, or SKIP if it cannot be judged."""
         try:
             return self.verdict(*self.text(revisions.find(self.repo, name)))
         except (Inconclusive, RevisionError):
             return SKIP
 
     def verdict(self, identity: str, text: dict[str, Any]) -> str:
-        """Whether a text is good, judged once."""
+        """Judge a text, or return the earlier verdict on the same identity."""
         if identity not in self.judged:
             self.judged[identity] = self._speed(text) if self.slow else self._value(text)
             self.keep()
@@ -107,7 +110,7 @@ class Search:
         return (BAD if found[1] > self.bar else GOOD if found[2] < self.bar else SKIP), said
 
     def ratio(self, text: dict[str, Any], bar: float) -> tuple[float, float, float] | str:
-        """The time of a text over that of the good one, and its interval; or why it is not known."""
+        """Return the time of a text over that of the good one with its interval, or the reason why there is none."""
         reply = self.child.call(
             f"{TRIAL}:speed", to_json(self.case), self.target, self.reference, text, self.seed, bar,
             1 - ERROR / self.probes, timeout=SECONDS, hold="exclusive",
@@ -115,7 +118,7 @@ class Search:
         return tuple(reply.value) if reply.status is Status.DONE else f"{reply.status}: {reply.message}"
 
     def keep(self) -> None:
-        """Write down what is known, for a search that is begun again."""
+        """Save the state, so that an interrupted search can continue."""
         known = {"judged": self.judged, "bar": self.bar, "reference": self.reference}
         writer.write(self.state.parent, {self.state.name: json.dumps(known, indent=1, sort_keys=True) + "\n"})
 
@@ -123,9 +126,9 @@ class Search:
 def commits(
     names: Sequence[str], judge: Callable[[str], str], tell: Callable[[str], None]
 ) -> tuple[int, int, list[int]]:
-    """The places of the last good and the first bad of some commits, and of those between that cannot be judged.
+    """Bisect; return the indices of the last good and the first bad commit, and of skipped commits between them.
 
-    The first is good and the last is bad.
+    The first commit must be good and the last one bad.
     """
     low, high = 0, len(names) - 1
     left_out: set[int] = set()
@@ -143,8 +146,11 @@ def commits(
 
 
 def begin(search: Search, good: Revision, bad: Revision) -> str:
-    """Judge both ends, which must be what they are called; what is wrong with the bad one. Raises Inconclusive."""
-    revisions.records([good, bad], search.asked, 2)  # at once
+    """Judge both ends and return what is wrong with the bad one.
+
+    Raises Inconclusive if the ends emit the same code or are not as good and as bad as claimed.
+    """
+    revisions.records([good, bad], search.asked, 2)  # lower both concurrently
     first, text = search.text(good)
     last, other = search.text(bad)
     if first == last:
@@ -166,14 +172,14 @@ def begin(search: Search, good: Revision, bad: Revision) -> str:
                 else "its time is {:.3f} [{:.3f}, {:.3f}] of the good one's".format(*found)
             )
             raise Inconclusive(f"{bad.name} is not slower by {LEAST:.0%} for sure: {said}")
-        search.bar = math.sqrt(found[0])  # what lies between is as far from either
+        search.bar = math.sqrt(found[0])  # the geometric mean of the good and the bad end
         search.judged |= {first: (GOOD, "the good one"), last: (BAD, "{:.3f} [{:.3f}, {:.3f}]".format(*found))}
         search.keep()
     return f"its time is {search.judged[last][1]} of that of the good one"
 
 
 def inside(search: Search, good: Revision, bad: Revision, by: Sequence[str]) -> Culprit:
-    """The pass, and the steps of schedules, by which two neighbouring revisions part."""
+    """Find the first pass application in which two adjacent revisions differ, and the steps and kernels to blame."""
     before, after = _applications(search, (good, bad))
     found = parting(before, after)
     if "kernel" in by:
@@ -195,7 +201,7 @@ def inside(search: Search, good: Revision, bad: Revision, by: Sequence[str]) -> 
 
 
 def _kernels(search: Search, good: Revision, bad: Revision, names: Sequence[str]) -> list[str]:
-    """The kernels of a program that alone make it wrong or slow, by the names that they have now."""
+    """Return the kernels that suffice to make the program wrong or slow, by their present names."""
     (_, text), (_, other) = search.text(good), search.text(bad)
     headers = other["headers"]
     if text["headers"] != headers:
@@ -207,14 +213,17 @@ def _kernels(search: Search, good: Revision, bad: Revision, names: Sequence[str]
 
     numbered = least_kernels(text["text"], other["text"], worse)
     found = []
-    for name in numbered:  # of a kernel as texts number it, or of a function of its loops
+    for name in numbered:  # kernelN of a normalised text, or a function for loops of a kernel
         of = re.fullmatch(r"kernel(\d+)", name)
         found.append(names[int(of[1])] if of else next((kernel for kernel in names if name.startswith(kernel)), name))
     return list(dict.fromkeys(found))
 
 
 def _applications(search: Search, every: Sequence[Revision], steps: str = "") -> list[dict[str, Any]]:
-    """What the compilers of some revisions do, at the same time; the last one's stages are judged for what is wrong."""
+    """Run `applications` with the compilers of some revisions concurrently, optionally with given schedules.
+
+    In a search for a wrong value without given schedules, it also judges the stages of the last revision.
+    """
     with contextlib.closing(scratch.make()) as own:
         given = own.folder / "steps"
         given.write_text(steps, encoding="utf-8")
@@ -233,7 +242,7 @@ def _applications(search: Search, every: Sequence[Revision], steps: str = "") ->
 def answer(
     search: Search, names: Sequence[str], found: tuple[int, int, list[int]], what: str, by: Sequence[str]
 ) -> str:
-    """The last paragraph: who it was, what changed, how to see it."""
+    """Return the answer: the commit, what is wrong, and the pass, steps and kernels to blame."""
     low, high, unsure = found
     before, after = (revisions.find(search.repo, names[n]) for n in (low, high))
     lines = [
@@ -252,7 +261,7 @@ def answer(
 
 
 def main(words: Sequence[str]) -> int:
-    """Search, and print the answer."""
+    """Search and print the answer; returns the exit status."""
     given = _parser().parse_args(words)
     search = None
     try:
@@ -261,7 +270,7 @@ def main(words: Sequence[str]) -> int:
             return _check(search, given.good)
         names = revisions.between(search.repo, given.good, "HEAD" if given.bad == NOW else given.bad)
         names += [NOW] if given.bad == NOW else []
-        search.probes = 2 + math.ceil(math.log2(len(names))) + 16  # with what steps and kernels may take
+        search.probes = 2 + math.ceil(math.log2(len(names))) + 16  # 16 for searching steps and kernels
         what = begin(search, *(revisions.find(search.repo, names[n]) for n in (0, -1)))
         found = commits(names, search.commit, search.tell) if "commit" in given.by else (0, len(names) - 1, [])
         print(answer(search, names, found, what, given.by))
@@ -276,7 +285,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _check(search: Search, good: str) -> int:
-    """Whether the working tree is good, for `git bisect run`."""
+    """Judge the working tree; returns an exit status for `git bisect run`."""
     identity, text = search.text(revisions.find(search.repo, NOW))
     if search.slow:
         known, search.reference = search.text(revisions.find(search.repo, good))

@@ -1,13 +1,12 @@
-"""The runs of a device in; since which of them a kernel is slower or faster for good, as a table, out.
+"""`mlcomp history`: detect the run since which a kernel is lastingly slower or faster (change point detection).
 
     mlcomp history reports/history/<device>.jsonl
 
-A gate compares two kernels and lets pass what is below its least effect; ten of those are a slowdown. Here the whole
-series of a kernel is looked at: its speedup over eager, which ran in the same rounds, so that the hour and the machine
-cancel. In a series without a change every order of its values is as likely as any other. The place that parts it best
-is that with the largest difference of mean ranks over its standard deviation; the chance of one as large is counted
-over random orders. Of all kernels those stand of which at most 1 % are chance (Benjamini and Hochberg), and both parts
-of such a series are looked at in the same way.
+A comparison with a baseline passes slowdowns below its threshold, and ten of those add up. This looks at the whole
+series of a kernel's speedups over eager, which runs in the same rounds, so that machine and time of day cancel. Without
+a change, all permutations of a series are equally likely. The best split is the one with the largest difference of mean
+ranks in units of its standard deviation; its p-value is estimated from random permutations. Over all kernels the false
+discovery rate is limited to 1 % (Benjamini-Hochberg). Both parts of a split series are searched in the same way.
 """
 
 import argparse
@@ -27,15 +26,18 @@ from conformance.report.writer import geomean
 from conformance.rows import EAGER, Columns
 
 Values = NDArray[np.float64]
-RATE = 0.01  # of those that are named, the share that may be chance
-ORDERS = 20_000  # that a chance is counted over
-SHORTEST = 3  # runs on either side of a change
+RATE = 0.01  # false discovery rate
+ORDERS = 20_000  # random permutations for a p-value
+SHORTEST = 3  # fewest runs on either side of a change
 ALL = "geometric mean of all"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A kernel that from one run on is `ratio` times as fast as in the runs before; `same` code, so others changed."""
+    """Since the run `since` a kernel is `ratio` times as fast as before; `chance` is the p-value.
+
+    `same` means that its code is equal, so that something else has changed.
+    """
 
     name: str
     ratio: float
@@ -56,7 +58,7 @@ COLUMNS: Columns = {
 
 
 def split(values: Values, rng: np.random.Generator) -> tuple[int, float]:
-    """Where a series parts best, and the chance that one without a change would part as well.
+    """Return the index of the best split of a series, and its p-value; (0, 1.0) if the series is too short.
 
     >>> split(np.array([1.0] * 9 + [1.1] * 9) + np.arange(18) % 3 / 100, np.random.default_rng(0))[0]
     9
@@ -74,12 +76,12 @@ def split(values: Values, rng: np.random.Generator) -> tuple[int, float]:
     found = best(ranks)
     orders: Values = rng.permuted(np.tile(ranks, (ORDERS, 1)), axis=1)
     others = best(orders).max(axis=1)
-    # The order that was found is one of them: no chance is 0.
+    # The observed order counts as one of the permutations, so that no p-value is 0.
     return int(places[found.argmax()]), float((1 + (others >= found.max() - 1e-9).sum()) / (1 + ORDERS))
 
 
 def changes(entries: Sequence[Entry]) -> list[Change]:
-    """What changed for good, the largest slowdown first."""
+    """Return the lasting changes, the largest slowdown first."""
     rng = np.random.default_rng(0)
     named = _series(entries)
     first = {name: split(values, rng) for name, (_, values) in named.items()}
@@ -94,7 +96,7 @@ def changes(entries: Sequence[Entry]) -> list[Change]:
 def _within(
     name: str, entries: Sequence[Entry], values: Values, parted: tuple[int, float], rng: np.random.Generator
 ) -> list[Change]:
-    """The change at a place, and those in the parts on either side of it."""
+    """Return the change at the split `parted`, and recursively those in the parts on either side."""
     at, chance = parted
     ratio = math.exp(float(np.median(values[at:]) - np.median(values[:at])))
     codes = {entry.benches.get(name, {}).get("code") for entry in entries[at - 1 : at + 1]}
@@ -107,12 +109,12 @@ def _within(
 
 
 def _series(entries: Sequence[Entry]) -> Mapping[str, tuple[list[Entry], Values]]:
-    """Of each kernel the runs that timed it beside eager, and the logarithms of its speedups."""
+    """Return for each kernel the runs that timed it against eager, and the logarithms of its speedups."""
     found: dict[str, tuple[list[Entry], list[float]]] = {}
     for entry in entries:
         speedups = {name: one["over"][EAGER] for name, one in entry.benches.items() if one["over"].get(EAGER)}
         mean = geomean(list(speedups.values()))
-        # The mean is of the same kernels throughout, or it would say what was added to the suite.
+        # Only runs with the kernels of the last run have a mean; else additions to the suite would look like changes.
         whole = mean if entry.benches.keys() == entries[-1].benches.keys() else None
         for name, speedup in (*speedups.items(), *([(ALL, whole)] if whole else [])):
             runs, values = found.setdefault(name, ([], []))
@@ -122,7 +124,7 @@ def _series(entries: Sequence[Entry]) -> Mapping[str, tuple[list[Entry], Values]
 
 
 def _elsewhere(change: Change) -> str:
-    """What else is not as it was."""
+    """Return the changes of the environment."""
     then, now = change.before.env, change.since.env
     return ", ".join(
         f"{k} {then.get(k)} → {now.get(k)}" for k in sorted(now) if k != "commit" and then.get(k) != now[k]
@@ -130,7 +132,7 @@ def _elsewhere(change: Change) -> str:
 
 
 def said(path: Path, entries: Sequence[Entry]) -> str:
-    """The page on a history."""
+    """Return the report on a history."""
     found = changes(entries)
     ends = f", {entries[0].when[:10]} to {entries[-1].when[:10]}" if entries else ""
     what = tables.columns(found, COLUMNS) if found else "Nothing has changed for good, as far as so many runs can tell."
@@ -138,7 +140,7 @@ def said(path: Path, entries: Sequence[Entry]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """0, or 2 where there is no history."""
+    """Print the reports; returns 0, or 2 if there is no history or it cannot be read."""
     parser = argparse.ArgumentParser(prog="mlcomp history", description="Since when kernels are slower or faster.")
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help="histories (default: reports/history)")
     files = parser.parse_args(words).files or sorted(Path("reports/history").glob("*.jsonl"))

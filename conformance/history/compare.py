@@ -1,8 +1,7 @@
-"""Reports of runs in; what changed from the first to each of the others out, as Markdown, 1 where something got worse.
+"""`mlcomp compare`: what changed between the reports of runs, as Markdown.
 
-Times of two runs are never set against each other, for the machine was another at another hour. What a run measured in
-itself is: the speedup over PyTorch, shown where the intervals of both runs lie apart. It fails nothing; what is to fail
-is raced, with `--mlcomp-baseline`.
+Times of two runs are not compared, as the speed of a machine differs from hour to hour. Speedups over PyTorch, measured
+within each run, are shown if their intervals do not overlap, but are never a failure; use `--mlcomp-baseline` for that.
 """
 
 import argparse
@@ -19,8 +18,8 @@ from conformance.rows import BAD, BENCH_VERDICTS
 
 RUN = "run.json"
 RESOURCES = ("registers", "shared", "stack", "spilled")
-OPCODES = 6  # of a kernel that are shown
-COMPILE_NOISE = 1.5  # a time to compile that differs by less is not worth a line
+OPCODES = 6  # opcodes shown per kernel
+COMPILE_NOISE = 1.5  # compile times that differ by a smaller factor are not listed
 Rows = Mapping[str, Mapping[str, Any]]
 
 
@@ -36,7 +35,7 @@ class Run:
 
 
 def read(name: str) -> Run:
-    """The run of a file, or of the folder of a report, also as git names one; raises ValueError if there is none."""
+    """Read a run from its file or the folder of its report, which may be REV:PATH of git; raises ValueError."""
     try:
         data = json.loads(_text(name))
         kernels = [kernel for gate in data.get("gate") or () for kernel in gate["kernels"]]
@@ -64,7 +63,7 @@ def _text(name: str) -> str:
 
 
 def compare(a: Run, b: Run) -> tuple[str, bool]:
-    """What changed, and whether anything got worse."""
+    """Return the report on what changed, and whether any verdict got worse or a kernel spills more."""
     coverage, lost = _coverage(a, b)
     resources, more = _resources(a, b)
     parts = [f"# {a.name} → {b.name}", _environment(a, b), coverage, _speed(a, b), resources, _compile_time(a, b)]
@@ -77,7 +76,7 @@ def _environment(a: Run, b: Run) -> str:
 
 
 def _coverage(a: Run, b: Run) -> tuple[str, bool]:
-    """Verdicts that changed, those that got worse first."""
+    """Return the changed verdicts, those that got worse first, and whether any did."""
     now, then = ({key: row["verdict"] for key, row in run.cases.items()} for run in (b, a))
     changed = [key for key in then if key in now and then[key] != now[key]]
     worse = [key for key in changed if now[key] in BAD and then[key] not in BAD]
@@ -93,7 +92,7 @@ def _coverage(a: Run, b: Run) -> tuple[str, bool]:
 
 
 def _speed(a: Run, b: Run) -> str:
-    """Speedups over PyTorch whose intervals lie apart, worst first."""
+    """Return the speedups over PyTorch whose intervals do not overlap, worst first."""
     both = [key for key in a.benches if key in b.benches]
     timed = [key for key in both if all(run.benches[key]["verdict"] in BENCH_VERDICTS for run in (a, b))]
     if not timed:
@@ -115,7 +114,7 @@ def _speed(a: Run, b: Run) -> str:
 
 
 def _resources(a: Run, b: Run) -> tuple[str, bool]:
-    """Kernels that take something else of a GPU; those that spill now are worse."""
+    """Return the kernels whose resources on a GPU changed, and whether any spills more than before."""
     body, spills = [], False
     for key in (key for key in a.kernels if key in b.kernels):
         then, now = a.kernels[key], b.kernels[key]
@@ -127,14 +126,14 @@ def _resources(a: Run, b: Run) -> tuple[str, bool]:
 
 
 def _instructions(then: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """The opcodes that occur another number of times, those that changed most; none where one was not disassembled."""
+    """Return the OPCODES opcodes whose counts changed most; none if either kernel was not disassembled."""
     known = sorted({*then, *now}) if then and now else []
     far = sorted(known, key=lambda name: -abs(now.get(name, 0) - then.get(name, 0)))[:OPCODES]
     return [f"{name} {a} → {b}" for name in far if (a := then.get(name, 0)) != (b := now.get(name, 0))]
 
 
 def _compile_time(a: Run, b: Run) -> str:
-    """The time to compile, which is each machine's own."""
+    """Return the compile times: their sums, and the benchmarks that differ by more than COMPILE_NOISE."""
     pairs = [
         (key, a.benches[key]["compile_seconds"], b.benches[key]["compile_seconds"])
         for key in a.benches
@@ -158,7 +157,7 @@ def _table(headers: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """0 where nothing got worse, 1 where something did, 2 where there is nothing to compare."""
+    """Print the comparisons; returns 0 if nothing got worse, 1 if something did, 2 if a report cannot be read."""
     parser = argparse.ArgumentParser(prog="mlcomp compare", description="What changed between the reports of runs.")
     parser.add_argument("first", metavar="A", help="a folder of reports, or its run.json; of a revision REV:FOLDER")
     parser.add_argument("others", nargs="+", metavar="B", help="others, each compared with the first")

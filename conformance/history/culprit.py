@@ -1,4 +1,4 @@
-"""What two compilers did to one program in; the first application by which they part, and the least change, out."""
+"""Compare two compilers on one program: the first differing pass application, and the minimal change to blame."""
 
 import difflib
 import re
@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-SHOWN = 40  # lines of a difference
+SHOWN = 40  # lines of a diff that are printed
 _FUNCTION = re.compile(r'^(?:static|extern "C" __global__) .*?^}\n', re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"\b(?!__)(\w+)\(")
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The pass application, or step, and how its result differs; the changes of schedules that alone are to blame."""
+    """The first differing pass application or step with the diff of its result; `steps` are the schedule changes, and
+    `kernels` the kernels, that suffice to cause the regression; `blamed` is the verdict from judging every stage."""
 
     name: str
     stage: str
@@ -23,19 +24,19 @@ class Culprit:
     kernels: tuple[str, ...] = ()
 
     def with_steps(self, steps: Sequence[str]) -> "Culprit":
-        """The same, with the changes of schedules."""
+        """Return a copy with these schedule changes."""
         return replace(self, steps=tuple(steps))
 
     def with_kernels(self, names: Sequence[str]) -> "Culprit":
-        """The same, with the kernels of the program."""
+        """Return a copy with these kernels."""
         return replace(self, kernels=tuple(names))
 
     def blaming(self, stage: str | None, name: str | None) -> "Culprit":
-        """The same, with what judging every stage says."""
+        """Return a copy with the first bad stage and the pass to blame."""
         return replace(self, blamed=f"first bad stage {stage}, by {name}" if stage else "")
 
     def said(self) -> str:
-        """As a person reads it."""
+        """Return the text for the answer."""
         lines = [self.blamed] if self.blamed else []
         if self.kernels:
             lines.append(f"of its kernels these alone are enough: {', '.join(self.kernels)}")
@@ -48,7 +49,7 @@ class Culprit:
 
 
 def parting(before: Mapping[str, Any], after: Mapping[str, Any]) -> Culprit:
-    """The first application that one compiler made otherwise than the other, and the difference of what it made."""
+    """Return the first application whose name or result differs between two `applications` records, with the diff."""
     old, new = before["applications"], after["applications"]
     for n, one in enumerate(new):
         other = old[n] if n < len(old) else {"name": "", "text": ""}
@@ -62,9 +63,9 @@ def parting(before: Mapping[str, Any], after: Mapping[str, Any]) -> Culprit:
 
 
 def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tuple[str, ...]:
-    """The fewest changed lines of a text that alone make it slow, by delta debugging; none where all do not.
+    """Return a minimal set of the changes from `good` to `bad` that suffices to make it slow, by delta debugging.
 
-    `slow` says of a text whether it is, or None where it cannot be told.
+    Returns none if all changes together do not make it slow. `slow` returns None for a text that cannot be judged.
     """
     a, b = good.splitlines(keepends=True), bad.splitlines(keepends=True)
     changes = [c for c in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if c[0] != "equal"]
@@ -85,8 +86,10 @@ def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tu
 
 
 def least_kernels(good: str, bad: str, worse: Callable[[str], bool | None]) -> tuple[str, ...]:
-    """The fewest functions of a text that alone make the other one worse; none where they do not fit into each other,
-    and where one alone has changed, which needs no trial."""
+    """Return a minimal set of functions of `bad` that suffices to make `good` worse.
+
+    Returns none if the texts differ outside of functions or in their number. A single changed function needs no trial.
+    """
     a, b = _FUNCTION.findall(good), _FUNCTION.findall(bad)
     if len(a) != len(b) or _FUNCTION.sub("", good) != _FUNCTION.sub("", bad):
         return ()
@@ -101,7 +104,10 @@ def least_kernels(good: str, bad: str, worse: Callable[[str], bool | None]) -> t
 
 
 def _least(kept: list[int], judge: Callable[[Sequence[int]], bool | None]) -> list[int]:
-    """The fewest of some changes that alone are bad, by delta debugging; none where all are not, or none of them is."""
+    """Return a minimal bad subset of changes, by delta debugging.
+
+    Returns none unless all changes together are judged bad and the empty set is judged good.
+    """
 
     def is_slow(chosen: Sequence[int]) -> bool:
         return judge(chosen) is True

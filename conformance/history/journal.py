@@ -1,7 +1,7 @@
-"""A run in; one line of its device's `history/<device>.jsonl`, and all that stand there, out.
+"""The history of a device, `history/<device>.jsonl`: one line per run, with what can be compared over time.
 
-A line has what can be compared over time: how many cases had which verdict, and of each benchmark the speedups over
-others that were raced in the same rounds. The file only grows; what a run that was killed left of a line is no line.
+That is the number of cases per verdict, and for each benchmark the speedups over rivals raced in the same rounds. Lines
+are only appended. An incomplete last line, left by a killed run, is ignored, and removed by the next run.
 """
 
 import fcntl
@@ -18,16 +18,16 @@ from conformance import rows
 from conformance.report.writer import Run, measured
 
 SCHEMA = 1
-CONFLICT = ("<<<<<<< ", "=======", ">>>>>>> ", "||||||| ")  # what git leaves at the beginning of lines
+CONFLICT = ("<<<<<<< ", "=======", ">>>>>>> ", "||||||| ")  # git's conflict markers
 
 
 class HistoryError(Exception):
-    """A history cannot be read or written; says where and what to do."""
+    """A history cannot be read or written; the message says where and what to do."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as its line has it."""
+    """The contents of a line."""
 
     when: str
     env: Mapping[str, str | None]
@@ -36,7 +36,7 @@ class Entry:
 
 
 def line(run: Run) -> str:
-    """The line of a run."""
+    """Return the line of a run, without its newline."""
     benches = {
         f"{row.suite}::{rows.name(row, bench=False)}": {
             "over": {name: _short(one.speedup) for name, one in sorted(row.over.items())},
@@ -53,7 +53,7 @@ def line(run: Run) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Add a line, whole or not at all; the rest of one that was not finished goes."""
+    """Append a line completely or not at all, after removing an incomplete last line; raises HistoryError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path) as file:
@@ -73,7 +73,7 @@ def append(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    """The runs of a file, oldest first."""
+    """Read the runs of a file, oldest first; raises HistoryError, also for merge conflicts and malformed lines."""
     try:
         with path.open("rb") as file:
             text = _whole(file.read()).decode()
@@ -94,7 +94,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def figures(path: Path) -> list[dict[str, Any]]:
-    """What a page shows of a history, oldest first; nothing where there is none yet."""
+    """Return the figures of a history that the HTML report shows, oldest first; none if there is no file."""
     if not path.is_file():
         return []
     return [
@@ -104,13 +104,13 @@ def figures(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole(data: bytes) -> bytes:
-    """The lines that are finished: each ends one way, and is written with its end."""
+    """Return the complete lines: a line is complete if it ends with a newline."""
     return data[: data.rfind(b"\n") + 1]
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[int]:
-    """The file, which no other process adds to meanwhile."""
+    """Open the file under an exclusive lock, so that no other process appends to it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

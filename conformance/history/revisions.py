@@ -1,7 +1,7 @@
-"""A revision of a repository in; the compiler as it was then, and what its texts were, out: kept by commit, made once.
+"""Compilers of git revisions, and the texts that they emit; both are cached by commit.
 
-It is always this suite that reads shape files and asks, so that the same cases are asked of every revision; of the
-revision there is its folder `compiler`, and Python finds that one first.
+Shape files are always read by this suite, so that every revision lowers the same cases. Only the folder `compiler` is
+taken from the revision; it comes first on the Python path.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from conformance.history import texts
 from conformance.isolation import scratch
 from conformance.isolation.scratch import Scratch
 
-SUITE = Path(__file__).resolve().parents[2]  # from which this suite is imported
+SUITE = Path(__file__).resolve().parents[2]  # the folder on the Python path that has this suite
 PACKAGE = "compiler"
 NOW = "the working tree"
 
 
 class RevisionError(Exception):
-    """There is no such revision, or nothing to be had of it."""
+    """The revision does not exist, or its compiler fails."""
 
 
 @dataclass(frozen=True)
 class Revision:
-    """The compiler of a commit, or with an empty one as it is in the working tree: the folder that it is in."""
+    """The compiler of a commit, in `folder`; with an empty `commit` that of the working tree."""
 
     name: str
     commit: str
@@ -43,7 +43,7 @@ class Revision:
 
 
 def repository(place: Path) -> Path:
-    """The repository around a folder that has a compiler in it, or else the one that this suite lies in."""
+    """Return the git repository around `place` if it has a compiler, else that around this suite."""
     for folder in (place, SUITE):
         found = _git(folder, "rev-parse", "--show-toplevel", check=False).strip()
         if found and (Path(found) / PACKAGE / "__init__.py").is_file():
@@ -52,7 +52,7 @@ def repository(place: Path) -> Path:
 
 
 def find(repo: Path, name: str) -> Revision:
-    """The revision of that name, its files taken from the repository unless they are there; raises RevisionError."""
+    """Return the revision of that name; its files are extracted unless they are cached. Raises RevisionError."""
     if name == NOW:
         return Revision(name, "", repo)
     found = _git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", check=False)
@@ -64,13 +64,13 @@ def find(repo: Path, name: str) -> Revision:
         with _whole(folder) as made:
             packed = _git_bytes(repo, "archive", "--format=tar", commit, PACKAGE)
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it first
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
                 archive.extractall(made)
     return Revision(name, commit, folder)
 
 
 def between(repo: Path, good: str, bad: str) -> list[str]:
-    """The commits from `good` to `bad` along first parents, both included, that change the compiler."""
+    """Return `good` and the later commits up to `bad`, along first parents, that change the compiler."""
     first, last = (find(repo, name).commit for name in (good, bad))
     listed = _git(repo, "rev-list", "--first-parent", "--reverse", f"{first}..{last}", "--", PACKAGE).split()
     if first != last and not _git(repo, "rev-list", "--max-count=1", f"{first}..{last}").strip():
@@ -79,12 +79,12 @@ def between(repo: Path, good: str, bad: str) -> list[str]:
 
 
 def subject(repo: Path, commit: str) -> str:
-    """A commit as one line: its short name and what it says."""
+    """Return the abbreviated hash and the subject line of a commit."""
     return _git(repo, "log", "-1", "--format=%h %s", commit).strip()
 
 
 def start(at: Revision, own: Scratch, module: str, *words: str) -> subprocess.Popen[str]:
-    """A module of this suite begun as a process that compiles with the compiler of a revision, and ends with `own`."""
+    """Start a module of this suite as a process with the compiler of a revision; it ends when `own` is closed."""
     path = os.pathsep.join((str(at.folder), str(SUITE)))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *words], text=True,
@@ -94,7 +94,7 @@ def start(at: Revision, own: Scratch, module: str, *words: str) -> subprocess.Po
 
 
 def finished(process: subprocess.Popen[str], what: str) -> str:
-    """What a process printed; raises RevisionError with its last words where it failed."""
+    """Wait for a process and return its output; raises RevisionError with the end of its output if it failed."""
     said, complained = process.communicate()
     if process.returncode != 0:
         raise RevisionError(f"{what} failed: {(complained or said).strip()[-2000:]}")
@@ -103,7 +103,7 @@ def finished(process: subprocess.Popen[str], what: str) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """Whose texts are wanted: cases of shape files at a tier, or `only` some of them by name, or those `timed`."""
+    """A request for texts: the cases of shape files at a tier, only those named in `only`, or only benchmarks."""
 
     files: tuple[Path, ...]
     targets: tuple[str, ...]
@@ -113,7 +113,7 @@ class Asked:
 
     @property
     def key(self) -> str:
-        """What a record of them is kept as."""
+        """The cache key of the record, apart from the commit."""
         parts = [*map(str, self.targets), self.tier, *self.only, str(self.timed), version("torch")]
         parts += [path.read_text(encoding="utf-8", errors="replace") for path in self.files]
         parts += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (texts, emitted)]
@@ -121,7 +121,7 @@ class Asked:
 
 
 def records(revisions: Sequence[Revision], asked: Asked, jobs: int) -> list[texts.Record]:
-    """The texts of each revision; those that were not made before are made at the same time."""
+    """Return the texts of each revision; those that are not cached are lowered concurrently."""
     with contextlib.closing(scratch.make()) as own:
         places = [
             _cache() / "records" / f"{at.commit}-{asked.key}.zip" if at.commit else own.folder / "now.zip"
@@ -146,19 +146,19 @@ def records(revisions: Sequence[Revision], asked: Asked, jobs: int) -> list[text
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A file or folder made elsewhere and put in its place when it is whole."""
+    """Yield a temporary path for a file or folder, and rename it to `path` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with compiler.own_folder(path.parent) as own:
         yield own / "it"
         try:
             os.replace(own / "it", path)
         except OSError:
-            if not path.is_dir():  # then somebody was faster
+            if not path.is_dir():  # else another process has made it meanwhile
                 raise
 
 
 def _cache() -> Path:
-    """Where revisions are kept: beside the cache of kernels."""
+    """Return the folder of cached revisions: in $MLCOMP_CACHE if that is set, else beside the kernel cache."""
     chosen = os.environ.get("MLCOMP_CACHE")
     base = Path(chosen).expanduser() if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return base / "mlcomp-revisions"

@@ -1,11 +1,11 @@
-"""Shape files in; the digest of every emitted kernel text out, and what differs between two such records.
+"""Record the emitted texts of all cases of shape files, and compare two records.
 
     python -m conformance.history.texts record before.zip            # every shape file, full tier, five targets
-    python -m conformance.history.texts compare before.zip after.zip # exit status 1 where a text differs
+    python -m conformance.history.texts compare before.zip after.zip # exit status 1 if a text differs
 
-A change that is to leave the emitted code as it is, such as a move or a rename, has an empty comparison. Nothing runs,
-and nothing is compiled: texts are lowered only. The names of kernels do not count, and of comments only the head, which
-says how kernels are launched. What texts include is recorded beside them.
+For a change that should not alter the emitted code, such as a move or a rename, the comparison should be empty. Cases
+are only lowered, not built or run. Kernel names and comments are ignored, except the head of a text, which states how
+its kernels are launched. The included headers are recorded as well.
 """
 
 import argparse
@@ -28,36 +28,36 @@ from conformance.shapes.cases import TIERS, Case, runs_on
 from conformance.shapes.files import below, benches, expand, find_shapes, load
 
 TARGETS = ("cpu:avx2", "cpu:avx512", "sm_80", "sm_90a", "sm_120")
-INDEX = "index.json"  # the entry of the archive that gives the digest of each case on each target
-SHOWN = 3  # differences that are printed as texts
-FEW = 20  # cases that make no process of their own
+INDEX = "index.json"  # the entry of the archive that maps each case and target to a digest
+SHOWN = 3  # differences that are printed in full
+FEW = 20  # fewest cases per process
 SEED = 0  # texts depend on shapes and types only
-HEADERS = "headers"  # in place of a case: what the texts of a kind of target include
+HEADERS = "headers"  # key, in place of a case, of the headers of a kind of target
 
 
 def texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The text of a case for each target, or what the compiler says where it makes none."""
-    from conformance.judge import subject  # noqa: PLC0415 - with torch, which who only reads records does without
+    """Yield each target with the text of a case, or with the error message if the case is not lowered."""
+    from conformance.judge import subject  # noqa: PLC0415 - imports torch, which reading records does not need
 
     try:
         program = subject.prepare(case, SEED, blank=True).program
-    except Exception as error:  # what torch says of a case that it cannot capture, too
+    except Exception as error:  # torch's error for a case that it cannot capture is recorded, too
         yield "capture", f"{type(error).__name__}: {error}"
         return
     for name in targets:
         if not runs_on(case, name):
             continue
         target = compiler.target(name)
-        if hasattr(compiler, "forget_kernels"):  # revisions that tell nothing of them do not know any, or keep them
+        if hasattr(compiler, "forget_kernels"):  # some revisions lack it
             compiler.forget_kernels()
         try:
             yield name, normal(compiler.lower(program, target).stages[compiler.stages(target)[-1]])
-        except Exception as error:  # a refusal, or whatever a pass raises: it must stay the same
+        except Exception as error:  # a refusal or an error of a pass must stay the same as well
             yield name, f"{type(error).__name__}: {error}"
 
 
 def digest(text: str) -> str:
-    """What stands for a text in a record."""
+    """Return the digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -70,16 +70,16 @@ def record(
     only: Sequence[str] = (),
     timed: bool = False,
 ) -> dict[str, str]:
-    """The text of each `every`-th case of the shape files and of their benchmarks, by target and case.
+    """Return the texts of every `every`-th case and benchmark of the shape files, by "target case-id".
 
-    `only` names cases, of whatever tier; with `timed`, of benchmarks alone.
+    `only` selects cases by id, from all tiers; `timed` selects the benchmarks.
     """
     cases = named(paths, only) if only else [case for path in paths for case in _cases(path, tier, timed)]
     asked = [(case, targets) for case in cases[::every]]
     made = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
     with contextlib.ExitStack() as stack:
         found: Iterable[dict[str, str]] = map(_texts, asked)
-        if min(jobs, len(asked) // FEW) > 1:  # a process takes as long to begin as some cases do
+        if min(jobs, len(asked) // FEW) > 1:  # starting a process takes as long as several cases
             pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs))
             found = pool.imap(_texts, asked, chunksize=8)
         for number, some in enumerate(found, 1):
@@ -90,12 +90,12 @@ def record(
 
 
 def named(paths: Iterable[Path], only: Sequence[str]) -> list[Case]:
-    """Cases of whatever tier by their ids."""
+    """Return the cases with these ids, from all tiers."""
     return [case for path in paths for case in _cases(path, TIERS[-1]) if case.id in only]
 
 
 def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What texts include, of each kind of target as one text; revisions that tell nothing of it have none."""
+    """Yield each kind of target with its headers as one text; none for revisions without `compiler.headers`."""
     kinds = {compiler.target(name).kind: name for name in targets} if hasattr(compiler, "headers") else {}
     for kind, name in kinds.items():
         yield kind, packed(compiler.headers(compiler.target(name)))
@@ -117,7 +117,7 @@ def _texts(job: tuple[Case, Sequence[str]]) -> dict[str, str]:
 
 
 def write(made: dict[str, str], path: Path) -> None:
-    """An archive of the texts, each once, and of the digest of each case."""
+    """Write an archive with each distinct text once, and an index of digests by case."""
     digests = {key: digest(text) for key, text in sorted(made.items())}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(INDEX, json.dumps(digests, indent=0))
@@ -127,32 +127,29 @@ def write(made: dict[str, str], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """What an archive holds: the digest of each text by target and case, and the texts by their digests."""
+    """The contents of an archive: digests by "target case-id", and texts by their digests."""
 
     digests: Mapping[str, str]
     texts: Mapping[str, str]
 
     def of(self, key: str) -> str:
-        """The text of a case on a target, both in one key."""
+        """Return the text of the key "target case-id"."""
         return self.texts[self.digests[key]]
 
     def get(self, key: str) -> str | None:
-        """The text, if there is one."""
+        """Return the text of a key, or None."""
         return self.of(key) if key in self.digests else None
 
 
 def read(path: Path) -> Record:
-    """What `write` wrote."""
+    """Read an archive made by `write`."""
     with zipfile.ZipFile(path) as archive:
         digests = json.loads(archive.read(INDEX))
         return Record(digests, {name: archive.read(name).decode() for name in set(digests.values())})
 
 
 def compare(before: Record, after: Record, shown: int = SHOWN) -> tuple[str, ...]:
-    """What differs, a line a case, and after them the first few differences in full; cases of one side do not count.
-
-    Cases that differ in the same way are shown once.
-    """
+    """Return a line for each case of both records that differs, then the first `shown` distinct differences in full."""
     differ = [key for key, made in before.digests.items() if after.digests.get(key, made) != made]
     lines = [*differ]
     changes: set[tuple[str, ...]] = set()
@@ -170,7 +167,7 @@ def compare(before: Record, after: Record, shown: int = SHOWN) -> tuple[str, ...
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record, or compare: 0 where nothing differs."""
+    """Run the command `record` or `compare`; returns 1 if texts differ."""
     parser = argparse.ArgumentParser(
         prog="python -m conformance.history.texts", description=(__doc__ or "").split("\n\n")[0]
     )

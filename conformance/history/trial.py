@@ -1,7 +1,7 @@
-"""A case and emitted texts in; whether a text's results are right, or how much longer it takes than another, out.
+"""Judge emitted texts of a case during a bisection: whether the results are right, or the time against another text.
 
-Runs in a child process, which a wrong kernel may take down. The texts are built by this compiler, each with the headers
-that it came with, and called alike.
+It runs in a child process, which a wrong kernel may crash. The texts are built by this compiler, each with its own
+headers, and called in the same way.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from conformance.judge import device, oracle
 from conformance.shapes import cases
 
 Text = Mapping[str, Any]  # "text" and "headers"
-LONGEST = 8.0  # times as many rounds as a full benchmark has: a search waits for an answer
+LONGEST = 8.0  # time budget in units of that of a full benchmark: a search can afford to wait
 
 
 def value(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> str:
-    """What is wrong with the results of a text; nothing if they are right."""
+    """Return what is wrong with the results of a text; "" if they are right."""
     subject, call = _prepared(case_json, target, text, seed)
     try:
         with torch.no_grad():
             right, far, message = oracle.quick_compare(
                 call(*subject.inputs), subject.function(*subject.inputs), subject.reference
             )
-    except Exception as error:  # whatever running it raises is what is wrong with it
+    except Exception as error:  # an error while running counts as a wrong result
         return f"{type(error).__name__}: {error}"
     return "" if right else f"{message} (error over tolerance {far:.3g})"
 
@@ -47,7 +47,7 @@ def speed(
     confidence: float,
     quiet: Quiet,
 ) -> tuple[float, float, float]:
-    """The time of a text over that of the good one, and the interval; raced until it lies on one side of the bar."""
+    """Return the time of a text over that of the good one with its interval, raced until that excludes the bar."""
     where = "cuda" if device.here(target) else "cpu"
     subject, first = _prepared(case_json, target, good, seed)
     _, second = _prepared(case_json, target, text, seed)

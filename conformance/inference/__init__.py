@@ -1,1 +1,1 @@
-"""Whole models without gradients, compiled by us and by PyTorch's ways: results, compile times and races."""
+"""Inference of whole models, compiled by mlcomp and by PyTorch: results, compile times and races."""

@@ -1,4 +1,4 @@
-"""`python -m conformance.inference`; see `command`, which processes of its own can import."""
+"""`python -m conformance.inference`; the code is in `command`, as child processes must be able to import it."""
 
 from conformance.inference.command import main
 

@@ -1,9 +1,9 @@
-"""`python -m conformance.inference [MODEL ...]`: whole models through the backend, their results and their time.
+"""`python -m conformance.inference [MODEL ...]`: run whole models through the backend; check results, measure times.
 
 Each model has random weights and is called without gradients. A result may be four times as far from that in f32, or in
-f64 for models in f32, as eager's is. With `--race` calls are timed beside PyTorch's ways in paired rounds, and the
-table says what the first call of each took, which compiles. Models are compiled in processes of their own at the same
-time (or `--jobs` of them), and timed one after another.
+f64 for models in f32, as eager's is. With `--race` calls are timed against PyTorch's modes in paired rounds, and the
+table says how long the first call of each takes, which compiles. All models (or `--jobs` of them) are compiled
+concurrently, each in its own process, and timed one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conformance.inference.models import MODELS, Call, Model, call, small, with_
 from conformance.report import tables
 
 OURS = "ours"
-# How a model is compiled, by what PyTorch calls it.
+# PyTorch's name of a mode -> function that compiles a model in it.
 RIVALS: Mapping[str, Callable[[Any], Any]] = {
     "eager": lambda m: m,
     "default": torch.compile,
@@ -34,15 +34,15 @@ RIVALS: Mapping[str, Callable[[Any], Any]] = {
     "max-autotune": partial(torch.compile, mode="max-autotune"),
 }
 
-MOST = 4.0  # as far from f32 as eager: one result of eager's is one of many
-TOGETHER = 4  # calls before the device is waited for
+MOST = 4.0  # tolerance in units of eager's error: eager's result is only one sample of the error
+TOGETHER = 4  # calls between two waits for the device
 WARM = 3
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for of one model."""
+    """The work on one model."""
 
     name: str
     model: Model
@@ -50,11 +50,11 @@ class Job:
     dtype: str
     rivals: tuple[str, ...]
     seed: int
-    mode: str | None = None  # of ours
+    mode: str | None = None  # mlcomp's mode
 
 
 def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
-    """The row of a model's results, and that of its race."""
+    """Yield the row of a model's results, and that of its race."""
     torch.manual_seed(job.seed)
     made = call(job.model, job.device, TYPES[job.dtype])
     ways: dict[str, Callable[[Any], Any]] = {OURS: partial(torch.compile, backend="mlcomp", mode=job.mode)}
@@ -85,7 +85,7 @@ def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
 
 
 def _errors(made: Call, ours: Any) -> list[object]:
-    """How far ours and eager's are at most from those in a wider type, and whether that is right."""
+    """Return the largest errors of ours and of eager against a wider dtype, and whether ours is within tolerance."""
     eager, own = _result(made, made.model), _result(made, ours)
     exact = _result(made, copy.deepcopy(made.model).to(_wider(_dtype(made.model))))
     far, spread = (float((x - exact).abs().max()) for x in (own, eager))
@@ -121,7 +121,7 @@ def _wait(device: str) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Call those that are asked for, print tables; 1 if a result is wrong or anything fails."""
+    """Run the chosen models and print tables; returns 1 if a result is wrong or anything fails."""
     parser = apart.parser("conformance.inference", __doc__, "run", MODELS, "calls", RIVALS)
     parser.add_argument("--dtype", choices=tuple(TYPES), default="bf16")
     parser.add_argument(

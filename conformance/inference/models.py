@@ -1,4 +1,4 @@
-"""The models that are raced, as configurations of the transformers package; calls of them with random weights."""
+"""Models for inference, as configurations of the transformers package, and calls of them with random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from conformance.training.models import MODELS as TRAINED
 
-AHEAD = 8  # places of a cache that are not filled before the first call
+AHEAD = 8  # positions of a KV cache that are left free for the timed calls
 _LAYERS = ("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers")
 _TINYLLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
@@ -37,7 +37,8 @@ _WHISPER = {
 
 @dataclass(frozen=True)
 class Model:
-    """A configuration; what it is called on: `tokens` given, or of a `decode` step in its cache; a batch of inputs."""
+    """A configuration, and its inputs: a batch of prompts of `tokens` tokens, or with `decode` one token each and a
+    cache of `tokens` positions."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     tokens: int = 0
@@ -47,8 +48,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Call:
-    """A model; what calls it, or one compiled from it, and gives its main result; and what takes the cache of a model
-    of some type back to where `AHEAD` calls may follow."""
+    """A model; `run` calls it, or a compiled version of it, and returns the main result; `ready` resets the caches, and
+    makes one for models of this dtype if needed, so that AHEAD calls can follow."""
 
     model: nn.Module
     run: Callable[[Any], Tensor]
@@ -74,7 +75,7 @@ MODELS: Mapping[str, Model] = {
 
 
 def small(model: Model) -> Model:
-    """The same with one layer, few features and few tokens, for any machine."""
+    """Return a small version for any machine: one layer, few features and few tokens."""
     sizes = {
         "hidden_size": 64, "n_embd": 64, "d_model": 64, "intermediate_size": 96, "encoder_ffn_dim": 96,
         "decoder_ffn_dim": 96, "num_attention_heads": 4, "n_head": 4, "encoder_attention_heads": 4,
@@ -91,7 +92,7 @@ def small(model: Model) -> Model:
 
 
 def with_layers(model: Model, layers: int) -> Model:
-    """The same with so many layers; all of its own for 0."""
+    """Return the model with this number of layers; 0 keeps all."""
     if not layers or not model.config:
         return model
     known = _library().AutoConfig.for_model(**model.config).to_dict()
@@ -99,7 +100,7 @@ def with_layers(model: Model, layers: int) -> Model:
 
 
 def call(model: Model, device: str, dtype: torch.dtype) -> Call:
-    """The model with random weights, and a call of it on random inputs."""
+    """Instantiate the model with random weights and random inputs."""
     if not model.config:
         return _unet(model, device, dtype)
     library = _library()
@@ -135,7 +136,7 @@ def call(model: Model, device: str, dtype: torch.dtype) -> Call:
 
 
 def _filled(library: Any, config: Any, made: nn.Module, model: Model) -> Any:
-    """A cache that is full but for the last places, which the calls that follow fill."""
+    """Return a static KV cache that is filled except for the last AHEAD positions."""
     cache = library.StaticCache(config=config, max_cache_len=model.tokens)
     tokens = torch.randint(0, config.vocab_size, (model.batch, model.tokens - AHEAD))
     with torch.no_grad():

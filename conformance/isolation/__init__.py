@@ -1,1 +1,1 @@
-"""One call in a process of its own, which may crash or hang; locks and folders that go with it."""
+"""Calls in a child process, which may crash or hang; the machine lock and temporary folders."""

@@ -1,6 +1,6 @@
-"""The executor's child process: requests from one pipe in, replies on another out; whatever it prints stays apart.
+"""The executor's child process: it reads requests from one pipe and writes replies to another, apart from its output.
 
-A message is eight bytes of length and JSON. Only `executor.py` starts this module.
+A message is its length in eight bytes, then JSON. Only `executor.py` starts this module.
 """
 
 import ctypes
@@ -25,24 +25,24 @@ from conformance.isolation import lock
 Message = dict[str, Any]
 LENGTH = struct.Struct(">Q")
 PR_SET_PDEATHSIG = 1
-STACK_SIGNAL = signal.SIGUSR1  # asks for every thread's Python stack on stderr
+STACK_SIGNAL = signal.SIGUSR1  # makes the process print the Python stacks of all threads to stderr
 
 
 def encode(message: Message) -> bytes:
-    """One message as it stands on a pipe."""
+    """Encode a message for a pipe."""
     text = json.dumps(message).encode()
     return LENGTH.pack(len(text)) + text
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names."""
+    """Return the function named `package.module:function`."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Sequence[str]) -> None:
-    """Import what is needed, say so, then answer requests until the pipe closes."""
+    """Import the modules `preload`, report that, then answer requests until the pipe closes."""
 
     def send(message: Message) -> None:
         replies.write(encode(message))
@@ -62,9 +62,9 @@ def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Se
 
 
 def device_loss() -> str:
-    """Why this process can use the GPU no more, empty where it can: after a kernel's fault every later call fails.
+    """Return why this process cannot use the GPU any more, or "": after a fault in a kernel every later call fails.
 
-    Waits for the GPU, so that a fault is found in the call that made it.
+    Waits for the GPU, so that a fault is attributed to the call that caused it.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -77,7 +77,7 @@ def device_loss() -> str:
 
 
 def _call(request: Message, machine: lock.Machine, tell: Callable[[str], None]) -> Any:
-    """Call the function, which may ask for `tell` (say where it is) and `quiet` (hold the machine alone) by name."""
+    """Call the function; if it has parameters `tell` (report progress) or `quiet` (lock the machine), pass them."""
     function = resolve(request["function"])
     wanted = inspect.signature(function).parameters.keys()
     with ExitStack() as held:
@@ -89,7 +89,7 @@ def _call(request: Message, machine: lock.Machine, tell: Callable[[str], None]) 
 
 
 def _guarded(action: Callable[[], Any]) -> Message:
-    """What the action returns or raises, as a message: this is where a failure leaves the process."""
+    """Run the action and return its result or its exception as a message."""
     try:
         return {"value": rows.to_json(action())}
     except Exception as error:
@@ -97,7 +97,7 @@ def _guarded(action: Callable[[], Any]) -> Message:
 
 
 def die_with(parent: int) -> None:
-    """End this process when the one that started it ends, even by SIGKILL while this one hangs (Linux)."""
+    """Make the kernel kill this process when its parent ends, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -105,7 +105,7 @@ def die_with(parent: int) -> None:
 
 
 def main(setup: Message) -> None:
-    """Serve over the two descriptors that the parent passed, or opened for a process that has another parent."""
+    """Serve requests on the two inherited descriptors, or paths if a command such as a debugger is the parent."""
     if setup["parent"]:
         die_with(setup["parent"])
         for descriptor in (setup["requests"], setup["replies"]):

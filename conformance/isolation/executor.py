@@ -1,7 +1,7 @@
-"""A function's name and JSON arguments in, a `Reply` out: a crash, hang or memory hog costs one call, not the run.
+"""Call functions in a child process, so that a crash, a hang or excessive memory costs one call and not the run.
 
-The function runs in a persistent child process with its own pipes, its own process group and its own temporary files.
-The parent alone watches time and memory, so nothing that runs in the child can defeat the watch.
+Functions are called by name with JSON arguments, in a persistent child process with its own pipes, process group and
+temporary files. Only the parent watches time and memory, so code in the child cannot defeat the limits.
 """
 
 import json
@@ -24,10 +24,10 @@ from conformance.isolation.child import LENGTH, STACK_SIGNAL, encode
 from conformance.isolation.scratch import Scratch
 
 GIB = 2**30
-START_SECONDS = 180.0  # importing torch from a cold disk on a loaded machine
+START_SECONDS = 180.0  # time limit of the imports: torch from a cold disk on a loaded machine
 POLL_MS = 20
-PATIENCE_SECONDS = 2.0  # of waiting for the machine before it is said
-FAMILY_SECONDS = 0.25  # how often the memory of the child's own children (compilers) is added up
+PATIENCE_SECONDS = 2.0  # of waiting for the machine lock before that is reported
+FAMILY_SECONDS = 0.25  # interval at which the memory of the child's own children (compilers) is included
 OUTPUT_LIMIT = 64 * 2**20
 TAIL = 4000
 STACK_SECONDS = 0.2
@@ -39,7 +39,7 @@ BOOTSTRAP = (
 
 
 class Status(StrEnum):
-    """How a call ended: with a value, with an exception, by losing the process, or by running out of time."""
+    """How a call ended: it returned, it raised an exception, its process died, or its time ran out."""
 
     DONE = "done"
     RAISED = "raised"
@@ -49,15 +49,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a call; `output` is the end of what the child printed."""
+    """The result of a call; `output` is the end of what the child printed."""
 
     status: Status
     value: Any = None
     message: str = ""
     output: str = ""
     seconds: float = 0.0
-    at: str = ""  # where the function last said it was
-    first_loss: str = ""  # the call was lost in a used process, then repeated alone: this is what the first try said
+    at: str = ""  # the last progress that the function reported
+    first_loss: str = ""  # message of a first try that was lost in a used process, before a new one repeated the call
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Child:
 
 
 class _Lost(Exception):
-    """The child is gone or must go; carries how the call ended."""
+    """The child has died or must be killed; `status` says how the call ended."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class _Lost(Exception):
 
 
 class Executor:
-    """One warm child, started when first needed and again after a loss."""
+    """A persistent child process, started when first needed and again after a loss."""
 
     def __init__(
         self,
@@ -94,9 +94,11 @@ class Executor:
         environment: Mapping[str, str] | None = None,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
-        """`under` is a command that starts the child, such as a debugger's; `environment` is the child's besides.
+        """Configure the child.
 
-        `waits` is called once for each call whose child has waited for the machine for some seconds.
+        `preload` are modules that it imports at its start, `memory` is its limit in bytes, `machine` the path of the
+        machine lock, `under` a command that runs the child, such as a debugger, and `environment` is added to its
+        environment. `waits` is called once per call whose child has waited for the machine lock for PATIENCE_SECONDS.
         """
         self.waits = waits
         self.preload, self.under, self.environment = tuple(preload), tuple(under), dict(environment or {})
@@ -104,7 +106,7 @@ class Executor:
         self.machine = machine or lock.default_path()
         self.cwd = cwd
         self._child: _Child | None = None
-        self._unstartable: Reply | None = None  # imports that failed once fail again: say so without trying
+        self._unstartable: Reply | None = None  # the reply to all calls once the imports have failed
 
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
@@ -112,9 +114,9 @@ class Executor:
             self._child = _spawn(self.preload, self.machine, self.cwd, self.under, self.environment)
 
     def call(self, function: str, *arguments: Any, timeout: float, hold: str = "") -> Reply:
-        """Run `module:function` in the child; `hold` is "", "shared" or "exclusive", for the machine's lock.
+        """Run `module:function` in the child; `hold` is the mode of the machine lock: "", "shared" or "exclusive".
 
-        A process lost by a crash may have been damaged by an earlier call, so the call is repeated once in a new one.
+        If the process crashes and had run earlier calls, which may have damaged it, the call is repeated in a new one.
         """
         if self._unstartable is not None:
             return self._unstartable
@@ -125,7 +127,7 @@ class Executor:
         return reply
 
     def close(self) -> None:
-        """End the child and everything it started."""
+        """End the child and all processes that it started."""
         child, self._child = self._child, None
         if child is not None:
             _end(child)
@@ -155,12 +157,12 @@ class Executor:
             at = self._child.at if self._child else ""
             output = self._lose(asked=loss.status is Status.TIMEOUT)
             return Reply(loss.status, None, str(loss), output, time.monotonic() - started, at)
-        except BaseException:  # Ctrl-C: leave no orphan
+        except BaseException:  # such as KeyboardInterrupt: leave no orphan
             self.close()
             raise
         seconds = time.monotonic() - started
         if _resident(child.process.pid) > self.memory // 2:
-            self.close()  # leaked or cached so much that the next call would pay for it
+            self.close()  # it holds so much memory that the next call could exceed the limit
         if "raised" in answer:
             return Reply(Status.RAISED, None, answer["raised"], answer["traceback"][-TAIL:], seconds, child.at)
         return Reply(Status.DONE, answer["value"], seconds=seconds, at=child.at)
@@ -170,14 +172,14 @@ class Executor:
         if child is None:
             return ""
         if asked and not _is_dead(child):
-            os.kill(child.process.pid, STACK_SIGNAL)  # a hung process tells where it hangs
+            os.kill(child.process.pid, STACK_SIGNAL)  # prints where it hangs
             time.sleep(STACK_SECONDS)
         output = _tail(child)
         _end(child)
         return output
 
     def _receive(self, child: _Child, timeout: float) -> dict[str, Any]:
-        """The next answer; the clock stands still while the child waits for the machine's lock."""
+        """Return the next reply, or raise _Lost. Time in which the child waits for the machine lock does not count."""
         clock, told = _Clock(timeout), False
         family = time.monotonic()
         poll = select.poll()
@@ -214,7 +216,7 @@ class Executor:
 
 
 class _Clock:
-    """Counts seconds of work down; pausing stops it."""
+    """A countdown that can be paused."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
@@ -229,7 +231,7 @@ class _Clock:
         self._paused_at = now
 
     def paused_for(self) -> float:
-        """Seconds of the pause that it is in; 0 where it runs."""
+        """Return the seconds since the present pause began; 0 if it is running."""
         return time.monotonic() - self._paused_at if self._since is None else 0.0
 
     def expired(self) -> bool:
@@ -247,7 +249,7 @@ def _spawn(
     setup = {
         "path": [str(Path(entry).absolute()) for entry in sys.path],
         "parent": 0 if under else os.getpid(),
-        # A command in between need not hand descriptors on.
+        # A command in between may not pass descriptors on, so the child opens them by path.
         "requests": f"/proc/{os.getpid()}/fd/{request_read}" if under else request_read,
         "replies": f"/proc/{os.getpid()}/fd/{reply_write}" if under else reply_write,
         "machine": str(machine),
@@ -273,7 +275,7 @@ def _spawn(
 
 
 def _let_go(child: _Child) -> None:
-    """Close the child's ends of the pipes here, so that its death shows."""
+    """Close the child's ends of the pipes in this process, so that its death is seen as the end of the pipe."""
     while child.lent:
         os.close(child.lent.pop())
 
@@ -288,7 +290,7 @@ def _send(child: _Child, message: dict[str, Any]) -> None:
 
 
 def _fill(child: _Child) -> bool:
-    """Take what the pipe has; False at its end."""
+    """Read what the pipe has into the buffer; returns False at its end."""
     try:
         data = os.read(child.replies, 1 << 20)
     except BlockingIOError:
@@ -298,7 +300,7 @@ def _fill(child: _Child) -> bool:
 
 
 def _messages(child: _Child) -> Iterator[dict[str, Any]]:
-    """Every whole message received so far, taken out of the buffer."""
+    """Yield the complete messages in the buffer and remove them from it."""
     while len(child.buffer) >= LENGTH.size:
         end = LENGTH.size + LENGTH.unpack_from(child.buffer)[0]
         if end > MESSAGE_LIMIT:
@@ -314,12 +316,12 @@ def _messages(child: _Child) -> Iterator[dict[str, Any]]:
 
 
 def _is_dead(child: _Child) -> bool:
-    # WNOWAIT leaves a zombie, so that the group's number cannot be given to a stranger before it is killed.
+    # WNOWAIT leaves a zombie, so that the group id cannot be reused before the group is killed.
     return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _last_words(child: _Child) -> str:
-    """How the process ended, by signal or status; one that only closed its pipe is said to have done so."""
+    """Return how the process ended: its signal or exit status, or that it only closed its pipe."""
     patience = time.monotonic() + 2.0
     while not _is_dead(child):
         if time.monotonic() > patience:
@@ -352,7 +354,7 @@ def _tail(child: _Child) -> str:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that a process really uses; 0 where that cannot be read (no /proc, or it is gone)."""
+    """Return the resident memory of a process in bytes; 0 if it has ended or there is no /proc."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
@@ -360,7 +362,7 @@ def _resident(pid: int) -> int:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and, where the system tells, everything it started."""
+    """Yield a process and, if /proc lists them, all its descendants."""
     yield pid
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())

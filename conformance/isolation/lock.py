@@ -1,7 +1,8 @@
-"""A path in; the machine held shared by work that may overlap, or alone by a timed section, across all processes on it.
+"""The machine lock: a readers-writer lock between all processes, shared by checks and exclusive for timed sections.
 
-Two files make it fair: everybody passes the gate first, and whoever waits for the machine alone stands in the gate, so
-that a stream of shared holders cannot keep it out. The kernel drops the locks of a process that dies.
+It consists of two files, to be fair to writers. Every process first acquires the gate; one that waits for the exclusive
+lock holds the gate meanwhile, so that a stream of shared holders cannot starve it. The kernel releases the locks of a
+process that dies.
 """
 
 import fcntl
@@ -16,17 +17,17 @@ Quiet = Callable[[], AbstractContextManager[None]]
 
 
 def default_path() -> Path:
-    """The one lock file of this machine, for every user and every checkout."""
+    """Return the lock file of this machine, common to all users and checkouts."""
     return Path(tempfile.gettempdir()) / "mlcomp.lock"
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The lock as one process sees it; `waiting` and `running` are called around every wait."""
+    """The lock in one process; `waiting` and `running` are called before and after every wait."""
 
     path: Path
     waiting: Callable[[], None] = _nothing
@@ -35,13 +36,13 @@ class Machine:
 
 @contextmanager
 def shared(machine: Machine) -> Iterator[Quiet]:
-    """Hold the machine together with others; the value turns that into holding it alone, for a timed section."""
+    """Hold the lock shared; yields a context manager that holds it exclusively instead, for a timed section."""
     with ExitStack() as held:
         held.enter_context(_hold(machine, fcntl.LOCK_SH))
 
         @contextmanager
         def quiet() -> Iterator[None]:
-            # Two holders that both kept their share while waiting to be alone would wait for ever.
+            # Two holders that kept their shared locks while waiting for the exclusive one would deadlock.
             held.close()
             try:
                 with _hold(machine, fcntl.LOCK_EX):
@@ -74,7 +75,7 @@ def _acquire(machine: Machine, descriptor: int, mode: int) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    # A plain open first: in a sticky /tmp, open with O_CREAT is refused for a file that another user made.
+    # First without O_CREAT: in a sticky /tmp it is refused for a file that belongs to another user.
     try:
         descriptor = os.open(path, flags)
     except FileNotFoundError:
@@ -85,11 +86,11 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-RUN = "PYTEST_XDIST_TESTRUNUID"  # the same in all processes of a run that xdist spreads, and in their children
+RUN = "PYTEST_XDIST_TESTRUNUID"  # equal in all processes of a run with xdist, and in their children
 
 
 def said(path: Path) -> str:
-    """What a run that waits for the machine says; nothing where it waits for itself."""
+    """Return the message of a run that waits for the lock; "" if it only waits for itself."""
     holder = next((pid for pid in _holders(path) if not _is_ours(pid)), None)
     if holder is None:
         return ""
@@ -98,7 +99,7 @@ def said(path: Path) -> str:
 
 
 def _holders(path: Path) -> list[int]:
-    """The processes that hold the lock, or stand in the gate to it."""
+    """Return the processes that hold the lock or its gate, from /proc/locks."""
     inodes = set()
     for file in (path, path.with_name(path.name + ".gate")):
         try:
@@ -114,7 +115,7 @@ def _holders(path: Path) -> list[int]:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether it belongs to this run, or to this process."""
+    """Return whether a process belongs to this run or descends from this process."""
     run = os.environ.get(RUN)
     if run is not None and f"{RUN}={run}" in _read(pid, "environ").split("\0"):
         return True

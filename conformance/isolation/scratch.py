@@ -1,9 +1,8 @@
-"""A folder for the temporary files of one child out; it goes when its owner does, and every process started for it too.
+"""Temporary folders that are removed, together with all processes that use them, when their owner ends.
 
-A process of its own keeps the folder: it waits for the end of a pipe, which comes when the owner closes it, and as well
-when the owner is killed. It then ends all processes that carry the folder's mark in their environment, wherever they
-were started and in whatever session they are, and removes the folder. Should the keeper be killed too, the next one
-removes what nobody locks any more.
+A separate process, the keeper, waits for the end of a pipe, which comes when the owner closes it or is killed. It then
+kills all processes that have the folder's mark in their environment, in whatever session they are, and removes the
+folder. If the keeper is killed as well, the next keeper removes the folders that no process locks any more.
 """
 
 import contextlib
@@ -20,35 +19,35 @@ from pathlib import Path
 
 import compiler
 
-MARK = "MLCOMP_SCRATCH"  # the environment variable that says whose a process is
-ROOT = Path(__file__).parents[2]  # what the keeper imports from: it has no packages but Python's own
+MARK = "MLCOMP_SCRATCH"  # environment variable that marks a process with its folder
+ROOT = Path(__file__).parents[2]  # the keeper's import path, besides the standard library
 KEEP = "import sys; sys.path.append(sys.argv[2]); from conformance.isolation.scratch import keep; keep(sys.argv[1])"
-ROUNDS, PAUSE = 500, 0.01  # of ending processes that go on starting others
-QUIET = 2  # rounds that find none: a process that just becomes another program has no environment for a moment
+ROUNDS, PAUSE = 500, 0.01  # most rounds of killing, as processes may start others meanwhile, and seconds between them
+QUIET = 2  # rounds without a find before it stops: during exec a process has no environment for a moment
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder that is kept."""
+    """A temporary folder and its keeper."""
 
     folder: Path
     keeper: subprocess.Popen[bytes]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to know, so that its temporary files are here and that it ends with the folder."""
+        """Environment variables of a process whose temporary files go here and that ends with the folder."""
         own = {MARK: str(self.folder), "TMPDIR": str(self.folder)}
-        # Inductor's cache lies among temporary files by default, and should outlive a run.
+        # Inductor's cache is in the temporary folder by default; it should outlive a run.
         return own | {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _inductor_folder())}
 
     def close(self) -> None:
-        """End the processes and remove the folder; returns when both are gone."""
+        """End the processes, remove the folder, and wait until that is done."""
         _release(self.keeper)
 
 
 def make() -> Scratch:
-    """A new folder; raises OSError where there is no room for one."""
-    # The keeper makes the folder: at no moment could this process be killed and leave one behind.
+    """Make a folder; raises OSError if it cannot be made."""
+    # The keeper makes the folder, so that this process cannot be killed between making it and having it kept.
     keeper = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", KEEP, tempfile.gettempdir(), str(ROOT)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
@@ -73,7 +72,7 @@ def _release(keeper: subprocess.Popen[bytes]) -> None:
 
 
 def keep(place: str) -> None:
-    """Make a folder in `place`, say its name, remove those that nobody keeps, wait for the owner's end, clean up."""
+    """Run the keeper: make a folder in `place`, print its path, remove abandoned ones, wait for the owner, clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     folder, _ = compiler.locked_folder(Path(place))
@@ -85,7 +84,7 @@ def keep(place: str) -> None:
 
 
 def end(folder: Path) -> None:
-    """End every process that is marked with the folder, then remove it."""
+    """Kill all processes that are marked with the folder, then remove it."""
     quiet = 0
     for _ in range(ROUNDS):
         marked = list(members(folder))
@@ -94,25 +93,25 @@ def end(folder: Path) -> None:
                 os.kill(process, signal.SIGKILL)
         quiet = 0 if marked else quiet + 1
         if quiet == QUIET and not compiler.remove_folder(folder):
-            quiet = 0  # somebody still writes there
+            quiet = 0  # a process still writes there
         if quiet == QUIET:
             break
         time.sleep(PAUSE)
 
 
 def members(folder: Path) -> Iterator[int]:
-    """The processes of this user that are marked with the folder; none where there is no /proc."""
+    """Yield this user's processes that are marked with the folder; none if there is no /proc."""
     wanted = f"{MARK}={folder}".encode()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit():
-                with contextlib.suppress(OSError):  # another's, or gone
+                with contextlib.suppress(OSError):  # another user's, or ended
                     if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                         yield int(name)
 
 
 def _inductor_folder() -> str:
-    """Where it lies by default."""
+    """Return the default folder of Inductor's cache."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user without a name

@@ -1,1 +1,1 @@
-"""Whether a case is right: references, bounds, every stage run and held to them."""
+"""Checking of cases: references, error bounds, and the execution of every stage against them."""

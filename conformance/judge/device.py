@@ -1,7 +1,7 @@
-"""A race on a GPU: callables in; the same as graphs of many copies of a call, and a clock that waits for the device.
+"""Timing on a GPU: CUDA graphs of many copies of a call, and a clock that waits for the device.
 
-A graph of copies costs the host one launch whatever the callable does in Python, so what is timed is the device. What
-a call costs the host is measured apart, one call at a time with a wait after each.
+A graph costs the host one launch, whatever the call does in Python, so device time is measured. The time of a call
+including the host is measured separately (`wall_seconds`), with a wait after each call.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import compiler
 
 Call = Callable[[], object]
 
-# Both are multiples of the sets of operands that take turns, so that all graphs begin with the same one.
-COPIES = 21  # of a call in one graph: gaps between graphs are then a hundredth of what is timed
-WARM_UPS = 3  # calls on a side stream before the capture: libraries choose kernels and allocate workspaces in them
+# Both are multiples of the number of alternating operand sets, so that all graphs begin with the same set.
+COPIES = 21  # of a call in one graph; gaps between graphs are then a hundredth of the measured time
+WARM_UPS = 3  # calls on a side stream before the capture, in which libraries choose kernels and allocate workspaces
 WALL_CALLS = 50
-WORKING_SETS = tuple(1 << power for power in range(20, 31))  # bytes, from well inside the L2 to far beyond it
+WORKING_SETS = tuple(1 << power for power in range(20, 31))  # bytes, from well within the L2 cache to far beyond it
 REPLAYS = 10  # of a graph, of which the fastest counts
 MATMUL_SIZE = 8192
-PLAIN_MATMUL_SIZE = 4096  # of the types that no tensor core multiplies in PyTorch's default mode
-THREEFOLD = 3  # products of tf32 numbers that make one as good as a product of f32
+PLAIN_MATMUL_SIZE = 4096  # for dtypes that PyTorch does not multiply on tensor cores by default
+THREEFOLD = 3  # tf32 products whose sum is as accurate as one f32 product
 
 
 def here(target: str) -> bool:
-    """Whether code for that target runs on a GPU of this machine."""
+    """Return whether code for the target runs on a GPU of this machine."""
     return target.startswith(("cuda", "sm_")) and compiler.on_gpu(compiler.target(target))
 
 
 def clock() -> int:
-    """Nanoseconds of the host, once the device has nothing left to do."""
+    """Wait until the device is idle, then return the host's time in ns."""
     torch.cuda.synchronize()
     return time.perf_counter_ns()
 
 
 def graphs(calls: Mapping[str, Call]) -> tuple[Mapping[str, Call], int]:
-    """Each call as a graph of copies of itself, and how many; as they are, and 1, if any cannot be captured."""
+    """Capture each call as a graph of COPIES copies; returns the calls unchanged and 1 if any cannot be captured."""
     try:
         return {name: _captured(call) for name, call in calls.items()}, COPIES
-    except RuntimeError:  # what waits for the device, or reads a value from it, cannot be in a graph
+    except RuntimeError:  # a call that waits for the device or reads a value from it cannot be captured
         torch.cuda.synchronize()
         return calls, 1
 
@@ -64,7 +64,7 @@ def _captured(call: Call) -> Call:
 
 
 def wall_seconds(call: Call) -> float:
-    """The median time from the beginning of a call to the end of what it started."""
+    """Return the median time of a call including the wait for the device."""
     taken = []
     for _ in range(WALL_CALLS):
         start = clock()
@@ -74,14 +74,14 @@ def wall_seconds(call: Call) -> float:
 
 
 def seconds(call: Call) -> float:
-    """The least device time of a call, in a graph where it can be captured."""
+    """Return the least device time of a call, measured in a graph if it can be captured."""
     made, copies = graphs({"": call})
     return _least_seconds(made[""]) / copies
 
 
 @cache
 def bandwidth() -> tuple[tuple[int, float], ...]:
-    """Bytes per second, read plus written, of copies within the device's memory, by bytes of both sides together."""
+    """Return pairs of the size of source and target in bytes, and bytes per second read plus written by a copy."""
     return tuple((size, _copy_rate(size)) for size in WORKING_SETS)
 
 
@@ -93,7 +93,7 @@ def _copy_rate(size: int) -> float:
 
 @cache
 def flops(dtype: torch.dtype) -> float:
-    """Flops per second of a large matrix product as PyTorch computes it; of f32, also as three products of tf32."""
+    """Return the flops per second of a large matmul of PyTorch; f32 may also be computed as three tf32 products."""
     if dtype in (torch.bfloat16, torch.float16):
         return _matmul_rate(dtype, MATMUL_SIZE)
     if dtype is torch.float64:

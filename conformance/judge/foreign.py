@@ -1,10 +1,10 @@
-"""A case and a torch.compile backend in; whether several of its calls, each on fresh data, are right, out.
+"""Check a torch.compile backend: several calls of a case, each on fresh data, must be right.
 
-One call proves little: a backend may hand out the same buffer twice, remember its first result, go by the address of a
-tensor rather than by what is in it, or write where it should only read. So each call is judged by its values, dtypes,
-shapes and strides; inputs and weights must be as they were unless the case says that it writes to them; and every
-earlier result is looked at again after the last call. Many more calls must give what the first ones did, and no call
-may change the process: its clocks, its settings, its random numbers.
+One call proves little: a backend may return the same buffer twice, cache its first result, identify tensors by address
+instead of contents, or write to memory that it may only read. So each call is judged by its values, dtypes, shapes and
+strides. Inputs and weights must be unchanged unless the case mutates them. All earlier results are checked again after
+the last call. Many more calls must repeat the results of the first ones, and no call may change the process: its
+clocks, its settings, its random state.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from conformance.judge.subject import Subject, Tensors, Truth
 from conformance.shapes import inputs
 from conformance.shapes.cases import stages_of
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # results that are what they are
-CALLS = 4  # at least, on fresh data in fresh storage
-OFTEN, OFTEN_SECONDS = 128, 0.025  # more calls, as long as they are quick
-FORMULA = 2.0  # times the errors of eager's formula that those of another may be
-RESULTS = 1 << 21  # elements, at most, that the call on a large row may give
-TENSORS = 100  # of these: torch traces tens of thousands of parts for minutes
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of results; another subclass could defer its work
+CALLS = 4  # fewest calls on fresh data in fresh storage
+OFTEN, OFTEN_SECONDS = 128, 0.025  # most further calls, and the time limit of them all
+FORMULA = 2.0  # tolerance in units of the error bound of eager's formula, as a backend may use another formula
+RESULTS = 1 << 21  # most elements in the results of the call on a large row
+TENSORS = 100  # most results of that call: torch traces tens of thousands of parts for minutes
 ENLARGED = 1 << 32  # added to the run's seed for the data of the large row
-REFILLED = 1 << 33  # and for those that take the place of the first call's
+REFILLED = 1 << 33  # added to the run's seed for the new data in the storage of the first call
 
 
 class Wrong(Exception):
-    """A call did something other than eager; carries the verdict."""
+    """A call is wrong; carries the verdict."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.message)
@@ -46,7 +46,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Kept:
-    """A result as the caller holds it, and a copy of what it was when it came."""
+    """The results of a call, and copies of them made when it returned."""
 
     call: str
     tensors: Tensors
@@ -54,7 +54,7 @@ class Kept:
 
 
 def judge(made: Subject, backend: str, target: str, seed: int) -> rows.Stage:
-    """The row of the only stage that another backend has, held to eager's bound."""
+    """Return the row of the backend's only stage, judged by eager's error bound."""
     start = time.perf_counter()
     try:
         found = _worse(_several(made, backend, seed), _enlarged(made, backend, seed))
@@ -68,7 +68,7 @@ def judge(made: Subject, backend: str, target: str, seed: int) -> rows.Stage:
 
 
 def _several(made: Subject, backend: str, seed: int) -> Verdict:
-    """The worst verdict over `CALLS` calls, or one at each size of a dynamic case, and one in storage used before."""
+    """Return the worst verdict of CALLS calls, at every size of a dynamic case, and of one in storage used before."""
     settings = tampering.settings()
     built = systems.through_torch(backend, made.as_written, _copied(made.arguments), subject.dynamic_shapes(made.case))
     _unchanged(settings, "compiling it")
@@ -80,7 +80,7 @@ def _several(made: Subject, backend: str, seed: int) -> Verdict:
     for n, at in enumerate(every, 1):
         name = f"call {n}" if made.case.dynamic is None else f"call {n} at {subject.sizes(at)}"
         worst = _worse(worst, _call(built, at, equations, name, kept))
-        # A size of 1 is one that torch.compile always takes for itself.
+        # torch.compile always specialises on a size of 1.
         if made.case.dynamic is not None and systems.graphs() != graphs and 1 not in at.case.dims.values():
             raise Wrong(_refused(f"compiled again at {subject.sizes(at)}"))
         graphs = systems.graphs()
@@ -98,7 +98,7 @@ def _several(made: Subject, backend: str, seed: int) -> Verdict:
 
 
 def _often(built: systems.Built, every: Sequence[Subject], equations: Any, kept: Sequence[Kept]) -> None:
-    """Raise Wrong if one of many calls, on data that take turns, gives another result that is not right either."""
+    """Call many times on the data of earlier calls; raise Wrong if a result differs from the earlier one and is bad."""
     if every[0].written:
         return
     until = time.thread_time() + OFTEN_SECONDS
@@ -114,14 +114,14 @@ def _often(built: systems.Built, every: Sequence[Subject], equations: Any, kept:
 
 
 def _calls(made: Subject, seed: int) -> Iterator[Subject]:
-    """The subject on fresh data `CALLS` times, at each of its sizes at least once."""
+    """Yield the subject on fresh data at least CALLS times, at each of its sizes at least once."""
     points = list(subject.points(made, seed))
     for n in range(max(CALLS, len(points))):
         yield subject.redrawn(points[n % len(points)], seed + 1 + n)
 
 
 def _enlarged(made: Subject, backend: str, seed: int) -> Verdict:
-    """One call on the first of the case's enlarged rows that eager takes."""
+    """Judge one call on the first of the case's enlarged rows that eager accepts."""
     for values, args in made.case.enlarged:
         dims, params = ({k: values.get(k, v) for k, v in old.items()} for old in (made.case.dims, made.case.params))
         case = replace(made.case, dims=dims, params=params, args=args, enlarged=())
@@ -136,20 +136,20 @@ def _enlarged(made: Subject, backend: str, seed: int) -> Verdict:
 
 
 def _small_results(function: inputs.Function, arguments: Tensors) -> bool:
-    """Whether the program takes arguments of these sizes, and what it makes of them is not too much to judge."""
+    """Return whether eager accepts arguments of these sizes and the results are small enough to judge."""
     try:
         results = pytree.tree_leaves(inputs.traced(function, arguments))
         if len(results) > TENSORS or sum(y.numel() for y in results if isinstance(y, torch.Tensor)) > RESULTS:
             return False
         with torch.no_grad():
             function(*_copied(arguments))
-    except Exception:  # an expression may hold for some sizes only, and then raises anything
+    except Exception:  # an expression may be valid for some sizes only, and raise anything for others
         return False
     return True
 
 
 def _call(built: systems.Built, at: Subject, equations: Any, name: str, kept: list[Kept]) -> Verdict:
-    """One call, judged by all that can be seen of it."""
+    """Judge one call: values, strides, aliasing, writes to inputs and weights, and changed settings; raises Wrong."""
     weights = tuple(at.captured.constants.values())
     before = _copied((*at.arguments, *weights))
     untouched = subject.called_with(at, before[: len(at.arguments)])
@@ -180,10 +180,7 @@ def _call(built: systems.Built, at: Subject, equations: Any, name: str, kept: li
 
 
 def _judged(at: Subject, equations: Any, outputs: Tensors) -> Verdict:
-    """Whether results are what eager gives, or right.
-
-    Eager may run the program, or the graph that Dynamo makes of it, in which some ops are taken apart.
-    """
+    """Judge results against eager: of the program, or of the graph that Dynamo makes of it, with decomposed ops."""
     found = _held_to(at, equations, outputs, at.eager)
     if found.ok:
         return found
@@ -192,14 +189,14 @@ def _judged(at: Subject, equations: Any, outputs: Tensors) -> Verdict:
 
 
 def _of_graph(at: Subject) -> Tensors:
-    """What eager makes of the graph that Dynamo hands to backends."""
+    """Return eager's results of the graph that Dynamo passes to backends."""
     copies = _copied(at.arguments)
     result = systems.handed_over(at.as_written, copies)
     return at.leaves((result, [copies[n] for n in at.written]) if at.written else result)
 
 
 def _strides(at: Subject, k: int) -> Iterator[Any]:
-    """Those that a result may have: eager's of the program, what its trace promises, eager's of Dynamo's graph."""
+    """Yield the strides that output k may have: eager's, those predicted by tracing, and eager's of Dynamo's graph."""
     yield at.layouts[k][0]
     promised = at.promised_strides
     yield promised and promised[k]
@@ -207,12 +204,12 @@ def _strides(at: Subject, k: int) -> Iterator[Any]:
 
 
 def _held_to(at: Subject, equations: Any, outputs: Tensors, eager: Tensors) -> Verdict:
-    """Whether results are these of eager, or right.
+    """Judge results: they must equal eager's, or be within tolerance.
 
-    The bounds round once after each call of the program, and know nothing of the steps inside of one. So errors may be
-    twice as large, as those of a mean are that is kept up to date; an element may also be what another formula for the
-    same makes of eager's; and where eager is beyond its bounds, twice its own worst error counts, relative to the sizes
-    of the element and of the tensor.
+    The bounds assume one rounding after each call of the program, and do not cover the steps within a call. So errors
+    may be twice as large, as those of a running mean are. An element may also differ from eager's by the rounding of
+    another formula. If eager exceeds its bounds, twice its own worst error, relative to the sizes of the element and of
+    the tensor, is added to them.
     """
     alike = [(y.shape, y.dtype) == (e.shape, e.dtype) for y, e in zip(outputs, eager, strict=False)]
     if len(outputs) == len(eager) and all(alike) and all(map(_identical, outputs, eager)):
@@ -231,7 +228,7 @@ def _held_to(at: Subject, equations: Any, outputs: Tensors, eager: Tensors) -> V
 
 
 def _as_eager(y: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-    """Where elements are eager's but for the rounding of another formula: of its result, and of its steps."""
+    """Return where elements equal eager's up to the rounding of another formula: of its result and of its steps."""
     same = (y == eager) | ((y != y) & (eager != eager))
     if not y.is_floating_point():
         return same
@@ -244,7 +241,7 @@ def _as_eager(y: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
 
 
 def _widened(eager: torch.Tensor, b: oracle.Bounded) -> oracle.Bounded:
-    """With room for twice eager's own worst error."""
+    """Return the bound widened by twice eager's own worst error."""
     value, found = np.asarray(b.v, np.float64), np.asarray(oracle.to_array(eager), np.float64)
     if b.e1 is None or b.e2 is None or b.shared is None or value.shape != found.shape or not value.size:
         return b
@@ -257,13 +254,13 @@ def _widened(eager: torch.Tensor, b: oracle.Bounded) -> oracle.Bounded:
 
 
 def _unchanged(settings: dict[str, object], name: str) -> None:
-    """Raise Wrong if the process is no longer what it was."""
+    """Raise Wrong if settings of the process have changed."""
     if names := tampering.changed(settings):
         raise Wrong(_refused(f"{name}: {names} changed"))
 
 
 def _look_again(kept: Sequence[Kept]) -> None:
-    """Raise Wrong if a result is no longer what it was when it came."""
+    """Raise Wrong if a result has changed since its call returned."""
     for k in kept:
         for n, (y, was) in enumerate(zip(k.tensors, k.contents, strict=True)):
             if not _identical(y, was):
@@ -275,14 +272,14 @@ def _copied(arguments: Tensors) -> Tensors:
 
 
 def _identical(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors have the same elements, bit by bit: NaN is itself, and -0 is not 0."""
-    # A copy, since a tensor of one element counts as contiguous whatever its stride.
+    """Return whether two tensors are bitwise equal: NaN equals itself, and -0 differs from 0."""
+    # clone() instead of contiguous(), since a tensor of one element counts as contiguous whatever its stride.
     a, b = (t.detach().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8) for t in (x, y))
     return torch.equal(a, b)
 
 
 def _alike(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """As `_identical`, quickly where nothing is NaN, and whatever the sign of a zero."""
+    """Like `_identical`, but ignores the signs of zeros, and is fast if there is no NaN."""
     return x.dtype == y.dtype and x.shape == y.shape and (torch.equal(x, y) or _identical(x, y))
 
 

@@ -1,6 +1,6 @@
-"""Cases as JSON in; one row out: every kernel that they compile to for GPUs, with its resources and complaints.
+"""`--mlcomp-gate`: compile cases for GPUs without running them, and inspect the machine code of every kernel.
 
-Runs in the child process, and nothing of what is compiled runs at all: no GPU is needed, only a CUDA compiler.
+It runs in the child process and needs a CUDA compiler but no GPU.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from conformance.judge import ladder, subject
 from conformance.shapes import cases
 from conformance.shapes.cases import BenchCase, Case
 
-# The oldest, the newest and the data centre's own: each has instructions and limits that the others lack.
+# The oldest, the data centre's and the newest: each has instructions and limits that the others lack.
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
-MEASURED = ("f32", "bf16")  # types in which the rows that are to be timed are compiled
-# What families of benchmarks are to the compiler, whose machine code must then look a certain way.
-# Products of f32 may take either of two instructions, and so may those inside attention: schedules have the choice.
+MEASURED = ("f32", "bf16")  # dtypes in which benchmark rows are compiled
+# Family of benchmarks -> family of `compiler.inspect`, which determines what its machine code must look like. Attention
+# is left out: for its products, as for those of f32, schedules may choose between two instructions.
 FAMILIES = {"matmul": "contraction", "bmm": "contraction", "pointwise": "pointwise"}
 
 
 def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.Gate:
-    """The row of some cases; `options` gives seed and threads, and may give other architectures."""
+    """Compile the cases and return their row; `options` has seed, threads and optionally architectures."""
     lowered: list[tuple[Case, compiler.Lowering]] = []
     families: list[tuple[str, str] | None] = []
     wrong: list[str] = []
@@ -39,9 +39,9 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
                 some = [(case, compiler.lower(made.program, compiler.target(arch))) for arch in architectures]
                 lowered += some
                 families += [_family(case)] * len(some)
-            except compiler.Unsupported:  # the check of the case says so
+            except compiler.Unsupported:  # the check of the case reports it
                 continue
-            except Exception as error:  # whatever a pass raises is one case's failure
+            except Exception as error:  # an error of a pass fails this case only
                 wrong.append(f"{case.id}: {type(error).__name__}: {error}")
     tell("the compiler")
     kernels = [
@@ -71,7 +71,7 @@ def _mix(opcodes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _in_both_types(given: Sequence[Case]) -> list[Case]:
-    """The cases as they are, and those that are to be timed in each of the types that GPUs multiply."""
+    """Return the cases, with the benchmarks among them also in each dtype of MEASURED."""
     timed = [case for case in given if isinstance(case, BenchCase)]
     known = {case.id for case in timed}
     others = {row.id: row for case in timed for dtype in MEASURED if (row := _of_type(case, dtype)).id not in known}
@@ -79,7 +79,7 @@ def _in_both_types(given: Sequence[Case]) -> list[Case]:
 
 
 def _of_type(case: Case, dtype: str) -> Case:
-    """The same row in another type; what it had of that type besides, such as a mask, has it still."""
+    """Return the row in another dtype; only arguments of the case's own dtype change, not a mask, for example."""
     args = tuple(replace(arg, dtype=dtype if arg.dtype == case.dtype else arg.dtype) for arg in case.args)
     return replace(case, id=case.id.replace(f".{case.dtype}.", f".{dtype}.", 1), args=args, dtype=dtype)
 

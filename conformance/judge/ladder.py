@@ -1,6 +1,6 @@
-"""A case as JSON and the options of a run in; its row out: every stage run by its own executor and held to the truth.
+"""Check a case: lower it, run every stage with its executor, and compare the results with the reference.
 
-Runs in the child process, which a crash of generated code may take down; whatever else goes wrong is a failed stage.
+It runs in the child process, which generated code may crash. All other errors become failed stages.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from conformance.shapes.toml_values import CaseError, briefly
 
 Tell = Callable[[str], None]
 
-RUNS = 3  # of the text, on the same buffers
-INVALID = str(compiler.InvalidData())  # what guarded text says of data that may not be
+RUNS = 3  # executions of a text on the same buffers
+INVALID = str(compiler.InvalidData())  # the complaint of a guarded execution about invalid data
 EXECUTORS = {
     "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
     "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
@@ -46,12 +46,12 @@ EXECUTORS_OF_CUDA = EXECUTORS | {
 }  # fmt: skip
 ON_GPU = f"GPU as {{}}, {RUNS} runs, guarded"
 WATCHED = "GPU as {}, under {}"
-LOST = 70  # exit status of a process that can use its GPU no more
+LOST = 70  # exit status of a process that has lost its GPU
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a stage computed, and what was wrong with how it did that."""
+    """The results of a stage, and complaints about its execution, such as writes out of bounds."""
 
     outputs: Tensors
     complaints: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The stages that were reached, every pass application on the way, and why it ended, if early."""
+    """The lowering of a case: the stages reached, every pass application, and the error that ended it early, if any."""
 
     lowering: compiler.Lowering
     applications: tuple[compiler.Application, ...]
@@ -67,14 +67,17 @@ class Ladder:
 
     @property
     def equations(self) -> Any:
-        """The Tensor IR program that came straight from Torch IR, with what is rounded between kernels; None if there
-        is none."""
+        """The Tensor IR program made directly from Torch IR, with the roundings between kernels; None if there is
+        none."""
         first = next((a.after for a in self.applications if a.stage == "tensor"), None)
         return None if first is None else compiler.own_equations(self.lowering, first)
 
     @property
     def next_pass(self) -> Any:
-        """The first pass that was not applied; some come again where a schedule was given up for a plainer one."""
+        """The pass that failed: the one after the last application, or that one's pass if it was a step.
+
+        A position, not a set of applied passes, because some are applied again after a schedule is given up.
+        """
         every = compiler.passes_for(self.lowering.target)
         if not self.applications:
             return every[0]
@@ -84,7 +87,7 @@ class Ladder:
 
     @property
     def next_number(self) -> int:
-        """The number of the application that was not made; that of a pass is before those of its steps."""
+        """The number of the application that failed; a pass has the number before those of its steps."""
         if not self.applications:
             return 1
         last = self.applications[-1]
@@ -92,12 +95,12 @@ class Ladder:
         return steps[0] - 1 if steps else max(a.number for a in self.applications) + 1
 
     def at(self, stage: str, program: Any) -> compiler.Lowering:
-        """As if `program` stood in that stage."""
+        """Return the lowering with `program` in place of that stage."""
         return replace(self.lowering, stages={**self.lowering.stages, stage: program})
 
 
 def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell = lambda stage: None) -> Judged:
-    """The row of one case; of one that was `lost` before, no more than its files."""
+    """Check one case and return its row. With the option `lost`, the row of a lost process, only write its files."""
     case = cases.from_json(case_json)
     with threads(options.get("threads", 1)), torch.no_grad():
         try:
@@ -109,7 +112,7 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
             ladder = ready[1] if ready else climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Judged(verdict="unsupported", detail=str(refusal))
-        except Exception as problem:  # a module's or a program's own, or the capture's
+        except Exception as problem:  # of the case's module or program, or of the capture
             return unjudged(case, options["seed"], problem, "capture")
         if isinstance(ladder.error, compiler.Unsupported):
             return Judged(verdict="unsupported", detail=str(ladder.error))
@@ -120,13 +123,13 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
         return replace(row, texts=repro.texts(ladder.lowering)) if options.get("texts") else row
 
 
-_ready: dict[str, tuple[Subject, Ladder]] = {}  # what `ahead` lowered and `check` has not asked for
+_ready: dict[str, tuple[Subject, Ladder]] = {}  # lowered by `ahead`, not yet used by `check`
 
 
 def ahead(found: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
-    """Lower cases that are to be checked next, and have tools that build several texts at once build theirs.
+    """Lower the cases that will be checked next, and build their texts if the target's tools build several at once.
 
-    What is wrong with one of them is said when it is checked.
+    An error in one of them is ignored here and reported when it is checked.
     """
     _ready.clear()
     with threads(options.get("threads", 1)), torch.no_grad():
@@ -142,13 +145,13 @@ def _key(case_json: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Judged:
-    """The report on a case of which nothing can be said, blamed on its shape file if PyTorch does not run it either."""
+    """Return the row of a case that cannot be judged; its shape file is to blame if PyTorch cannot run it either."""
     fault: Exception | None = problem if isinstance(problem, CaseError) else None
-    if fault is None and case.expr:  # a graph has none
+    if fault is None and case.expr:  # a case given as a graph has no expression
         fault = inputs.fault(case, seed)
     if fault is not None:
         return Judged(detail=str(fault))
-    plain = isinstance(problem, compiler.CompilerError)  # says by itself what is wrong
+    plain = isinstance(problem, compiler.CompilerError)  # its message suffices without a traceback
     said = "" if plain else "\n" + "".join(traceback.format_exception(problem, limit=-4))
     detail = (str(problem) if plain else briefly(problem)) + said
     return Judged(first_bad_stage="torch", first_bad_pass=culprit, detail=detail)
@@ -156,7 +159,7 @@ def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = No
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch and our kernels use so many."""
+    """Set the number of threads of torch and our kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -166,25 +169,25 @@ def threads(count: int) -> Iterator[None]:
 
 
 def climb(program: Any, target: compiler.Target, schedules: Mapping[str, Any] | None = None) -> Ladder:
-    """Lower as far as it goes."""
+    """Lower a program as far as possible; an error ends it and is stored in the result."""
     applications: list[compiler.Application] = []
     try:
         lowering = compiler.lower(program, target, schedules, trace=applications.append)
         return Ladder(lowering, tuple(applications))
-    except Exception as error:  # whatever a pass raises is a failure of the stage that it should have made
+    except Exception as error:  # an error of a pass is a failure of the stage that it should have made
         stages = {"torch": program} | {a.stage: a.after for a in applications}
         return Ladder(compiler.Lowering(stages, target, {}), tuple(applications), error)
 
 
 def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
-    """The row of a case whose sizes vary: what was lowered once, judged at each of them, the worst of it kept."""
+    """Judge a case with dynamic sizes, lowered once, at each of its sizes; stages have the worst error of all sizes."""
     found, points = [], list(subject.points(made, options["seed"]))
     for at in points:
         row = judge(at, ladder, options, tell)
         if row.verdict != "pass":
             return replace(row, detail=f"at {subject.sizes(at)}: {row.detail}")
         found.append(row)
-    # A sanitizer has seen the same code at the same sizes by now.
+    # Under a sanitizer, the same code has already run at the same sizes.
     wrong = "" if options.get("sanitizer") else called(made, points, ladder)
     if wrong:
         last = cases.stages_of(options["target"])[-1]
@@ -197,7 +200,7 @@ def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: T
 
 
 def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
-    """What is wrong with the function that was compiled once, called at all sizes one after the other."""
+    """Compile the function once and call it at all sizes; returns what is wrong, or ""."""
     target = ladder.lowering.target
     shapes = subject.dynamic_shapes(made.case)
     compiled = compiler.compile(made.function, made.arguments, target, dynamic_shapes=shapes)
@@ -212,18 +215,18 @@ def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
 
 
 def _worst(stages: Sequence[Stage]) -> Stage:
-    """Of the rows of a stage at several sizes the one with the largest error; the time is that of all."""
+    """Return the row with the largest error among those of a stage at several sizes, with the sum of their times."""
     kept = max(stages, key=lambda row: -1.0 if row.err_over_tol is None else row.err_over_tol)
     return replace(kept, seconds=round(sum(row.seconds or 0.0 for row in stages), 4))
 
 
 def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
-    """Run the stages that are asked for, name the first bad one and the pass that broke it."""
+    """Run the requested stages and return the row, with the first bad stage and the pass that caused it."""
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
-    # Under a sanitizer PyTorch's kernels would be watched as well.
+    # Not on the GPU under a sanitizer, which would watch PyTorch's kernels as well.
     try:
         truth = _truth(made, ladder, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
-    except Exception as problem:  # the case's own function, a lowering or the reference: nothing can be said without
+    except Exception as problem:  # the case's own function, a lowering or the reference fails: nothing can be judged
         return replace(unjudged(made.case, options.get("seed", 0), problem), fallbacks=_fallbacks(ladder))
     stages = _each(ladder, options, tell, watch, lambda stage: assess(truth, ladder.lowering, stage, watch))
     row = _judged(ladder, stages, _remarks(made, truth, stages))
@@ -234,7 +237,7 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
 
 
 def _remarks(made: Subject, truth: Truth, stages: Sequence[Stage]) -> list[str]:
-    """What there is to say of eager and of the bounds; wrong equations may have none."""
+    """Return remarks on eager's error and on loose bounds; if a stage has failed, there may be no bounds at all."""
     remarks = []
     try:
         eager, undecided = truth.within(made.eager, truth.eagers).err_over_tol, truth.share(1.0)
@@ -256,7 +259,7 @@ def _fallbacks(ladder: Ladder) -> tuple[str, ...]:
 def _each(
     ladder: Ladder, options: Mapping[str, Any], tell: Tell, watch: Watch | None, verdict: Callable[[str], Verdict]
 ) -> tuple[Stage, ...]:
-    """The stages that are asked for and were reached, each judged; last the one that no pass could make, if any."""
+    """Judge the requested stages that were reached; the last row is that of the stage whose pass failed, if any."""
     target, found = ladder.lowering.target, []
     every = compiler.stages(target)
     for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
@@ -270,7 +273,7 @@ def _each(
 
 
 def _judged(ladder: Ladder, stages: tuple[Stage, ...], remarks: Sequence[str] = ()) -> Judged:
-    """What the stages say of a case."""
+    """Return the row of a case from its stages."""
     given_up = _fallbacks(ladder)
     bad = next((row for row in stages if row.verdict != "pass"), None)
     if bad is None:
@@ -284,7 +287,7 @@ def _dumped(made: Subject, ladder: Ladder, options: Mapping[str, Any], row: Judg
 
 
 def refused(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
-    """The row of a case that eager refuses: every stage, and the compiled function, must raise the same."""
+    """Check a case that eager refuses: every stage and the compiled function must raise the same exception."""
     wanted = str(made.case.raises)
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     wrong = _not_raised(wanted, lambda: made.function(*made.arguments))
@@ -299,7 +302,10 @@ def refused(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tel
 
 
 def _not_refused(made: Subject, lowering: compiler.Lowering, stage: str, wanted: str, watch: Watch | None) -> str:
-    """How a stage fails to raise what it should; empty if it does. Text runs on guarded buffers, then as a function."""
+    """Return how a stage fails to raise the exception `wanted`; "" if it raises it.
+
+    A text runs on guarded buffers, then as a compiled function.
+    """
     if not is_native(lowering.target, stage):
         return _not_raised(wanted, lambda: compiler.execute(lowering, stage, made.tensors))
     runs = 1 if stage == "kernel" or watch else RUNS
@@ -327,14 +333,14 @@ def _not_raised(wanted: str, call: Callable[[], object]) -> str:
 
 
 def _truth(made: Subject, ladder: Ladder, on_gpu: bool) -> Truth:
-    """What is right; raises whatever keeps that from being known."""
+    """Return the reference and the bounds; raises the lowering's error if there are no equations."""
     if ladder.equations is None:
         raise ladder.error or ValueError("torch-to-tensor gave nothing")
     return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering), on_gpu)
 
 
 def _unreached(ladder: Ladder) -> Stage:
-    """The row of the stage that no pass could make."""
+    """Return the row of the stage whose pass failed."""
     culprit = ladder.next_pass
     message = f"pass {culprit.name} raised {type(ladder.error).__name__}: {ladder.error}"
     return Stage(stage=culprit.result, seconds=0.0, message=message)
@@ -345,14 +351,14 @@ def assess(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch |
     try:
         made = run(truth, lowering, stage) if watch is None else run_watched(truth, lowering, stage, watch)
         return verdict_on(truth, lowering, stage, made)
-    except Exception as error:  # executors check their programs, and say what is wrong by raising
+    except Exception as error:  # executors check their programs and raise
         if getattr(error, "lost", False):
             _leave(error)
         return Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
 
 
 def executor(target: compiler.Target, stage: str, watch: Watch | None = None) -> str:
-    """What runs a stage."""
+    """Return the name of the executor of a stage."""
     if target.kind != "cuda":
         return EXECUTORS[stage]
     arch = compiler.architecture(target) if stage == "cuda" else None
@@ -362,20 +368,20 @@ def executor(target: compiler.Target, stage: str, watch: Watch | None = None) ->
 
 
 def _leave(error: Exception) -> None:
-    """End this process, whose GPU is lost, so that what comes next has a new one; it takes a hung kernel along."""
+    """End this process, which has lost its GPU, so that the next case gets a new one; this also ends a hung kernel."""
     print(error, file=sys.stderr, flush=True)
     os._exit(LOST)
 
 
 def run(truth: Truth, lowering: compiler.Lowering, stage: str, patience: float = 0.0) -> Made:
-    """What a stage computes; the text is run several times on guarded buffers.
+    """Run a stage; a text runs RUNS times on guarded buffers.
 
-    With `patience`, native code runs in a process of its own, for so many seconds.
+    If `patience` is not 0, native code runs in a child process with this time limit in seconds.
     """
     tensors = truth.subject.tensors
     if not is_native(lowering.target, stage):
         return Made(compiler.execute(lowering, stage, tensors))
-    runs = 1 if stage == "kernel" else RUNS  # one order shows the checks what another would
+    runs = 1 if stage == "kernel" else RUNS  # the emulator's checks do not depend on the order of threads
     outcome = compiler.execute_guarded(lowering, tensors, runs, patience, stage=stage)
     complaints = list(outcome.complaints)
     if not outcome.same and truth.tolerance.deterministic:
@@ -384,11 +390,11 @@ def run(truth: Truth, lowering: compiler.Lowering, stage: str, patience: float =
 
 
 def run_watched(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch) -> Made:
-    """What a stage computes on the GPU, run once, and what the sanitizer that this process runs under says of it."""
+    """Run a stage once on the GPU under the sanitizer of this process; its findings become complaints."""
     try:
         outcome = compiler.execute_guarded(lowering, truth.subject.tensors, runs=1, stage=stage, apart=True)
     except compiler.CompilerError as error:
-        # The report of what stopped the GPU says more than the error that came of it, and must outlive this process.
+        # The sanitizer's report says more than the resulting error, and must be printed before this process ends.
         said = "\n".join((*watch.findings(), str(error)))
         print(said, file=sys.stderr, flush=True)
         raise compiler.CompilerError(said) from error
@@ -396,19 +402,19 @@ def run_watched(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Wa
 
 
 def is_native(target: compiler.Target, stage: str) -> bool:
-    """Whether what runs a stage is compiled code, with the freedom to do anything."""
+    """Return whether a stage runs as native code, which may crash or hang."""
     return stage in ("cpp", "cuda", "mlir", "triton") or (stage == "kernel" and target.kind == "cuda")
 
 
 def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made) -> Verdict:
-    """Judge what a stage made."""
+    """Judge the results and complaints of a stage."""
     if made.complaints:
         return Verdict(False, float("inf"), (), "\n".join(made.complaints))
     if stage == "torch":
-        # The same kernels on the same numbers: only what capture decomposed may differ, however good eager is.
+        # The same kernels run on the same numbers: only decompositions made during capture may differ from eager.
         same = all(oracle.exact(a, b).ok for a, b in zip(made.outputs, truth.subject.eager, strict=True))
         near = Verdict(True, 0.0) if same else truth.within(made.outputs, truth.from_eager)
-        # Kernels of gradients are decomposed into other formulas, which round less, or by chance not at all.
+        # Gradient kernels are decomposed into other formulas, whose roundings may be smaller than eager's.
         return near if near.ok or not truth.faithful else truth.within(made.outputs, truth.eagers)
     found = truth.judge(made.outputs)
     if found.ok and stage == "tensor":
@@ -418,7 +424,7 @@ def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made
 
 
 def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
-    """The first pass application whose result, run as this stage, is wrong."""
+    """Return the first pass application, as name#number, whose result is wrong when run as this stage; or None."""
     if stage == "torch":
         return "capture"
     for application in ladder.applications:
@@ -430,7 +436,7 @@ def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
 
 
 def _foreign(made: Subject, options: Mapping[str, Any]) -> Judged:
-    """The row of a case as another torch.compile backend computes it."""
+    """Check a case through a torch.compile backend; only its results are judged."""
     stage = foreign.judge(made, options["backend"], options["target"], options["seed"])
     if stage.verdict == "pass":
         return Judged(verdict="pass", stages=(stage,))

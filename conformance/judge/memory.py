@@ -1,7 +1,4 @@
-"""Shape files in; what the temporaries of each of their benchmarks take, next to what no plan avoids, a line each.
-
-`mlcomp explain FILE …` runs it.
-"""
+"""`mlcomp explain FILE …`: the memory of benchmarks' temporaries as planned, against lower bounds."""
 
 from __future__ import annotations
 
@@ -17,13 +14,14 @@ from conformance.shapes.files import ShapeFileError, below, benches, load
 
 
 def planned(case: BenchCase, target: compiler.Target) -> compiler.MemorySchedule:
-    """Where the temporaries of a benchmark lie; its weights are blank."""
+    """Return the memory plan of a benchmark's temporaries; its weights are left blank."""
     made = compiler.lower(subject.prepare(case, 0, blank=True).program, target, until="kernel")
     return compiler.memory_schedule(made, {})
 
 
 def lines(cases: Sequence[BenchCase], target: compiler.Target) -> Iterator[str]:
-    """Each benchmark's peak, the most that is alive at once in its order, and in any; the first over these."""
+    """Yield a table in bytes: the planned peak; the most that is live at once in this order of kernels; a lower bound
+    for any order; then the peak over each of these two, and the benchmark."""
     yield f"{'peak':>12} {'alive':>12} {'any order':>12} {'':>5} {'':>5}"
     for case in cases:
         try:

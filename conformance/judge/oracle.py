@@ -1,7 +1,7 @@
-"""Whether a result is right: what a stage computed and how far it may be from exact arithmetic in, a verdict out.
+"""Judge results: compare each element with the reference and its error bound.
 
-The bound of every element comes from the case's own Tensor IR (`bounds`), so no tolerance is chosen by hand, and is
-judged as `mlcomp run` does.
+The bounds are derived from the case's own Tensor IR (`bounds`), so no tolerance is chosen by hand; `mlcomp run` judges
+in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance import rows
 
 Array = npt.NDArray[Any]
 
-LAMBDA = compiler.LAMBDA  # deviations that an error may be: the one knob
+LAMBDA = compiler.LAMBDA  # the largest error in standard deviations: the only tuning parameter
 UNIT = {name: known.unit for name, known in compiler.FORMATS.items()}
 LEAST = {name: known.least for name, known in compiler.FORMATS.items()}
 OVERFLOW = {name: known.overflow for name, known in compiler.FORMATS.items()}
@@ -36,7 +36,7 @@ tolerance = compiler.tolerance
 
 
 def row(stage: str, verdict: Verdict, executor: str, start: float) -> rows.Stage:
-    """The row of a stage that has been run and judged since `start`, of `time.perf_counter`."""
+    """Return the row of a judged stage that began at `start`, a time of `time.perf_counter`."""
     return rows.Stage(
         stage=stage, verdict="pass" if verdict.ok else "fail", err_over_tol=verdict.err_over_tol, executor=executor,
         seconds=round(time.perf_counter() - start, 4), message=verdict.message,
@@ -50,11 +50,11 @@ def bounds(
     moments: Callable[[Array, Array], compiler.Moments] | None = None,
     **other: Any,
 ) -> tuple[Bounded, ...]:
-    """A bounded value for each output of a Tensor IR program, of inputs that are exact or bounded themselves.
+    """Return a bounded value for each output of a Tensor IR program; inputs are exact or bounded themselves.
 
-    `accuracy` is what implementations may lose, by default those of the CPU; `other` than it may be
-    `ulps(function, dtype)`, `series(n)` roundings of a sum of n terms, or `algebra=True` for an evaluation in f64.
-    `moments` computes those of products of matrices in place of `compiler.moments`.
+    `accuracy` states the errors of implementations, by default of the CPU's. `other` replaces fields of it:
+    `ulps(function, dtype)`, `series(n)` roundings of a sum of n terms, or `algebra=True` to evaluate in f64. `moments`
+    replaces `compiler.moments` for matrix products.
     """
     allowed = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
     given: list[Any] = [to_array(x) if isinstance(x, torch.Tensor | np.ndarray) else x for x in inputs]
@@ -62,35 +62,35 @@ def bounds(
 
 
 def judge(y: torch.Tensor | Array, bounded: Bounded, dtype: str, *, flush: bool = False) -> Verdict:
-    """Whether `y`, of type `dtype`, is within the bound of every element; `flush`: denormal results may be zero."""
+    """Judge whether all elements of `y`, of type `dtype`, are within bounds; `flush`: denormal results may be zero."""
     return compiler.judge(to_array(y), bounded, dtype, flush=flush)
 
 
 def exact(y: torch.Tensor | Array, reference: torch.Tensor | Array) -> Verdict:
-    """Whether two results are the same; NaN equals NaN."""
+    """Judge whether two results are equal; NaN equals NaN."""
     return compiler.exact(to_array(y), to_array(reference))
 
 
 def to_array(x: torch.Tensor | Array) -> Array:
-    """A result as bounds hold it: short floats as f32."""
+    """Return a result in the format of bounds: 16-bit and smaller floats as f32."""
     return compiler.to_array(x) if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
-# ---- without bounds, for shapes too large to derive them
+# ---- without bounds, for shapes that are too large to derive them
 
-CLOSE = 16.0  # unit roundoffs of the root mean square by which two good results may differ unexamined
-EAGER = 10.0  # times eager's own worst error that ours may err
+CLOSE = 16.0  # unit roundoffs of the root mean square by which a result may differ from eager's without further checks
+EAGER = 10.0  # tolerance in units of eager's own worst error
 
 
 def quick_compare(
     ours: object, eager: object, reference: Callable[[], object] | object | None = None
 ) -> tuple[bool, float, str]:
-    """Whether a result that eager has too is plausible: (ok, error over tolerance, message).
+    """Compare a result with eager's without bounds; returns (ok, error over tolerance, message).
 
-    An element passes if it is within 4 roundings of its type plus 16 f32 roundings of the tensor's root mean square of
-    eager's. If any does not, both are measured against `reference`, in f64 or a function that makes it: ours may then
-    err ten times as much as eager's worst element, on top of that. Integers and bools must be eager's, or else the
-    reference's, which decides where torch leaves open which of equal elements comes first.
+    The tolerance is 4 roundings of the element in its dtype plus 16 f32 roundings of the tensor's root mean square. If
+    an element is further from eager's, ours is compared with `reference` (a result in f64 or a function that returns
+    it), with ten times eager's worst error added to the tolerance. Integers and bools must equal eager's or else the
+    reference's, which decides where torch leaves open which of several equal elements is chosen.
     """
     mine, theirs = _leaves(ours), _leaves(eager)
     if len(mine) != len(theirs):
@@ -123,7 +123,7 @@ def _leaves(tree: object) -> list[torch.Tensor]:
 
 
 def _close(y: torch.Tensor, centre: torch.Tensor, classes: torch.Tensor, slack: float) -> Verdict:
-    """`y` within a tolerance of `centre`, with NaN and infinities where `classes` has them."""
+    """Judge whether `y` is within tolerance of `centre`, with NaN and infinities exactly where `classes` has them."""
     if not y.is_floating_point():
         return exact(y, centre)
     u = UNIT[NAMES[y.dtype]]

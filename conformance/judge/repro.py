@@ -1,4 +1,4 @@
-"""A case that failed in; a folder out, with its data, every stage's text, and a script that runs the stages alone."""
+"""Write the folder of a failed case: its data, every stage's text, and a script that runs the stages alone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for stage in stages[stages.index(start or stages[0]) :]:
     far = [(a.double().reshape(b.shape) - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
     print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
 '''
-LONGEST = 40_000  # characters of a text in a row
+LONGEST = 40_000  # most characters of a text in a row
 TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu", "mlir": "kernel.mlir", "triton": "kernel.py"}
 IMPORT = """
 import sys
@@ -71,7 +71,7 @@ MODULE = """
 
 
 def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: Judged) -> str:
-    """Write what is needed to see the failure again; the folder, or why it could not be written."""
+    """Write the folder that reproduces a failure; returns its path, or why it could not be written."""
     case = made.case
     try:
         write_texts(folder, lowering)
@@ -86,21 +86,21 @@ def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: Judged) 
 
 
 def write_texts(folder: Path, lowering: compiler.Lowering) -> None:
-    """Every stage's text as a file in a folder, which is made."""
+    """Write every stage's text as a file in the folder, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     for stage in lowering.stages:
         (folder / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
 
 
 def texts(lowering: compiler.Lowering) -> dict[str, str]:
-    """The schedules and every stage's text, as a row has them: very long ones are cut."""
+    """Return every stage's text and the schedules, for a row; texts longer than LONGEST are cut."""
     found = {stage: lowering.show(stage) for stage in lowering.stages}
     found["schedule"] = compiler.show_schedules(lowering.schedules)
     return {what: text if len(text) <= LONGEST else f"{text[:LONGEST]}\n… cut here" for what, text in found.items()}
 
 
 def _arguments(made: Subject) -> dict[str, torch.Tensor]:
-    """All tensors of the case by name, weights included."""
+    """Return all tensors of the case by name, including weights."""
     function = made.function.inner if isinstance(made.function, inputs.Derived) else made.function
     bound = function if isinstance(function, inputs.Bound) else None
     given = iter(made.arguments)
@@ -139,7 +139,7 @@ def _title(name: str, row: Judged) -> str:
 
 
 def _modules(made: Subject, folder: Path) -> str:
-    """Lines that make the case's modules again, whose weights go to files."""
+    """Save the weights of the case's modules, and return the lines of the script that recreate the modules."""
     case = made.case
     calls = inputs.module_calls(case)
     lines = ""

@@ -1,9 +1,9 @@
-"""A tool of NVIDIA's compute-sanitizer in; the command that runs a process under it, and what it found, case by case.
+"""Run cases under a tool of NVIDIA's compute-sanitizer, and attribute its reports to cases.
 
-One process serves many cases, because starting under a sanitizer costs seconds. What the sanitizer says goes to a file
-of its own, at some time after the kernel that it is about. So each case ends with a control: a kernel with the very
-fault that the tool looks for. What is reported before the control is the case's, and a control that is not reported
-shows a sanitizer that sees nothing.
+One process runs many cases, because starting under a sanitizer takes seconds. The sanitizer writes its reports to a
+log, some time after the kernel in question. Therefore each case ends with a control: a kernel with a fault that the
+tool must report. Reports before that of the control belong to the case. A control that is not reported means that the
+sanitizer does not work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE = 30.0  # seconds that the report of a control may take
+PATIENCE = 30.0  # seconds to wait for the report of a control
 PAUSE = 0.002
 COMMAND = "compute-sanitizer"
 PLACES = (Path("/usr/local/cuda/bin"), Path("/opt/nvidia/cuda/bin"))
-# Allocations are the driver's own, so that an access beyond one is seen.
+# Without PyTorch's caching allocator each tensor is a separate allocation, so that an access beyond it is detected.
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-CONTROLS = 64  # names that take turns
-_PRINTED = 100_000  # reports after which the tool is silent; its own limit is 100
-_SHOWN = 20  # findings of one case that are told
+CONTROLS = 64  # number of control names, used in rotation
+_PRINTED = 100_000  # most reports that the tool prints; its default is 100
+_SHOWN = 20  # most findings returned for one case
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool by its name: its flags, and the body of a kernel of 64 threads that it must complain about."""
+    """A tool, its flags, and the body of a control: a faulty kernel of 64 threads that it must report."""
 
     name: str
     flags: tuple[str, ...]
@@ -40,7 +40,7 @@ class Tool:
 TOOLS = {
     tool.name: tool
     for tool in (
-        # The kernel alone is stopped, so that the process can go on; what calls of CUDA return is not looked at.
+        # A fault stops only the kernel, so that the process can continue; errors returned by CUDA calls are ignored.
         Tool(
             "memcheck",
             ("--destroy-on-device-error", "kernel", "--report-api-errors", "no"),
@@ -58,37 +58,37 @@ TOOLS = {
 
 
 def installed() -> str | None:
-    """The sanitizer's path."""
+    """Return the path of compute-sanitizer, or None."""
     found = (str(place / COMMAND) for place in PLACES if (place / COMMAND).exists())
     return shutil.which(COMMAND) or next(found, None)
 
 
 def command(tool: str, log: Path) -> list[str]:
-    """What to put before a command so that it runs under the tool, whose reports go to the file `log`."""
+    """Return the prefix of a command that runs it under the tool with reports in the file `log`."""
     common = ("--log-file", str(log), "--show-backtrace", "no", "--print-limit", str(_PRINTED))
     return [installed() or COMMAND, "--tool", tool, *common, *TOOLS[tool].flags]
 
 
 class Blind(Exception):
-    """The sanitizer did not report a fault that was planted for it; only a new process can go on."""
+    """The sanitizer did not report a control; the process must be replaced (`lost`)."""
 
     lost = True
 
 
 class Watch:
-    """What the tool says in its file, from one call of `findings` to the next."""
+    """Reads the tool's log, from one call of `findings` to the next."""
 
     def __init__(self, tool: str, log: Path, launch: Callable[[int], None], patience: float = PATIENCE) -> None:
-        """`launch(n)` runs control number n and waits for its end."""
+        """Begin at the present end of the log; `launch(n)` runs control number n and waits for its end."""
         self.tool, self._log, self._launch, self._patience = tool, log, launch, patience
         self._read = len(self._text())
         self._controls = 0
 
     def findings(self) -> tuple[str, ...]:
-        """What was reported since the last time; raises Blind if the control was not."""
+        """Return the reports since the last call; raises Blind if that of the control does not come in time."""
         number = self._controls % CONTROLS
         self._controls += 1
-        with contextlib.suppress(RuntimeError):  # that is how CUDA tells of the planted fault
+        with contextlib.suppress(RuntimeError):  # CUDA's error for the planted fault
             self._launch(number)
         name = control(number)
         end = time.monotonic() + self._patience
@@ -110,7 +110,7 @@ class Watch:
 
 
 def blocks(text: str) -> list[str]:
-    """The reports in a sanitizer's text, each on one line; what began before the text, or does not end in it, is none.
+    """Return the complete reports in a part of the log, each as one line; those cut at its ends are left out.
 
     >>> said = '''=========     by thread (1,0,0) in block (0,0,0)
     ... =========
@@ -131,25 +131,25 @@ def blocks(text: str) -> list[str]:
         elif found and (more := re.match(r"=========\s{2,}(\S.*)", line)) is not None:
             found[-1].append(more[1].strip())
     if found and lines and not re.fullmatch(r"=========\s*", lines[-1]):
-        found.pop()  # its end is yet to come: it is the control's own
+        found.pop()  # incomplete: it is the control's own report
     return [_one_line(block) for block in found if not block[0].startswith("COMPUTE-SANITIZER")]
 
 
 def _one_line(block: Sequence[str]) -> str:
-    """The block with its place in the text first, as compilers write it."""
+    """Join a report to one line, with its place in the source first, as in compiler messages."""
     said = "; ".join(block)
     place = re.search(r" in (?:\S*/)?(kernel\.cu:\d+)", said)
     return f"{place[1]}: {said.replace(place[0], '')}" if place else said
 
 
 def control(number: int | str) -> str:
-    """The name of a control."""
+    """Return the kernel name of a control."""
     return f"mlcomp_control_{number}"
 
 
 @functools.cache
 def watch(tool: str, log: str) -> Watch:
-    """The watch of this process, which runs under the tool."""
+    """Return the watch of this process, which runs under the tool."""
     import cupy  # noqa: PLC0415  only where there is a GPU
 
     kernels = (

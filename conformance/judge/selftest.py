@@ -1,7 +1,8 @@
-"""A run's seed in; how many miscompiles, planted at random in every stage, the ladder's checks caught, out.
+"""The self-test: plant random miscompiles in every stage and count how many the checks of `ladder.py` catch.
 
-A mutant counts if, on the case's data, its results differ from the sound stage's in any bit. Places are drawn
-uniformly over what a program consists of, so the share caught says what a random miscompile has to fear.
+A mutant counts if, on the case's data, its results differ from the correct stage's in any bit. Places are drawn
+uniformly over the elements of a program, so the share caught estimates the probability that a random miscompile is
+caught.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from conformance.judge.subject import Truth
 from conformance.shapes import files
 from conformance.shapes.cases import Case
 
-PLANTED = 2  # in each stage of each case
-DRAWN = 8  # mutants looked at for each one planted: many are no different on the case's data
-# How much of an element rounding may change, or its row tells too little.
+PLANTED = 2  # mutants in each stage of each case
+DRAWN = 8  # mutants drawn for each one planted, as many do not change the results on the case's data
+# The largest relative tolerance of an element; a row with larger ones would catch too little.
 SHARP = {"f32": 2.0**-12, "bf16": 2.0**-5}
-PATIENCE = 10.0  # seconds for a mutant's native code, in a process of its own
-LARGEST = 20_000  # elements of an argument
-# What is compiled: shape file, name of the case, dtype. Which of its rows, the run's seed decides.
+PATIENCE = 10.0  # time limit in seconds of a mutant's native code, in a child process
+LARGEST = 20_000  # most elements of an argument
+# The cases used: shape file, name, dtype. The run's seed decides which of their rows.
 SAMPLE = (
     ("softmax", "softmax", "f32"), ("norm", "layer_norm", "f32"), ("norm", "rms_norm", "bf16"),
     ("matmul", "linear.epilogue", "f32"), ("matmul", "addmm", "f32"), ("matmul", "matmul.int", "i32"),
@@ -37,13 +38,13 @@ SAMPLE = (
     ("reduce", "argmax", "f32"), ("reduce", "var.unbiased", "f32"), ("pad", "pad", "f32"), ("join", "cat", "f32"),
     ("attention", "scaled_dot_product_attention", "f32"), ("select", "where", "f32"),
 )  # fmt: skip
-# Data on which much goes unnoticed by its nature.
+# Distributions of data that hide many miscompiles by their nature.
 DULL = frozenset({"zeros", "ones", "specials", "extremes", "denormal", "huge"})
 
 
 @dataclass(frozen=True)
 class Sound:
-    """A case whose stages are as they should be, and what each computes."""
+    """A correct case, and the results of each of its stages."""
 
     truth: Truth
     ladder: Ladder
@@ -51,11 +52,11 @@ class Sound:
 
 
 def run(options: Mapping[str, Any]) -> rows.SelfTest:
-    """What was planted and what was refused; `options` gives targets and seed."""
+    """Run the self-test; `options` has targets and seed."""
     rng = random.Random(options["seed"])
     planted: list[rows.Planted] = []
     alarms: list[rows.Alarm] = []
-    with ladder.threads(1), torch.no_grad():  # a forked process may not use threads
+    with ladder.threads(1), torch.no_grad():  # a forked process must not use threads
         for target in options["targets"]:
             for fitting in sample(rng):
                 sound, wrong = _sharp(fitting, {**options, "target": target})
@@ -66,7 +67,7 @@ def run(options: Mapping[str, Any]) -> rows.SelfTest:
 
 
 def sample(rng: random.Random) -> Iterator[list[Case]]:
-    """The telling rows of each case of `SAMPLE`, in random order."""
+    """Yield for each case of SAMPLE its usable rows, in random order."""
     folder = files.find_shapes() / "ops"
     for file, name, dtype in SAMPLE:
         every = files.expand(files.load(folder / f"{file}.toml"), "full")
@@ -83,7 +84,7 @@ def _telling(case: Case) -> bool:
 
 
 def _sharp(fitting: list[Case], options: Mapping[str, Any]) -> tuple[Sound | None, list[rows.Alarm]]:
-    """The first case whose data pins its results down, and all false alarms on the way."""
+    """Return the first row with tight tolerances, and all false alarms of the rows tried."""
     alarms: list[rows.Alarm] = []
     for case in fitting:
         sound, wrong = _sound(case, options)
@@ -98,7 +99,7 @@ def _alarm(case: Case, options: Mapping[str, Any], stage: str | None, message: s
 
 
 def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[rows.Alarm]]:
-    """The unmutated case, and a row for each stage of it that is refused: a false alarm."""
+    """Run the unmutated case; each stage that is refused is a false alarm."""
     made: dict[str, Made] = {}
     try:
         whole = subject.prepare(case, options["seed"])
@@ -106,7 +107,7 @@ def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[r
         if climbed.error is not None:
             raise climbed.error
         truth = Truth(whole, climbed.equations, compiler.accuracy(climbed.lowering))
-    except Exception as error:  # a sound case that cannot even be compiled
+    except Exception as error:  # a correct case that cannot even be compiled
         return None, [_alarm(case, options, None, f"{type(error).__name__}: {error}")]
     alarms = []
     for stage in compiler.stages(climbed.lowering.target):
@@ -126,7 +127,7 @@ def _patience(lowering: compiler.Lowering, stage: str) -> float:
 
 
 def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[rows.Planted]:
-    """Up to `PLANTED` mutants of one stage that compute something else, each with what the check says of it."""
+    """Yield up to PLANTED mutants of one stage that compute something else, each with the result of the check."""
     program = sound.ladder.lowering.stages[stage]
     left = PLANTED
     for mutation, mutant in compiler.mutants(stage, program, rng, DRAWN * PLANTED):
@@ -144,14 +145,14 @@ def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[rows.Planted
 
 
 def _verdict(sound: Sound, stage: str, mutant: Any) -> Verdict | None:
-    """What the check says of a mutant; None if it is no miscompile: the same to the bit, or refused by others."""
+    """Check a mutant; None if it does not count: bitwise equal results, or refused by the toolchain or by PyTorch."""
     lowering = sound.ladder.at(stage, mutant)
     try:
         made = ladder.run(sound.truth, lowering, stage, _patience(lowering, stage))
-    except compiler.ToolchainError:  # the compiler refused it: no pass renders what does not compile
+    except compiler.ToolchainError:  # does not count: no pass renders text that the toolchain refuses
         return None
     except Exception as error:
-        # PyTorch's own checks of arguments say nothing about ours.
+        # An error of PyTorch's argument checks says nothing about our checks.
         caught = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
         return None if stage == "torch" else caught
     if not made.complaints and same(made, sound.made[stage]):
@@ -160,7 +161,7 @@ def _verdict(sound: Sound, stage: str, mutant: Any) -> Verdict | None:
 
 
 def same(a: Made, b: Made) -> bool:
-    """Whether two results agree in every bit but the payload of NaN."""
+    """Return whether two results are bitwise equal, except for payloads of NaN."""
     pairs = list(zip(a.outputs, b.outputs, strict=False))
     alike = len(a.outputs) == len(b.outputs) and all(x.dtype == y.dtype and x.shape == y.shape for x, y in pairs)
     return alike and all(oracle.exact(x, y).ok and torch.equal(x.signbit(), y.signbit()) for x, y in pairs)

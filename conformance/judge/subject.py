@@ -1,7 +1,7 @@
-"""A case in; its inputs, its captured program, what is right, and how far from it each result may be, out.
+"""Prepare a case for checking: its inputs, the captured program, the reference, and the error bounds of results.
 
-What is right is Torch IR in f64 on the rounded inputs. How far off a result may be is derived from Tensor IR: for ours
-as it stands, for eager with a rounding after every call. The GPU multiplies what is large of that.
+The reference is the Torch IR evaluated in f64 on the rounded inputs. Error bounds are derived from Tensor IR: for our
+results from the program as it is, for eager's with a rounding after every call. Large cases use the GPU for this.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from conformance.shapes.expressions import evaluate, formula
 
 Tensors = tuple[torch.Tensor, ...]
 
-# PyTorch's own vectorised functions are within a few units in the last place; ours are within what they claim.
+# PyTorch's vectorised functions are accurate to a few ulps; ours have declared error bounds.
 EAGER_ULPS = 4.0
 TINY = 1e-12
-LARGE = 1 << 20  # elements of all inputs, from which on a trip to a GPU pays
+LARGE = 1 << 20  # total elements of the inputs from which evaluating the reference on a GPU pays
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,31 @@ class Subject:
         return self.captured.program
 
     def leaves(self, result: object) -> Tensors:
-        """The tensors of a result of the function, in the order of the program's outputs."""
+        """Return the tensors of a result of the function, in the order of the program's outputs."""
         flat = pytree.tree_leaves(result)
         return tuple(torch.as_tensor(leaf) for n, leaf in enumerate(flat) if n not in self.captured.literals)
 
     @functools.cached_property
     def eager(self) -> Tensors:
-        """What the function itself gives."""
+        """The results of eager."""
         with torch.no_grad():
             return self.leaves(self.function(*self.arguments))
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Positions of the arguments that the case's program writes to."""
+        """Positions of the arguments that the case mutates."""
         free = [arg.name for arg in self.case.args if not arg.constant]
         return tuple(free.index(name) for name in self.case.mutates)
 
     @property
     def as_written(self) -> inputs.Function:
-        """The case's program, which writes to its arguments; `function` writes to copies, and gives those as well."""
+        """The case's function, which may mutate its arguments; `function` mutates copies and returns them as well."""
         inner: inputs.Function = getattr(self.function, "__wrapped__", self.function)
         return inner if self.case.mutates else self.function
 
     @functools.cached_property
     def layouts(self) -> list[tuple[list[int], frozenset[int]]]:
-        """For each result of eager its `strides`, and the positions of the arguments whose memory it lies in."""
+        """For each result of eager its `inputs.strides`, and the positions of the arguments that it aliases."""
         copies = tuple(map(inputs.clone_storage, self.arguments))
         with torch.no_grad():
             made = self.as_written(*copies)
@@ -86,13 +86,13 @@ class Subject:
 
     @functools.cached_property
     def promised_strides(self) -> list[list[int]] | None:
-        """The `strides` of each result as torch traces the program; None where it cannot."""
+        """The `inputs.strides` that torch predicts for each result by tracing; None if it cannot trace the program."""
         found = inputs.promised(self.function, self.arguments, dynamic=self.case.dynamic is not None)
         return None if found is None else [at[0] for n, at in enumerate(found) if n not in self.captured.literals]
 
 
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
-    """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
+    """Make the inputs (with `blank` uninitialised ones) and capture the function; raises Unsupported."""
     function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
     if isinstance(function, inputs.Derived):
         count = function.count
@@ -109,24 +109,24 @@ def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured
 
 
 def redrawn(made: Subject, seed: int) -> Subject:
-    """The subject on other data in storage of its own; weights stay."""
+    """Return the subject with other data in new storage and the same weights."""
     drawn = inputs.make(made.case, seed)
     return called_with(made, tuple(x for name, x in drawn.items() if name not in made.case.constants))
 
 
 def called_with(made: Subject, arguments: Tensors) -> Subject:
-    """The subject on these arguments."""
+    """Return the subject with these arguments."""
     return _subject(made.case, made.function, arguments, made.captured)
 
 
 def sizes(at: Subject) -> str:
-    """The sizes that a dynamic case has here."""
+    """Return the present values of a dynamic case's sizes, as text."""
     assert at.case.dynamic is not None
     return ", ".join(f"{name} = {at.case.dims[name]}" for name in at.case.dynamic.ranges)
 
 
 def points(made: Subject, seed: int) -> Iterator[Subject]:
-    """The subject at each of its sizes, all of the one program that was captured."""
+    """Yield the subject at each of its sizes, with the program that was captured once."""
     case = made.case
     if case.dynamic is None:
         yield made
@@ -138,7 +138,7 @@ def points(made: Subject, seed: int) -> Iterator[Subject]:
 
 
 def dynamic_shapes(case: Case) -> tuple[dict[int, Any] | None, ...] | None:
-    """Which axes of the inputs vary, as `torch.export` has it; None where none does."""
+    """Return the dynamic axes of the inputs in the format of `torch.export`; None if there are none."""
     if case.dynamic is None:
         return None
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in case.dynamic.ranges.items()}
@@ -151,13 +151,15 @@ def dynamic_shapes(case: Case) -> tuple[dict[int, Any] | None, ...] | None:
 
 
 class Truth:
-    """What the results of a subject should be, and how good they must be."""
+    """The reference of a subject, and the tolerances of its results."""
 
     def __init__(
         self, subject: Subject, equations: Any, accuracy: compiler.Accuracy | None = None, on_gpu: bool = False
     ) -> None:
-        """`equations` is the Tensor IR program that torch-to-tensor made; `accuracy` what its executors may lose; with
-        `on_gpu`, large cases are worked out by the GPU, in f64 as elsewhere."""
+        """Evaluate the reference; with `on_gpu` that of large cases on the GPU, also in f64.
+
+        `equations` is the Tensor IR program made from Torch IR, `accuracy` states the errors of its implementations.
+        """
         self.subject, self.equations, self.accuracy = subject, equations, accuracy
         self.tolerance: Tolerance = subject.case.tolerance
         self.dtypes = [oracle.NAMES[leaf.dtype] for leaf in subject.eager]
@@ -166,7 +168,7 @@ class Truth:
 
     @functools.cached_property
     def derived(self) -> Sequence[Bounded]:
-        """The bounds of our own results, around what Tensor IR says in exact arithmetic."""
+        """The bounds of our results, centred on the values of Tensor IR."""
         return oracle.bounds(self.equations, self.subject.tensors, self.accuracy, self.moments)
 
     @functools.cached_property
@@ -174,9 +176,9 @@ class Truth:
         return self._around_reference(lambda: self.derived)
 
     def share(self, fraction: float) -> float:
-        """The share of elements of floating outputs that may be off by more than this fraction of the usual size.
+        """Return the share of floating-point elements whose tolerance exceeds this fraction of their magnitude.
 
-        Where all is near zero, the usual size is 1.
+        The magnitude is at least the mean magnitude of the output, or 1 if that is near zero.
         """
         beyond = total = 0
         for b, dtype in zip(self.ours, self.dtypes, strict=True):
@@ -191,16 +193,16 @@ class Truth:
 
     @functools.cached_property
     def sound(self) -> bool:
-        """Whether Tensor IR and the reference are the same in real numbers."""
+        """Whether Tensor IR and the reference are the same function of real numbers (compared in f64)."""
         return self.tolerance.mode != "fixed" and self.algebra(self.equations).ok
 
     @functools.cached_property
     def faithful(self) -> bool:
-        """Whether what was captured is the gradient that eager's own kernels make in f64, in real numbers."""
+        """Whether the captured gradient and that of eager's kernels are the same function of real numbers (in f64)."""
         if not isinstance(self.subject.function, inputs.Derived) or not self.sound:
             return False
         wide = map(inputs.widened, self.subject.arguments)
-        with contextlib.suppress(Exception):  # a program may name types of its own, and eager refuse any mixture
+        with contextlib.suppress(Exception):  # a program may name dtypes, and eager may refuse to mix them with f64
             return self.algebra(self.equations, self.subject.leaves(self.subject.function.widened(*wide))).ok
         return False
 
@@ -214,7 +216,7 @@ class Truth:
 
     @functools.cached_property
     def from_eager(self) -> list[Bounded]:
-        """Around eager's own result, twice as far: where Torch IR must be, run by the same kernels."""
+        """Eager's results with twice eager's bounds: the tolerance of Torch IR, which runs the same kernels."""
         values = map(oracle.to_array, self.subject.eager)
         return [compiler.around(v, b, 2.0) for v, b in zip(values, self.eagers, strict=True)]
 
@@ -233,15 +235,16 @@ class Truth:
         return Bounded(value, off, np.zeros_like(off), off)
 
     def judge(self, made: Sequence[torch.Tensor]) -> Verdict:
-        """Whether our results are within our own bounds of the reference.
+        """Judge our results by our bounds around the reference.
 
-        Where the bound is less than the reference's own rounding, Tensor IR says exactly what is right, if it may.
+        If they are outside, because a bound is smaller than the reference's own rounding error, they are judged around
+        the values of Tensor IR, provided that it agrees with the reference (`sound`).
         """
         found = self.within(made, self.ours)
         return found if found.ok or not self.sound else self.within(made, self.derived)
 
     def within(self, made: Sequence[torch.Tensor], bounded: Sequence[Bounded]) -> Verdict:
-        """The worst verdict over all outputs."""
+        """Return the worst verdict over all outputs."""
         if len(made) != len(bounded):
             return Verdict(False, np.inf, (), f"{len(made)} results, expected {len(bounded)}")
         for k, (y, dtype) in enumerate(zip(made, self.dtypes, strict=True)):
@@ -261,8 +264,8 @@ class Truth:
         return oracle.judge(got, b, dtype)
 
     def algebra(self, equations: Any, results: Tensors | None = None) -> Verdict:
-        """Whether a Tensor IR program is the same function in real numbers as what gave the results, by default the
-        reference: both evaluated in f64."""
+        """Judge whether a Tensor IR program, evaluated in f64, is the same function of real numbers as the one that
+        computed `results` in f64, by default the reference."""
         if self.tolerance.mode == "fixed":
             return Verdict(True, 0.0)
         made = self.reference if results is None else results
@@ -278,7 +281,7 @@ class Truth:
 
 def _reference(subject: Subject, on_gpu: bool) -> Tensors:
     if on_gpu:
-        # What a program makes itself, such as a mask, may lie on the CPU: then it stays there.
+        # If the program creates tensors on the CPU, such as masks, this fails and the CPU evaluates the reference.
         with contextlib.suppress(RuntimeError):
             there = compiler.reference(subject.program, [x.cuda() for x in subject.tensors])
             return tuple(x.cpu() for x in there)
@@ -287,14 +290,14 @@ def _reference(subject: Subject, on_gpu: bool) -> Tensors:
 
 def _eager_ulps(function: str, dtype: str) -> float:
     claimed = float(compiler.Accuracy().ulps(function, dtype))
-    return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # the root is MKL's, within 1 ulp
+    return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # eager's sqrt is MKL's, within 1 ulp
 
 
-LEAST = 1 << 26  # multiplications from which on a trip to the GPU pays
+LEAST = 1 << 26  # multiplications from which using the GPU pays
 
 
 def moments_on_gpu(x: Array, y: Array) -> compiler.Moments:
-    """As `compiler.moments`."""
+    """Compute `compiler.moments`, of large products on the GPU."""
     if x.size * y.shape[-1] < LEAST:
         return compiler.moments(x, y)
     found = compiler.moments(_moved(x), _moved(y))

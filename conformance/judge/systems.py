@@ -1,7 +1,7 @@
-"""A system's name, a function and its inputs in; a warmed callable with what it cost to build out.
+"""Build a function with the system of a given name: a warmed-up callable, with the time that building it took.
 
-`mlcomp` is our compiler, `eager` is PyTorch as it stands, `compile` and `max-autotune` are torch.compile with Inductor,
-and any other name is a torch.compile backend.
+`mlcomp` is our compiler, `eager` is PyTorch itself, `compile` and `max-autotune` are torch.compile with Inductor, and
+any other name is a torch.compile backend.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axes = Sequence[Mapping[int, object] | None]
 
 OURS = "mlcomp"
 EAGER = "eager"
-# Modes with CUDA graphs are left out: on a GPU every contestant is timed in a graph.
+# Modes without CUDA graphs, since on a GPU every contestant is timed in a graph.
 INDUCTOR_MODES = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
 ATTENTION = (
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
@@ -36,14 +36,14 @@ ATTENTION = (
 
 
 class NotCompiled(Exception):
-    """A torch.compile backend that was never asked to compile anything: what ran was not that backend."""
+    """torch.compile never called the backend, so what ran was not that backend."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A function as one system runs it; `kernels` and `digest` where the system tells them.
+    """A function built by one system; `kernels` and `digest` are None unless the system is ours.
 
-    `cached` says that the system had what it made, or part of it, from earlier.
+    `cached` says that the system took some of it from its cache.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Built:
 def build(
     name: str, function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None = None
 ) -> Built:
-    """The function as the named system runs it, called once on the inputs so that nothing is left to compile.
+    """Build the function with the named system and call it once, so that nothing is left to compile.
 
     `dynamic` has for each input the axes whose sizes vary between calls.
     """
@@ -69,12 +69,12 @@ def build(
 
 
 def through_torch(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None = None) -> Built:
-    """As `build`, but ours too as the backend of torch.compile that it is to its users, without the fallback."""
+    """Like `build`, but with ours as the torch.compile backend that users call, without fallback to eager."""
     return Built(name, function) if name == EAGER else _torch_compiled(name, function, inputs, dynamic)
 
 
 def handed_over(function: Function, inputs: Sequence[torch.Tensor]) -> object:
-    """What eager gives of the graph that Dynamo hands to backends; `graphs` does not count it."""
+    """Return eager's result of the graph that Dynamo passes to backends; `graphs` does not count it."""
     before = counters["stats"]["unique_graphs"]
     try:
         with torch.no_grad():
@@ -84,12 +84,12 @@ def handed_over(function: Function, inputs: Sequence[torch.Tensor]) -> object:
 
 
 def graphs() -> int:
-    """How many graphs torch.compile has handed to backends since the last reset."""
+    """Return the number of graphs that torch.compile has passed to backends since the last reset."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def explain_unknown(name: str) -> str | None:
-    """What is wrong with a system's name, or None if there is such a system."""
+    """Return an error message for an unknown system's name; None for a known one."""
     known = [OURS, EAGER, *INDUCTOR_MODES, *torch._dynamo.list_backends(exclude_tags=None)]
     if name in known:
         return None
@@ -100,9 +100,9 @@ def explain_unknown(name: str) -> str | None:
 
 @contextmanager
 def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterator[str | None]:
-    """Hold PyTorch to its fastest attention backend while eager is timed; yields its name where there is a choice.
+    """Select PyTorch's fastest attention backend for eager; yields its name, or None without attention.
 
-    The choice is a global switch that eager reads on every call, so it adds nothing to the time of a call.
+    The selection is a global switch that eager reads on every call, so it adds nothing to the time of a call.
     """
     if not _uses_attention(function, inputs):
         yield None
@@ -110,7 +110,7 @@ def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterat
     seconds = {
         backend: taken for backend in ATTENTION if (taken := _attention_seconds(backend, function, inputs)) is not None
     }
-    # In order of preference, so that an input the fastest one refuses still runs.
+    # MATH as the second choice, so that inputs that the fastest backend refuses still run.
     ranked = sorted(seconds, key=lambda backend: seconds[backend])
     with sdpa_kernel(list(dict.fromkeys([ranked[0], SDPBackend.MATH])), set_priority=True):
         yield str(ranked[0].name).lower()
@@ -128,11 +128,11 @@ def _ours(function: Function, inputs: Sequence[torch.Tensor], target: str, dynam
 def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None) -> Built:
     if complaint := explain_unknown(name):
         raise ValueError(complaint)
-    # Inductor's pool of compile workers would run beside what is being timed.
+    # Inductor's pool of compile workers would run while contestants are timed.
     inductor.compile_threads = 1
-    # What Dynamo would leave to eager is for the backend as well.
+    # By default Dynamo does not trace recurrent layers; the backend should get them.
     torch._dynamo.config.allow_rnn = True
-    # Each case is a fresh function; without a reset the old ones and their guards pile up.
+    # Each case is a new function; without a reset the old ones and their guards accumulate.
     torch._dynamo.reset()
     before, hits = graphs(), _cache_hits()
     start = time.perf_counter()
@@ -155,7 +155,7 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
 
 
 def _cache_hits() -> int:
-    """How many graphs torch.compile has had from its caches since the process began."""
+    """Return the number of graphs that torch.compile has taken from its caches in this process."""
     found = (counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
     return sum(map(int, found))
 
@@ -178,11 +178,11 @@ def _uses_attention(function: Function, inputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _attention_seconds(backend: SDPBackend, function: Function, inputs: Sequence[torch.Tensor]) -> float | None:
-    """The least of a few timings with one backend, or None where that backend refuses these inputs."""
+    """Return the least of a few timings with one attention backend; None if it refuses these inputs."""
     with sdpa_kernel(backend):
         try:
             function(*inputs)
-        except RuntimeError:  # "No available kernel": the documented answer to inputs a backend cannot take
+        except RuntimeError:  # "No available kernel": the documented error for inputs that a backend does not support
             return None
         if inputs and inputs[0].is_cuda:
             return device.seconds(partial(function, *inputs))

@@ -1,4 +1,4 @@
-"""What judging rests on, as it was before anybody's code ran: clocks, comparisons, settings of the whole process."""
+"""Detect tampering with what judging relies on: clocks, comparison functions, and settings of the process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _AS_IT_WAS = {(module, name): getattr(module, name) for module, name in _HELD}
 
 
 def clock(name: str) -> Callable[[], int]:
-    """A function of the module `time` that nobody has replaced."""
+    """Return the original function of the module `time`, even if it has been replaced."""
     found: Callable[[], int] = _AS_IT_WAS[time, name]
     return found
 
 
 def replaced() -> str:
-    """Which functions are no longer what they were, by name; they are put back."""
+    """Return the names of the functions that have been replaced, joined by commas, and restore them."""
     names = []
     for (module, name), function in _AS_IT_WAS.items():
         if getattr(module, name) is not function:
@@ -33,12 +33,12 @@ def replaced() -> str:
 
 
 def settings() -> dict[str, object]:
-    """Settings of the process that change what others compute."""
+    """Return the settings of the process that affect what other code computes."""
     return {name: get() for name, (get, _) in _SETTINGS.items()}
 
 
 def changed(before: dict[str, object]) -> str:
-    """Which settings are not what they were, by name; they are put back."""
+    """Return the names of the settings that differ from `before`, joined by commas, and restore them."""
     names = [name for name, value in settings().items() if before[name] != value]
     for name in names:
         _SETTINGS[name][1](before[name])

@@ -1,1 +1,1 @@
-"""Whole training steps: losses compiled, in eager and in f64, and how long a step takes beside PyTorch's best."""
+"""Training of whole models: losses of compiled steps against eager and f64, and step times against PyTorch."""

@@ -1,4 +1,4 @@
-"""`python -m conformance.training`; see `command`, which processes of its own can import."""
+"""`python -m conformance.training`; the code is in `command`, as child processes must be able to import it."""
 
 from conformance.training.command import main
 

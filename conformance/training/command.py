@@ -1,9 +1,9 @@
-"""`python -m conformance.training [MODEL ...]`: whole training steps through the backend, their losses and their time.
+"""`python -m conformance.training [MODEL ...]`: train whole models through the backend; check losses, measure times.
 
-Each model is trained for some steps on one batch by eager, in f64, and under `torch.compile(backend="mlcomp")` with
-nothing left to eager; its losses may be four times as far from f64 as eager's. With `--race` a step (forward under
-autocast to bf16, backward, AdamW) is timed beside PyTorch's ways in paired rounds. Models are compiled in processes of
-their own at the same time, and timed one after another.
+Each model is trained for some steps on one batch: in eager, in f64, and under `torch.compile(backend="mlcomp")` with no
+fallback to eager. Its losses may be four times as far from f64 as eager's. With `--race` a step (forward, on GPUs under
+autocast to bf16; backward; AdamW) is timed against PyTorch's modes in paired rounds. Models are compiled concurrently,
+each in its own process, and timed one after another.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from conformance.report import tables
 from conformance.training import curves, steps
 from conformance.training.models import MODELS
 
-MOST = 4.0  # as far from f64 as eager: one curve of eager's is one of many
+MOST = 4.0  # tolerance in units of eager's error: eager's curve is only one sample of the error
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for of one model."""
+    """The work on one model."""
 
     name: str
     steps: int
@@ -34,7 +34,7 @@ class Job:
 
 
 def curve(job: Job) -> list[object]:
-    """A row: the first and the last loss, how far ours and eager's are from f64, and whether that is right."""
+    """Return a row: the first and last loss, the largest errors of ours and eager, and the verdict."""
     size = MODELS[job.name].full if job.full else MODELS[job.name].small
     found = curves.trained(job.name, size, job.steps, job.seed, job.device)
     right = "right" if found.far <= MOST * found.spread else "WRONG"
@@ -58,7 +58,7 @@ def times(job: Job, turn: apart.Turn) -> list[object]:
 
 
 def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
-    """The row of a model's curve, and that of its race."""
+    """Yield the row of a model's loss curve, and that of its race."""
     if job.steps:
         yield "curve", curve(job)
     if job.rivals:
@@ -66,7 +66,7 @@ def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Train those that are asked for, print tables; 1 if losses are wrong or anything fails."""
+    """Train the chosen models and print tables; returns 1 if losses are wrong or anything fails."""
     parser = apart.parser("conformance.training", __doc__, "train", MODELS, "steps", steps.RIVALS)
     parser.add_argument("--steps", type=int, default=200, help="number of steps whose losses are compared; 0 for none")
     given = apart.parse(parser, words, MODELS, steps.RIVALS)

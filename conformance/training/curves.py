@@ -1,4 +1,4 @@
-"""The losses of training compiled, in eager and in f64 from the same weights on the same data, and how far apart."""
+"""Loss curves of training from the same weights on the same data: compiled, in eager and in f64."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from conformance.shapes.inputs import widened
 from conformance.training.models import MODELS, Batch, Kind, Size
 
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback": False}  # nothing of a step is left to eager
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback": False}  # no op of a step may run in eager
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The loss of each step, in f64."""
+    """The losses of all steps, converted to f64."""
 
     ours: Tensor
     eager: Tensor
@@ -26,17 +26,17 @@ class Curves:
 
     @property
     def far(self) -> float:
-        """How far ours are from f64 at most."""
+        """The largest error of ours against f64."""
         return float((self.ours - self.exact).abs().max())
 
     @property
     def spread(self) -> float:
-        """How far eager's are from f64 at most, or the rounding of a loss."""
+        """The largest error of eager against f64, at least the rounding error of a loss."""
         return max(float((self.eager - self.exact).abs().max()), 2.0**-22 * float(self.exact.abs().max()))
 
 
 def trained(name: str, size: Size, steps: int, seed: int, device: str = "cpu") -> Curves:
-    """The losses of so many steps of AdamW on one batch."""
+    """Train with AdamW for `steps` steps on one batch."""
     torch.manual_seed(seed)
     torch.compiler.reset()
     kind = MODELS[name]

@@ -1,4 +1,4 @@
-"""Models to train and fixed data for them: a GPT, a BERT, a ResNet-18, a ViT and a UNet, small or as they are used."""
+"""Models to train, in small and usual sizes, with data: a GPT, a BERT, a ResNet-18, a ViT and a UNet."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
-RATE = 3e-4  # of full sizes
+RATE = 3e-4  # learning rate of full sizes
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model and its batch are: channels or features of a layer, of which a transformer has `layers`, so
-    many inputs a batch, of so many tokens out of `words` or with a side of so many pixels; and the learning rate."""
+    """Sizes of a model and its batch: `width` in channels or features, `length` in tokens of a vocabulary of `words`
+    (for images: classes), `pixels` and `patch` as side lengths; and the learning rate."""
 
     width: int
     heads: int = 1
@@ -31,7 +31,7 @@ class Size:
 
 
 class Block(nn.Module):
-    """A layer of a transformer, normalised before its parts."""
+    """A transformer layer with pre-normalisation."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in; for each of them scores of all tokens out, of the one that follows or of the one that is there."""
+    """A transformer that maps token ids to logits; `causal` as in a GPT, else bidirectional as in a BERT."""
 
     def __init__(self, s: Size, causal: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
 
 
 class Vision(nn.Module):
-    """Patches of an image as the tokens of a transformer."""
+    """A vision transformer: patches of an image are its tokens."""
 
     def __init__(self, s: Size) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Vision(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolutions around which what goes in is added, with half as many pixels and more channels where asked for."""
+    """A residual block of a ResNet; with a stride above 1 its shortcut is a convolution."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Residual(nn.Module):
 
 
 def residual_network(s: Size) -> nn.Module:
-    """A ResNet of `layers` steps of two blocks each: of four, with a width of 64, ResNet-18."""
+    """Return a ResNet with `layers` stages of two blocks each; four stages of width 64 are ResNet-18."""
     widths = [s.width * 2**n for n in range(s.layers)]
     steps = [
         nn.Sequential(Residual(before, after, 2 if after > before else 1), Residual(after, after, 1))
@@ -109,7 +109,7 @@ def residual_network(s: Size) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Down to half as many pixels and up again, with what there was before beside it."""
+    """A U-Net with one downsampling step and a skip connection."""
 
     def __init__(self, s: Size) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class UNet(nn.Module):
 
 @dataclass(frozen=True)
 class Kind:
-    """What is trained: how a model is made, a batch of inputs and what is wanted of them, and the loss; two sizes."""
+    """A kind of model: functions that make the model and a batch of inputs and targets, the loss, and two sizes."""
 
     make: Callable[[Size], nn.Module]
     batch: Callable[[Size], Batch]

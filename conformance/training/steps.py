@@ -1,4 +1,4 @@
-"""How long a training step takes, compiled by us and by each of PyTorch's ways, in paired rounds of one process."""
+"""Races of training steps, compiled by mlcomp and in PyTorch's modes, in paired rounds within one process."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from conformance.training.models import MODELS, Batch, Kind, Size
 
 OURS = "ours"
 Compiled = Callable[..., Callable[..., torch.Tensor]]
-# How a function is compiled, by what PyTorch calls it.
+# PyTorch's name of a mode -> function that compiles a step in it.
 RIVALS: Mapping[str, Compiled] = {
     "eager": lambda f: f,
     "default": partial(torch.compile, fullgraph=True),
     "reduce-overhead": partial(torch.compile, fullgraph=True, mode="reduce-overhead"),
     "max-autotune": partial(torch.compile, fullgraph=True, mode="max-autotune"),
 }
-TOGETHER = 4  # steps before the device is waited for, as in training
+TOGETHER = 4  # steps between two waits for the device, as in real training
 WARM = 3
 
 
 def ours(device: str) -> Mapping[str, str]:
-    """Our modes by what they are called beside PyTorch's: on GPUs also the one where programs have their own memory."""
+    """Return mlcomp's modes by contestant name; on GPUs also reduce-overhead, in which programs own their memory."""
     return {OURS: "default"} | ({f"{OURS} reduce-overhead": "reduce-overhead"} if device == "cuda" else {})
 
 
 def contestants(
     name: str, size: Size, device: str, dtype: torch.dtype | None, rivals: Sequence[str]
 ) -> duel.Contestants:
-    """`TOGETHER` steps of each, from copies of one model on one batch, compiled and warm: forward under autocast to
-    `dtype` where that is said, backward and AdamW."""
+    """Return the contestants, compiled and warmed up: TOGETHER steps each on copies of one model and the same batch.
+
+    A step is forward (under autocast to `dtype` if that is given), backward and AdamW.
+    """
     kind = MODELS[name]
     model, (x, wanted) = kind.make(size).to(device), kind.batch(size)
     batch = x.to(device), wanted.to(device)
@@ -57,7 +59,7 @@ def contestants(
 
 
 def race(calls: duel.Contestants, seed: int = 0) -> duel.Samples:
-    """Seconds of a step of each."""
+    """Race the contestants; the samples are seconds per step."""
     protocol = duel.Protocol(budget_ns=6_000_000_000, sample_ns=4_000_000)
     found = duel.race(calls, time.perf_counter_ns, np.random.default_rng(seed), protocol)
     return duel.Samples(found.names, found.seconds / TOGETHER, found.repeats, found.looks)
