@@ -1,10 +1,11 @@
-"""Random torch programs, compiled as a user would compile them, and held to eager and to f64.
+"""Fuzzing: random torch programs, compiled as users compile them, and compared with eager and with f64.
 
-`asked.py` says what a run is asked for, `program.py` what a program is, `operations.py` and `texts.py` what may stand
-in one. `generate.py` draws one, by a `Drawing`, and `runs.py` runs it, `wide.py` in f64. `check.py` compares
-`torch.compile` with eager, `blame.py` finds the stage that is to blame, `repro.py` keeps what it takes to see it again.
-`relations.py` says what other data make of results, by what `axes.py` and `degrees.py` read from the graph of
-`tracing.py`. `coverage.py` notes which rules of the compiler a program reaches, `corpus.py` keeps those that reach new
-ones, and `mutate.py` makes others of them. `schedules.py` tries other schedules of the kernels. `reduce.py` makes a
-program that goes wrong small, and `regression.py` a shape file of it.
+`asked.py` reads the options of a run, `program.py` defines programs, and `operations.py` with `texts.py`, `windows.py`,
+`placing.py` and `recurrent.py` their calls. `generate.py` draws a program by means of a `Drawing`; `runs.py` runs one,
+also in f64. `check.py` compares `torch.compile` with eager, `exported.py` does the same for `torch.export`, and
+`blame.py` finds the stage and pass to blame. `relations.py` derives relations between results on different data
+(metamorphic testing), from the analyses `axes.py` and `degrees.py` of the graph that `tracing.py` makes.
+`schedules.py` tries random schedules of the kernels. `corpus.py` keeps programs that reach new compiler rules, and
+`mutate.py` derives other programs from them. `reduce.py` minimises a failing program, and `regression.py` writes its
+repro folder and its shape file.
 """

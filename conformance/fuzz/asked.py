@@ -1,4 +1,4 @@
-"""What a run is asked for of random programs: which, for how long, what is varied in them and what is checked."""
+"""The request of a fuzzing run: which programs or for how long, what to vary in them and what to check."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Through `torch.compile` beside eager, and beside itself on other data; through `torch.export` beside eager; random
+# `torch.compile` against eager; `torch.compile` against itself on other data; `torch.export` against eager; random
 # schedules of each kernel.
 CHECKS = ("graph", "relation", "export", "schedule")
-VARIED = ("shape", "layout", "gradient")  # sizes that vary from call to call, strides of arguments, gradients
+VARIED = ("shape", "layout", "gradient")  # dynamic sizes, strides of arguments, gradients
 WHAT = (*CHECKS, *VARIED)
 DEFAULT = ("graph", "relation", "export", *VARIED)
-KNOWN = "reached.txt"  # of a corpus: every place of the compiler that its programs reach
-PROGRAM = "program.json"  # of a finding: the program as `corpus.py` writes it
-FRESH = 0.4  # the share of programs that are drawn anew where there is a corpus
-BATCH = 25  # programs of an item
-TRIED = "reduced so far: "  # then + for each trial that went wrong, - for each that did not
+KNOWN = "reached.txt"  # file of a corpus that lists every compiler rule reached by its programs
+PROGRAM = "program.json"  # file of a finding with the program as `corpus.py` writes it
+FRESH = 0.4  # share of programs that are newly drawn although there is a corpus
+BATCH = 25  # programs per item
+TRIED = "reduced so far: "  # prefix of a progress message; then + for each trial that failed, - for each that passed
 
 
 @dataclass(frozen=True)
 class Asked:
-    """`numbers` of programs, or as many as there are `seconds` for, or the one of a file; `what` of `WHAT`.
+    """The request: programs of these `numbers`, or as many as fit into `seconds`, or the one in the file `program`.
 
-    With a `corpus` programs are made of those that are there, and those that reach something new are added.
+    `what` is a subset of WHAT. With a `corpus`, programs are derived from its entries, and those that reach a new rule
+    are added to it.
     """
 
     numbers: range = range(0)
@@ -35,7 +36,7 @@ class Asked:
     corpus: Path | None = None
 
     def options(self, seed: int, index: int) -> dict[str, str]:
-        """Where the program of a number is from: a file, or an entry of the corpus, or nothing but its number."""
+        """Return the options of `mutate.drawn` for a program: its file, the corpus entry to derive it from, or none."""
         if self.program is not None:
             return {"program": str(self.program)}
         if self.corpus is None:
@@ -48,7 +49,7 @@ class Asked:
         return bool(self.numbers) or self.seconds is not None
 
     def shares(self, workers: int, targets: int) -> Iterator[tuple[str, range, float | None]]:
-        """The items of a target: the name of each, its programs, and the seconds that it has for as many as it can.
+        """Yield the items of a target: name, numbers of programs, and the time limit in seconds if there is one.
 
         >>> list(Asked(range(30)).shares(1, 1))
         [('0-24', range(0, 25), None), ('25-29', range(25, 30), None)]
@@ -65,7 +66,7 @@ class Asked:
 
 
 def read(count: object, only: object, what: object, corpus: object, *, here: Path) -> Asked:
-    """What the options say; raises ValueError for what they may not."""
+    """Parse the options --mlcomp-fuzz, -only, -what and -corpus; raises ValueError for invalid ones."""
     words = DEFAULT if what is None else tuple(w for w in WHAT if w in str(what).split(","))
     if what is not None and (unknown := [w for w in str(what).split(",") if w not in WHAT]):
         raise ValueError(f"--mlcomp-fuzz-what: there is no {unknown[0]!r}; there are {', '.join(WHAT)}")

@@ -1,8 +1,9 @@
-"""A traced program in; the axes along which it treats every position alike and alone, those of batches, out.
+"""Find the batch axes of a traced program, along which every position is computed alike and independently.
 
-Every axis of every value has a class. A call that pairs two axes makes their classes one; a call that brings positions
-of an axis together makes that class mixed, and so does every call that no row here knows. What is left in classes of
-their own may be put in another order, cut or added to, and the same comes of the results.
+The axes of all values are grouped into equivalence classes (union-find). A call that pairs two axes joins their
+classes. A call that combines positions of an axis makes its class mixed, and so does every call without a rule here.
+Along the axes of a class that is not mixed, permuting, dropping or adding positions of the arguments does the same to
+the results.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch.fx import Node
 
 from conformance.fuzz.tracing import Traced, given, name_of, operands_of, shapes_of
 
-MIXED = 0  # the class of axes whose positions meet
-# Calls over the axes that their arguments `dim` or `dims` name, or all: those are mixed, the others go through.
+MIXED = 0  # the class of axes whose positions are combined
+# Calls that mix the axes in their argument `dim` or `dims`, or all axes without it, and keep the others.
 WITHIN = frozenset({
     "sum", "mean", "amax", "amin", "var", "prod", "any", "all", "argmax", "argmin", "max", "min", "logsumexp",
     "linalg_vector_norm", "_softmax", "_log_softmax", "cumsum", "cumprod", "cummax", "cummin", "sort", "topk", "slice",
@@ -26,7 +27,7 @@ WITHIN = frozenset({
 })  # fmt: skip
 ELEMENTWISE = frozenset({"_to_copy", "copy", "copy_", "full_like", "expand", "where", "alias", "detach"})
 RESHAPED = frozenset({"view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"})
-# Products as `torch.einsum` has them; axes where a dot stands are mixed.
+# Products in the notation of `torch.einsum`; a dot marks an axis that is mixed.
 PRODUCTS = {"mm": "mk,kn->mn", "bmm": "bmk,bkn->bmn", "addmm": "n,mk,kn->mn", "convolution": "b.,.,.->b."}
 
 Dims = tuple[int, ...]
@@ -34,7 +35,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Family:
-    """Axes of one class: those of each argument, and of each result."""
+    """The axes of one class: positions in each argument and in each result."""
 
     arguments: Mapping[str, Dims]
     results: tuple[Dims, ...]
@@ -42,30 +43,30 @@ class Family:
 
 @dataclass
 class _Classes:
-    """Which axes are of one class, by a number each: 0 has those that are mixed."""
+    """Union-find over axes, which are numbers; the class of 0 has the mixed ones."""
 
     above: list[int] = field(default_factory=lambda: [MIXED])
 
     def fresh(self, shape: Sequence[int]) -> Dims:
-        """Axes of classes of their own."""
+        """Return new axes for a shape, each in its own class."""
         first = len(self.above)
         self.above += range(first, first + len(shape))
         return tuple(range(first, first + len(shape)))
 
     def of(self, axis: int) -> int:
-        """The class of an axis."""
+        """Return the class of an axis."""
         while self.above[axis] != axis:
             axis = self.above[axis]
         return axis
 
     def join(self, axes: Iterable[int]) -> None:
-        """Make these one class."""
-        roots = sorted({self.of(axis) for axis in axes})  # the mixed one first
+        """Join the classes of these axes."""
+        roots = sorted({self.of(axis) for axis in axes})  # MIXED comes first and stays a root
         for root in roots[1:]:
             self.above[root] = roots[0]
 
     def mix(self, axes: Iterable[int]) -> None:
-        """Make these mixed."""
+        """Join the classes of these axes with the mixed one."""
         self.join([MIXED, *axes])
 
 
@@ -73,7 +74,7 @@ Operand = tuple[Dims, Sequence[int]]
 
 
 def families(traced: Traced) -> list[Family]:
-    """The classes of axes of arguments that are not mixed, of more than one position."""
+    """Return the classes that are not mixed and have an argument's axis of more than one position."""
     classes = _Classes()
     dims: dict[Node, Any] = {}
     for node in traced.graph.graph.nodes:
@@ -102,7 +103,7 @@ def families(traced: Traced) -> list[Family]:
 
 
 def _call(classes: _Classes, node: Node, dims: Mapping[Node, Any]) -> list[Dims]:
-    """The axes of what a call gives."""
+    """Return the axes of each result of a call, after joining classes by its rule."""
     outs, name = shapes_of(node), name_of(node)
     operands: list[Operand] = [(dims[x], shapes_of(x)[0]) for x in operands_of(node)]
     if name in WITHIN and operands:
@@ -121,7 +122,7 @@ def _call(classes: _Classes, node: Node, dims: Mapping[Node, Any]) -> list[Dims]
 
 
 def _elementwise(classes: _Classes, operands: Sequence[Operand], out: Sequence[int]) -> Dims:
-    """Aligned at their ends; an axis of one position goes with every other."""
+    """Broadcasting: axes are aligned from the last; those of size 1 are not joined."""
     found = list(classes.fresh(out))
     for axes, shape in operands:
         for k in range(1, min(len(shape), len(out)) + 1):
@@ -140,7 +141,7 @@ def _within(classes: _Classes, node: Node, operands: Sequence[Operand], out: Seq
             classes.mix(other)
             continue
         for k in range(rank):
-            # `gather` and its like take a part of axes that differ.
+            # Calls such as `gather` use only a part of an axis whose size differs.
             together = (axes[k], other[k]) if sizes[k] == shape[k] else (MIXED, axes[k], other[k])
             classes.join((MIXED, *together) if k in over else together)
     kept = [(axes[k], shape[k]) for k in range(rank) if len(out) >= rank or k not in over]
@@ -152,7 +153,7 @@ def _within(classes: _Classes, node: Node, operands: Sequence[Operand], out: Seq
 
 
 def _reshaped(classes: _Classes, axes: Dims, shape: Sequence[int], out: Sequence[int]) -> Dims:
-    """An axis goes through where as many elements stand before it and behind it as did."""
+    """Reshape: an axis is kept if the same number of elements is before and after it."""
     before = {(_count(shape[:k]), n): axes[k] for k, n in enumerate(shape) if n > 1}
     after = [(_count(out[:k]), n) for k, n in enumerate(out)]
     classes.mix(axis for key, axis in before.items() if key not in after)

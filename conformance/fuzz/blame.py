@@ -1,8 +1,8 @@
-"""A program that went wrong in; the stage and the pass that are to blame out.
+"""Find the stage and the pass to blame for a failing program.
 
-The graphs that `torch.compile` makes of it, forward and backward, are recorded with the very inputs that they get, run
-stage by stage, and judged by the derived bounds. Where all are right, the program is run once more with each graph
-done by its last stage: if that gives what `torch.compile` gave, only the bounds allow for the difference; else the
+The graphs that `torch.compile` makes of it, forward and backward, are recorded with their actual inputs, run stage by
+stage, and judged by the derived bounds. If all are right, the program is run once more with each graph executed by its
+last stage. If that equals the result of `torch.compile`, the difference from eager is within the bounds; else the
 backend around the graphs is to blame.
 """
 
@@ -30,9 +30,9 @@ from conformance.rows import Found
 from conformance.shapes.cases import STAGES, Case
 from conformance.shapes.inputs import clone_storage
 
-QUICK = tuple(stage for stage in STAGES if stage not in ("tile", "kernel"))  # those that run no loop in Python
-BACKEND = "torch.compile"  # the stage before and after all others
-UNKNOWN = Found(verdict="fail", first_bad_stage=BACKEND)  # no graph is to blame
+QUICK = tuple(stage for stage in STAGES if stage not in ("tile", "kernel"))  # stages not executed by loops in Python
+BACKEND = "torch.compile"  # the stage to blame if no graph is
+UNKNOWN = Found(verdict="fail", first_bad_stage=BACKEND)
 GRAPH = Case(
     id="graph", file="", line=0, suite="fuzz", op="graph", expr="", args=(), dims={}, params={}, consts={},
     dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
@@ -40,20 +40,20 @@ GRAPH = Case(
 
 Stages = Mapping[str, tuple[str, ...]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
-Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a tensor: address, shape, strides
+Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, shape and strides of a tensor
 Execute = Callable[[GraphModule, Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Met:
-    """A graph, and the inputs of one call of it."""
+    """A recorded graph, and the inputs of one call of it."""
 
     graph: GraphModule
     inputs: tuple[Any, ...]
 
 
 def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Found, bool]:
-    """The first bad stage and pass of any graph, with the repro's folder; and whether the bounds allow for it all."""
+    """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds."""
     target = compiler.target(options["target"])
     found, cleared = UNKNOWN, False
     lowerings: list[compiler.Lowering] = []
@@ -72,7 +72,7 @@ def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], N
         else:
             tell("the graphs, by their last stage")
             cleared = not options.get("lost") and _alike(program, target)
-    except Exception as error:  # of torch, for a graph that it cannot make; of a pass, where capture fails
+    except Exception as error:  # torch cannot make a graph, or a pass fails on it
         found = replace(found, why=f"{type(error).__name__}: {error}")
     if not cleared:
         found = replace(found, repro=kept(program, options, [one.inputs for one in met], lowerings, found))
@@ -80,7 +80,7 @@ def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], N
 
 
 def stages(program: Program) -> Stages:
-    """The option of the ladder that says which stages are judged: all, where there is time for that."""
+    """Return the option of the ladder that selects the stages to judge: all, or QUICK for large programs."""
     return {"stages": QUICK} if is_large(program) else {}
 
 
@@ -91,7 +91,7 @@ def kept(
     lowerings: Sequence[compiler.Lowering] = (),
     found: Found = UNKNOWN,
 ) -> str:
-    """The folder of a repro, if one is wanted."""
+    """Write the repro folder if the options ask for one; returns its path or ""."""
     if not options.get("dump"):
         return ""
     return regression.dump(Path(options["dump"]), program, str(options["target"]), inputs, lowerings, found)
@@ -100,7 +100,7 @@ def kept(
 def _first_bad(
     one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], asked: Stages, tell: Callable[[str], None]
 ) -> Found | None:
-    """What the ladder says of a graph: None if all is well; its stages are added to `lowerings`."""
+    """Judge a graph by the ladder; None if it passes. Its lowering is appended to `lowerings`."""
     made = subject(fitting(one))
     climbed = ladder.climb(made.program, target)
     lowerings.append(climbed.lowering)
@@ -112,7 +112,7 @@ def _first_bad(
 
 
 def recorded(program: Program) -> list[Met]:
-    """Every graph that a call of the program at each of its sizes runs, in order, run by eager."""
+    """Run the program at each of its sizes, with the graphs executed by eager; returns the graphs in order."""
     met: list[Met] = []
 
     def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -125,13 +125,13 @@ def recorded(program: Program) -> list[Met]:
 
 
 def _through(program: Program, execute: Execute) -> list[runs.Run]:
-    """A call of the program at each of its sizes, its graphs made as our backend has them and run by `execute`."""
+    """Call the program at each of its sizes, with graphs decomposed as for our backend and run by `execute`."""
 
     def made(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         def run(inputs: list[Any]) -> Sequence[Any]:
             return execute(gm, inputs)
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        run._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd to pass a list
         return run
 
     def backend(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -152,12 +152,13 @@ def _called(program: Program, device: str = "cpu", **options: Any) -> list[runs.
 
 
 def _alike(program: Program, target: compiler.Target) -> bool:
-    """Whether the backend gives what the last stage of its graphs gives: to the bit, or within the derived bounds.
+    """Return whether the backend's results equal those of its graphs' last stages, bitwise or within derived bounds.
 
-    What one graph may be off by is followed into the next, as far as the tensors that it saved are given to that.
+    The error bounds of a graph's results are propagated into later graphs that get the same tensors as inputs, such as
+    those saved for the backward pass.
     """
     known: dict[Place, oracle.Bounded] = {}
-    kept: list[Sequence[Any]] = []  # so that an address remains that of one tensor
+    kept: list[Sequence[Any]] = []  # keeps tensors alive, so that their addresses are not reused
 
     def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
         met = fitting(Met(graph, tuple(inputs)))
@@ -190,7 +191,7 @@ def _place(x: Tensor) -> Place:
 
 
 def _same(a: Tensor | None, b: Tensor | None, known: Mapping[Place, oracle.Bounded]) -> bool:
-    """Whether `b` is `a`, or may be in place of it."""
+    """Return whether `b` equals `a` or is within its known bounds."""
     if a is None or b is None:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -203,19 +204,20 @@ def _same(a: Tensor | None, b: Tensor | None, known: Mapping[Place, oracle.Bound
 
 
 class _With(Interpreter):
-    """A graph run by eager, with what some of its nodes give known."""
+    """Runs a graph in eager, except for nodes whose values are known."""
 
     def __init__(self, graph: GraphModule, known: Mapping[str, Tensor]) -> None:
         super().__init__(graph)
         self.known = known
 
     def run_node(self, n: Node) -> Any:
-        """The value that is known, if it is."""
+        """Return the known value of a node, or run it."""
         return self.known[n.name] if n.name in self.known else super().run_node(n)
 
 
 def fitting(one: Met) -> Met:
-    """With a graph that can be captured, as the backend has it: where that cannot be for all sizes, for those met."""
+    """Return the graph with dynamic sizes if it can be compiled so, else specialised on its inputs, as the backend does
+    it."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
     if not any(isinstance(n.meta.get("val"), symbols) for n in one.graph.graph.nodes if n.op == "placeholder"):
         return one
@@ -223,15 +225,15 @@ def fitting(one: Met) -> Met:
         try:
             captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
             compiler.lower(captured.program, compiler.target("cpu"), until="tensor")
-        except Exception:  # whatever it is, the backend goes on so
+        except Exception:  # after any error, the backend specialises the graph as well
             return replace(one, graph=compiler.specialised(one.graph, one.inputs))
-        if any(isinstance(x, int) and x < 1 for x in one.inputs):  # a number that no size can be
+        if any(isinstance(x, int) and x < 1 for x in one.inputs):  # a number that cannot be passed as a size
             return replace(one, graph=compiler.specialised(one.graph, one.inputs))
     return one
 
 
 def subject(one: Met) -> Subject:
-    """A graph as the ladder takes it: what it computes, without what it only passes on and views of its results."""
+    """Return a graph as a subject of the ladder, without results that are inputs or views of other results."""
     graph = compiler.with_results(one.graph, _computed(one.graph))
     with _disable_current_modes():
         captured = compiler.from_graph(graph)
@@ -247,23 +249,26 @@ def subject(one: Met) -> Subject:
 
 
 def _laid_out(x: Any, declared: Any) -> Tensor:
-    """The tensor with the strides that the graph declares, as the backend hands it on: what a graph saves for the
-    backward pass may have others. A size that no tensor has is told by one that has it, and only one element."""
+    """Return the tensor with the strides that the graph declares, as the backend passes it.
+
+    Tensors saved for the backward pass may have other strides. A number becomes a tensor of that size with one stored
+    element, from which the graph can read it.
+    """
     if not isinstance(x, Tensor):
         return torch.zeros(1, dtype=torch.uint8).expand(x)
     if not isinstance(declared, Tensor):
         return x
-    # A comparison with a symbol would make it that number in every graph of its kind.
+    # Comparing with a symbolic size would add a guard that specialises the graph on it.
     if not all(isinstance(n, int) for n in (*declared.shape, *declared.stride())) or x.stride() == declared.stride():
         return x
     made = torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device)
-    once = tuple(slice(0, 1) if by == 0 else slice(None) for by in declared.stride())  # each place of memory
+    once = tuple(slice(0, 1) if by == 0 else slice(None) for by in declared.stride())  # each memory location once
     made[once].copy_(x[once])
     return made
 
 
 def _computed(graph: GraphModule) -> list[Node]:
-    """The results that are neither inputs, nor views of them, nor sizes."""
+    """Return the results that are neither inputs, nor views of inputs, nor sizes."""
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     return list(dict.fromkeys(n for n in output.args[0] if isinstance(n, Node) and not _is_passed_on(n)))
 

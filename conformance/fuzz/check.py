@@ -1,6 +1,6 @@
-"""One random program in; a row out: `torch.compile` against eager and f64, and on a difference the stage to blame.
+"""Check one random program: `torch.compile` against eager and f64, and for a difference the stage to blame.
 
-Runs in the child process, which a crash of compiled code may take down.
+It runs in the child process, which compiled code may crash.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from conformance.shapes.inputs import Function
 
 Tell = Callable[[str], None]
 
-# A result may be so many times further from f64 than the worst element of eager's, and so many roundings of its own
-# largest element: far less than a wrong element, and what is more is judged by the bounds of each graph.
+# Tolerance of a result: EAGER times eager's worst error against f64, plus ROUNDINGS roundings of its largest element. A
+# wrong element differs by far more, and a larger difference is judged by the bounds of each graph.
 EAGER, ROUNDINGS = 8.0, 16.0
-BUG = "this is a bug in mlcomp"  # in a warning, where sizes that vary are compiled one by one for a fault of ours
-COMPILED = ("graph", "relation")  # of `asked.CHECKS`, those of what `torch.compile` makes
-ROUNDED = frozenset({"value", "order", "slice", "margin"})  # differences that the bounds of graphs may allow for
-AROUND = frozenset({"stride", "offset", "alias", "reuse"})  # kinds of differences that no graph makes
+BUG = "this is a bug in mlcomp"  # part of the warning that dynamic sizes are compiled one by one due to a bug
+COMPILED = ("graph", "relation")  # the checks of `asked.CHECKS` that use `torch.compile`
+ROUNDED = frozenset({"value", "order", "slice", "margin"})  # kinds of differences that may be within graphs' bounds
+AROUND = frozenset({"stride", "offset", "alias", "reuse"})  # kinds of differences that no graph can cause
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What is wrong, as a word and as a sentence."""
+    """What is wrong: its kind as one word, and a message."""
 
     kind: str
     message: str
-    on: Program | None = None  # the program on the data that show it, where those are others than drawn
+    on: Program | None = None  # the program with the altered data that show it, if these are not the drawn ones
 
 
 class Refused(Exception):
-    """The compiler does not have something, and says so by name."""
+    """The compiler refuses the program as unsupported, or eager cannot run it on the device."""
 
 
 def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
-    """The row of one random program; see `checked`."""
+    """Draw the program of this number and check it; with a corpus, add it if it passes and reaches a new rule."""
     tell("the program itself")
     program = mutate.drawn(seed, index, options)
     if not options.get("corpus"):
@@ -65,17 +65,17 @@ def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.
 
 
 def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
-    """The row of a program.
+    """Check a program and return its row.
 
-    `options` gives target and threads, a folder for what failed, and whether to begin with the search for the stage,
-    because `torch.compile` took the process down.
+    `options` has target and threads, `dump` (folder for the repro), and `lost` if `torch.compile` crashed the process
+    of an earlier try, so that this one begins with the search for the stage to blame.
     """
     known = rows.Fuzz(index=program.index, seed=program.seed, line=line(program), arguments=described(program))
     return replace(known, **vars(_found(program, options, tell)))
 
 
 def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
-    """What came of a program."""
+    """Run the requested checks of a program."""
     what = options.get("what", asked.DEFAULT)
     if why := left_out(program, compiler.target(options["target"])):
         return rows.Found(verdict="unsupported", detail=why)
@@ -88,22 +88,22 @@ def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fou
 
 
 def left_out(program: Program, target: compiler.Target) -> str:
-    """Why a program is not for a target; nothing if it is."""
+    """Return why a program is not checked on a target; "" if it is."""
     if target.kind == "cuda" and is_large(program) and not compiler.on_gpu(target):
         return "more elements than an emulator is for"
-    # What comes of these is open: compiler/README.md, "CUDA, with a GPU and without".
+    # The result of these is unspecified: compiler/README.md, "CUDA, with a GPU and without".
     if "tf32" in target.features and generate.special(program) and products.are_infinite(program):
         return "an infinite factor of three products in tf32"
     return ""
 
 
 def _is_open(found: rows.Found, options: Mapping[str, Any]) -> bool:
-    """Whether nothing is wrong so far, or it is not known what."""
+    """Return whether nothing is wrong so far, or a process was lost and no graph is to blame."""
     return found.verdict == "pass" or bool(options.get("lost") and found.first_bad_stage == blame.BACKEND)
 
 
 def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
-    """What came of a program as `torch.compile` has it."""
+    """Check a program under `torch.compile`."""
     if options.get("lost"):
         return blame.blamed(program, options, tell)[0]
     tell("torch.compile")
@@ -115,7 +115,7 @@ def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.
 
 
 def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.Found:
-    """What a difference says of the program: whose it is, or that it is none."""
+    """Attribute a difference: to PyTorch, to a stage or the backend of ours, or to rounding within the bounds."""
     theirs = rows.Found(verdict="torch", kind=found.kind, detail=found.message)
     device = compiler.tensors_on(compiler.target(options["target"]))
     tell("aot_eager")
@@ -133,7 +133,7 @@ def _weighed(program: Program, found: Difference, options: Mapping[str, Any], te
 
 
 def difference(program: Program, target: str, what: Sequence[str] = asked.DEFAULT) -> Difference | None:
-    """How `torch.compile(backend="mlcomp")` differs from eager, at one size and at others, or from itself."""
+    """Return how `torch.compile(backend="mlcomp")` differs from eager at any size, or from itself; or None."""
     device = compiler.tensors_on(compiler.target(target))
     options = {"fallback": False, "target": None if device == "cuda" else target}
     compiled = fresh_compiled(program, backend="mlcomp", options=options)
@@ -150,13 +150,13 @@ def _any_difference(program: Program, compiled: Function, device: str, what: Seq
 
 
 def first_broken(program: Program, compiled: Function, device: str) -> Difference | None:
-    """The first relation between calls of a compiled program on different data that does not hold."""
+    """Return the first relation between calls on different data that the compiled program violates but eager keeps."""
     before: Run | None = None
     for one in relations_of(program):
         try:
             before = before or relations.run(compiled, program, device)
             after = relations.run(compiled, one.program, device)
-        except Exception as error:  # of whatever part of torch or of the compiler
+        except Exception as error:  # of any part of torch or of the compiler
             refuse(error)
             if relations.holds_in_eager(one, program, device):
                 return Difference("exception", f"{one.kind}: {_first_line(error)}", one.program)
@@ -169,7 +169,7 @@ def first_broken(program: Program, compiled: Function, device: str) -> Differenc
 
 
 def _is_far(one: relations.Relation, program: Program, after: Run, device: str) -> bool:
-    """Whether results on altered data are further off than eager's on those drawn lets one expect."""
+    """Return whether results on altered data exceed the tolerance derived from eager's errors on the drawn data."""
     taken, eager, needed = given(program, program.points[0]), function(program), needs(program)
     want = runs.call(eager, runs.copied(taken, device), needed)
     with runs.in_f64():
@@ -179,29 +179,29 @@ def _is_far(one: relations.Relation, program: Program, after: Run, device: str) 
 
 
 def fresh_compiled(program: Program, **options: Any) -> Function:
-    """The program as `torch.compile` makes it, with nothing left of others."""
+    """Reset Dynamo and return the program compiled by `torch.compile`."""
     torch._dynamo.reset()
     made: Function = torch.compile(function(program), fullgraph=True, dynamic=program.dynamic, **options)
     return made
 
 
 def first_difference(program: Program, compiled: Function, device: str) -> Difference | None:
-    """How a compiled program differs from eager: at every size, and in a second call on the same data."""
+    """Return how a compiled program differs from eager at any size or in a second call on the same data; or None."""
     eager, needed = function(program), needs(program)
     kept: list[tuple[Run, Run]] = []
     for point in program.points:
         taken = given(program, point)
         try:
             want = runs.call(eager, runs.copied(taken, device), needed)
-        except (RuntimeError, NotImplementedError) as error:  # programs are drawn by what eager has on the CPU
+        except (RuntimeError, NotImplementedError) as error:  # programs are drawn with what eager supports on the CPU
             raise Refused(f"eager on {device}: {_first_line(error)}") from error
-        with runs.in_f64():  # on the CPU, whose functions of f64 are good to the last place
+        with runs.in_f64():  # on the CPU, whose f64 functions are accurate to an ulp
             right = runs.call(eager, [runs.nearby(x) for x in runs.copied(taken)], needed)
         where = "".join(f"{name} = {n}, " for name, n in point.items()) if program.dynamic else ""
         for _ in range(1 if program.dynamic else 2):
             try:
                 made = runs.call(compiled, runs.copied(taken, device), needed)
-            except Exception as error:  # of whatever part of torch or of the compiler
+            except Exception as error:  # of any part of torch or of the compiler
                 refuse(error)
                 return Difference("exception", f"{where}{type(error).__name__}: {_first_line(error)}")
             tensors = runs.copied(taken[: len(program.args)], device)
@@ -218,8 +218,10 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
 def compared(
     made: Run, want: Run, right: Run, promised: Callable[[], list[inputs.Place] | None] = lambda: None
 ) -> Difference | None:
-    """The first difference between a call's results and eager's; `promised` are strides and offsets of torch's
-    trace, which results may have as well."""
+    """Return the first difference between a call and eager's; `right` is the call in f64.
+
+    `promised` returns the strides and offsets that torch predicts by tracing, which results may have instead.
+    """
     for name, a, b, c in _pairs(made, want, right):
         if (a is None) != (b is None):
             return Difference("gradient", f"{name} is {'None' if a is None else 'a tensor'}, in eager not so")
@@ -257,8 +259,10 @@ def _pairs(made: Run, want: Run, right: Run) -> Iterator[tuple[str, Tensor | Non
 
 
 def far(a: Tensor, b: Tensor, right: Tensor, lost: float = 0.0) -> str:
-    """How a tensor differs from eager's by more than `lost`, which f64 does not tell; where eager's, or f64, is not
-    finite, it is what one of these is."""
+    """Return how `a` differs from eager's `b` beyond the tolerance around the f64 result `right`; "" if it does not.
+
+    `lost` is added to the tolerance. An element that is NaN or infinite in eager or in f64 must equal one of the two.
+    """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{a.dtype}{list(a.shape)}, in eager {b.dtype}{list(b.shape)}"
     if a.is_complex():
@@ -286,7 +290,7 @@ def largest(x: Tensor) -> float:
 
 
 def _aliases(run: Run) -> list[int]:
-    """For each result the first of inputs and results whose storage it has."""
+    """Return for each result the index of the first input or result that has its storage; -1 if it is empty."""
     every = [x.untyped_storage().data_ptr() if x.numel() else -1 for x in (*run.inputs, *run.outputs)]
     return [every.index(pointer) if pointer != -1 else -1 for pointer in every[len(run.inputs) :]]
 
@@ -296,7 +300,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def refuse(error: BaseException) -> None:
-    """Raise Refused where the compiler refuses the program by name."""
+    """Raise Refused if the error was caused by the compiler's Unsupported."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, compiler.Unsupported):
@@ -311,7 +315,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def same_as_aot(program: Program, found: Difference, device: str) -> bool:
-    """Whether PyTorch's own `aot_eager` differs from eager in the same way on that device: then it is PyTorch's."""
+    """Return whether PyTorch's backend `aot_eager` has the same kind of difference, so that it is a bug of PyTorch."""
     try:
         compiled = fresh_compiled(program, backend="aot_eager")
         theirs = _any_difference(program, compiled, device, ["graph" if found.on is None else "relation"])

@@ -1,7 +1,8 @@
-"""A folder of programs that each reached what none before it did, of which the next ones are made.
+"""The corpus: a folder of programs that each reached a compiler rule that no earlier one did (coverage guidance).
 
-A place is what a rule of a pass gave, other than None: one that did not fit is not reached. The folder is any run's:
-workers share it, and a later run goes on where it was. `reached.txt` has every place that is known.
+The unit of coverage is a return statement of a function of the compiler that returned something other than None, since
+rules return None if they do not apply. Workers share the folder, and later runs continue with it. `reached.txt` lists
+all places that have been reached.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from conformance.shapes.cases import Arg
 
 
 def known(folder: Path) -> set[str]:
-    """Every place that is reached."""
+    """Return all places that the corpus reaches."""
     try:
-        return set((folder / KNOWN).read_text(encoding="utf-8").split("\n")[:-1])  # the last may be a part
+        return set((folder / KNOWN).read_text(encoding="utf-8").split("\n")[:-1])  # the last line may be incomplete
     except FileNotFoundError:
         return set()
 
 
 def keep(folder: Path, program: Program, places: Iterable[str]) -> list[str]:
-    """The places that none had reached; if there are any, the program is an entry from now on."""
+    """Add the program to the corpus if it reaches new places; returns these."""
     new = sorted(set(places) - known(folder))
     if new:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,13 +44,13 @@ def keep(folder: Path, program: Program, places: Iterable[str]) -> list[str]:
 
 
 def dumped(program: Program) -> str:
-    """A program as text."""
+    """Serialise a program as JSON, without altered data."""
     return json.dumps(asdict(replace(program, altered=None)), indent=1) + "\n"
 
 
 def loaded(text: str) -> Program:
-    """The program of a text."""
-    # One NaN for all: tuples that hold the very same one are equal.
+    """Return the program that `dumped` serialised."""
+    # All NaNs become the same object, since tuples with identical NaN objects compare equal.
     found: dict[str, Any] = json.loads(text, parse_constant={"NaN": nan, "Infinity": inf, "-Infinity": -inf}.get)
     args = tuple(
         Arg(a["name"], tuple(a["shape"]), a["dtype"], a["layout"], _drawn(a), a["constant"], tuple(a["axes"]))
@@ -70,7 +71,7 @@ PARTS = tuple(str(ROOT / part) for part in ("passes", "schedule", "render"))
 
 
 class Reached:
-    """Within it, every place of a rule that gives something is noted.
+    """Context manager that records the return statements of passes, schedules and renderers that return a value.
 
     >>> with Reached() as none: sorted([3, 1])
     [1, 3]
@@ -105,7 +106,8 @@ class Reached:
         return self._returns
 
     def places(self) -> set[str]:
-        """The places, as text that a change elsewhere in a file leaves as it is."""
+        """Return the places as FILE:FUNCTION:LINE with the line relative to the function, so that changes elsewhere in
+        a file do not alter them."""
         return {
             f"{Path(code.co_filename).relative_to(ROOT).as_posix()}:{code.co_qualname}:{line - code.co_firstlineno}"
             for code, line in self.met

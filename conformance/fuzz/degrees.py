@@ -1,8 +1,8 @@
-"""A traced program in; powers of two by which its arguments may be multiplied, and which its results then are, out.
+"""Find powers of two by which the arguments of a traced program may be scaled, and the resulting scales of results.
 
-This is dimensional analysis: every argument has a unit, a product has the product of units, a sum those of its terms,
-and what an exponential takes has none. Units that satisfy all of it give a multiple of every result, to the bit, since
-a power of two takes part in no rounding.
+This is dimensional analysis: every argument has a unit, the unit of a product is the product of its factors' units, all
+terms of a sum have the same unit, and the operand of an exponential has none. An assignment of units that satisfies
+all constraints scales every result exactly, bit by bit, since powers of two cause no rounding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.fx import Node
 
 from conformance.fuzz.tracing import Traced, given, name_of, nodes_in, operands_of, values_of
 
-MOST = 30  # the largest exponent: squares of squares are finite then
-# Results of their operands' unit, which these share.
+MOST = 30  # the largest exponent, so that squares of squares stay finite
+# Calls whose operands and results all have the same unit.
 ALIKE = frozenset({
     "add", "sub", "maximum", "minimum", "where", "neg", "abs", "relu", "leaky_relu", "clamp", "clone", "copy", "copy_",
     "_to_copy", "alias", "detach", "cat", "constant_pad_nd", "view", "permute", "squeeze", "unsqueeze",
@@ -30,29 +30,29 @@ ALIKE = frozenset({
     "linalg_vector_norm", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "any", "max_pool2d_with_indices",
 })  # fmt: skip
 FILLS = {"full": "fill_value", "full_like": "fill_value", "scalar_tensor": "s"}
-PLACES = ("index", "indices", "condition")  # arguments that say where, and have no unit
-# Numbers among their arguments that have the unit of the rest, and so are zero or infinite.
+PLACES = ("index", "indices", "condition")  # arguments that are positions or conditions, and have no unit
+# Arguments that may be numbers with the unit of the other operands: those other than zero and infinities force it to 1.
 NUMBERS = ("self", "other", "min", "max", "value", "fill_value")
-# The unit of the result is this power of the operand's.
+# The unit of the result is this power of the operand's unit.
 HALF = Fraction(1, 2)
 POWERS = {"sqrt": HALF, "rsqrt": -HALF, "reciprocal": -2 * HALF, "sign": 0 * HALF, "var": 4 * HALF}
-# Products, with what is added to them.
+# Products, with the name of the argument that is added to them.
 PRODUCTS = {"mul": "", "mm": "", "bmm": "", "convolution": "bias", "addmm": "self"}
 
-Form = tuple[Fraction, ...]  # a unit: a power of that of each argument
-Unit = Form | None  # None: of zeros and infinities, which have any
+Form = tuple[Fraction, ...]  # a unit, as the exponent of each argument's unit
+Unit = Form | None  # None: any unit, as zeros and infinities have
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The exponents of arguments, and of results."""
+    """The exponents of two by which arguments are scaled and results are multiplied."""
 
     arguments: Mapping[str, int]
     results: tuple[int, ...]
 
 
 class _Units:
-    """The units of a program as far as it is read, and what has to be one."""
+    """The units of all values of a program; `one` collects the constraints: units that must be 1."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -77,7 +77,7 @@ class _Units:
 
     def _results(self, node: Node) -> list[Unit]:
         unit = self._unit(node)
-        # Of whole numbers and truth values, which a scale does not change.
+        # Integers and bools have no unit, as scaling must not change them.
         return [unit if x.is_floating_point() else self.none for x in values_of(node)]
 
     def _unit(self, node: Node) -> Unit:
@@ -93,7 +93,7 @@ class _Units:
         if name == "div" and words.get("rounding_mode") is None:
             return self._quotient(words)
         dtype = words.get("dtype")
-        # What is rounded to a whole number is of none, and so are the bits of a number.
+        # The operand of a rounding to integers, or of a bit cast, must have no unit.
         as_numbers = dtype is None or dtype is torch.bool or (dtype.is_floating_point and name != "view")
         if name in ALIKE and as_numbers and (name != "linalg_vector_norm" or words["ord"] == 2):
             numbers = [words[w] for w in NUMBERS if isinstance(words.get(w), int | float)]
@@ -104,7 +104,7 @@ class _Units:
         return self.none
 
     def _alike(self, units: Sequence[Unit]) -> Unit:
-        """The unit of these, which is one; zeros have any."""
+        """Constrain these units to be equal and return their unit; None entries are compatible with any."""
         known = [unit for unit in units if unit is not None]
         self.one += [tuple(a - b for a, b in zip(known[0], unit, strict=True)) for unit in known[1:]]
         return known[0] if known else None
@@ -126,9 +126,9 @@ def _of_number(x: float, none: Form) -> Unit:
 
 
 def scaling(traced: Traced, rng: random.Random) -> Scaling | None:
-    """A scaling that changes something, drawn; None if there is none."""
+    """Draw a scaling that changes something; None if there is none."""
     values = [x for node in traced.graph.graph.nodes if "val" in node.meta for x in values_of(node)]
-    if any(x.dtype is torch.float16 for x in values):  # its smallest numbers are rounded otherwise
+    if any(x.dtype is torch.float16 for x in values):  # scaling would reach its denormal numbers, which round more
         return None
     units = _Units(traced)
     basis = _nullspace(units.one, len(units.names))
@@ -152,12 +152,12 @@ def scaling(traced: Traced, rng: random.Random) -> Scaling | None:
 
 
 def _nullspace(rows: Sequence[Form], n: int) -> list[list[Fraction]]:
-    """A basis of what all rows are zero on.
+    """Return a basis of the null space of the rows.
 
     >>> [list(map(int, v)) for v in _nullspace([(Fraction(1), Fraction(-1), Fraction(0))], 3)]
     [[1, 1, 0], [0, 0, 1]]
     """
-    reduced: dict[int, list[Fraction]] = {}  # by the column in which they alone have a one
+    reduced: dict[int, list[Fraction]] = {}  # rows in reduced echelon form, by the column of their leading one
     for given_row in rows:
         row = list(given_row)
         for column, other in reduced.items():

@@ -1,4 +1,4 @@
-"""A program while it is drawn: its values, run as they come by eager and in f64, and the choice of operands."""
+"""The state of drawing a random program: its values, evaluated in eager and in f64, and the choice of operands."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from conformance.shapes.distributions import fits
 T = TypeVar("T")
 NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65)
-SMALL = (1, 2, 3, 4, 5, 8)  # of tensors with many axes
-SIDES = (1, 3, 4, 5, 7, 8, 9, 12)  # of images
-EDGES = (1, 2, 3, 4, 5, 7)  # of images with a depth
-MOST = 4096  # elements of a value
-# Where schedules are drawn, which have tiles of up to 128.
+SMALL = (1, 2, 3, 4, 5, 8)  # sizes of tensors with 3 or more axes
+SIDES = (1, 3, 4, 5, 7, 8, 9, 12)  # side lengths of 1-d and 2-d images
+EDGES = (1, 2, 3, 4, 5, 7)  # side lengths of 3-d images
+MOST = 4096  # most elements of a value
+# The same if schedules are drawn, whose tiles have sides of up to 128.
 LARGER = (*SIZES, 96, 100, 127, 128, 129)
 MOST_SCHEDULED = 16384
-LARGE = (20_000, 200_000)  # of the first argument of a large program, and at most of its values
+LARGE = (20_000, 200_000)  # fewest elements of the first argument of a large program, most elements of a value
 LAYOUTS = ("transposed(0,1)", "transposed(-1,-2)", "permuted", "strided(-1,2)", "strided(0,3)", "expanded(0)",
            "expanded(-1)", "offset(1)", "offset(4)", "channels_last")  # fmt: skip
 
 
 def is_large(program: Program) -> bool:
-    """Whether interpreters and emulators would take long over a program."""
+    """Return whether a program is too large for interpreters and emulators."""
     return any(torch.Size(arg.shape).numel() > MOST_SCHEDULED for arg in program.args)
 
 
 class NotFitting(Exception):
-    """No value of the program can stand where one is wanted: another call is drawn."""
+    """No value of the program fits the call, so another call is drawn."""
 
 
 def require(fits: object) -> None:
-    """Raise NotFitting unless what is drawn fits."""
+    """Raise NotFitting unless the condition holds."""
     if not fits:
         raise NotFitting
 
 
-# What a call raises that cannot be drawn: of sizes that do not fit, and of eager, which refuses it.
+# Exceptions that discard a drawn call: it does not fit, or eager refuses it.
 REFUSED = (
     NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError, ZeroDivisionError, AssertionError,
 )  # fmt: skip
@@ -56,7 +56,7 @@ REFUSED = (
 
 @dataclass
 class Value:
-    """A name's tensor in eager and in f64; `exact`: nothing was rounded on the way; `whole`: of whole numbers."""
+    """A named tensor in eager and in f64; `exact`: computed without rounding; `whole`: its elements are integers."""
 
     name: str
     eager: Tensor
@@ -68,7 +68,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Made:
-    """A call that is in the program: its row, its text, the names of its operands and that of its one result."""
+    """A call of the program with one result: its row, its text, and the names of its operands and its result."""
 
     row: Any
     text: str
@@ -78,10 +78,14 @@ class Made:
 
 @dataclass
 class Drawing:
-    """`points` are the values of the sizes that vary, those it is drawn at first; `differentiable`: arguments may
-    require gradients; `integers`: floating data are whole numbers; `layouts`: arguments may have any strides; `most`
-    elements of a value; `specials`: arguments may hold NaN, infinities and the ends of the whole numbers; `numbers`:
-    arguments that are Python's numbers, and `added` those of the call that is being drawn."""
+    """A program that is being drawn.
+
+    `points` are the values of dynamic sizes; the program is drawn at the first. `differentiable`: arguments may require
+    gradients. `integers`: floating-point data are integers. `layouts`: arguments may have any strides. `most`: limit of
+    elements per value. `specials`: arguments may contain NaN, infinities and the extreme integers. `numbers`: arguments
+    that are Python numbers. `operands`, `new` and `added` are the operands, new arguments and new numbers of the call
+    that is being drawn.
+    """
 
     seed: int
     index: int
@@ -106,16 +110,16 @@ class Drawing:
     # ---- choice
 
     def among(self, *choices: T) -> T:
-        """One of them."""
+        """Return one of the choices at random."""
         return self.rng.choice(choices)
 
     def up_to(self, low: int, high: int) -> int:
-        """A number between these, both included."""
+        """Return a random integer from low to high, both included; raises NotFitting if there is none."""
         require(high >= low)
         return self.rng.randint(low, high)
 
     def chance(self, share: float) -> bool:
-        """True so often."""
+        """Return True with this probability."""
         return self.rng.random() < share
 
     # ---- operands
@@ -127,19 +131,22 @@ class Drawing:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The first operand's sizes."""
+        """The shape of the first operand."""
         return tuple(self.first.eager.shape)
 
     def tensor(self, rank: int = 0) -> str:
-        """A value of any type and at least this rank."""
+        """Pick a value of any dtype and at least this rank, and return its name."""
         return self._pick(lambda x: x.dim() >= rank)
 
     def real(self, rank: int = 0, most: int = 9) -> str:
-        """A floating one."""
+        """Pick a floating-point value."""
         return self._pick(lambda x: rank <= x.dim() <= most and x.is_floating_point())
 
     def image(self, rank: int) -> str:
-        """A floating one of this rank, with a batch and channels in front; where there is none, often an argument."""
+        """Pick a floating-point value of this rank as an image (batch, channels, sides…).
+
+        If there is none, make a new argument, or half of the time raise NotFitting.
+        """
         found = self._some(lambda x: x.dim() == rank and x.is_floating_point())
         if found is not None:
             return self._take(found)
@@ -149,19 +156,19 @@ class Drawing:
         return self._argument(sizes, self.dtype if self.dtype in FLOATS else "f32", None)
 
     def number(self, rank: int = 0) -> str:
-        """One of numbers: no bool."""
+        """Pick a value that is not bool."""
         return self._pick(lambda x: x.dim() >= rank and x.dtype is not torch.bool)
 
     def integer(self, rank: int = 0) -> str:
-        """One of whole numbers."""
+        """Pick an integer value."""
         return self._pick(lambda x: x.dim() >= rank and not x.is_floating_point() and x.dtype is not torch.bool)
 
     def boolean(self, rank: int = 0) -> str:
-        """One of truth values."""
+        """Pick a bool value."""
         return self._pick(lambda x: x.dim() >= rank and x.dtype is torch.bool)
 
     def like(self) -> str:
-        """Numbers that broadcast with the first operand: there already, or an argument of its type."""
+        """Pick a value that broadcasts with the first operand, or make a new argument of its dtype."""
         shape = self.shape
 
         def broadcasts(x: Tensor) -> bool:
@@ -173,29 +180,29 @@ class Drawing:
         return self.fresh(*kept[self.up_to(0, len(kept)) if self.chance(0.3) else 0 :])
 
     def same(self) -> str:
-        """A value of the first operand's shape and type."""
+        """Pick a value of the first operand's shape and dtype, or make a new argument."""
         x = self.first.eager
         found = self._some(lambda y: y.shape == x.shape and y.dtype == x.dtype)
         return self._take(found) if found and self.chance(0.6) else self.fresh(*x.shape)
 
     def matching(self, fits: Callable[[Tensor], bool], *shape: int) -> str:
-        """A value of the first operand's type for which `fits` holds, else an argument of that shape."""
+        """Pick a value of the first operand's dtype for which `fits` holds, or make a new argument of that shape."""
         dtype = self.first.eager.dtype
         found = self._some(lambda y: y.dtype == dtype and fits(y))
         return self._take(found) if found and self.chance(0.7) else self.fresh(*shape)
 
     def mask(self) -> str:
-        """Truth values that broadcast to the first operand."""
+        """Pick a bool value that broadcasts to the first operand, or make a new argument."""
         shape = self.shape
         found = self._some(lambda y: y.dtype is torch.bool and _broadcasts(tuple(y.shape), shape, self.most, to=True))
         return self._take(found) if found else self._argument(shape, "bool", {"kind": "bool"})
 
     def fresh(self, *shape: int) -> str:
-        """A new argument of the first operand's type."""
+        """Make a new argument of the first operand's dtype."""
         return self._argument(shape, NAMES[self.first.eager.dtype], None)
 
     def indices(self, below: int, *shape: int, unique_along: int | None = None) -> str:
-        """A new argument of indices below a number, along an axis each but once if asked."""
+        """Make a new argument of indices below a number, without duplicates along an axis if that is given."""
         require(below >= 1)
         options: dict[str, object] = {"kind": "index", "below": self._least(below)}
         if unique_along is not None:
@@ -203,29 +210,29 @@ class Drawing:
         return self._argument(shape, "i64", options)
 
     def drawn_as(self, kind: str, *shape: int) -> str:
-        """A new argument of the first operand's type, with data of a kind."""
+        """Make a new argument of the first operand's dtype with data of the distribution `kind`."""
         return self._argument(shape, NAMES[self.first.eager.dtype], {"kind": kind})
 
     def truths(self, *shape: int) -> str:
-        """A new argument of truth values."""
+        """Make a new bool argument."""
         return self._argument(shape, "bool", {"kind": "bool"})
 
     def axis(self) -> int:
-        """An axis of the first operand, counted from either end."""
+        """Return a random axis of the first operand, positive or negative."""
         rank = len(self.shape)
         return self.up_to(-rank, rank - 1) if rank else self._unfit()
 
     def size(self, axis: int) -> int:
-        """A size of the first operand."""
+        """Return a size of the first operand."""
         return self.shape[axis]
 
     def spelled(self, axis: int) -> str:
-        """A size of the first operand as text that holds when sizes vary."""
+        """Return a size of the first operand as text that is also right for other values of dynamic sizes."""
         n = self.shape[axis]
         return f"{self.first.name}.size({axis})" if n in self.points[0].values() else str(n)
 
     def again(self) -> tuple[Any, str]:
-        """The row and text of a call that was made before, now of its own result, as layers follow each other."""
+        """Repeat an earlier call on its own result, like consecutive layers of a network; returns its row and text."""
         require(self.made)
         once = self.rng.choice(self.made)
         first, *others = once.operands
@@ -236,7 +243,7 @@ class Drawing:
         return once.row, re.sub(rf"\b{first}\b", once.result, once.text)
 
     def numbered(self, text: str) -> str:
-        """A text with one of its numbers as an argument of the program."""
+        """Replace one of the numbers in a text by a new argument of the program, if it has any."""
         name = f"k{1 + max((int(name[1:]) for name in self.numbers), default=-1)}"
         found = literals.named(text, name, self.rng)
         if found is None:
@@ -246,11 +253,11 @@ class Drawing:
 
     @property
     def large(self) -> bool:
-        """Whether values may have more elements than a matrix of two sizes."""
+        """Whether the program is a large one."""
         return self.most > MOST_SCHEDULED
 
     def start(self) -> str:
-        """The first argument."""
+        """Make the first argument."""
         if self.large:
             return self._argument(self._many(), self.dtype, None)
         rank = self.rng.choices((0, 1, 2, 3, 4), (1, 4, 10, 4, 3))[0]
@@ -268,7 +275,7 @@ class Drawing:
     # ---- inside
 
     def _many(self) -> list[int]:
-        """Sizes of many elements, nearly all of them along one axis."""
+        """Return a shape with many elements, most of them along one axis."""
         low, high = map(math.log, LARGE)
         others = [self.among(*self.sizes) for _ in range(self.up_to(0, 2))]
         shape = [*others, max(1, int(math.exp(self.rng.uniform(low, high))) // math.prod(others))]
@@ -276,7 +283,7 @@ class Drawing:
         return shape
 
     def _least(self, size: int) -> int:
-        """The least value of a size that varies."""
+        """Return the least value of a dynamic size, or the size itself if it is fixed."""
         names = [name for name, n in self.points[0].items() if n == size]
         return min((point[name] for name in names for point in self.points), default=size)
 
@@ -320,7 +327,7 @@ class Drawing:
         return self._take(value)
 
     def _special(self, dtype: str) -> tuple[float, ...]:
-        """Values of which few are special: where all are, every sum is NaN."""
+        """Return values to choose from, only a few of them special; otherwise every sum would be NaN."""
         if dtype in FLOATS:
             ordinary, special = [self.up_to(-12, 12) / 4 for _ in range(30)], (math.inf, -math.inf, math.nan, -0.0)
             return (*ordinary, *self.rng.sample(special, self.up_to(1, 2)))
@@ -328,7 +335,7 @@ class Drawing:
         return (*(self.up_to(max(-3, ends.min), 3) for _ in range(9)), self.among(ends.min, ends.max))
 
     def keep(self) -> None:
-        """The new arguments of the call that was drawn are the program's from now on."""
+        """Add the new arguments of the drawn call to the program."""
         for arg, value in self.new:
             self.args.append(arg)
             self.values[arg.name] = value
@@ -340,33 +347,33 @@ class Drawing:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the call that was drawn."""
+        """Discard the drawn call."""
         self.new, self.operands, self.added = [], [], {}
 
     def every(self) -> list[Value]:
-        """The values of the program, and those of the call that is being drawn."""
+        """Return the values of the program and the new arguments of the call that is being drawn."""
         return [*self.values.values(), *(value for _, value in self.new)]
 
     def arguments(self) -> list[tuple[Arg, Value]]:
-        """The arguments of both."""
+        """Return the arguments of the program and the new ones of the call that is being drawn."""
         return [(arg, self.values[arg.name]) for arg in self.args] + self.new
 
     def needs(self, name: str) -> bool:
-        """Whether an argument requires a gradient."""
+        """Return whether an argument requires a gradient."""
         return name in self.gradients or any(v.name == name and v.eager.requires_grad for _, v in self.new)
 
     def scopes(self) -> tuple[dict[str, object], dict[str, object]]:
-        """The names that a line may use: in eager and in f64."""
+        """Return the names that a line may use, with their values in eager and in f64."""
         every, known = self.every(), self.constants()
         return {**known, **{v.name: v.eager for v in every}}, {**known, **{v.name: v.wide for v in every}}
 
     def constants(self) -> dict[str, object]:
-        """The names that stand for the same in both."""
+        """Return the names that have the same value in eager and in f64."""
         return {**SCOPE, **self.numbers, **self.added}
 
 
 def _broadcasts(a: Sequence[int], b: Sequence[int], most: int, to: bool = False) -> bool:
-    """Whether shapes broadcast with each other, within the size of a value; `to`: the first to the second."""
+    """Return whether shapes broadcast to at most `most` elements; `to`: to the shape `b`."""
     try:
         shape = torch.broadcast_shapes(tuple(a), tuple(b))  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -375,7 +382,7 @@ def _broadcasts(a: Sequence[int], b: Sequence[int], most: int, to: bool = False)
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether two elements have one place in memory."""
+    """Return whether two elements share a memory location."""
     places = torch.zeros((), dtype=torch.int64)
     for axis, (n, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
         places = places + (torch.arange(n) * step).reshape([-1] + [1] * (x.dim() - 1 - axis))

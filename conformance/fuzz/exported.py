@@ -1,8 +1,8 @@
-"""A random program in; out: what comes of it as `torch.export` has it, beside eager.
+"""Check a random program through `torch.export` against eager.
 
-Calls that AOTAutograd takes apart are whole there, so rules of the compiler are reached that no graph of
-`torch.compile` reaches. Programs that write to their arguments are not taken, nor are gradients, nor data with
-infinities and NaN, of which compiler/README.md, "Numerics", leaves open what whole calls such as attention make.
+Exported programs keep calls that AOTAutograd decomposes, so they reach rules of the compiler that no graph of
+`torch.compile` reaches. Programs that mutate their arguments, gradients, and data with infinities and NaN are left out;
+for the last, compiler/README.md, "Numerics", leaves results of calls such as attention unspecified.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Tell = Callable[[str], None]
 Far = Callable[[Tensor, Tensor, Tensor], str]
 
 KIND = "export"
-STAGE = "torch.export"  # the stage before and after all others
-EVERY = 3  # of so many programs one is exported as well: most of its kernels are those that it has already
+STAGE = "torch.export"  # the stage to blame if none of the compiler's stages is
+EVERY = 3  # every third program is exported, since most of its kernels are the same as under `torch.compile`
 
 
 def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> Found:
-    """What came of a program, at the first of its sizes; `far` says how a tensor differs from eager's and f64's."""
+    """Check a program at the first of its sizes; `far` is `check.far`."""
     if ("graph" in options.get("what", ()) and program.index % EVERY) or generate.special(program):
         return Found()
     program = replace(program, points=program.points[:1], varying={}, gradients=())
@@ -44,7 +44,7 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) ->
         except compiler.Unsupported:
             return Found()
         except Exception as error:
-            if isinstance(error, compiler.CompilerError) and error.__cause__ is not None:  # torch itself does not go
+            if isinstance(error, compiler.CompilerError) and error.__cause__ is not None:  # torch itself failed
                 return Found()
             bad = Found(verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}")
             return replace(bad, repro=blame.kept(program, options, found=bad))
@@ -54,14 +54,14 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) ->
             made = tuple(x.cpu() for x in pytree.tree_leaves(results))
         except compiler.Unsupported:
             return Found()
-        except Exception as error:  # of whatever part of the compiler
+        except Exception as error:  # of any part of the compiler
             return _blamed(program, options, tell, captured, given, (), f"{type(error).__name__}: {error}")
         wrong = _wrong(call, given, made, far)
         return _blamed(program, options, tell, captured, given, made, wrong) if wrong else Found()
 
 
 def _wrong(call: Callable[..., Any], given: Sequence[Tensor], made: Sequence[Tensor], far: Far) -> str:
-    """How results differ from eager's; empty if they do not. Where they lie is not promised."""
+    """Return how results differ from eager's; "" if they do not. Strides and aliasing are not compared."""
     needs = [False] * len(given)
     want = runs.call(call, runs.copied(given), needs)
     with runs.in_f64():
@@ -78,7 +78,7 @@ def _blamed(
     program: Program, options: Mapping[str, Any], tell: Tell, captured: compiler.Captured, given: tuple[Tensor, ...],
     made: Sequence[Tensor], wrong: str,
 ) -> Found:  # fmt: skip
-    """The finding with the first bad stage and pass; none where the bounds allow for it."""
+    """Return the finding with the first bad stage and pass; it passes if the results are within the derived bounds."""
     one = Subject(blame.GRAPH, bound(program, program.points[0]), given, captured, captured.inputs(given))
     climbed = ladder.climb(captured.program, compiler.target(options["target"]))
     row = ladder.judge(one, climbed, blame.stages(program), lambda stage: tell(f"stage {stage} of what is exported"))

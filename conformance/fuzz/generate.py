@@ -1,6 +1,7 @@
-"""A seed and an index in, a program out that eager runs, whose values stay moderate and whose jumps are exact.
+"""Draw random programs that eager runs, with moderate values and exact operands of discontinuous functions.
 
-Calls are tried one after the other: what eager refuses, or what f64 shows to be ill-conditioned, is drawn again.
+Calls are tried one after the other. A call that eager refuses, or that is ill-conditioned according to f64, is
+discarded and another one is drawn.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ from conformance.fuzz.program import Point, Program, function, given, needs, num
 from conformance.shapes import inputs
 
 LEAST, MOST_CALLS = 2, 12
-ATTEMPTS = 50  # programs drawn, of which eager takes nearly every one
-TRIES = 12  # draws for each call wanted
+ATTEMPTS = 50  # most programs drawn until eager runs one as a whole, which is nearly always the first
+TRIES = 12  # draws per wanted call
 DTYPES = {"f32": 45, "bf16": 11, "f16": 8, "f64": 10, "i64": 9, "i32": 6, "i16": 3, "i8": 3, "u8": 3, "bool": 2}
 LARGEST = {torch.float16: 500.0, torch.bfloat16: 1e4, torch.float32: 1e5, torch.float64: 1e5}
 EXACT = {torch.float16: 2**10, torch.bfloat16: 2**7, torch.float32: 2**20, torch.float64: 2**20}
-AGAIN = 0.15  # the share of draws that are of a call made before, on its own result
-NUMBERED = (0.02, 0.15)  # the share of calls one of whose numbers is an argument, by whether sizes vary
-VARIED = 0.4  # the share of programs with such numbers, and sizes that do not vary, where these vary
-LARGES = 0.015  # the share of programs with many elements
-# What infinite weights of the former make is open, and what any infinity makes in the latter: compiler/README.md,
+AGAIN = 0.15  # share of draws that repeat an earlier call on its own result
+NUMBERED = (0.02, 0.15)  # share of calls one of whose numbers becomes an argument; with fixed sizes, with dynamic ones
+VARIED = 0.4  # share of programs with such numbers and fixed sizes in which the numbers vary from call to call
+LARGES = 0.015  # share of large programs
+# The results of infinite weights in WEIGHTED, and of any infinity in FINITE, are unspecified: compiler/README.md,
 # "Numerics".
 WEIGHTED = ("F.conv", "F.batch_norm", "F.group_norm", "F.layer_norm", "F.rms_norm")
 FINITE = ("F.scaled_dot_product_attention", "F.interpolate", "torch.std_mean", "torch.var_mean")
-LOST = 0.05  # the share of a value that eager's rounding may take
-# Sizes that vary, and those that they vary between: no other size of a program is like the first.
+LOST = 0.05  # largest error of eager, relative to the largest element
+# Values of dynamic sizes. No fixed size of a program equals a value at the first point, so that these are recognisable.
 POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
 
 
 def program(seed: int, index: int, what: Sequence[str] = asked.DEFAULT) -> Program:
-    """The program of that number; equal numbers give equal programs, whatever was drawn before.
+    """Draw the program of this number, deterministically.
 
-    `what` of `asked.WHAT` says what varies; where schedules do, sizes are larger.
+    `what` is a subset of `asked.WHAT`; if it contains schedules, sizes are larger.
     """
     for attempt in range(ATTEMPTS):
         with contextlib.suppress(NotFitting), warnings.catch_warnings():
@@ -87,14 +88,14 @@ def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Pr
 
 
 def whole(d: Drawing, lines: Sequence[str]) -> Program:
-    """The program of these lines, which was drawn; raises NotFitting where eager does not run it as a whole."""
+    """Return the program of these drawn lines; raises NotFitting if eager does not run it as a whole."""
     numbers = tuple(name for name in d.numbers if literals.used(lines, name))
     made = Program(d.seed, d.index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients), numbers=numbers)
     return _varied(made, d.points, d)
 
 
 def tried(d: Drawing, lines: Sequence[str]) -> list[str]:
-    """One more line, or none if what was drawn will not do."""
+    """Draw a call and return its line, or no line if the call is discarded."""
     try:
         row, text = d.again() if d.chance(AGAIN) else drawn(d)
         text = d.numbered(text) if d.chance(NUMBERED[len(d.points) > 1]) else text
@@ -106,13 +107,13 @@ def tried(d: Drawing, lines: Sequence[str]) -> list[str]:
 
 
 def drawn(d: Drawing) -> tuple[Row, str]:
-    """A row, and the text of a call of it."""
+    """Draw a row and the text of a call of it."""
     row = d.rng.choices(OPERATIONS, [row.weight for row in OPERATIONS])[0]
     return row, row.text(d)
 
 
 def _added(d: Drawing, row: Row, text: str, n: int) -> str:
-    """The line of a call that gives a value."""
+    """Evaluate a call, add its results to the program, and return its line."""
     eager, shadow = d.scopes()
     if d.large:
         _refuse_larger(d, text)
@@ -124,7 +125,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     require(len(names) == len(made) and _defined(d, text))
     values = [_value(name, x, y, row, d) for name, x, y in zip(names, made, right, strict=True)]
     if len(names) == 1 and d.operands:
-        d.made = [m for m in d.made if m.row is not row or m.result != d.first.name]  # what is next follows the last
+        d.made = [m for m in d.made if m.row is not row or m.result != d.first.name]  # keep the last of a chain
         d.made.append(Made(row, text, tuple(v.name for v in d.operands), names[0]))
     d.keep()
     d.values |= {value.name: value for value in values}
@@ -132,7 +133,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
 
 
 def _defined(d: Drawing, text: str) -> bool:
-    """Whether it is said what a call makes of its operands, which may be infinite."""
+    """Return whether the result of a call is specified, given which of its operands are finite."""
     first = 0 if text.startswith(FINITE) else 1 if text.startswith(WEIGHTED) else len(d.operands)
     return all(_is_finite(v) for v in d.operands[first:])
 
@@ -142,13 +143,13 @@ def _is_finite(value: Value) -> bool:
 
 
 def _refuse_larger(d: Drawing, text: str) -> None:
-    """Refuse a call that gives more elements than a value may have, before there are any."""
+    """Refuse a call whose results are too large, by tracing it without computing them."""
     every = d.every()
 
     def call(*xs: Tensor) -> Any:
         return eval(text, d.constants() | dict(zip([v.name for v in every], xs, strict=True)))
 
-    logging.disable(logging.ERROR)  # torch's, of what eager refuses as well
+    logging.disable(logging.ERROR)  # torch logs errors about calls that eager refuses as well
     try:
         made = _tensors(inputs.traced(call, [v.eager.detach() for v in every]))
     finally:
@@ -157,9 +158,9 @@ def _refuse_larger(d: Drawing, text: str) -> None:
 
 
 def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
-    """The line of a statement that writes: since it cannot be taken back, all lines run anew with it at their end."""
+    """Add a mutating statement and return its line; all lines are run anew with it, since it cannot be undone."""
     target = d.first
-    require(not overlaps(target.eager))  # what PyTorch makes of a write to such a tensor differs even from itself
+    require(not overlaps(target.eager))  # PyTorch's results of writing to such a tensor are not even reproducible
     storage = target.eager.untyped_storage().data_ptr()
     flags = _flags(row, d.operands)
     names = [v.name for v in d.values.values() if v.eager.untyped_storage().data_ptr() == storage]
@@ -176,7 +177,7 @@ def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
 
 
 def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the names of the program stand for after these lines, in eager and in f64."""
+    """Run these lines on fresh arguments; returns the values of all names in eager and in f64."""
     fresh = {v.name: inputs.tensor(arg, number(d.seed, d.index, arg.name)) for arg, v in d.arguments()}
     text = "\n".join(lines)
     eager: dict[str, Tensor] = {}
@@ -192,7 +193,7 @@ def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _flags(row: Row, operands: Sequence[Value]) -> tuple[bool, bool]:
-    """Whether the result of a call on these is exact, and of whole numbers."""
+    """Return whether the result of a call on these operands is exact, and whether its elements are integers."""
     exact, whole = all(v.exact for v in operands), all(v.whole for v in operands)
     match row.exactness:
         case operations.JUMP:
@@ -210,15 +211,15 @@ def _value(name: str, eager: Tensor, right: Tensor, row: Row, d: Drawing) -> Val
     if not eager.is_floating_point():
         exact = whole = True
     if exact and eager.is_floating_point() and not torch.equal(*(x.double().nan_to_num() for x in (eager, right))):
-        exact = whole = False  # a cast, or a whole number that is too large
+        exact = whole = False  # rounded by a cast, or an integer that is too large for its dtype
     _check(eager, right, exact, d.most, d.specials)
     return Value(name, eager, right, exact, whole)
 
 
 def _check(eager: Tensor, right: Tensor, exact: bool, most: int = MOST_SCHEDULED, specials: bool = False) -> None:
-    """Refuse values that a sound compiler might get wrong: large ones, and those that are mostly error.
+    """Refuse values for which a correct compiler may differ from eager: large ones, and those that are mostly error.
 
-    NaN and infinities stay only where `specials` are drawn, and f64 has the same; so do whole numbers that are large.
+    NaN and infinities are accepted only with `specials`, and if f64 has the same; so are large integers.
     """
     require(eager.shape == right.shape and eager.numel() <= most)
     if not eager.numel():
@@ -245,7 +246,7 @@ def _tensors(made: object) -> list[Tensor]:
 
 
 def _results(d: Drawing) -> tuple[str, ...]:
-    """What is returned: what nothing uses, and sometimes more."""
+    """Return the names of the results: up to four unused values, and sometimes others."""
     made = [v for v in d.values.values() if v.name.startswith("t")] or list(d.values.values())
     unused = [v.name for v in made if not v.used] or [made[-1].name]
     more = [v.name for v in d.values.values() if v.name not in unused and d.chance(0.12)]
@@ -253,7 +254,8 @@ def _results(d: Drawing) -> tuple[str, ...]:
 
 
 def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
-    """With sizes that vary where it runs at all of them, and with gradients where eager gives them."""
+    """Return the program with dynamic sizes and numbers if it runs at all points, else with fixed ones; and without
+    gradients if it only runs without."""
     names = {n: name for name, n in points[0].items()}
     varying = {a.name: {k: names[n] for k, n in enumerate(a.shape) if n in names} for a in made.args}
     first = {name: d.numbers[name] for name in made.numbers}
@@ -273,12 +275,12 @@ def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
 
 
 def special(program: Program) -> bool:
-    """Whether arguments hold values that are not finite, or the ends of the whole numbers."""
+    """Return whether arguments contain NaN, infinities or the extreme integers."""
     return any(arg.inputs["kind"] == "choice" for arg in program.args)
 
 
 def runs_at(program: Program, point: Point) -> bool:
-    """Whether eager gives moderate values, and f64 about the same."""
+    """Return whether eager runs the program at this point with moderate values, close to those in f64."""
     call, needed = function(program), needs(program)
     most = LARGE[1] if is_large(program) else MOST_SCHEDULED
     try:

@@ -1,4 +1,4 @@
-"""The text of a call in; the text with one of its numbers by a name out, which a program then takes as an argument."""
+"""Replace numbers in the texts of calls by names, which become arguments of the program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.fuzz.program import Number
 
 
 def named(text: str, name: str, rng: random.Random) -> tuple[str, Number] | None:
-    """The text with one of its numbers named, and that number; None if it has none.
+    """Replace a random number in the text by the name; returns the text and the number, or None if it has none.
 
     >>> named("torch.clamp(x0, -1.5, max='2')", "k0", random.Random(0))
     ("torch.clamp(x0, -k0, max='2')", 1.5)
@@ -26,17 +26,17 @@ def named(text: str, name: str, rng: random.Random) -> tuple[str, Number] | None
 
 
 def filled(text: str, name: str, value: Number) -> str:
-    """The text with the number in place of its name."""
+    """Return the text with the number in place of the name."""
     return re.sub(rf"\b{name}\b", repr(value), text)
 
 
 def used(lines: Iterable[str], name: str) -> bool:
-    """Whether the name stands in any line."""
+    """Return whether any line contains the name."""
     return any(re.search(rf"\b{name}\b", text) for text in lines)
 
 
 def other(value: Number, call: int) -> Number:
-    """The number of a later call: a whole one remains whole, and what has few bits keeps few.
+    """Return the number for a later call: integers stay integers, and numbers with few significant bits keep few.
 
     >>> other(2, 1), other(0.25, 2), other(2, 0)
     (3, 1.25, 2)

@@ -1,4 +1,4 @@
-"""A program in; one like it out: with other calls at its end, another size, or arguments that lie otherwise."""
+"""Mutate programs: other calls at the end, another size, or another layout of an argument."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ALLOCATED = 1 << 27  # elements that one call may make before its result is
 
 
 def drawn(seed: int, index: int, options: Mapping[str, Any]) -> Program:
-    """The program of a file, if one is given; one like an entry of the corpus, if one is; else that of the number."""
+    """Return the program of the file or derived from the corpus entry in `options`, or else the one of this number."""
     what = options.get("what", asked.DEFAULT)
     if options.get("program"):
         return corpus.loaded(Path(options["program"]).read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def drawn(seed: int, index: int, options: Mapping[str, Any]) -> Program:
 
 
 def mutated(program: Program, seed: int, index: int, what: tuple[str, ...]) -> Program:
-    """A program like another, of these numbers; one drawn anew if none comes of some tries."""
+    """Return a mutation of a program, with this seed and index; a newly drawn program if all tries fail."""
     for attempt in range(TRIES):
         rng = random.Random(f"{seed}.{index}.{attempt} mutated")
         with contextlib.suppress(*REFUSED), warnings.catch_warnings():
@@ -48,7 +48,7 @@ def mutated(program: Program, seed: int, index: int, what: tuple[str, ...]) -> P
 
 
 def _continued(program: Program, rng: random.Random) -> Program:
-    """Some calls at its end, in place of some of it."""
+    """Cut up to half of the calls off the end and draw new ones."""
     lines = list(program.lines[: rng.randint(len(program.lines) // 2, len(program.lines))])
     d = _drawing(program, lines, rng)
     more = rng.randint(1, generate.MOST_CALLS)
@@ -60,7 +60,7 @@ def _continued(program: Program, rng: random.Random) -> Program:
 
 
 def _resized(program: Program, rng: random.Random) -> Program:
-    """A size another one wherever it stands, also in the text; no value may lose that it was exact."""
+    """Replace a size by another one in all arguments, and in half of the cases also in the lines."""
     require(not program.dynamic)
     n = rng.choice([n for arg in program.args for n in arg.shape])
     m = rng.choice([m for m in LARGEST if m != n])
@@ -73,7 +73,7 @@ def _resized(program: Program, rng: random.Random) -> Program:
 
 
 def _laid_out(program: Program, rng: random.Random) -> Program:
-    """An argument with other strides."""
+    """Change the layout of an argument."""
     k = rng.randrange(len(program.args))
     arg = program.args[k]
     layouts = ["contig", *(x for x in LAYOUTS if fits(x, arg.shape) and not x.startswith("expanded"))]
@@ -86,14 +86,14 @@ WAYS: tuple[Way, ...] = (_continued, _continued, _continued, _resized, _laid_out
 
 
 def _sound(before: Program, after: Program, rng: random.Random) -> Program:
-    """The second, if it runs, and what of the first was exact is so still, since calls that jump need it."""
+    """Return `after` if it runs and all exact values of `before` are still exact, as discontinuous calls require."""
     exact = [{v.name for v in _drawing(p, p.lines, rng).values.values() if v.exact} for p in (before, after)]
     require(exact[0] <= exact[1] and all(generate.runs_at(after, point) for point in after.points))
     return after
 
 
 def _drawing(program: Program, lines: Any, rng: random.Random) -> Drawing:
-    """A program as it is while it is drawn, after some of its lines."""
+    """Return the drawing state of a program after some of its lines."""
     dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
     sizes = [{name: n for name, n in point.items() if name not in program.numbers} for point in program.points]
     d = Drawing(program.seed, program.index, rng, dtype, sizes, bool(program.gradients), most=MOST_SCHEDULED)
@@ -114,6 +114,6 @@ def _drawing(program: Program, lines: Any, rng: random.Random) -> Drawing:
 
 
 def resized(arg: Arg, n: int, m: int) -> Arg:
-    """An argument of which a size is another."""
+    """Return an argument with size n replaced by m, also in the limit of indices."""
     drawn = {**arg.inputs, "below": m} if arg.inputs.get("below") == n else arg.inputs
     return replace(arg, shape=tuple(m if size == n else size for size in arg.shape), inputs=drawn)

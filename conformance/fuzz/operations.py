@@ -1,7 +1,7 @@
-"""What may stand in a random program: a row for each call, whose text a `Drawing` fills with values of the program.
+"""The calls of random programs: a row for each, with a function that writes its text by means of a `Drawing`.
 
-A row says what its call does to exactness. `SELECT` moves or chooses values; `WHOLE` is exact on small whole numbers;
-`ROUND` rounds; `JUMP` is not continuous, and drawn only where its operands are exactly what eager has.
+A row states the effect on exactness: `SELECT` moves or selects values; `WHOLE` is exact on small integers; `ROUND`
+rounds; `JUMP` is discontinuous, and drawn only if its operands are exact.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from conformance.fuzz import placing, recurrent, texts, windows
 from conformance.fuzz.drawing import Drawing
 
 SELECT, WHOLE, ROUND, JUMP = "select", "whole", "round", "jump"
-LAYER = 3.0  # the weight of what networks are made of
+LAYER = 3.0  # weight of the calls that networks consist of
 
 
 @dataclass(frozen=True)
 class Row:
-    """`changes`: the text is a statement that writes to its first operand."""
+    """A call; `changes` means that its text is a statement that mutates its first operand."""
 
     name: str
     exactness: str

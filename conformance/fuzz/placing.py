@@ -1,4 +1,4 @@
-"""The texts of calls that read and write at places that other tensors say: by index or by truth value."""
+"""The texts of calls that gather and scatter: positions are given by index tensors or masks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from conformance.fuzz.texts import positive_axis
 
 
 def scatter_reduced(d: Drawing) -> str:
-    """Several to one place, brought together there."""
+    """`scatter_reduce` by sum, maximum, minimum or product, also with duplicate indices."""
     x = d.number(1)
     axis, shape = positive_axis(d), list(d.shape)
     below, shape[axis] = shape[axis], d.among(1, 3, 8, shape[axis])
@@ -17,7 +17,7 @@ def scatter_reduced(d: Drawing) -> str:
 
 
 def scatter_mean(d: Drawing) -> str:
-    """The mean of what comes to a place."""
+    """`scatter_reduce` by mean."""
     x = d.real(1)
     axis, shape = positive_axis(d), list(d.shape)
     below, shape[axis] = shape[axis], d.among(1, 3, 8, shape[axis])
@@ -25,7 +25,7 @@ def scatter_mean(d: Drawing) -> str:
 
 
 def index_put(d: Drawing) -> str:
-    """Rows to places that may be the same, added up."""
+    """`index_put` of rows that accumulates, also with duplicate indices."""
     x = d.number(1)
     n = d.among(1, 3, 8)
     index = d.indices(d.size(0), n)
@@ -33,21 +33,21 @@ def index_put(d: Drawing) -> str:
 
 
 def index_filled(d: Drawing) -> str:
-    """A number at some places of an axis."""
+    """`index_fill` with 0 or 1."""
     x = d.tensor(1)
     axis = d.axis()
     return f"{x}.index_fill({axis}, {d.indices(d.size(axis), d.among(1, 3))}, {d.among(0, 1)})"
 
 
 def index_copied(d: Drawing) -> str:
-    """Rows to places of their own."""
+    """`index_copy` of rows without duplicate indices."""
     x = d.tensor(1)
     n = d.up_to(1, d.size(0))
     return f"{x}.index_copy(0, {d.indices(d.size(0), n, unique_along=0)}, {d.fresh(n, *d.shape[1:])})"
 
 
 def taken_along(d: Drawing) -> str:
-    """By an order of the very values, or as if flat."""
+    """`take` from the flattened tensor, or `take_along_dim`."""
     x = d.number(1)
     if d.chance(0.3):
         return f"{x}.take({d.indices(d.first.eager.numel(), 2, d.among(1, 4))})"
@@ -56,9 +56,9 @@ def taken_along(d: Drawing) -> str:
 
 
 def replaced(d: Drawing, call: str) -> str:
-    """Part of an axis in the place of what is there: `slice_scatter`, `select_scatter`, `diagonal_scatter`."""
+    """`slice_scatter`, `select_scatter` or `diagonal_scatter`, by the first word of the name."""
     x = d.tensor(2 if call == "diagonal" else 1)
-    # Eager copies all of the memory, and writes through one place to others.
+    # Eager clones the whole storage with its strides, so a write to one element could change others.
     require(not overlaps(d.first.eager) and not d.first.eager.storage_offset())
     if call == "diagonal":
         return f"torch.diagonal_scatter({x}, {d.fresh(*d.shape[2:], min(d.shape[:2]))})"
@@ -72,7 +72,7 @@ def replaced(d: Drawing, call: str) -> str:
 
 
 def searched(d: Drawing) -> str:
-    """Where numbers belong among sorted ones."""
+    """`bucketize` or `searchsorted`."""
     x = d.number()
     right = d.among("", ", right=True")
     limits = d.drawn_as("sorted", d.among(1, 4, 9))
@@ -80,20 +80,20 @@ def searched(d: Drawing) -> str:
 
 
 def masked_scattered(d: Drawing, call: str) -> str:
-    """The next of some numbers at each place where a condition holds."""
+    """`masked_scatter`, or its in-place version."""
     x = d.number()
     return f"{x}.{call}({d.mask()}, {d.same()})"
 
 
 def one_hot(d: Drawing) -> str:
-    """Of new indices."""
+    """`one_hot` of new indices."""
     x = d.tensor(1)
     n = d.among(1, 3, 8)
     return f"F.one_hot({d.indices(n, d.size(0))}, {n}).to({x}.dtype)"
 
 
 def assigned_rows(d: Drawing) -> str:
-    """A number or rows, at places each its own."""
+    """Assignment of a number or of rows to distinct indices."""
     x = d.tensor(1)
     n = d.up_to(1, d.size(0))
     index = d.indices(d.size(0), n, unique_along=0)
@@ -101,14 +101,14 @@ def assigned_rows(d: Drawing) -> str:
 
 
 def assigned_where(d: Drawing) -> str:
-    """A number where a condition of the very values holds."""
+    """Assignment of a number where a comparison of the tensor itself holds, which needs exact values."""
     x = d.number(1)
     require(d.first.exact)
     return f"{x}[{x} {d.among('> 0', '== 1', '<= -1')}] = {d.among(0, 1, -2)}"
 
 
 def scattered(d: Drawing) -> str:
-    """Into the tensor itself: added, where places are the same."""
+    """`scatter_add_` with any indices, or `scatter_` of a number with distinct ones."""
     x = d.number(1)
     axis, shape = positive_axis(d), list(d.shape)
     below, shape[axis] = shape[axis], d.among(1, 3)
@@ -119,6 +119,6 @@ def scattered(d: Drawing) -> str:
 
 
 def embedding_bag(d: Drawing) -> str:
-    """Rows of a matrix, brought together."""
+    """`embedding_bag` by sum, mean or maximum."""
     x = d.real(2, most=2)
     return f"F.embedding_bag({d.indices(d.size(0), 3, d.among(1, 4))}, {x}, mode='{d.among('sum', 'mean', 'max')}')"

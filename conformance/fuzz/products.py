@@ -1,4 +1,4 @@
-"""Whether a program has an infinity as a factor of a contraction in f32, of which three products in tf32 make NaN."""
+"""Detect infinite operands of f32 contractions: computed as three tf32 products, these give NaN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTRACTIONS = {*flop_registry, aten.addbmm, aten._trilinear, aten.mkldnn_rnn_la
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`found`: an operand of a contraction was infinite."""
+    """Sets `found` if an operand of a contraction contains an infinity."""
 
     found = False
 
@@ -36,7 +36,7 @@ def _is_infinite(x: object) -> bool:
 
 
 def are_infinite(program: Program) -> bool:
-    """Whether any is, at any of its sizes, on the way forward or back."""
+    """Return whether any f32 contraction of the program, forward or backward, has an infinite operand at any size."""
     call: Callable[..., Any] = function(program)
     with _Watching() as watching:  # type: ignore[no-untyped-call]
         for point in program.points:

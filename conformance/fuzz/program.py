@@ -1,6 +1,6 @@
-"""A random program as a value: arguments, lines of torch code and what it returns.
+"""A random program as a value: its arguments, lines of torch code and results.
 
-It prints as one line of Python, over arguments whose data depend on the seed and the index of the program alone.
+It prints as one line of Python. The data of its arguments depend only on the seed and the index of the program.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from conformance.shapes.inputs import Function
 
 SCOPE = {"torch": torch, "F": F}
 Number = int | float
-Point = Mapping[str, Any]  # of sizes, which are whole, and of numbers
+Point = Mapping[str, Any]  # values of dynamic sizes (int) and of arguments that are numbers
 
 
 @dataclass(frozen=True)
 class Altered:
-    """Other data than those drawn: arguments times powers of two, and the `picked` positions of some of their axes.
+    """A change of the drawn data: arguments times powers of two, and only the `picked` positions along some axes.
 
-    A position of -1 has what no other may take notice of: NaN, or whatever whole number there is.
+    A picked position of -1 is a margin that must not influence other positions: NaN, or an arbitrary integer.
     """
 
     scales: Mapping[str, int] = field(default_factory=dict)
@@ -38,11 +38,11 @@ class Altered:
 
 @dataclass(frozen=True)
 class Program:
-    """`lines` are statements over the arguments, `results` the names that it returns.
+    """A program: `lines` are statements over the arguments, `results` the names that it returns.
 
-    `gradients` are the arguments that require them, `numbers` those behind `args` that are Python's numbers. `points`
-    are values for these and for the sizes that vary, the first being those of `args`, and `varying` says for each
-    argument which of its axes is which of them; one point: sizes are fixed.
+    `gradients` are the arguments that require gradients, `numbers` the arguments after `args` that are Python numbers.
+    Each of `points` has values for the numbers and the dynamic sizes; the first point has the sizes of `args`, and with
+    only one point the sizes are fixed. `varying` maps the axes of each argument to the names of dynamic sizes.
     """
 
     seed: int
@@ -58,12 +58,12 @@ class Program:
 
     @property
     def dynamic(self) -> bool:
-        """Whether its sizes vary from call to call."""
+        """Whether sizes or numbers vary from call to call."""
         return len(self.points) > 1
 
 
 def number(*words: object) -> int:
-    """A seed of 63 bits that depends on all of the words.
+    """Return a seed of 63 bits, a hash of the words.
 
     >>> number(1, "x") == number(1, "x"), number(1, "x") == number(1, "y")
     (True, False)
@@ -73,22 +73,22 @@ def number(*words: object) -> int:
 
 
 def given(program: Program, point: Point) -> list[Any]:
-    """What a call takes at a point, in order: fresh tensors, then numbers."""
+    """Return the arguments of a call at a point: new tensors, then numbers."""
     return [*arguments(program, point).values(), *(point[name] for name in program.numbers)]
 
 
 def needs(program: Program) -> list[bool]:
-    """Which of them require gradients."""
+    """Return for each argument whether it requires a gradient."""
     return [name in program.gradients for name in names(program)]
 
 
 def names(program: Program) -> list[str]:
-    """The names of all arguments, in order."""
+    """Return the names of all arguments, in order."""
     return [*(arg.name for arg in program.args), *program.numbers]
 
 
 def arguments(program: Program, point: Point) -> dict[str, Tensor]:
-    """Fresh tensors by name, with the sizes of a point."""
+    """Make the tensors of a call at a point, by name."""
     made = {}
     for arg in program.args:
         there = sized(arg, program.varying.get(arg.name, {}), point)
@@ -99,7 +99,7 @@ def arguments(program: Program, point: Point) -> dict[str, Tensor]:
 
 
 def _altered(x: Tensor, name: str, altered: Altered) -> Tensor:
-    """A tensor altered, laid out as it was where its sizes are as they were."""
+    """Return the altered tensor, with the layout of `x` if the sizes are unchanged and no stride is 0."""
     made = inputs.clone_storage(x)
     if name in altered.scales:
         made.new_empty(0).set_(made.untyped_storage()).mul_(2.0 ** altered.scales[name])
@@ -115,24 +115,24 @@ def _altered(x: Tensor, name: str, altered: Altered) -> Tensor:
 
 
 def taken(x: Tensor, axis: int, picked: Sequence[int]) -> Tensor:
-    """The positions of an axis that are picked, with the first where there is none."""
+    """Return the picked positions of an axis; -1 becomes position 0."""
     return x.index_select(axis, torch.tensor([max(k, 0) for k in picked], device=x.device))
 
 
 def sized(arg: Arg, axes: Mapping[int, str], point: Point) -> Arg:
-    """An argument with the sizes of one point."""
+    """Return an argument with the sizes of a point."""
     shape = tuple(point[axes[k]] if k in axes else n for k, n in enumerate(arg.shape))
     return replace(arg, shape=shape)
 
 
 def line(program: Program) -> str:
-    """The program on one line."""
+    """Return the program as one line of Python."""
     parts = [*program.lines, f"return {', '.join(program.results)}"]
     return f"def f({', '.join(names(program))}): {'; '.join(parts)}"
 
 
 def described(program: Program) -> str:
-    """What the arguments of the line are."""
+    """Describe the arguments: dtype, shape, layout, distribution, gradient; and the points."""
     words = []
     for arg in program.args:
         axes = program.varying.get(arg.name, {})
@@ -146,10 +146,10 @@ def described(program: Program) -> str:
 
 
 def function(program: Program) -> Function:
-    """The program as a function of its arguments, in order."""
+    """Return the program as a function of its arguments."""
     text = line(program) + "\n"
     file = f"<random program {program.seed}.{program.index}>"
-    linecache.cache[file] = (len(text), None, [text], file)  # tracebacks and Dynamo show it
+    linecache.cache[file] = (len(text), None, [text], file)  # the source for tracebacks and Dynamo
     scope = dict(SCOPE)
     made: dict[str, Function] = {}
     exec(compile(text, file, "exec"), scope, made)
@@ -157,6 +157,6 @@ def function(program: Program) -> Function:
 
 
 def bound(program: Program, point: Point) -> Function:
-    """The program as a function of its tensors alone, with the numbers of a point."""
+    """Return the program as a function of its tensors only, with the numbers of a point bound."""
     whole, numbers = function(program), [point[name] for name in program.numbers]
     return (lambda *tensors: whole(*tensors, *numbers)) if numbers else whole

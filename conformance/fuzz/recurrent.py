@@ -1,4 +1,4 @@
-"""The texts of recurrent networks, some steps of layers or one step of a cell, and whether their weights fit."""
+"""The texts of recurrent networks and cells, and a check that their weights have valid shapes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 from conformance.fuzz.drawing import Drawing, require
 
-STEPS = 6  # of which each is compiled by itself
+STEPS = 6  # most time steps, as each is compiled separately
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 class Fitting(TorchFunctionMode):
-    """Refuses networks with weights of other sizes than they need, where PyTorch reads what is not theirs."""
+    """Refuses networks with weights of wrong sizes, for which PyTorch reads out of bounds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -30,7 +30,7 @@ def _fits(
     gates: int, x: Tensor, state: Tensor | Sequence[Tensor], weights: Sequence[Tensor], biased: bool, layers: int,
     dropout: float, train: bool, both: bool, batch_first: bool,
 ) -> bool:  # fmt: skip
-    """Whether state and weights have the sizes that those of the input ask for."""
+    """Return whether the shapes of state and weights fit the input."""
     states = (state,) if isinstance(state, Tensor) else tuple(state)
     if x.dim() != 3 or states[0].dim() != 3:
         return False
@@ -44,7 +44,7 @@ def _fits(
 
 
 def network(d: Drawing) -> str:
-    """One layer, or two, in one direction or both, of which the second may have the weights of the first."""
+    """A network of one layer in one or both directions, or of two layers; both directions may share weights."""
     x = d.image(3)
     kind, batch_first = d.among(*GATES), d.chance(0.5)
     batch, steps = d.shape[:2] if batch_first else d.shape[1::-1]
@@ -64,7 +64,7 @@ def network(d: Drawing) -> str:
 
 
 def cell(d: Drawing) -> str:
-    """The next state."""
+    """One step of a cell."""
     x = d.real(2, most=2)
     kind, width = d.among(*GATES), d.among(1, 3, 8, 17)
     weights = _weights(d, kind, d.size(1), width, d.chance(0.5))

@@ -1,8 +1,8 @@
-"""A random program that goes wrong in; the least one that was found to go wrong in the same way out, as a shape file.
+"""Minimise a failing program to a smaller one that fails in the same way, and write that as a shape file.
 
-First fewer results and calls, then smaller sizes, then plainer types and strides, then plainer data: whatever eager
-still runs and still goes wrong is kept. A trial may take the process down: what came of all of them is told beforehand,
-so that the next process goes on where this one was.
+It tries fewer results and calls, then smaller sizes, then simpler dtypes and strides, then simpler data, and keeps each
+candidate that eager runs and that still fails. A trial may crash the process, so the outcomes of all earlier trials are
+reported before each trial, and the next process continues from there.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
 
 
 def reduce(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> dict[str, str]:
-    """The line and the arguments of the least program, and the shape file of it in the folder of what failed.
+    """Return the line and arguments of the reduced program, and what became of its shape file in the repro folder.
 
-    `options` are those of `check.checked`, with the `kind` and the `stage` of the finding, the `outcomes` of the trials
-    of other processes, and the `seconds` that there are.
+    `options` are those of `check.checked`, with `kind` and `stage` of the finding, the `outcomes` of trials of earlier
+    processes, and the time limit `seconds`.
     """
     program = mutate.drawn(seed, index, options)
     ends = time.monotonic() + options.get("seconds", 60.0)
@@ -54,7 +54,7 @@ def reduce(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> dic
 
 
 def goes_wrong(program: Program, options: Mapping[str, Any]) -> bool:
-    """Whether a program goes wrong as the finding did."""
+    """Return whether a program fails with the same kind of difference as the finding."""
     if check.left_out(program, compiler.target(options["target"])):
         return False
     quiet = {name: value for name, value in options.items() if name not in ("dump", "lost")}
@@ -71,7 +71,7 @@ def goes_wrong(program: Program, options: Mapping[str, Any]) -> bool:
 
 @dataclass
 class Trials:
-    """What came of the trials, `+` or `-` each, of which the first are known."""
+    """Runs trials and records `+` (fails) or `-` for each; `known` are the outcomes of earlier processes."""
 
     fails: Callable[[Program], bool]
     tell: Tell = lambda at: None
@@ -91,7 +91,7 @@ class Trials:
 
 
 def reduced(program: Program, fails: Callable[[Program], bool]) -> Program:
-    """The least program that still `fails`, by steps that each make it smaller or plainer."""
+    """Return a program that still `fails` and that no single step makes smaller or simpler."""
     before = None
     while program != before:
         before = program
@@ -116,7 +116,7 @@ def _while_any(program: Program, smaller: Candidates, fails: Callable[[Program],
 
 
 def _runs(program: Program) -> bool:
-    """Whether eager runs it; a call that went may have made what another uses."""
+    """Return whether all names are defined (a removed call may have defined one) and eager runs the program."""
     defined = set(names(program))
     for text in program.lines:
         made, used = _names(text)
@@ -132,7 +132,10 @@ def _runs(program: Program) -> bool:
 
 
 def _graph(program: Program) -> Iterator[Program]:
-    """Fewer results, sizes, gradients and calls; a value as an argument saves all the calls that make it."""
+    """Yield candidates with fewer results, points, gradients, numbers and calls.
+
+    A call is removed, replaced by one of its operands, or its result becomes an argument, which saves all calls before.
+    """
     for name in program.results if len(program.results) > 1 else ():
         yield without_unused(replace(program, results=(name,)))
     if program.dynamic:
@@ -155,7 +158,7 @@ def _graph(program: Program) -> Iterator[Program]:
 
 
 def _names(text: str) -> tuple[list[str], list[str]]:
-    """The names that a line makes, and those that it uses.
+    """Return the names that a line defines, and those that it uses.
 
     >>> _names("t2, = x0.chunk(2, 1)"), _names("t0[1:] = x1")
     ((['t2'], ['x0']), ([], ['t0', 'x1']))
@@ -175,7 +178,7 @@ def _renamed(program: Program, old: str, new: str) -> Program:
 
 
 def without_unused(program: Program) -> Program:
-    """Without values that nothing uses, and arguments of which that is true."""
+    """Return the program without unused values and arguments."""
     needed = set(program.results)
     lines: list[str] = []
     for text in reversed(program.lines):
@@ -195,7 +198,7 @@ def without_unused(program: Program) -> Program:
 
 
 def _values(program: Program) -> dict[str, Tensor]:
-    """The tensors that the names of a program stand for at its end."""
+    """Run the program and return all its tensors by name."""
     point = program.points[0]
     scope: dict[str, Any] = {**SCOPE, **dict(zip(names(program), given(program, point), strict=True))}
     with torch.no_grad():
@@ -204,7 +207,7 @@ def _values(program: Program) -> dict[str, Tensor]:
 
 
 def _argument(name: str, x: Tensor) -> Arg:
-    """An argument in place of a value: of its shape and type, with data of its kind."""
+    """Return an argument that replaces a value: of its shape and dtype, with data of a similar range."""
     drawn: dict[str, Any] = {"kind": "normal"}
     if x.dtype is torch.bool:
         drawn = {"kind": "bool"}
@@ -218,7 +221,7 @@ def _argument(name: str, x: Tensor) -> Arg:
 
 
 def _sizes(program: Program) -> Iterator[Program]:
-    """One size less wherever it stands, also in the text."""
+    """Yield candidates with one size reduced in all arguments, without and with the same change of the lines."""
     if program.dynamic:
         return
     for n in sorted({n for arg in program.args for n in arg.shape if n > 1}, reverse=True):
@@ -231,7 +234,7 @@ def _sizes(program: Program) -> Iterator[Program]:
 
 
 def _types(program: Program) -> Iterator[Program]:
-    """Dense arguments, and f32 for other floating types."""
+    """Yield candidates with contiguous arguments, and with f32 in place of other floating-point dtypes."""
     for k, arg in enumerate(program.args):
         if arg.layout != "contig":
             yield _with(program, k, replace(arg, layout="contig"))
@@ -241,7 +244,7 @@ def _types(program: Program) -> Iterator[Program]:
 
 
 def _data(program: Program) -> Iterator[Program]:
-    """Ones, or whole numbers."""
+    """Yield candidates whose data are ones or integers."""
     plain = ("ones", "integers")
     for k, arg in enumerate(program.args):
         for kind in plain[: plain.index(str(arg.inputs["kind"]))] if arg.inputs["kind"] in plain else plain:

@@ -1,7 +1,7 @@
-"""A program that failed in; out a folder of what is needed to see it again, and of one that was reduced a shape file.
+"""Write the repro folder of a failed program, and the shape file of a reduced one.
 
-The folder has a script of the program beside eager, and the stages and inputs of every graph. The shape file has one
-case, tried as such, and says what is wrong with it.
+The folder has a script that runs the program and eager, and the stages and inputs of every graph. The shape file has
+one case, which is checked as such, and a comment that says what is wrong.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOST = ("crash", "timeout")
 
 
 def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
-    """Write the file; what is to be done with it, or why it is of no use."""
+    """Write the shape file and check it; returns its path with what to do with it, or why it is of no use."""
     found = f"Random program {program.seed}.{program.index}, reduced: {options['kind']} in {options.get('stage')}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
         path.write_text(shown(program, f"{found}: wrong since {row.first_bad_stage}, {row.first_bad_pass}"), "utf-8")
     except OSError as error:
         return f"(not written to {path}: {error.strerror})"
-    except Exception as error:  # of a program whose very equations are wrong, so that it has no reference
+    except Exception as error:  # for example if the equations are wrong, so that there is no reference
         return f"{path} (cannot be tried, {type(error).__name__}: {error})"
     return f"{path} (fails; it is to be put into shapes/regressions with what mends it)"
 
@@ -66,7 +66,7 @@ def _tried(path: Path, options: Mapping[str, Any]) -> Judged:
 
 
 def shown(program: Program, title: str) -> str:
-    """The text of the shape file."""
+    """Return the text of the shape file."""
     results = ", ".join(program.results) + ("," if len(program.results) == 1 else "")
     dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
     lines = [
@@ -75,7 +75,7 @@ def shown(program: Program, title: str) -> str:
         for arg in program.args
     ]
     others = [arg.layout for arg in program.args if arg.layout != "contig"]
-    lines += [f'layouts = ["{others[0]}"]'] if others else []  # a row has one
+    lines += [f'layouts = ["{others[0]}"]'] if others else []  # a row has one layout
     lines += [f"grad = {json.dumps(list(program.gradients))}"] if program.gradients else []
     scales = program.altered.scales if program.altered else {}
     first = [f"{name} = {program.points[0][name]!r}" for name in program.numbers]
@@ -91,7 +91,7 @@ def _table(options: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value of a table.
+    """Format a value as TOML.
 
     >>> _toml((1, -0.0, float("-inf"))), _toml("index")
     ('[1, -0.0, -inf]', '"index"')
@@ -140,7 +140,7 @@ def dump(
     lowerings: Sequence[compiler.Lowering],
     found: Found,
 ) -> str:
-    """Write what is needed to see it again; the folder, or why it could not be written."""
+    """Write the repro folder; returns its path, or why it could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.py").write_text(_script(program, target, found))

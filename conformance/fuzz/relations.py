@@ -1,9 +1,9 @@
-"""A random program in; calls of it on other data whose results follow from those of the first call, out.
+"""Metamorphic testing: calls of a random program on altered data, whose results follow from those on the drawn data.
 
-What is computed along an axis that is a batch may be put in another order, cut, or have margins of NaN: the same comes
-of the results. What is a product of powers of arguments may be scaled by powers of two, and results are to the bit as
-many times what they were. Neither needs a reference; which holds follows from the calls of the program by the rows of
-`axes.py` and `degrees.py`.
+Along a batch axis, positions of the arguments may be permuted, dropped, or surrounded by margins of NaN; the results
+change in the same way. If arguments are scaled by powers of two in the right proportions, the results are scaled by
+powers of two, bit by bit. No reference is needed. `axes.py` and `degrees.py` derive from the calls of the program which
+relations hold.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from conformance.fuzz.runs import Run
 from conformance.fuzz.tracing import traced, values_of
 from conformance.judge import oracle
 
-RESIZED = 0.25  # the share of programs that are compiled for other sizes too
-ROUNDINGS = 16.0  # of the largest element, by which results of other positions may differ unexamined
+RESIZED = 0.25  # share of programs that are also compiled for other sizes
+ROUNDINGS = 16.0  # roundings of the largest element by which results may differ without further checks
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A program on other data; what then becomes of each result, and of each argument that is written.
+    """A program on altered data, and the effect on each result and on each argument after the call.
 
-    `exponents` are powers of two, `axes` those along which positions are `picked`. `exact`: to the bit; else `unit` is
-    that of the coarsest numbers on the way.
+    `exponents` are the powers of two by which they are scaled, `axes` their axes along which positions are picked.
+    `exact` relations hold bit by bit; for others `unit` is the unit roundoff of the coarsest dtype in the program.
     """
 
     kind: str
@@ -42,20 +42,20 @@ class Relation:
     unit: float = 0.0
 
     def follows(self, k: int, x: Tensor) -> Tensor:
-        """What the result of that number has to be, without margins."""
+        """Return what result k must be, without margins, if it is `x` on the drawn data."""
         picked = [n for n in self._picked if n >= 0]
         for axis in self.axes[k]:
             x = taken(x, axis, picked)
         return x * 2.0 ** self.exponents[k] if self.exponents[k] else x
 
     def within(self, k: int, y: Tensor) -> Tensor:
-        """A result without its margins."""
+        """Return result k without its margins."""
         for axis in self.axes[k]:
             y = taken(y, axis, [n for n, old in enumerate(self._picked) if old >= 0])
         return y
 
     def fits(self, k: int, y: Tensor) -> bool:
-        """Whether a result is as long as the arguments are, margins and all."""
+        """Return whether the axes of result k have the length of the altered arguments, including margins."""
         return all(y.shape[axis] == len(self._picked) for axis in self.axes[k])
 
     @property
@@ -65,7 +65,7 @@ class Relation:
 
 
 def relations(program: Program) -> Iterator[Relation]:
-    """Those that hold for a program, some of them drawn."""
+    """Yield relations that hold for a program: scaling, and permutation, slicing or margins of a random batch axis."""
     known = traced(program)
     if known is None:
         return
@@ -81,7 +81,7 @@ def relations(program: Program) -> Iterator[Relation]:
     name, (axis, *_) = next(iter(one.arguments.items()))
     n = known.arguments[name].meta["val"].shape[axis]
     order = rng.sample(range(n), n)
-    while order == [*range(n)]:  # as it was, nothing would be checked
+    while order == [*range(n)]:  # the identity would check nothing
         rng.shuffle(order)
     some = sorted(rng.sample(range(n), rng.randint(1, n - 1)))
     margin = [*range(n), *[-1] * rng.randint(1, 5)]
@@ -97,7 +97,7 @@ def relations(program: Program) -> Iterator[Relation]:
 
 
 def broken(relation: Relation, before: Run, after: Run) -> str:
-    """By which result the second call does not follow from the first; nothing if all do."""
+    """Return which result of the second call violates the relation to the first; "" if none does."""
     pairs = zip((*before.outputs, *before.inputs), (*after.outputs, *after.inputs), strict=True)
     for k, (x, y) in enumerate(pairs):
         if not relation.fits(k, y):
@@ -113,7 +113,7 @@ def broken(relation: Relation, before: Run, after: Run) -> str:
 def _differ(made: Tensor, want: Tensor, relation: Relation) -> str:
     if not made.is_floating_point():
         return oracle.exact(made, want).message
-    if relation.exact:  # except in numbers so small that a scale takes bits from them
+    if relation.exact:  # except for denormal numbers, which lose bits by scaling
         least = torch.finfo(made.dtype).tiny
         small = (made != want) & (made.abs() < least) & (want.abs() < least)
         return oracle.exact(torch.where(small, want, made), want).message
@@ -127,12 +127,12 @@ def _differ(made: Tensor, want: Tensor, relation: Relation) -> str:
 
 
 def run(function: Callable[..., Any], program: Program, device: str) -> Run:
-    """A call of a function on the data of a program, at the first of its sizes."""
+    """Call a function on the data of a program, at the first of its sizes."""
     return runs.call(function, runs.copied(given(program, program.points[0]), device), needs(program))
 
 
 def holds_in_eager(relation: Relation, program: Program, device: str) -> bool:
-    """Whether eager's results follow too: its text may name a size, and a row may say too much."""
+    """Return whether the relation holds in eager; it may not if the program has a literal size or a rule is wrong."""
     eager = function(program)
     try:
         return not broken(relation, run(eager, program, device), run(eager, relation.program, device))
@@ -141,5 +141,5 @@ def holds_in_eager(relation: Relation, program: Program, device: str) -> bool:
 
 
 def altered(program: Program, kind: str) -> Program:
-    """The program on the data of its relation of that kind; as it is if it has none."""
+    """Return the program with the data of its relation of that kind; unchanged if it has none."""
     return next((one.program for one in relations(program) if one.kind == kind), program)

@@ -1,7 +1,4 @@
-"""A function and its arguments in; what a call of it leaves behind out: results, its inputs afterwards, gradients.
-
-The same in f64 as well, for what is right.
-"""
+"""Run a function and record its results, its inputs afterwards and gradients; optionally in f64, for the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from conformance.shapes.inputs import clone_storage
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that one call gave; `gradients` has None for an input that none reaches."""
+    """The effects of one call; `gradients` has None for an input that does not influence the results."""
 
     outputs: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
@@ -28,7 +25,7 @@ class Run:
 
 
 def call(function: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool]) -> Run:
-    """Call the function on these very arguments, of which some need gradients, and go backward if any does."""
+    """Call the function on these arguments, not copies, and run backward if any needs a gradient."""
     given = [x.requires_grad_() if need else x for x, need in zip(arguments, needs, strict=True)]
     leaves = [x for x, need in zip(given, needs, strict=True) if need]
     with torch.set_grad_enabled(bool(leaves)):
@@ -42,12 +39,12 @@ def call(function: Callable[..., Any], arguments: Sequence[Any], needs: Sequence
 
 
 def weights(x: Tensor) -> Tensor:
-    """Whole numbers from -2 to 2, by which the elements of a result count in what is differentiated."""
+    """Return the gradient with respect to a result: integers from -2 to 2."""
     return ((torch.arange(x.numel(), device=x.device) * 7 % 5) - 2).to(x.dtype).reshape(x.shape)
 
 
 def copied(arguments: Sequence[Any], device: str = "cpu") -> list[Any]:
-    """Tensors with storages of their own, of the same strides, gaps and offsets; numbers as they are."""
+    """Copy tensors with new storages and the same strides, gaps and offsets; numbers are unchanged."""
     return [clone_storage(x.detach(), device=device) if isinstance(x, Tensor) else x for x in arguments]
 
 
@@ -55,7 +52,7 @@ FLOATING = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float1
 
 
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Types that calls ask for, made f64 if they are floating."""
+    """Replaces floating-point dtypes in the arguments of calls by f64."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +67,7 @@ def _wider(x: object) -> object:
 
 @contextmanager
 def in_f64() -> Iterator[None]:
-    """What runs within is computed in f64, given `widened` tensors."""
+    """Compute everything within in f64, if the tensors are `widened`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -81,21 +78,21 @@ def in_f64() -> Iterator[None]:
 
 
 def widened(x: Tensor) -> Tensor:
-    """A copy of the storage, in f64 where it is floating."""
+    """Copy a tensor with its storage layout, in f64 if it is floating-point."""
     return clone_storage(x.detach(), dtype=torch.float64) if x.is_floating_point() else clone_storage(x)
 
 
 def nearby(x: Any) -> Any:
-    """What `widened` gives of a tensor; what is in f64 already is off by up to four roundings.
+    """Return a `widened` tensor; f64 tensors are perturbed by up to four roundings.
 
-    There is nothing wider to compute a reference of f64 in: how far such numbers take a result is how far it may be
-    off. Whole numbers stay, so that what jumps at them does not.
+    There is no wider dtype for the reference of an f64 program, so the effect of this perturbation on a result is used
+    as its tolerance. Integers are not perturbed, so that functions that are discontinuous there do not jump.
     """
     if not isinstance(x, Tensor):
         return x
     wide = widened(x)
     if x.dtype is torch.float64:
-        memory = torch.empty(0, dtype=torch.float64).set_(wide.untyped_storage())  # elements may lie there twice
+        memory = torch.empty(0, dtype=torch.float64).set_(wide.untyped_storage())  # elements may overlap
         moved = memory * (1 + 2**-50 * (2 * torch.rand_like(memory) - 1))
         memory.copy_(torch.where(memory == memory.round(), memory, moved))
     return wide

@@ -1,4 +1,4 @@
-"""A random program in; out: whether random legal schedules of its kernels stay within the bounds at every stage."""
+"""Check random legal schedules of a random program's kernels: every stage must be within the derived bounds."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from conformance.rows import Found, Judged
 Tell = Callable[[str], None]
 Schedules = Mapping[str, compiler.Schedule]
 
-DRAWN = 4  # choices of schedules for each graph
-DEEPEST = 300  # members of a space that are drawn from, those at its beginning more often
-STAGES = ("tile", "kernel", "cpp", "cuda")  # those that a schedule changes
+DRAWN = 4  # assignments of schedules to the kernels of each graph
+DEEPEST = 300  # number of first members of a space that are drawn from, log-uniformly
+STAGES = ("tile", "kernel", "cpp", "cuda")  # stages that depend on schedules
 
 
 class Wrong(Exception):
-    """A stage that cannot be made: of a graph, or by a schedule of a space."""
+    """The compiler failed to make a stage of a graph, or a schedule of a space."""
 
     def __init__(self, stage: str, said: str) -> None:
         super().__init__(said)
@@ -36,7 +36,7 @@ class Wrong(Exception):
 
 
 def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
-    """What came of random schedules of a program, at the first of its sizes."""
+    """Check random schedules of a program, at the first of its sizes."""
     target = compiler.target(options["target"])
     tell("the graphs, in eager")
     try:
@@ -54,13 +54,13 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
         return Found(verdict="fail", kind="schedule", first_bad_stage=problem.stage, detail=str(problem))
     except compiler.Unsupported as refusal:
         return Found(verdict="unsupported", detail=str(refusal))
-    except torch._dynamo.exc.Unsupported as refusal:  # whoever the backend is
+    except torch._dynamo.exc.Unsupported as refusal:  # by Dynamo, for any backend
         return Found(verdict="torch", kind="exception", detail=str(refusal))
     return Found()
 
 
 def _lowered(made: Subject, target: compiler.Target) -> Any:
-    """The Loop IR of a graph."""
+    """Lower a graph to Loop IR; an error other than Unsupported becomes Wrong."""
     try:
         return compiler.lower(made.program, target, until="loop").stages["loop"]
     except compiler.Unsupported:
@@ -70,7 +70,7 @@ def _lowered(made: Subject, target: compiler.Target) -> Any:
 
 
 def _choices(loops: Any, target: compiler.Target, rng: random.Random) -> list[dict[str, compiler.Schedule]]:
-    """A schedule for each kernel, some times; none twice."""
+    """Return up to DRAWN distinct assignments of a schedule to each kernel."""
     made = [{k.name: _drawn(loops, k, target, rng) for k in loops.kernels} for _ in range(DRAWN)]
     return [chosen for n, chosen in enumerate(made) if chosen not in made[:n]]
 
@@ -80,7 +80,7 @@ def _drawn(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random)
     try:
         *_, last = itertools.islice(compiler.space(loops, kernel, target), number)
         return last.schedule
-    except Exception as problem:  # of its steps, some of which are made by what others have made
+    except Exception as problem:  # some steps are derived from the results of earlier ones, which may fail
         said = f"member {number} at most of the space of {kernel.name}: {type(problem).__name__}: {problem}"
         raise Wrong("tile", said) from problem
 
@@ -88,7 +88,7 @@ def _drawn(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random)
 def _wrong(
     made: Subject, target: compiler.Target, chosen: Schedules, tell: Tell
 ) -> tuple[ladder.Ladder, Judged] | None:
-    """What is wrong with a graph under these schedules."""
+    """Judge a graph with these schedules; returns its lowering and row if it fails, else None."""
     climbed = ladder.climb(made.program, target, chosen)
     with torch.no_grad():
         row = ladder.judge(made, climbed, {"stages": STAGES}, tell)
@@ -99,7 +99,7 @@ def _finding(
     program: Program, options: Mapping[str, Any], one: blame.Met, made: Subject, chosen: Schedules,
     climbed: ladder.Ladder, row: Judged, tell: Tell,
 ) -> Found:  # fmt: skip
-    """The finding, with a schedule of one kernel alone if that is enough, and none if the graph is wrong anyway."""
+    """Return the finding with as few schedules as possible: none if the graph fails anyway, one kernel's, or all."""
     target, least = climbed.lowering.target, chosen
     for fewer in ({}, *({name: schedule} for name, schedule in chosen.items())):
         bad = _wrong(made, target, fewer, lambda stage: tell(f"stage {stage}, of fewer schedules"))
@@ -116,7 +116,7 @@ def _finding(
 
 
 def _keep(chosen: Schedules, options: Mapping[str, Any]) -> None:
-    """Leave the schedules beside the rest, before they are tried where they have taken a process down."""
+    """If an earlier process was lost, write the schedules to the repro folder before they are tried."""
     if options.get("dump") and options.get("lost"):
         folder = Path(options["dump"])
         folder.mkdir(parents=True, exist_ok=True)

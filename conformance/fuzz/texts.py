@@ -1,4 +1,4 @@
-"""The texts of calls that need more thought than a template: shapes that fit, windows that have room, valid indices."""
+"""The texts of calls that a template cannot express: with fitting shapes, windows within bounds, valid indices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from conformance.fuzz.drawing import Drawing, NotFitting, require
 
 Text = Callable[[Drawing], str]
-MOST_PARTS = 256  # values that one call gives: torch traces them one by one
+MOST_PARTS = 256  # most results of one call, as torch traces them one by one
 
 
 def one_slice(d: Drawing, axis: int) -> str:
-    """`start:stop:step` that leaves something of an axis."""
+    """`start:stop:step` that is not empty."""
     n = d.size(axis)
     start, step = d.among(0, 0, 1, 2, n // 2), d.among(1, 1, 1, 2, 3)
     stop = d.among("", "", str(max(start + 1, n - 1)), "-1" if n - 1 > start else "")
@@ -19,18 +19,18 @@ def one_slice(d: Drawing, axis: int) -> str:
 
 
 def slices(d: Drawing, x: str) -> str:
-    """A slice of some axes."""
+    """Slicing of some axes."""
     words = [d.among(":", one_slice(d, k)) for k in range(len(d.shape))]
     return f"{x}[{', '.join(words)}]"
 
 
 def positive_axis(d: Drawing) -> int:
-    """An axis counted from the front."""
+    """A random axis of the first operand, not negative."""
     return d.axis() % max(len(d.shape), 1)
 
 
 def axes(d: Drawing) -> str:
-    """All axes in any order."""
+    """A permutation of all axes, joined by commas."""
     rank = len(d.shape)
     order = list(range(rank))
     d.rng.shuffle(order)
@@ -38,14 +38,14 @@ def axes(d: Drawing) -> str:
 
 
 def unbound(d: Drawing) -> str:
-    """The last of not too many parts."""
+    """The last result of `unbind`."""
     x, axis = d.tensor(1), d.axis()
     require(d.size(axis) <= MOST_PARTS)
     return f"{x}.unbind({axis})[-1]"
 
 
 def reshaped(d: Drawing, x: str) -> str:
-    """Two axes joined, or one split."""
+    """`reshape` that joins two axes or splits one."""
     shape = d.shape
     if not shape:
         return f"{x}.reshape(1)"
@@ -62,7 +62,7 @@ def reshaped(d: Drawing, x: str) -> str:
 
 
 def split_by_sizes(d: Drawing) -> str:
-    """Two parts of any sizes."""
+    """`split` into two parts of random sizes."""
     x = d.tensor(1)
     axis = d.axis()
     first = d.up_to(1, d.size(axis) - 1)
@@ -70,14 +70,14 @@ def split_by_sizes(d: Drawing) -> str:
 
 
 def expanded(d: Drawing, x: str) -> str:
-    """Axes of one element repeated, and perhaps axes in front."""
+    """`expand` of all axes of size 1, possibly with a new axis in front."""
     words = [str(d.among(2, 3, 8)) if n == 1 else "-1" for n in d.shape]
     lead = [str(d.among(1, 2, 3, 7))] if d.chance(0.5) else []
     return f"{x}.expand({', '.join([*lead, *words])})"
 
 
 def padded(d: Drawing, x: str) -> str:
-    """In every mode that has room."""
+    """`F.pad` in a random mode by amounts that are valid for it."""
     rank = len(d.shape)
     mode = d.among("constant", "constant", "reflect", "replicate", "circular")
     axes = d.up_to(1, min(rank, 2)) if mode == "constant" else 1
@@ -91,7 +91,7 @@ def padded(d: Drawing, x: str) -> str:
 
 
 def matmul(d: Drawing, call: str = "torch.matmul({}, {})") -> str:
-    """With a matrix on the right, or on the left."""
+    """A product with a matrix on the right, formatted by `call`, or on the left."""
     x = d.number(2)
     k, n = d.size(-1), d.among(1, 3, 7, 8, 16, 17, 33)
     y = d.matching(lambda t: t.dim() == 2 and t.shape[0] == k, k, n)
@@ -99,7 +99,7 @@ def matmul(d: Drawing, call: str = "torch.matmul({}, {})") -> str:
 
 
 def swapped(d: Drawing, x: str) -> str:
-    """With a matrix on the left."""
+    """A product with a matrix on the left; replaces a right operand that has been picked."""
     k, n = d.size(-2), d.among(1, 3, 7, 8, 16, 17, 33)
     d.operands[1:] = []
     d.new[:] = [pair for pair in d.new if pair[1] is d.first]
@@ -107,7 +107,7 @@ def swapped(d: Drawing, x: str) -> str:
 
 
 def bmm(d: Drawing) -> str:
-    """Of two batches."""
+    """`bmm`."""
     x = d.number(3)
     shape = d.shape
     require(len(shape) == 3)
@@ -117,7 +117,7 @@ def bmm(d: Drawing) -> str:
 
 
 def linear(d: Drawing) -> str:
-    """With a bias or none."""
+    """`F.linear`, with or without bias."""
     x = d.real(1)
     n = d.among(1, 3, 8, 16, 17)
     w = d.fresh(n, d.size(-1))
@@ -125,7 +125,7 @@ def linear(d: Drawing) -> str:
 
 
 def attention(d: Drawing) -> str:
-    """Of keys of any number."""
+    """Attention with a random number of keys, which may be the values as well."""
     q = d.real(2)
     shape = d.shape
     length = d.among(1, 4, 8, 17, shape[-2])
@@ -136,7 +136,7 @@ def attention(d: Drawing) -> str:
 
 
 def conv(d: Drawing, rank: int) -> str:
-    """Of windows that fit."""
+    """A convolution with equal side lengths of the kernel."""
     x = d.image(rank + 2)
     channels, room = d.size(1), min(d.shape[2:])
     kernel = d.up_to(1, min(3, room))
@@ -150,7 +150,7 @@ def conv(d: Drawing, rank: int) -> str:
 
 
 def conv_transpose(d: Drawing) -> str:
-    """Of small windows."""
+    """`F.conv_transpose2d`."""
     x = d.image(4)
     kernel = d.up_to(1, 3)
     w = d.fresh(d.size(1), d.among(1, 2, 3), kernel, kernel)
@@ -158,7 +158,7 @@ def conv_transpose(d: Drawing) -> str:
 
 
 def pool(d: Drawing, kind: str, *ranks: int) -> str:
-    """Of windows that fit, in images of one of these ranks."""
+    """Average or maximum pooling (`kind`) of images of one of these ranks."""
     x = d.image(d.among(*ranks))
     rank = len(d.shape) - 2
     kernel = d.up_to(1, min(3, *d.shape[2:]))
@@ -167,14 +167,14 @@ def pool(d: Drawing, kind: str, *ranks: int) -> str:
 
 
 def resized(d: Drawing) -> str:
-    """To twice or three times the size."""
+    """`F.interpolate` by a factor of two or three."""
     x = d.image(4)
     mode = d.among("nearest", "bilinear")
     return f"F.interpolate({x}, scale_factor={d.among(2, 3)}, mode='{mode}')"
 
 
 def cat(d: Drawing, call: str) -> str:
-    """With itself or another."""
+    """`cat` or `stack` of a value with itself or another one."""
     x = d.tensor(1)
     axis = d.axis()
     parts = [x, d.among(x, d.same()), *([x] if d.chance(0.2) else [])]
@@ -182,7 +182,7 @@ def cat(d: Drawing, call: str) -> str:
 
 
 def gather(d: Drawing) -> str:
-    """By an index of any length."""
+    """`gather`."""
     x = d.tensor(1)
     axis = positive_axis(d)
     shape = list(d.shape)
@@ -191,14 +191,14 @@ def gather(d: Drawing) -> str:
 
 
 def index_select(d: Drawing) -> str:
-    """Some of an axis, repeated as it comes."""
+    """`index_select`, also with duplicate indices."""
     x = d.tensor(1)
     axis = d.axis()
     return f"torch.index_select({x}, {axis}, {d.indices(d.size(axis), d.among(1, 5, 8))})"
 
 
 def indexed(d: Drawing) -> str:
-    """By one or two lists of indices."""
+    """Indexing by one or two index tensors."""
     x = d.tensor(1)
     n = d.among(1, 4, 8)
     first = d.indices(d.size(0), n)
@@ -209,7 +209,7 @@ def indexed(d: Drawing) -> str:
 
 
 def scatter(d: Drawing, call: str, unique: bool) -> str:
-    """To places of its own, or to any where they are added."""
+    """`scatter` with unique indices, or `scatter_add` with any."""
     x = d.number(1) if call == "scatter_add" else d.tensor(1)
     axis = positive_axis(d)
     shape = d.shape
@@ -218,7 +218,7 @@ def scatter(d: Drawing, call: str, unique: bool) -> str:
 
 
 def index_add(d: Drawing) -> str:
-    """Rows to any places."""
+    """`index_add`, also with duplicate indices."""
     x = d.number(1)
     axis = positive_axis(d)
     shape = list(d.shape)
@@ -227,13 +227,13 @@ def index_add(d: Drawing) -> str:
 
 
 def embedding(d: Drawing) -> str:
-    """Rows of a matrix."""
+    """`F.embedding`."""
     x = d.real(2, most=2)
     return f"F.embedding({d.indices(d.size(0), *d.among((3,), (2, 5), (8,)))}, {x})"
 
 
 def layer_norm(d: Drawing, call: str) -> str:
-    """Of rows of more than one element."""
+    """`F.layer_norm` or `F.rms_norm` of rows of at least two elements."""
     x = d.real(1)
     n = d.size(-1)
     require(n >= 2)
@@ -242,14 +242,14 @@ def layer_norm(d: Drawing, call: str) -> str:
 
 
 def batch_norm(d: Drawing) -> str:
-    """Of channels of several elements."""
+    """`F.batch_norm` by the statistics of the batch, of at least four elements per channel."""
     x = d.real(2)
     require(d.first.eager.numel() >= 4 * d.size(1))
     return f"F.batch_norm({x}, None, None, training=True)"
 
 
 def reduction(call: str, kind: str = "real") -> Text:
-    """`x.call(axis)`, of a kind of operand."""
+    """`x.call(axis)` or `x.call()`; `kind` is the method of `Drawing` that picks x."""
 
     def text(d: Drawing) -> str:
         x = getattr(d, kind)()
@@ -261,17 +261,17 @@ def reduction(call: str, kind: str = "real") -> Text:
 
 
 def along(call: str, kind: str = "real") -> Callable[[Drawing], str]:
-    """A call with an axis."""
+    """A call with an axis; `kind` is the method of `Drawing` that picks the operand."""
     return lambda d: call.format(getattr(d, kind)(1), d.axis())
 
 
 def binary(call: str, kind: str = "number") -> Callable[[Drawing], str]:
-    """Of two that broadcast."""
+    """A call of two operands that broadcast; `kind` is the method of `Drawing` that picks the first."""
     return lambda d: call.format(getattr(d, kind)(), d.like())
 
 
 def topk(d: Drawing) -> str:
-    """The largest; of equal ones PyTorch does not say which, and so not where gradients go."""
+    """`topk`, only without gradients: PyTorch does not specify which of equal elements is chosen and gets one."""
     x = d.number(1)
     require(not d.first.eager.requires_grad)
     axis = d.axis()
@@ -279,18 +279,18 @@ def topk(d: Drawing) -> str:
 
 
 def cast(d: Drawing, *types: str) -> str:
-    """To one of some types."""
+    """A conversion to one of some dtypes."""
     return f"{d.tensor()}.to(torch.{d.among(*types)})"
 
 
 def assigned(d: Drawing) -> str:
-    """A number to a slice."""
+    """Assignment of a number to a slice."""
     x = d.number(1)
     return f"{slices(d, x)} = {d.among(0, 1, -2)}"
 
 
 def assigned_part(d: Drawing) -> str:
-    """Other rows in the place of the last."""
+    """Assignment of new rows to the last ones."""
     x = d.tensor(1)
     n = d.size(0)
     rows = d.up_to(1, n)
@@ -298,7 +298,7 @@ def assigned_part(d: Drawing) -> str:
 
 
 def reduced(call: str, kind: str = "real") -> Text:
-    """Over several axes."""
+    """A reduction over several axes."""
 
     def text(d: Drawing) -> str:
         x = getattr(d, kind)(1)
@@ -310,13 +310,13 @@ def reduced(call: str, kind: str = "real") -> Text:
 
 
 def summed(d: Drawing) -> str:
-    """In another type."""
+    """A sum, cumulative sum or product in another dtype."""
     x, call = d.number(1), d.among("sum", "cumsum", "prod")
     return f"{x}.{call}({d.axis()}, dtype=torch.{d.among('float32', 'float64', 'int64', 'int32')})"
 
 
 def var_mean(d: Drawing) -> str:
-    """With any count of degrees of freedom."""
+    """A variance, standard deviation or mean with a random `correction`."""
     x = d.real(1)
     call = d.among("torch.var_mean({}, {}, correction={})[1]", "torch.std({}, {}, correction={})", "torch.var({}, {}, "
                    "correction={})")  # fmt: skip
@@ -324,13 +324,13 @@ def var_mean(d: Drawing) -> str:
 
 
 def norm(d: Drawing) -> str:
-    """Of any order."""
+    """A vector norm of random order."""
     order = d.among("1", "2", "3", "0.5", "float('inf')", "float('-inf')", "0")
     return f"torch.linalg.vector_norm({d.real(1)}, {order}, {d.axis()})"
 
 
 def kth(d: Drawing) -> str:
-    """The smallest but some; of equal ones PyTorch does not say which, and so not where gradients go."""
+    """`kthvalue`, without gradients for the same reason as `topk`."""
     x = d.number(1)
     require(not d.first.eager.requires_grad)
     axis = d.axis()
@@ -338,27 +338,27 @@ def kth(d: Drawing) -> str:
 
 
 def median(d: Drawing) -> str:
-    """Along an axis; as with `kth`, without gradients."""
+    """`median` along an axis, without gradients for the same reason as `topk`."""
     x = d.number(1)
     require(not d.first.eager.requires_grad)
     return f"{x}.median({d.axis()}).values"
 
 
 def by_size(d: Drawing) -> str:
-    """With a size of its own as a number."""
+    """Arithmetic of a tensor with one of its sizes."""
     x = d.number(1)
     return f"{x} {d.among('+', '*', '-')} {x}.size({d.axis()})"
 
 
 def dot(d: Drawing) -> str:
-    """Of two rows."""
+    """`dot` or `outer` of two vectors."""
     x = d.number(1)
     require(len(d.shape) == 1)
     return f"torch.{d.among('dot', 'outer')}({x}, {d.same()})"
 
 
 def cross(d: Drawing) -> str:
-    """Of vectors of three."""
+    """A cross product."""
     x = d.number(1)
     axis = positive_axis(d)
     require(d.size(axis) >= 3)
@@ -367,19 +367,19 @@ def cross(d: Drawing) -> str:
 
 
 def cosine(d: Drawing) -> str:
-    """Of rows."""
+    """`F.cosine_similarity`."""
     return f"F.cosine_similarity({d.real(1)}, {d.same()}, dim={d.axis()}, eps=0.1)"
 
 
 def cdist(d: Drawing) -> str:
-    """Of all pairs of rows."""
+    """`cdist`: distances of all pairs of rows."""
     x = d.real(2)
     y = d.fresh(*d.shape[:-2], d.among(1, 3, 8), d.size(-1))
     return f"torch.cdist({x}, {y}, p={d.among(1.0, 2.0)})"
 
 
 def loss(d: Drawing) -> str:
-    """How far two are apart."""
+    """A loss function."""
     x = d.real(1)
     how = d.among("mean", "sum", "none")
     plain = d.among("l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss")
@@ -402,24 +402,24 @@ def loss(d: Drawing) -> str:
 
 
 def common(d: Drawing) -> str:
-    """A divisor or multiple of two; of the least whole number, `torch.lcm` takes the process down."""
+    """`gcd` or `lcm`, not with special data: `torch.lcm` of the least integer crashes the process."""
     require(not d.specials)
     return f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})"
 
 
 def bilinear(d: Drawing) -> str:
-    """Of two rows each."""
+    """`F.bilinear`."""
     x = d.real(2)
     return f"F.bilinear({x}, {d.same()}, {d.fresh(2, d.size(-1), d.size(-1))})"
 
 
 def is_in(d: Drawing) -> str:
-    """Whether a value is among some."""
+    """`isin`."""
     return f"torch.isin({d.number()}, {d.fresh(d.among(1, 3, 9))})"
 
 
 def unflattened(d: Drawing, x: str) -> str:
-    """An axis as two."""
+    """`unflatten` of an axis into two."""
     axis = positive_axis(d)
     n = d.size(axis)
     factor = d.among(*(k for k in (1, 2, 3, 4, 8) if n % k == 0))
@@ -427,7 +427,7 @@ def unflattened(d: Drawing, x: str) -> str:
 
 
 def strided(d: Drawing) -> str:
-    """Overlapping rows of what lies in one piece."""
+    """`as_strided` of a contiguous copy, as rows that may overlap."""
     x = d.tensor(1)
     n = d.first.eager.numel()
     rows = d.up_to(1, min(4, n))
@@ -437,7 +437,7 @@ def strided(d: Drawing) -> str:
 
 
 def bitcast(d: Drawing) -> str:
-    """The same bits as whole numbers and back."""
+    """A bit cast to integers and back."""
     x = d.number(1)
     whole = {2: "int16", 4: "int32", 8: "int64", 1: "int8"}[d.first.eager.element_size()]
     return f"({x}.view(torch.{whole}) ^ 0).view({x}.dtype)"

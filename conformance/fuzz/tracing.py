@@ -1,4 +1,4 @@
-"""A random program in; the graph of the ATen calls that it comes to, without writes, out: what it computes."""
+"""Trace a random program to a functionalised graph of core ATen calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.fuzz.program import Program, arguments, bound
 
 @dataclass(frozen=True)
 class Traced:
-    """`results` are what it returns, and then each argument as it is afterwards."""
+    """A traced program; `results` are the returned values, then the value of each argument after the call."""
 
     graph: GraphModule
     arguments: Mapping[str, Node]
@@ -28,14 +28,14 @@ class Traced:
 
 
 def traced(program: Program) -> Traced | None:
-    """The program at the first of its sizes; None if torch cannot trace it."""
+    """Trace the program at the first of its sizes; None if torch cannot trace it."""
     tensors = arguments(program, program.points[0])
     call = torch.func.functionalize(bound(program, program.points[0]))
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             graph = make_fx(call, decomposition_table=dict(core_aten_decompositions()))(*tensors.values())
-    except Exception:  # whatever it is: nothing is known of the program then
+    except Exception:  # after any error, nothing is known about the program
         return None
     nodes = list(graph.graph.nodes)
     inputs = dict(zip(tensors, (n for n in nodes if n.op == "placeholder"), strict=True))
@@ -46,13 +46,13 @@ def traced(program: Program) -> Traced | None:
 
 
 def name_of(node: Node) -> str:
-    """The name of a call, without its overload."""
+    """Return the name of a call, without its overload."""
     target = node.target
     return str(target.overloadpacket.__name__ if isinstance(target, OpOverload) else getattr(target, "__name__", ""))
 
 
 def given(node: Node) -> dict[str, Any]:
-    """The arguments of a call by name, those not given as they are by default."""
+    """Return the arguments of a call by name, including defaults."""
     assert isinstance(node.target, OpOverload)
     known = {arg.name: arg.default_value for arg in node.target._schema.arguments if arg.has_default_value()}
     names = [arg.name for arg in node.target._schema.arguments]
@@ -60,26 +60,26 @@ def given(node: Node) -> dict[str, Any]:
 
 
 def operands_of(node: Node) -> list[Node]:
-    """The values that a call takes, in order, as often as they stand there."""
+    """Return the operands of a call, in order and with repetitions."""
     return nodes_in((node.args, node.kwargs))
 
 
 def nodes_in(argument: Any) -> list[Node]:
-    """The values in an argument, which may be a list."""
+    """Return the nodes in an argument, which may be a list."""
     found: list[Node] = []
     map_arg(argument, lambda x: found.append(x))
     return found
 
 
-ABSENT = torch.empty(0, dtype=torch.bool)  # in the place of a result that a call does not give
+ABSENT = torch.empty(0, dtype=torch.bool)  # stands for a result that is None
 
 
 def values_of(node: Node) -> list[Tensor]:
-    """What a node gives."""
+    """Return the example tensors of a node's results."""
     made = node.meta["val"]
     return [ABSENT if x is None else x for x in made] if isinstance(made, tuple | list) else [made]
 
 
 def shapes_of(node: Node) -> list[tuple[int, ...]]:
-    """The shapes of what a node gives."""
+    """Return the shapes of a node's results."""
     return [tuple(x.shape) for x in values_of(node)]

@@ -1,4 +1,4 @@
-"""The texts of calls over windows and heads: convolutions, pools, norms of groups, attention with masks."""
+"""The texts of calls with many options: convolutions, pooling, resizing, normalisation, attention, products."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from conformance.fuzz.drawing import Drawing, overlaps, require
 
 
 def conv(d: Drawing, rank: int) -> str:
-    """Of windows that fit, each side with a size, a step and gaps of its own."""
+    """A convolution with kernel size, stride, dilation and padding drawn per axis."""
     x = d.image(rank + 2)
     channels = d.size(1)
     sizes, steps, gaps, margins = [], [], [], []
@@ -25,7 +25,7 @@ def conv(d: Drawing, rank: int) -> str:
 
 
 def conv_transpose(d: Drawing, rank: int) -> str:
-    """With groups, margins and what is added to the size of the result."""
+    """A transposed convolution with groups, padding and output padding."""
     x = d.image(rank + 2)
     channels, kernel, step = d.size(1), d.up_to(1, 3), d.among(1, 2, 3)
     groups = d.among(*(g for g in (1, 1, 2, channels) if channels % g == 0))
@@ -35,14 +35,14 @@ def conv_transpose(d: Drawing, rank: int) -> str:
 
 
 def conv_same(d: Drawing) -> str:
-    """With as much around as keeps the size."""
+    """`F.conv1d` with padding 'same' or 'valid'."""
     x = d.image(3)
     kernel = d.up_to(1, min(4, d.size(2)))
     return f"F.conv1d({x}, {d.fresh(d.among(1, 2), d.size(1), kernel)}, padding='{d.among('same', 'valid')}')"
 
 
 def windows(d: Drawing) -> str:
-    """Windows as columns, or columns back into an image."""
+    """`F.unfold`, or `F.fold` of the unfolded columns."""
     x = d.image(4)
     kernel, gap = d.up_to(1, min(3, *d.shape[2:])), d.among(1, 1, 2)
     columns = f"F.unfold({x}, {kernel}, dilation={gap}, padding=1, stride={d.among(1, 2)})"
@@ -54,14 +54,14 @@ def windows(d: Drawing) -> str:
 
 
 def adaptive(d: Drawing, way: str, *ranks: int) -> str:
-    """To a size that may not divide what there is, in images of one of these ranks."""
+    """Adaptive pooling (`way`: avg or max) of images of one of these ranks, to a size that may not divide theirs."""
     x = d.image(d.among(*ranks))
     rank = len(d.shape) - 2
     return f"F.adaptive_{way}_pool{rank}d({x}, {d.among(1, 2, 3, 5)})"
 
 
 def resized(d: Drawing) -> str:
-    """To any size, by corners or centres."""
+    """`F.interpolate` of 2-d images to a random size, in any mode."""
     x = d.image(4)
     size = (d.among(1, 2, 3, 5, 8), d.among(1, 3, 4, 7))
     mode = d.among("nearest", "nearest-exact", "bilinear", "bicubic", "area")
@@ -70,7 +70,7 @@ def resized(d: Drawing) -> str:
 
 
 def resized_depth(d: Drawing) -> str:
-    """With a depth of any size too."""
+    """`F.interpolate` of 3-d images to a random size, in any mode."""
     x = d.image(5)
     size = tuple(d.among(1, 2, 3, 5) for _ in range(3))
     mode = d.among("nearest", "nearest-exact", "trilinear", "area")
@@ -79,7 +79,7 @@ def resized_depth(d: Drawing) -> str:
 
 
 def shuffled(d: Drawing) -> str:
-    """Channels to pixels or back."""
+    """`F.pixel_shuffle` or `F.pixel_unshuffle`."""
     x = d.tensor(4)
     if d.size(-3) % 4 == 0 and d.chance(0.5):
         return f"F.pixel_shuffle({x}, 2)"
@@ -87,7 +87,7 @@ def shuffled(d: Drawing) -> str:
 
 
 def group_norm(d: Drawing) -> str:
-    """Of groups of several elements."""
+    """`F.group_norm` of groups of at least four elements."""
     x = d.real(2)
     channels = d.size(1)
     groups = d.among(*(g for g in (1, 2, channels) if channels % g == 0))
@@ -97,14 +97,14 @@ def group_norm(d: Drawing) -> str:
 
 
 def instance_norm(d: Drawing) -> str:
-    """Of images of several pixels."""
+    """`F.instance_norm` of images of at least four pixels."""
     x = d.image(d.among(3, 4))
     require(d.first.eager[:1, :1].numel() >= 4)
     return f"F.instance_norm({x})"
 
 
 def batch_norm(d: Drawing) -> str:
-    """By running statistics, which training also writes."""
+    """`F.batch_norm` with running statistics, which training also updates."""
     x = d.real(2)
     require(d.first.eager.numel() >= 4 * d.size(1))
     channels = d.size(1)
@@ -115,7 +115,7 @@ def batch_norm(d: Drawing) -> str:
 
 
 def attention(d: Drawing) -> str:
-    """With a mask, a scale, or fewer heads of keys."""
+    """Attention with a mask, a scale, or fewer key heads than query heads."""
     q = d.image(4)
     *batch, heads, rows, width = d.shape
     length = d.among(1, 4, 8, 17)
@@ -133,7 +133,7 @@ def attention(d: Drawing) -> str:
 
 
 def einsum(d: Drawing) -> str:
-    """Axes summed, kept together, left over, or met twice."""
+    """`einsum` with batch, contracted and free axes, and axes summed in one operand only."""
     x = d.number(2)
     shape = d.shape
     if len(shape) == 2:
@@ -155,7 +155,7 @@ def einsum(d: Drawing) -> str:
 
 
 def product(d: Drawing) -> str:
-    """A product of matrices and vectors with more: what is added, scales, batches that broadcast."""
+    """Products of matrices and vectors in other forms: with an addend, scales, or broadcast batches."""
     x = d.number(2)
     shape = d.shape
     k, n = shape[-1], d.among(1, 3, 8, 17)
