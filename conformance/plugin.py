@@ -211,7 +211,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.getoption("mlcomp"):
         _root_again(config)
-        # By name, not by an import statement: only a run with --mlcomp pays for it.
+        # Imported by name, so that only a run with --mlcomp pays for it.
         alone = {"mlcomp_replay": "replay", "mlcomp_bisect": "bisecting"}
         work = next((module for option, module in alone.items() if config.getoption(option)), "session")
         config.pluginmanager.import_plugin(f"conformance.run.{work}")

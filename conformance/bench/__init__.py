@@ -1,1 +1,1 @@
-"""How fast: cases timed beside their rivals, and the limits of the machine."""
+"""Benchmarks: races of cases against rivals and stored kernels, and the measured limits of the machine."""

@@ -1,1 +1,1 @@
-"""What the compiler made before: texts recorded and compared."""
+"""Comparison over time: recorded texts, baselines, bisection, histories and reports."""

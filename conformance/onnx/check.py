@@ -1,8 +1,8 @@
-"""A node test in; a row out: the model compiled, against the results that the test has, within its own tolerance.
+"""Check one ONNX node test: compile its model and compare the results with the test's, within the test's tolerance.
 
-Results that are not within it are held to the test's own distance from f64, as PyTorch's samples are to eager's.
-What onnx's own reference evaluator does not compute like that is left out. Inputs that say shapes, axes and the like
-are known when compiling. Runs in the child process.
+Results outside that tolerance pass if they are about as close to f64 as the expected results are. Tests that onnx's
+reference evaluator does not pass are left out. Inputs that must be known at compile time, such as shapes and axes, are
+passed as constants. It runs in the child process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOREIGN = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "fl
 
 
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
-    """The row of a test; `options` gives target and threads."""
+    """Check a test and return its row; `options` has target and threads."""
     known = rows.OpInfo(name=name, dtype=kind)
     with threads(options["threads"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -55,7 +55,7 @@ def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str]
 
 
 def _without_evaluator(case: Any) -> str:
-    """Why onnx's own evaluator has not these results, if it has not."""
+    """Return why onnx's evaluator does not pass the test; "" if it does."""
     try:
         evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(case.model)
         for inputs, wanted in case.data_sets:
@@ -68,12 +68,12 @@ def _without_evaluator(case: Any) -> str:
 
 
 def _array(value: Any) -> Any:
-    """Some of the tests have messages in the place of arrays."""
+    """Convert a value to an array; some tests have TensorProto messages instead of arrays."""
     return importlib.import_module("onnx.numpy_helper").to_array(value) if hasattr(value, "data_type") else value
 
 
 def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
-    """The model compiled and run; how its results differ, if they do."""
+    """Compile and run the model; returns how its results differ, or ""."""
     device = compiler.tensors_on(compiler.target(target))
     given = dict(zip([i.name for i in case.model.graph.input], inputs, strict=True))
     known: dict[str, Tensor] = {}
@@ -93,21 +93,21 @@ def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
         return wrong
     try:
         exact = _exact(case, inputs)
-    except Exception:  # ops of the evaluator that have no f64
+    except Exception:  # the evaluator does not support f64 for some ops
         return wrong
     every = zip(made, wanted, exact, strict=True)
     return wrong if any(far(a, _tensor(b), _tensor(right)) for a, b, right in every) else ""
 
 
 def _exact(case: Any, inputs: Arrays) -> Arrays:
-    """What onnx's evaluator makes of the model in f64."""
+    """Return the results of onnx's evaluator in f64."""
     evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(widened(case.model))
     wide = [np.asarray(x).astype(np.float64) if np.asarray(x).dtype.name in NARROW else x for x in inputs]
     return list(evaluator.run(None, dict(zip(evaluator.input_names, wide, strict=True))))
 
 
 def _tensor(array: Any) -> Tensor:
-    """The tensor of an array; some types NumPy has not of its own."""
+    """Convert an array to a tensor, also for dtypes that NumPy itself lacks."""
     array = np.asarray(array)
     if array.dtype.name in FOREIGN:
         return torch.from_numpy(array.astype(np.float32)).to(FOREIGN[array.dtype.name])
@@ -115,7 +115,7 @@ def _tensor(array: Any) -> Tensor:
 
 
 def _like(made: Any, wanted: Any) -> Any:
-    """A result as the test has it: a sequence is a list."""
+    """Convert a result to the format of the expected one: arrays, or lists for sequences."""
     if isinstance(made, list):
         return [_like(x, w) for x, w in zip(made, wanted, strict=True)]
     if made.dtype is FOREIGN.get(np.asarray(wanted).dtype.name):
@@ -124,7 +124,7 @@ def _like(made: Any, wanted: Any) -> Any:
 
 
 def _difference(case: Any, made: Arrays, wanted: Arrays) -> str:
-    """What onnx's own comparison says against results."""
+    """Compare results by onnx's own function; returns its message, or ""."""
     runner = importlib.import_module("onnx.backend.test.runner").Runner
     try:
         runner.assert_similar_outputs(
@@ -140,15 +140,15 @@ TYPES = {"FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16"}
 
 @functools.cache
 def tests() -> dict[str, Any]:
-    """Every test by its name without `test_`."""
+    """Return all tests by their names without `test_`."""
     node = importlib.import_module("onnx.backend.test.case.node")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what NumPy says of the casts that overflow there
+        warnings.simplefilter("ignore")  # NumPy warns about casts in tests that overflow
         return {case.name.removeprefix("test_"): case for case in node.collect_testcases(None)}
 
 
 def listed() -> list[tuple[str, str]]:
-    """Every test with the element type of its first input, or output where there is no input."""
+    """Return all tests with the element type of their first input, or of the output if there is no input."""
     return sorted((name, _kind(case.model.graph)) for name, case in tests().items())
 
 
@@ -162,12 +162,12 @@ def _kind(graph: Any) -> str:
 
 
 def operators(name: str) -> list[str]:
-    """The ops of a test's model."""
+    """Return the ops of a test's model."""
     return sorted({node.op_type for node in tests()[name].model.graph.node})
 
 
 def widened(model: Any) -> Any:
-    """The model with f64 in the place of narrower types."""
+    """Return a copy of the model with f64 in place of narrower floating-point types."""
     onnx = importlib.import_module("onnx")
     narrow = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     wide = onnx.ModelProto()

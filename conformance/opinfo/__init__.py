@@ -1,1 +1,1 @@
-"""PyTorch's own database of operators, with its sample arguments, as cases for the compiler."""
+"""PyTorch's database of operators (OpInfo) with its sample arguments, as cases for the compiler."""

@@ -1,7 +1,7 @@
-"""An entry of PyTorch's database, as an element type, in; a row out: its samples compiled together, against eager.
+"""Check an OpInfo entry in one dtype: compile its samples together and compare the results with eager's.
 
-What eager does not run is left out, and so is what it does not do the same way twice. Results are held to eager's
-distance from f64, as those of random programs are. Runs in the child process.
+Samples that eager does not run are left out; entries whose results in eager are not reproducible have no verdict. The
+tolerance is derived from eager's distance from f64, as for random programs. It runs in the child process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OP = re.compile(r"\b((?:aten|prims|prim|inductor|higher_order)\.[A-Za-z_0-9]+(?
 
 
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
-    """The row of an entry; `options` gives target, threads, seed and the number of samples."""
+    """Check an entry and return its row; `options` has target, threads, seed and the number of samples."""
     known = rows.OpInfo(name=name, dtype=kind)
     device = compiler.tensors_on(compiler.target(options["target"]))
     with threads(options["threads"]), warnings.catch_warnings():
@@ -37,7 +37,7 @@ def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str]
         torch.manual_seed(options["seed"])
         try:
             found = entries.samples(name, kind, options["samples"], device)
-        except Exception as error:  # for some types an entry has none
+        except Exception as error:  # an entry may have no samples for some dtypes
             return replace(known, verdict="none", detail=f"no samples: {error}")
         tell("eager")
         ran = [(s, *both) for s in found if (both := _in_eager(s)) is not None]
@@ -48,7 +48,7 @@ def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str]
 
 
 def _in_eager(sample: Sample) -> tuple[Run, Run] | None:
-    """What eager makes of a sample, and what it makes of it in f64; the first twice, where that cannot be."""
+    """Run a sample in eager and in f64; None if eager fails. If f64 is not possible, eager's run is returned twice."""
     try:
         want = runs.call(lambda *x: sample(x), runs.copied(sample.tensors, _device(sample)), sample.needs)
     except Exception:
@@ -58,7 +58,7 @@ def _in_eager(sample: Sample) -> tuple[Run, Run] | None:
     try:
         with runs.in_f64():
             right = runs.call(lambda *x: sample(x), [runs.widened(x) for x in sample.tensors], sample.needs)
-    except Exception:  # some kernels have no f64
+    except Exception:  # some kernels do not support f64
         return want, want
     alike = [x.shape for x in right.outputs] == [x.shape for x in want.outputs]
     return want, right if alike else want
@@ -100,7 +100,7 @@ def _judged(
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    """What an exception says: that we refuse it, that torch does, or that something is broken."""
+    """Return the verdict on an exception: unsupported by the compiler, refused by torch, or an error."""
     try:
         refuse(error)
     except Refused as refusal:
@@ -122,11 +122,11 @@ def _repeats(sample: Sample, want: Run, right: Run) -> bool:
 
 
 def _difference(made: Run, want: Run, right: Run) -> str:
-    """The first difference between results, written inputs or gradients and eager's, as a sentence."""
+    """Return the first difference between results, inputs after the call, or gradients and eager's; "" if none."""
     sizes = (largest(x.double().nan_to_num(0, 0, 0)) for x in want.outputs if x.is_floating_point())
     most = max(sizes, default=0.0)
     for of in ("outputs", "inputs", "gradients"):
-        # Gradients are differences of what is as large as results, and f64 rounds those as well.
+        # Gradients may be differences of values as large as the results, whose f64 rounding errors count.
         lost = ROUNDINGS * 2.0**-52 * most if of == "gradients" else 0.0
         every = zip(getattr(made, of), getattr(want, of), getattr(right, of), strict=True)
         for k, (a, b, c) in enumerate(every):

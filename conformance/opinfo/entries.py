@@ -1,4 +1,4 @@
-"""The entries of PyTorch's `op_db`; for each of them, of an element type, sample calls on flat tensors."""
+"""The entries of PyTorch's `op_db`, and their sample calls in a dtype as functions of flat tensors."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operator: the tensors among its arguments, which of them need gradients, and what puts them back."""
+    """A call of an operator as a function of the tensors among its arguments; `needs`: which need gradients."""
 
     call: Callable[..., Any]
     tensors: tuple[Tensor, ...]
     needs: tuple[bool, ...]
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors among the results."""
+        """Call the operator and return the tensors among its results."""
         return [x for x in pytree.tree_leaves(self.call(tensors)) if isinstance(x, Tensor)]
 
 
 @functools.cache
 def database() -> dict[str, Any]:
-    """Every entry by its name; of a name with variants, `name.variant`."""
-    # The module of the samples is one with torch's own tests, which ask for a package of which samples need nothing.
+    """Return all entries by name, or `name.variant` for variants."""
+    # The module also serves torch's own tests and imports their package expecttest, which samples do not need.
     blank = types.ModuleType("expecttest")
     vars(blank).update(TestCase=__import__("unittest").TestCase, ACCEPT=False)
     sys.modules.setdefault("expecttest", blank)
-    words, sys.argv = sys.argv, sys.argv[:1]  # which they read
+    words, sys.argv = sys.argv, sys.argv[:1]  # the module parses sys.argv
     try:
         from torch.testing._internal import common_methods_invocations as found  # noqa: PLC0415
     finally:
         sys.argv = words
-    # What may be random sets torch's seed in each call, which Dynamo does not trace.
+    # Ops that may be random set torch's seed in each call, which Dynamo cannot trace.
     vars(found)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
     return {e.name + (f".{e.variant_test_name}" if e.variant_test_name else ""): e for e in found.op_db}
 
 
 def listed() -> list[tuple[str, str]]:
-    """Every entry with each element type that it has, and with `TYPE.grad` where it has gradients."""
+    """Return all entries with each of their dtypes, and with `f32.grad` if they have gradients."""
     found = []
     for name, entry in sorted(database().items()):
         for word, dtype in DTYPES.items():
@@ -61,7 +61,7 @@ def listed() -> list[tuple[str, str]]:
 
 
 def samples(name: str, kind: str, count: int, device: str) -> list[Sample]:
-    """Up to `count` sample calls, from all along those that the entry has; all for 0."""
+    """Return up to `count` of the entry's sample calls, evenly spaced; all for 0."""
     entry = database()[name]
     word, _, backward = kind.partition(".")
     every = list(entry.sample_inputs(device, DTYPES[word], requires_grad=bool(backward)))

@@ -1,6 +1,6 @@
-"""The list of the entries that have passed before, a line each with its element types: these must pass again.
+"""The lists of entries that have passed before and must pass again: a line per entry with its dtypes.
 
-There is one for each kind of target, in the package of the database.
+There is a list for each kind of target, in the package of the database.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-Passed = frozenset[tuple[str, str]]  # name and element type
+Passed = frozenset[tuple[str, str]]  # pairs of name and dtype
 
 
 def path(database: str, kind: str) -> Path:
-    """The list for a kind of target."""
+    """Return the path of the list for a kind of target."""
     return Path(__file__).parents[1] / database / f"passed-{kind}.txt"
 
 
 def read(text: str) -> Passed:
-    """The entries of a list.
+    """Parse a list.
 
     >>> sorted(read("abs bf16 f32\\n"))
     [('abs', 'bf16'), ('abs', 'f32')]
@@ -27,7 +27,7 @@ def read(text: str) -> Passed:
 
 
 def show(passed: Iterable[tuple[str, str]]) -> str:
-    """The list of entries, sorted.
+    """Format a list, sorted.
 
     >>> print(show([("sin", "f32"), ("abs", "f32"), ("abs", "bf16")]))
     abs bf16 f32
@@ -41,6 +41,6 @@ def show(passed: Iterable[tuple[str, str]]) -> str:
 
 
 def known(database: str, kind: str) -> Passed:
-    """What has passed before."""
+    """Return the entries that have passed before."""
     found = path(database, kind)
     return read(found.read_text(encoding="utf-8")) if found.exists() else frozenset()

@@ -1,4 +1,4 @@
-"""Results that torch leaves open: which of several equal elements is named, and what is in memory never written."""
+"""Results that torch leaves unspecified: which of several equal elements is chosen, and uninitialised memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 from conformance.fuzz.runs import Run
 from conformance.opinfo.entries import Sample
 
-# Their documentation: "no guarantee which index is returned", "order of equal elements is not preserved".
+# Documented as "no guarantee which index is returned" or "order of equal elements is not preserved".
 OPEN = frozenset({"topk", "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode"})
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 
 
 def written(made: Run, eager: Sequence[Run]) -> Run:
-    """The run with eager's results in the place of those of the same type and shape."""
+    """Return the run with results replaced by eager's if these have the same dtype and shape."""
     wanted = [b for want in eager for b in want.outputs]
     alike = [b if (a.dtype, a.shape) == (b.dtype, b.shape) else a for a, b in zip(made.outputs, wanted, strict=True)]
     return Run(tuple(alike), made.inputs, made.gradients)
 
 
 def settled(made: Run, samples: Sequence[Sample], eager: Sequence[Run]) -> Run:
-    """The run with eager's indices in the place of those that name elements equal to eager's, each one once."""
+    """Return the run with indices replaced by eager's if they refer to equal elements, without duplicates."""
     outputs, k = list(made.outputs), 0
     for sample, want in zip(samples, eager, strict=True):
         for b in want.outputs:
@@ -36,12 +36,12 @@ def settled(made: Run, samples: Sequence[Sample], eager: Sequence[Run]) -> Run:
 
 
 def _name_equals(x: Tensor, a: Tensor, b: Tensor) -> bool:
-    """Whether along one dimension both are places of equal elements, and none is named more often than by eager."""
+    """Return whether, along some axis of x, the indices a and b refer to equal elements, and a has no duplicates."""
     return any(_along(x, d, *both) for d in range(x.dim()) for both in _shaped(x, d, a, b))
 
 
 def _shaped(x: Tensor, d: int, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """With the dimension that a reduction leaves out."""
+    """Return the indices with the axis that a reduction has removed; none if their rank does not fit."""
     if a.dim() == x.dim():
         return [(a, b)]
     return [(a.unsqueeze(d), b.unsqueeze(d))] if a.dim() == x.dim() - 1 else []

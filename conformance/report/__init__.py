@@ -1,1 +1,1 @@
-"""Typed rows of a run as tables, pages and files."""
+"""Reports: the rows of a run as tables, pages and files."""

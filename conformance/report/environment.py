@@ -1,4 +1,4 @@
-"""This machine and its tools in, the `env` block of a report and the name of its folder out."""
+"""The environment of a run: facts about the machine and its tools, and the name of the report folder."""
 
 import functools
 import platform
@@ -18,7 +18,7 @@ MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwit
 
 
 def collect(targets: Sequence[str], variant: str | None = None) -> Environment:
-    """The facts that a result depends on; None for what this machine does not have."""
+    """Return the facts that a result depends on; None for what this machine does not have."""
     return {
         "python": platform.python_version(),
         "torch": _installed("torch"),
@@ -31,7 +31,7 @@ def collect(targets: Sequence[str], variant: str | None = None) -> Environment:
 
 
 def device(targets: Sequence[str], variant: str | None = None) -> str:
-    """The name of the folder for this device's reports; those of another backend, say, are kept apart from ours."""
+    """Return the name of the report folder of this device; a variant, such as another backend, has its own folder."""
     on_gpu = any(kind_of(target) == "cuda" for target in targets)
     gpu = gpu_model() if on_gpu else None
     name = slug(gpu or cpu_model() or platform.machine()) + ("-emulated" if on_gpu and gpu is None else "")
@@ -39,33 +39,33 @@ def device(targets: Sequence[str], variant: str | None = None) -> str:
 
 
 def toolchain(targets: Sequence[str]) -> str | None:
-    """The compilers that results depend on: the C++ compiler, and CUDA's where targets need it."""
+    """Return the versions of the C++ compiler and, for CUDA targets, of nvcc."""
     cuda = _first_line("nvcc", "--version", having="release") if any(kind_of(t) == "cuda" for t in targets) else None
     return "; ".join(filter(None, (_first_line("g++", "--version"), cuda))) or None
 
 
 def missing_tool() -> str | None:
-    """The program without which no kernel is built, if this machine lacks one."""
+    """Return the name of a missing tool that is needed to build kernels, or None."""
     if shutil.which("g++") is None:
         return "g++"
-    # Where it stands beside the compiler, that says its path, and else the mere name.
+    # g++ prints the linker's path if it is in the compiler's folders, else only the name.
     linker = _first_line("g++", "-print-prog-name=ld") or "ld"
     return None if shutil.which(linker) else "ld"
 
 
 def needs_another_torch(versions: str) -> str:
-    """Why this PyTorch is none of these versions; nothing where it is one, or any will do."""
+    """Return a message if this PyTorch is none of these versions (a specifier such as ">=2.13"), else ""."""
     here = version("torch")
     return "" if SpecifierSet(versions).contains(here, prereleases=True) else f"needs torch {versions}, here is {here}"
 
 
 def emulates(targets: Sequence[str]) -> bool:
-    """Whether a processor stands in for the GPU that some of these targets are for."""
+    """Return whether some of these targets are GPUs and this machine, which has none, emulates them."""
     return any(kind_of(target) == "cuda" for target in targets) and gpu_model() is None
 
 
 def slug(model: str) -> str:
-    """A model's name as a folder's name.
+    """Convert the name of a processor or GPU to a folder name.
 
     >>> slug("AMD EPYC 7R13 48-Core Processor"), slug("Intel(R) Xeon(R) CPU @ 2.20GHz"), slug("NVIDIA H200")
     ('amd-epyc-7r13', 'intel-xeon', 'h200')
@@ -74,7 +74,7 @@ def slug(model: str) -> str:
 
 
 def cpu_model() -> str | None:
-    """What the system calls the processor."""
+    """Return the system's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,7 +85,7 @@ def cpu_model() -> str | None:
 
 @functools.cache
 def gpu_model() -> str | None:
-    """The first NVIDIA device, asked of the driver's own tool so that nothing has to load CUDA."""
+    """Return the name of the first NVIDIA GPU or None, from nvidia-smi, so that CUDA need not be loaded."""
     return _first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 
 
@@ -105,7 +105,7 @@ def _commit(folder: Path) -> str | None:
 
 
 def _first_line(*command: str, having: str = "") -> str | None:
-    """The first line that a command prints, of those that have a word."""
+    """Return the first line of a command's output that contains `having`; None if there is none or it fails."""
     if shutil.which(command[0]) is None:
         return None
     try:

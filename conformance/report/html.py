@@ -1,7 +1,7 @@
-"""A run in; `index.html` out: one file without network, which makes everything that it shows of the data in it.
+"""`index.html`: the report as one self-contained page, rendered by its script from embedded data.
 
-The data are deflated JSON in base64, which has nothing that HTML could take for its own. Texts of stages stand apart in
-blocks of neighbouring rows, which have much in common; a block is inflated when one of its rows is opened.
+The data are deflated JSON in base64, which contains no characters special to HTML. Texts of stages are in separate
+blocks of adjacent rows, which compress well together; a block is inflated when one of its rows is opened.
 """
 
 import base64
@@ -21,13 +21,16 @@ from conformance.rows import BAD, BENCH_VERDICTS, CHECK_VERDICTS, Bench, Check, 
 from conformance.shapes.cases import DTYPES, STAGES, stages_of
 
 NAME = "index.html"
-BLOCK = 32  # rows whose texts are deflated together
-TEXTS = 3_500_000  # characters of texts, at most; what nobody would look at first is left out
+BLOCK = 32  # rows whose texts are compressed together
+TEXTS = 3_500_000  # most characters of compressed texts; those of the least interesting rows are left out
 HOLE = re.compile("@@([a-z]+)@@")
 
 
 def page(run: Run, against: str = "", gone: Sequence[str] = (), history: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The page of a run: `against` says what came of racing a baseline, of which the cases `gone` passed."""
+    """Return the page of a run.
+
+    `against` summarises the comparison with a baseline, `gone` are the cases that passed only there.
+    """
     places, blocks = _texts([*run.cases, *run.benches])
     data = {
         "facts": _facts(run),
@@ -64,9 +67,9 @@ def _deflated(data: object) -> str:
 
 
 def _texts(found: Iterable[Check | Bench]) -> tuple[dict[int, tuple[int, int]], list[str]]:
-    """Where the texts of each row stand, by its identity: the block and the place in it; and the blocks.
+    """Return for each row, by id(), its block and position in the block; and the blocks.
 
-    Rows that did not pass come first, then benchmarks: where there is no room for all, those are what is asked for.
+    Failed rows come first, then benchmarks, since the texts after TEXTS characters are left out.
     """
     having = [(row, row.verdict, texts) for row in found if (texts := _texts_of(row))]
     having.sort(key=lambda one: (one[1] not in BAD, not isinstance(one[0], Bench)))

@@ -1,4 +1,4 @@
-"""A run in; its Markdown pages out: `summary.md`, `speedup.md` and `coverage.md`."""
+"""The Markdown pages of a run: `summary.md`, `speedup.md` and `coverage.md`."""
 
 import json
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ beginning of one call by itself to the end of its work, launch and wait included
 
 
 def summary(run: Run) -> str:
-    """The run on one page."""
+    """Return `summary.md`."""
     env = run.env
     tools = (env["cpu"], env["gpu"] or "no GPU", f"Python {env['python']}", f"torch {env['torch']}", env["toolchain"])
     how = (f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s")
@@ -48,7 +48,7 @@ def summary(run: Run) -> str:
 
 
 def speedup(run: Run) -> str:
-    """The geometric mean of each family and suite, what is lost, then every row, slowest first."""
+    """Return `speedup.md`: geometric means by family and suite, losses, then every row by family, slowest first."""
     clocks = {row.clock == "device" for row in run.benches if row.clock} or {False}
     times = " ".join(text for on_gpu, text in ((False, ON_CPU), (True, ON_GPU)) if on_gpu in clocks)
     lines = [f"# Speedup on {run.env['device']}", LEGEND.format(times=times)]
@@ -64,7 +64,7 @@ def speedup(run: Run) -> str:
 
 
 def coverage(run: Run) -> str:
-    """Passing cases per op and dtype, and whatever else there is by name."""
+    """Return `coverage.md`: the numbers of cases per op and dtype, by verdict."""
     found = tables.grouped(run.cases, attrgetter("op"))
     dtypes = [dtype for dtype in DTYPES if any(row.dtype == dtype for row in run.cases)]
     body = [
@@ -96,12 +96,12 @@ def _cases(cases: Sequence[Check]) -> list[str]:
 
 
 def _by_type(benches: Sequence[Bench]) -> str:
-    """Suites by element type, which hardware treats as different problems."""
+    """Return the table of suites by dtype, since hardware treats dtypes differently."""
     return tables.group_table(benches, "suite and type", lambda row: f"{row.suite} {row.dtype}")
 
 
 def _resources(gates: Sequence[Gate]) -> list[str]:
-    """What kernels take of a GPU, the hungriest by name, and what is wrong with any."""
+    """Return the section on resources: maxima, the kernels with the most registers, and all complaints."""
     kernels = [kernel for row in gates for kernel in row.kernels]
     hungriest = sorted(kernels, key=lambda kernel: -kernel.registers)[:CLOSEST]
     lines = ["## Resources", tables.resource_table(gates), tables.columns(hungriest, Kernel.COLUMNS)]
@@ -138,7 +138,7 @@ def _by_verdict(cases: Sequence[Check]) -> list[int]:
 
 
 def _cell(cases: Sequence[Check]) -> str:
-    """The number of passing cases; anything else by name."""
+    """Return the number of passing cases and of each other verdict."""
     counted = Counter(row.verdict for row in cases)
     others = [f"{counted[verdict]} {verdict}" for verdict in tables.SEVERITY[:-1] if counted[verdict]]
     passing = [str(counted["pass"])] if counted["pass"] else []
@@ -153,7 +153,7 @@ PAGES: Mapping[str, Callable[[Run], str]] = {"summary.md": summary, "speedup.md"
 
 
 def documents(run: Run) -> dict[str, str]:
-    """The files of a run, all of them: none of an earlier run stays among them."""
+    """Return all files of a report, so that none of an earlier run remains."""
     return {
         "run.json": json.dumps(writer.run_json(run), indent=1, allow_nan=False) + "\n",
         **{name: page(run) for name, page in PAGES.items()},

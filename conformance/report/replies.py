@@ -1,4 +1,4 @@
-"""A case and the reply of the process that ran it in; its row out, with the verdict that the run counts."""
+"""Convert replies of the child process to rows with their final verdicts."""
 
 import re
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from conformance.shapes.cases import DTYPES, Case, xfail_for
 T = TypeVar("T")
 Ran = TypeVar("Ran", bound=rows.Check | rows.Bench)
 
-GATE = "mlcomp-gate"  # the item of a file
-CLIFF = 0.5  # of eager's speed, and certainly below it: no matter of tuning but a bug
-COMPILE_CLIFF = 5.0  # times as long as Inductor takes to compile the same
+GATE = "mlcomp-gate"  # name of the gate item of a file
+CLIFF = 0.5  # of eager's speed; a kernel that is significantly slower has a bug, not a tuning problem
+COMPILE_CLIFF = 5.0  # in units of Inductor's compile time
 MIN_CAUGHT = 0.95  # share of planted miscompiles that the checks must catch
-# A crash or hang is never what an expected failure means.
+# Verdicts that an xfail may expect; a crash or hang is never expected.
 EXPECTABLE = frozenset({"fail", "unsupported"})
 
 
 def describe(case: Case, target: str, file: str) -> rows.Item:
-    """What a row says before anything has run."""
+    """Return the identity of an item, before it runs."""
     return rows.Item(
         id=case.id, file=file, suite=case.suite, op=case.op, target=target, dtype=case.dtype,
         params={**case.dims, **case.params},
@@ -31,7 +31,7 @@ def describe(case: Case, target: str, file: str) -> rows.Item:
 
 
 def check(known: rows.Item, reply: Reply) -> rows.Check:
-    """The row of a check item."""
+    """Return the row of a check item."""
     found, (verdict, detail) = _value(rows.Judged, reply, CHECK_VERDICTS[:5])
     if found is None:
         at = reply.at if reply.status in (Status.CRASH, Status.TIMEOUT) else ""
@@ -40,7 +40,7 @@ def check(known: rows.Item, reply: Reply) -> rows.Check:
 
 
 def joined(found: Sequence[rows.Check]) -> rows.Check:
-    """One row of several about the same case: the first bad one with the stages of all."""
+    """Join rows of the same case: the first bad one, or else the first, with the stages of all."""
     return replace(
         next((row for row in found if row.verdict in BAD), found[0]),
         stages=tuple(stage for one in found for stage in one.stages),
@@ -50,7 +50,7 @@ def joined(found: Sequence[rows.Check]) -> rows.Check:
 
 
 def bench(known: rows.Item, family: str, reply: Reply) -> rows.Bench:
-    """The row of a bench item, with everything that there is to remark in its detail."""
+    """Return the row of a benchmark, with all remarks in its detail."""
     found, (verdict, detail) = _value(rows.Timed, reply, (*BENCH_VERDICTS, "fail", "unsupported"))
     found = found or rows.Timed(verdict=verdict, message=detail)
     row = rows.Bench(
@@ -64,16 +64,16 @@ def bench(known: rows.Item, family: str, reply: Reply) -> rows.Bench:
 
 
 def undecided(row: rows.Bench) -> rows.Bench:
-    """A benchmark of a machine that was unfit to judge speed: its times stand, its verdict would be a guess."""
+    """Return the row on an unfit machine: its times remain, but FASTER and SLOWER become AMBIGUOUS."""
     if row.verdict not in ("FASTER", "SLOWER"):
         return row
     return replace(row, verdict="AMBIGUOUS", detail="; ".join(filter(None, (row.detail, "on an unfit machine"))))
 
 
 def cliffs(row: rows.Timed) -> tuple[str, ...]:
-    """What is slow beyond any tuning: a call beside eager's, the whole interval of it; compiling beside Inductor's.
+    """Return why a benchmark is a cliff: whole interval below CLIFF, or compile time above COMPILE_CLIFF × Inductor's.
 
-    Compilers that found what they made in their own caches have no time to compare.
+    Compile times are not compared if Inductor took its result from a cache.
 
     >>> cliffs(rows.Timed(over={"eager": rows.Speedup(speedup=0.02, ci=(0.015, 0.03))}))
     ('0.02 of the speed of eager, below 0.5',)
@@ -91,19 +91,19 @@ def cliffs(row: rows.Timed) -> tuple[str, ...]:
 
 
 def fitness(reply: Reply) -> rows.Fitness:
-    """The row of the race of equals."""
+    """Return the row of the fitness item."""
     found, _ = _value(rows.Fitness, reply)
     return found or rows.Fitness(message=f"the race of equals did not finish: {reply.message}")
 
 
 def gate(file: str, reply: Reply) -> rows.Gate:
-    """The row of a file's cases as they are compiled for GPUs."""
+    """Return the row of a gate item."""
     found, (verdict, detail) = _value(rows.Gate, reply, ("pass", "fail"))
     return replace(found or rows.Gate(verdict=verdict, detail=detail), file=file, seconds=round(reply.seconds, 4))
 
 
 def selftest(reply: Reply) -> rows.SelfTest:
-    """The row of the self-test: how many miscompiles were planted and caught, and how many sound cases were refused."""
+    """Return the row of the self-test; it fails on a false alarm or if too few miscompiles were caught."""
     row, _ = _value(rows.SelfTest, reply)
     if row is None:
         detail = f"the self-test did not finish: {reply.message or reply.value}\n{reply.output}".strip()
@@ -119,7 +119,7 @@ def selftest(reply: Reply) -> rows.SelfTest:
 
 
 def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuzz:
-    """The row of a random program; `again` is the search for the stage of one that was lost."""
+    """Return the row of a random program; `again` is the search for the bad stage after the process was lost."""
     known = replace(known, seconds=round(reply.seconds, 4))
     if (found := _value(rows.Fuzz, reply)[0]) is not None:
         return _known_as(known, found)
@@ -133,7 +133,7 @@ def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuz
 
 
 def reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
-    """The row with what was found of a smaller program, if anything."""
+    """Return the row with the reduced program, or why there is none."""
     if reply.status is not Status.DONE or not isinstance(reply.value, dict):
         return replace(row, reduced=f"not reduced: {reply.message}")
     value = reply.value
@@ -145,7 +145,7 @@ def _known_as(known: rows.Fuzz, found: rows.Fuzz) -> rows.Fuzz:
 
 
 def opinfo(known: rows.OpInfo, reply: Reply) -> rows.OpInfo:
-    """The row of an entry of a database."""
+    """Return the row of an OpInfo entry or ONNX test."""
     found = _value(rows.OpInfo, reply)[0]
     if found is None:
         verdict = "error" if reply.status is Status.RAISED else str(reply.status)
@@ -155,7 +155,7 @@ def opinfo(known: rows.OpInfo, reply: Reply) -> rows.OpInfo:
 
 
 def lost(nodeid: str, message: str) -> rows.Row:
-    """The row of an item that took its whole pytest worker with it."""
+    """Return the row of an item whose pytest worker was lost."""
     file, _, name = nodeid.partition("::")
     reply = Reply(Status.CRASH, None, f"the pytest worker was lost: {message}")
     if name == GATE:
@@ -169,7 +169,7 @@ def lost(nodeid: str, message: str) -> rows.Row:
 
 
 def _value(kind: type[T], reply: Reply, verdicts: tuple[str, ...] = ()) -> tuple[T | None, tuple[str, str]]:
-    """The row that a reply holds, with one of the verdicts if there are any; else verdict and detail of its loss."""
+    """Return the row in a reply, whose verdict must be one of `verdicts` if given; else None, verdict and detail."""
     match reply.status:
         case Status.DONE:
             try:
@@ -188,7 +188,7 @@ def _value(kind: type[T], reply: Reply, verdicts: tuple[str, ...] = ()) -> tuple
 
 
 def expect(row: Ran, case: Case) -> Ran:
-    """The row after its expected failure has been weighed: an expected one is `xfail`, a missing one `fail`."""
+    """Apply the case's xfail to the row: an expected failure becomes `xfail`, a missing one `fail` if it is strict."""
     expected = xfail_for(case, row.target)
     if expected is None:
         return row
@@ -205,7 +205,7 @@ def expect(row: Ran, case: Case) -> Ran:
 
 
 def properties(row: rows.Row) -> list[tuple[str, object]]:
-    """What of a row is short enough for the reports of others, such as JUnit's.
+    """Return the short fields of a row as properties for other reports, such as JUnit's.
 
     >>> properties(rows.Fitness(fit=True))
     []
@@ -224,7 +224,7 @@ def properties(row: rows.Row) -> list[tuple[str, object]]:
 
 
 def shown_path(path: Path, folder: Path) -> str:
-    """The path as one would type it in a folder.
+    """Return the path relative to the folder if it is inside, else unchanged.
 
     >>> shown_path(Path("/a/shapes/x.toml"), Path("/a")), shown_path(Path("/b/x.toml"), Path("/a"))
     ('shapes/x.toml', '/b/x.toml')

@@ -1,4 +1,4 @@
-"""Rows in; text out, as Markdown or for the terminal: tables of cases and benchmarks, and why an item failed."""
+"""Tables of rows as text, in Markdown or for the terminal, and messages of failed items."""
 
 import re
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from conformance.rows import BAD, CHECK_VERDICTS, Bench, Check, Columns, Gate, S
 
 T = TypeVar("T")
 
-SHOWN = 20  # rows of a table in the terminal; the files have them all
+SHOWN = 20  # most rows of a table in the terminal; the files have all
 LOST = 0.95  # a speedup below this is a loss
 SEVERITY = ("crash", "timeout", "fail", "unsupported", "xfail", "pass")
 GROUP_HEADERS = (
@@ -28,7 +28,7 @@ FAMILY: Callable[[Bench], str] = attrgetter("family")
 
 
 def failure(row: Check | Bench) -> str:
-    """Why an item failed: its stages, the first bad one, what was wrong, and how to see it again."""
+    """Return the message of a failed item: its stages, the first bad one, what is wrong, and how to repeat it."""
     parts, messages, files = [f"{rows.name(row)}: {row.verdict}"], [], ""
     if isinstance(row, Check):
         parts.append(columns(row.stages, Stage.COLUMNS, "simple"))
@@ -44,7 +44,7 @@ def failure(row: Check | Bench) -> str:
 
 
 def terminal(run: Run) -> str:
-    """The digest: what did not pass and what is slow, worst first, a limited number of rows."""
+    """Return the summary for the terminal: failures and slow benchmarks, worst first, at most SHOWN rows each."""
     parts = []
     if run.cases:
         parts.append(counts(run.cases))
@@ -63,7 +63,7 @@ def terminal(run: Run) -> str:
 
 
 def selftest(row: rows.SelfTest, style: str = "simple") -> str:
-    """The self-test in words, and what was planted but not caught as a table."""
+    """Return the counts of the self-test, and a table of the miscompiles that were not caught."""
     share = f" ({row.caught / row.planted:.1%})" if row.planted else ""
     text = f"self-test: {row.caught} of {row.planted} planted miscompiles caught{share}, "
     text += f"{row.false_alarms} false alarms"
@@ -72,7 +72,7 @@ def selftest(row: rows.SelfTest, style: str = "simple") -> str:
 
 
 def resource_table(gates: Iterable[Gate], style: str = "github") -> str:
-    """What the kernels of each architecture take at most, and how many of them complaints are about."""
+    """Return per architecture the maxima of the kernels' resources and the number of kernels with complaints."""
     body = []
     kernels = [kernel for row in gates for kernel in row.kernels]
     for arch, found in grouped(kernels, attrgetter("arch")).items():
@@ -83,14 +83,14 @@ def resource_table(gates: Iterable[Gate], style: str = "github") -> str:
 
 
 def case_table(cases: Iterable[Check], style: str = "github", limit: int | None = None) -> str:
-    """What did not pass, worst first; nothing where everything did."""
+    """Return a table of the failed cases, worst first; "" if there are none."""
     bad = [row for row in cases if row.verdict in BAD]
     bad.sort(key=lambda row: (SEVERITY.index(row.verdict), -(worst_error(row.stages) or 0.0), rows.name(row)))
     return columns(bad, Check.COLUMNS, style, limit)
 
 
 def fallbacks(cases: Iterable[Check], limit: int | None = None) -> str:
-    """Kernels whose schedules no pass could carry out, so that plainer ones were taken: a line for each finding."""
+    """Return a line for each kernel whose schedule could not be applied, so that a simpler one was used."""
     found = [f"{rows.name(row)}: {rows.remark(text)}" for row in cases for text in row.fallbacks]
     if not found:
         return ""
@@ -99,36 +99,36 @@ def fallbacks(cases: Iterable[Check], limit: int | None = None) -> str:
 
 
 def bench_table(benches: Iterable[Bench], style: str = "github", limit: int | None = None) -> str:
-    """Benchmarks, those without a speedup first, then the slowest."""
+    """Return a table of benchmarks: those without a speedup first, then the slowest."""
     ordered = sorted(benches, key=lambda row: (row.speedup or 0.0, rows.name(row)))
     return columns(ordered, Bench.COLUMNS, style, limit)
 
 
 def cliff_table(benches: Iterable[Bench], style: str = "github") -> str:
-    """The benchmarks that are slow beyond any tuning, each with what is slow of it."""
+    """Return a table of the cliffs."""
     body = [[rows.name(row, bench=False), text] for row in benches for text in row.cliffs]
     return table(body, ("case", "cliff"), style)
 
 
 def family_table(benches: Sequence[Bench], style: str = "github") -> str:
-    """The geometric mean of each family, and of all."""
+    """Return the geometric means of each family and of all benchmarks."""
     return group_table(benches, "family", FAMILY, style)
 
 
 def group_table(benches: Sequence[Bench], what: str, key: Callable[[Bench], str], style: str = "github") -> str:
-    """The geometric mean of each family or suite, and of all."""
+    """Return the geometric means of each group, and of all benchmarks if there are several groups."""
     groups = grouped(benches, key)
     body = [_group_line(name, found) for name, found in groups.items()]
     return table(body + ([_group_line("all", benches)] if len(groups) > 1 else []), (what, *GROUP_HEADERS), style)
 
 
 def lost(benches: Iterable[Bench]) -> list[Bench]:
-    """The benchmarks that PyTorch wins, and those without a result."""
+    """Return the benchmarks with a speedup below LOST, and those without a result."""
     return [row for row in benches if not row.speedup or row.speedup < LOST]
 
 
 def columns(found: Sequence[object], shown: Columns, style: str = "github", limit: int | None = None) -> str:
-    """A table of rows, the first of them where there is a limit; columns that nothing stands in are left out."""
+    """Return a table of rows, at most `limit`; empty columns are left out."""
     cells = {header: [rows.shown(of, row) for row in found] for header, of in shown.items()}
     filled = {header: column[:limit] for header, column in cells.items() if any(x not in (None, "") for x in column)}
     text = table(list(zip(*filled.values(), strict=True)), list(filled), style)
@@ -136,7 +136,7 @@ def columns(found: Sequence[object], shown: Columns, style: str = "github", limi
 
 
 def table(body: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "github") -> str:
-    """A table: numbers are shortened and stand to the right, text is never mistaken for a number."""
+    """Return a table: numbers are rounded and right-aligned; text is not parsed as numbers."""
     if not body:
         return ""
     escape = style == "github"
@@ -146,14 +146,14 @@ def table(body: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "g
 
 
 def counts(cases: Sequence[Check]) -> str:
-    """How many rows have which verdict."""
+    """Return the number of cases per verdict, in one line."""
     counted = Counter(row.verdict for row in cases)
     named = [f"{counted[verdict]} {verdict}" for verdict in CHECK_VERDICTS if counted[verdict]]
     return f"{len(cases)} cases: {', '.join(named)}"
 
 
 def grouped(found: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    """The rows by a word that each has, in its order."""
+    """Group rows by a key, sorted by it."""
     groups: dict[str, list[T]] = defaultdict(list)
     for row in found:
         groups[key(row)].append(row)
@@ -171,7 +171,7 @@ def _group_line(name: str, found: Sequence[Bench]) -> list[Any]:
 
 
 def _by_number(name: str) -> list[str | int]:
-    """A sort key: numbers in a name by their value.
+    """Return a sort key that compares numbers within names by value.
 
     >>> sorted(["s128", "s32", "row", "s"], key=_by_number)
     ['row', 's', 's32', 's128']

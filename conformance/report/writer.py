@@ -1,4 +1,4 @@
-"""The rows of a run in; its report files out, every one whole: `run.json`, `benchmark.json` and three pages."""
+"""The results of a run as `run.json` and `benchmark.json`, and writing report files atomically."""
 
 import math
 import os
@@ -19,12 +19,12 @@ SCHEMA = 1
 
 
 class ReportError(Exception):
-    """A report could not be written; says what, why and what to do."""
+    """A report could not be written; the message says what, why and what to do."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a run found out."""
+    """The results of a run."""
 
     env: Environment
     cases: tuple[Check, ...]
@@ -33,13 +33,13 @@ class Run:
     seconds: float
     tier: str
     seed: int
-    unfit: str = ""  # why the machine cannot judge speed now
-    gates: tuple[Gate, ...] = ()  # what was compiled for GPUs, by file
+    unfit: str = ""  # why the machine could not judge speed
+    gates: tuple[Gate, ...] = ()  # cases compiled for GPUs, by file
     when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
 
     @classmethod
     def of(cls, found: Iterable[rows.Row], **facts: Any) -> Self:
-        """The run that has these rows: workers finish in any order, on which a report must not depend."""
+        """Make a run from rows, sorted, since workers finish in any order and reports must not depend on it."""
         ordered = sorted(found, key=lambda row: [getattr(row, key, "") for key in ("file", "id", "target")])
         return cls(
             cases=tuple(row for row in ordered if isinstance(row, Check)),
@@ -51,17 +51,17 @@ class Run:
 
     @property
     def held(self) -> tuple[rows.Row, ...]:
-        """All rows."""
+        """All rows of the run."""
         return (*self.cases, *self.benches, *self.gates, *((self.selftest,) if self.selftest else ()))
 
 
 def measured(benches: Iterable[Bench]) -> list[Bench]:
-    """The benchmarks that have a speedup."""
+    """Return the benchmarks that have a speedup."""
     return [row for row in benches if row.verdict in BENCH_VERDICTS and row.speedup]
 
 
 def geomean(ratios: Sequence[float]) -> float | None:
-    """The mean that treats twice as fast and half as fast alike.
+    """Return the geometric mean; None for no ratios.
 
     >>> geomean([0.5, 2.0]), geomean([])
     (1.0, None)
@@ -70,7 +70,7 @@ def geomean(ratios: Sequence[float]) -> float | None:
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """The run as other programs read it."""
+    """Return the contents of `run.json`."""
     return {
         "schema": SCHEMA,
         "env": run.env,
@@ -83,7 +83,7 @@ def run_json(run: Run) -> dict[str, Any]:
 
 
 def benchmark_json(run: Run) -> dict[str, Any]:
-    """The benchmarks in the format of pytest-benchmark, so that its tools compare and plot them."""
+    """Return the benchmarks in pytest-benchmark's format, so that its tools can compare and plot them."""
     try:
         writer = version("pytest-benchmark")
     except PackageNotFoundError:
@@ -102,13 +102,13 @@ def benchmark_json(run: Run) -> dict[str, Any]:
 
 
 def machine_info(env: Environment) -> dict[str, Any]:
-    """What of a machine two runs must share for their benchmarks to be compared."""
+    """Return the facts that must be equal for two runs' benchmarks to be comparable."""
     known = {key: env[key] for key in ("device", "cpu", "gpu", "toolchain")}
     return known | {"python_version": env["python"], "torch_version": env["torch"]}
 
 
 def described(row: Bench) -> dict[str, Any]:
-    """A benchmark as pytest-benchmark knows it, with what it knows beyond our own times; without statistics."""
+    """Return a benchmark's entry in pytest-benchmark's format, without statistics."""
     name = rows.name(row)
     others = {rival: data for rival, data in row.samples.items() if rival != OURS}
     return {
@@ -123,7 +123,7 @@ def described(row: Bench) -> dict[str, Any]:
 
 
 def write(folder: Path, documents: Mapping[str, str]) -> None:
-    """Write all files or none: each is whole elsewhere in the folder before the first takes its place."""
+    """Write all files or none: all are written to a temporary folder before the first is renamed to its place."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with compiler.own_folder(folder) as own:
@@ -143,7 +143,7 @@ def write(folder: Path, documents: Mapping[str, str]) -> None:
 
 
 def append(path: str | None, text: str) -> None:
-    """Add the text to a file that somebody else shows, such as the summary of a CI job; no path, nothing to do."""
+    """Append the text to a file such as the summary of a CI job, if there is a path."""
     if not path:
         return
     try:

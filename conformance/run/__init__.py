@@ -1,1 +1,1 @@
-"""A run of pytest: settings, items, workers, progress and what is gathered from them."""
+"""The pytest run: settings, items, the child process, progress, and the collection of results."""

@@ -1,7 +1,7 @@
-"""A run with `--mlcomp-bisect CASE`: one item, which says what of which commit made the case wrong or slow.
+"""`--mlcomp-bisect CASE`: a run with one item, the search for the commit that made the case wrong or slow.
 
-A case that is a benchmark is asked for its speed, another for its values. The good revision is that of
-`--mlcomp-baseline`, else HEAD; the bad one is the working tree.
+The search is for speed if the case is a benchmark, else for wrong values. The good revision is that of
+`--mlcomp-baseline`, by default HEAD; the bad one is the working tree.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from conformance.run.sections import Question, Unanswered, pytest_terminal_summa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options, and let pytest collect nothing."""
+    """Check the options, and make pytest collect nothing."""
     config.stash[settings.KEY] = settings.read(config)
     config.args = []
 
@@ -27,10 +27,10 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 class Bisect(Question):
-    """The search for one case."""
+    """The search for the culprit of one case."""
 
     def runtest(self) -> None:
-        """What `mlcomp bisect` does; without an answer the item fails."""
+        """Run `mlcomp bisect`; the item fails if it has no answer."""
         config = self.config
         case, chosen = str(config.getoption("mlcomp_bisect")), config.stash[settings.KEY]
         kind = "--speed" if case.removesuffix("]").endswith("-bench") else "--value"

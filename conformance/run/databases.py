@@ -1,4 +1,4 @@
-"""The hooks of a run with `--mlcomp-opinfo` or `--mlcomp-onnx`: cases of others as items of pytest, with a page."""
+"""The hooks of `--mlcomp-opinfo` and `--mlcomp-onnx`: cases of external databases as pytest items, and their page."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from conformance.shapes.cases import kind_of
 
 PROPERTY = "mlcomp-database"  # the user property that carries rows to the controller
 VERDICTS = ("pass", "unsupported", "torch", "wrong", "error", "crash", "timeout")
-LISTED = 60  # missing ops
+LISTED = 60  # most missing ops in the page
 ALL = "(all)"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where cases come from; `word` is the option, the kind of the child's work and the name of the page."""
+    """A database; `word` is the name of the option, of the child's function and of the page."""
 
     word: str
     title: str
@@ -42,7 +42,7 @@ SOURCES = (
 
 
 class Entry(Item, Alone):
-    """An entry as one element type, in the child."""
+    """The item of an entry in one dtype."""
 
     def __init__(self, *, kind: str, entry: tuple[str, str], target: str, passed: bool, **known: Any) -> None:
         self.kind = kind
@@ -50,7 +50,7 @@ class Entry(Item, Alone):
         self.entry, self.target, self.passed = entry, target, passed
 
     def runtest(self) -> None:
-        """Run its samples; fail with what is wrong, and where one that has passed before is refused now."""
+        """Run its samples in the child; fail if they are wrong, or unsupported although they have passed before."""
         row = self.config.stash[RUNNER].entry(self.kind, *self.entry, self.target)
         self.user_properties.append((PROPERTY, rows.dumps(row)))
         if row.verdict == "none":
@@ -63,7 +63,7 @@ class Entry(Item, Alone):
 
 
 class Database:
-    """What a process knows of the entries of a run."""
+    """The plugin that adds the items of a database, collects their rows and writes the page."""
 
     def __init__(self, config: pytest.Config, settings: Settings, source: Source) -> None:
         self.config, self.settings, self.source = config, settings, source
@@ -89,7 +89,7 @@ class Database:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the page, and the list of what has passed if that is asked for."""
+        """Write the page, and with =update the list of what has passed."""
         if hasattr(self.config, "workerinput") or not self.rows:
             return
         folder = self.settings.reports(environment.device(self.settings.targets, self.settings.variant))
@@ -105,7 +105,7 @@ class Database:
             self.note = f"mlcomp: {error}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what became of them."""
+        """Print the counts and where the page is."""
         if self.rows:
             terminalreporter.section(self.source.title)
             terminalreporter.write_line(table(self.rows))
@@ -113,14 +113,14 @@ class Database:
 
 
 def _update(word: str, found: Sequence[rows.OpInfo]) -> None:
-    """Add what passes to the lists; what was not run, or fails, stays there."""
+    """Add the entries that pass to the lists; entries that fail or were not run are not removed."""
     for kind in {kind_of(row.target) for row in found}:
         passes = {(row.name, row.dtype) for row in found if row.verdict == "pass" and kind_of(row.target) == kind}
         ratchet.path(word, kind).write_text(ratchet.show(ratchet.known(word, kind) | passes), encoding="utf-8")
 
 
 def table(found: Sequence[rows.OpInfo]) -> str:
-    """How many entries have which verdict, by target and type, of those that eager runs."""
+    """Return the numbers of entries per verdict, by target and dtype, of those that eager runs."""
     lines = []
     for target, dtype in sorted({(row.target, kind) for row in found for kind in (row.dtype, ALL)}):
         counted = Counter(row.verdict for row in found if row.target == target and dtype in (row.dtype, ALL))
@@ -131,7 +131,7 @@ def table(found: Sequence[rows.OpInfo]) -> str:
 
 
 def page(source: Source, found: Sequence[rows.OpInfo]) -> str:
-    """The verdicts as Markdown: counts, the ops that are missing, and what did not pass."""
+    """Return the page as Markdown: counts, missing ops, and the entries that did not pass."""
     parts = [f"# {source.title}", source.says, table(found)]
     alone: Counter[str] = Counter()
     among: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The hooks of a run with `--mlcomp-fuzz`: random programs as items of pytest, findings as a page."""
+"""The hooks of `--mlcomp-fuzz`: random programs as pytest items, and the page of findings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from conformance.run.settings import Settings
 
 PROPERTY = "mlcomp-fuzz"  # the user property that carries rows to the controller
 VERDICTS = ("pass", "fail", "unsupported", "torch")
-FINDINGS = "fuzz.jsonl"  # as they are found, so that a run that is interrupted leaves them
+FINDINGS = "fuzz.jsonl"  # appended to at each finding, so that an interrupted run keeps them
 
 
 class Programs(Item, Alone):
-    """Some random programs on one target, each by itself in the child."""
+    """The item of a batch of random programs on one target, each checked by a call of the child."""
 
     kind = "fuzz"
 
@@ -32,7 +32,7 @@ class Programs(Item, Alone):
         self.numbers, self.seconds, self.target, self.folder = numbers, seconds, target, folder
 
     def runtest(self) -> None:
-        """Run them all, or as many as there is time for; fail with every finding, or by -x with the first."""
+        """Check all programs, or as many as there is time for; fail with all findings, or with -x with the first."""
         runner, start = self.config.stash[RUNNER], time.monotonic()
         bad = []
         for index in self.numbers:
@@ -52,7 +52,7 @@ class Programs(Item, Alone):
 
 
 class Fuzzing:
-    """What a process knows of the random programs of a run."""
+    """The plugin that adds the items, collects their rows and writes the page."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config, self.settings = config, settings
@@ -62,7 +62,7 @@ class Fuzzing:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """What an earlier run found goes."""
+        """Remove the findings of an earlier run."""
         if not hasattr(self.config, "workerinput"):
             (self.folder / FINDINGS).unlink(missing_ok=True)
 
@@ -99,14 +99,14 @@ class Fuzzing:
             self.note = f"mlcomp: {error}"
 
     def _interrupted(self) -> list[rows.Fuzz]:
-        """The findings of items that did not come to their end."""
+        """Return the findings of items that were interrupted."""
         path, known = self.folder / FINDINGS, {(row.target, row.index) for row in self.rows}
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # the last may be a part
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # drop an incomplete line
         found = [row for row in map(rows.loads, lines) if isinstance(row, rows.Fuzz)]
         return [row for row in found if (row.target, row.index) not in known]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say how many there were, and what they found."""
+        """Print the counts, the size of the corpus, and where the page is."""
         if self.rows:
             terminalreporter.section("random programs")
             terminalreporter.write_line(counts(self.rows))
@@ -117,7 +117,7 @@ class Fuzzing:
 
 
 def finding(row: rows.Fuzz) -> str:
-    """One finding as a person reads it: the line, what is wrong with it, where, and how to see it again."""
+    """Return the message of a finding: the program, what is wrong, the bad stage, and the command that repeats it."""
     where = ", ".join(filter(None, (row.first_bad_stage, row.first_bad_pass)))
     parts = [
         f"program {row.seed}.{row.index} on {row.target}: {row.kind}: {row.detail}",
@@ -131,7 +131,7 @@ def finding(row: rows.Fuzz) -> str:
 
 
 def counts(found: Sequence[rows.Fuzz]) -> str:
-    """How many programs have which verdict.
+    """Return the number of programs per verdict, in one line.
 
     >>> counts([rows.Fuzz(index=0, seed=7), rows.Fuzz(index=1, seed=7, verdict="torch")])
     "2 random programs: 1 pass, 1 differ in PyTorch's aot_eager too"
@@ -145,7 +145,7 @@ def counts(found: Sequence[rows.Fuzz]) -> str:
 
 
 def page(found: Sequence[rows.Fuzz], seed: int) -> str:
-    """The findings as Markdown, and what was refused by name."""
+    """Return the page as Markdown: the findings, and the counts of unsupported ops."""
     lines = ["# Random programs", f"{counts(found)}; seed {seed}."]
     lines += [f"```\n{finding(row)}\n```" for row in found if row.verdict == "fail"]
     refused = Counter(row.detail.splitlines()[0] for row in found if row.verdict == "unsupported")

@@ -1,4 +1,4 @@
-"""A run with `--mlcomp-instructions`: the checks of every instruction's row become items, in place of other tests."""
+"""`--mlcomp-instructions`: a run whose only items are the checks of every GPU instruction."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ import pytest
 
 import compiler
 
-SEED = int(np.random.SeedSequence().generate_state(1)[0])  # of all inputs of this process
+SEED = int(np.random.SeedSequence().generate_state(1)[0])  # seed of all inputs in this process
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool:
-    """Nothing else is collected."""
+    """Collect nothing else."""
     return True
 
 
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say aloud what was not run for want of a GPU or a tool."""
+    """Print prominently which checks were not run for lack of a GPU or a tool."""
     why: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -34,23 +34,23 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 class InstructionItem(pytest.Item):
-    """One check of one row."""
+    """The item of one check of an instruction."""
 
     def __init__(self, *, check: Any, **kw: Any) -> None:
         super().__init__(**kw)
         self.check = check
 
     def runtest(self) -> None:
-        """Run it; skip it where this machine has no means for it."""
+        """Run the check; skip it if this machine lacks the GPU or tool for it."""
         try:
             self.check.run(SEED)
         except compiler.NotRun as missing:
             pytest.skip(str(missing))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
-        """What a person needs: the difference and the seed."""
+        """Return the difference and the seed."""
         return f"{excinfo.typename}: {excinfo.value}\nseed {SEED}"
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Nothing beside the name, in which pytest would take a dot for a class's."""
+        """Return no name, since pytest would take a dot in it for that of a class."""
         return self.config.rootpath, None, ""

@@ -1,4 +1,4 @@
-"""A shape file in; pytest items out: one check per (case, target), one benchmark per (benchmark case, target)."""
+"""The pytest items of a shape file: a check per case and target, a benchmark per benchmark case and target."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,30 +13,30 @@ from conformance.run.sections import Alone
 from conformance.shapes.cases import BenchCase, Case, runs_on
 from conformance.shapes.files import ShapeFileError, benches, expand, load
 
-CARRIED = "mlcomp_row"  # the attribute of a report that carries a row to the controller
+CARRIED = "mlcomp_row"  # attribute of a report that carries the row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
-REACH = 64  # how far behind an item others are looked for that go with it
-ITEMS: pytest.StashKey[str] = pytest.StashKey()  # of a part, the digest of all that it was cut from
+REACH = 64  # number of following items among which cases to build together are looked for
+ITEMS: pytest.StashKey[str] = pytest.StashKey()  # digest of all items, of which this run is a shard
 
 
 class Failed(Exception):
-    """An item did not do what it should; the text is for people and is shown without a traceback."""
+    """An item failed; its message is shown without a traceback."""
 
 
 class ShapeFile(pytest.File):
-    """One shape file, read and expanded when pytest collects it."""
+    """A shape file, read and expanded when pytest collects it."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Every item of the file, or a collection error that names the line."""
+        """Yield the items of the file; an invalid file is a collection error that names the line."""
         runner = self.config.stash[RUNNER]
         settings = runner.settings
         try:
             tier = "nightly" if self._named_by_id() else settings.tier
             file = load(self.path, tier)
-            # Ours is checked at each stage, for which rows are small; of another backend only results can be seen.
+            # Rows are small so that every stage can be executed; a backend's results are also checked on larger rows.
             enlarged = settings.backend is not None and tier != "smoke"
             found: list[Case] = list(expand(file, tier, enlarged=enlarged))
-            # How another backend refuses data is its own affair.
+            # Other backends may handle invalid data differently.
             found = [case for case in found if case.raises is None or settings.backend is None]
             found += benches(file, tier) if settings.bench != "off" else ()
         except ShapeFileError as error:
@@ -53,13 +53,13 @@ class ShapeFile(pytest.File):
             yield gate
 
     def _named_by_id(self) -> bool:
-        """Whether the command line names an item of this file: then it may be of any tier."""
+        """Return whether the command line names an item of this file, which may be of any tier."""
         paths = (path for path, separator, _ in (arg.partition("::") for arg in self.config.args) if separator)
         return any((self.config.invocation_params.dir / path).resolve() == self.path.resolve() for path in paths)
 
 
 def _runs(case: Case, target: str) -> bool:
-    """Whether the case is meant for this target, and for how the target is run here."""
+    """Return whether the case runs on this target; large cases are not emulated."""
     return runs_on(case, target) and not (case.large and environment.emulates((target,)))
 
 
@@ -68,28 +68,28 @@ def _compiles(case: Case) -> bool:
 
 
 class Item(pytest.Item):
-    """What all of our items share: a marker, rows that travel as a property, failures as plain text."""
+    """Base class of our items: a marker, the row for the controller, failures without traceback."""
 
     kind = ""
     row: rows.Row | None = None
 
     def __init__(self, *, name: str, parent: pytest.Collector, **known: Any) -> None:
-        # As one text, which pytest takes apart as it does what its cache holds: `--lf` and its kin compare the parts.
+        # As one string, which pytest splits in the same way as the ids in its cache; `--lf` compares the parts.
         super().__init__(name=name, parent=parent, nodeid=f"{parent.nodeid}::{name}", **known)
         self.add_marker(f"mlcomp_{self.kind}")
 
     def record(self, row: rows.Row) -> None:
-        """Hand the row to the controller, and what of it is short to whoever reads reports, such as JUnit's."""
+        """Keep the row for the controller, and add its short fields as properties for reports such as JUnit's."""
         self.row = row
         self.user_properties += replies.properties(row)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Our own failures need no traceback."""
+        """Return the message of our own failures without a traceback."""
         return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
 
 
 class Check(Item):
-    """One case on one target: every stage, in the child."""
+    """The item of one case on one target, which runs every stage in the child."""
 
     kind = "check"
 
@@ -101,13 +101,13 @@ class Check(Item):
 
     @classmethod
     def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
-        """The item, named after its row."""
+        """Make the item with the name of its row."""
         name = rows.name(replies.describe(case, target, ""), bench=cls.kind == "bench")
         item: Check = cls.from_parent(parent, name=name, case=case, target=target)
         return item
 
     def runtest(self) -> None:
-        """Run in the child, record the row, judge."""
+        """Run in the child, record the row, and fail by its verdict."""
         runner = self.config.stash[RUNNER]
         row = runner.run(self.case, self.target, self.path, self._following)
         row = row if self.config.option.runxfail else replies.expect(row, self.case)
@@ -119,29 +119,29 @@ class Check(Item):
             raise Failed(tables.failure(row))
 
     def _following(self) -> list[Case]:
-        """The cases behind this one on its target."""
+        """Return the next cases on the same target."""
         items = self.session.items
         behind = (item for item in items[items.index(self) + 1 :][:REACH] if type(item) is Check)
         return [item.case for item in behind if item.target == self.target and not item.get_closest_marker("skip")]
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the case stands in its file."""
+        """Return the line of the case in its file."""
         return self.path, self.case.line - 1, self.name
 
 
 class Bench(Check):
-    """One benchmark on one target, alone on the machine while it is timed."""
+    """The item of one benchmark on one target, which holds the machine lock while it is timed."""
 
     kind = "bench"
 
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
         if not hasattr(self.config, "workerinput"):
-            self.fixturenames = ["benchmark"]  # by which pytest-benchmark's -only and -skip know a benchmark
+            self.fixturenames = ["benchmark"]  # by which --benchmark-only and --benchmark-skip recognise benchmarks
 
 
 class Gate(Item):
-    """The cases of one file, compiled for GPUs and not run."""
+    """The item that compiles the cases of one file for GPUs without running them."""
 
     kind = "gate"
 
@@ -150,34 +150,34 @@ class Gate(Item):
         self.cases = cases
 
     def runtest(self) -> None:
-        """Compile in the child, record the row, fail on any complaint."""
+        """Compile in the child, record the row, and fail on any complaint."""
         row = self.config.stash[RUNNER].gate(self.cases, self.path)
         self.record(row)
         if row.verdict != "pass":
             raise Failed(row.detail)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The file as a whole."""
+        """Return the file without a line."""
         return self.path, None, self.name
 
 
 class Fitness(Item, Alone):
-    """Equal kernels raced against each other: whether the benchmarks that follow mean anything."""
+    """The item that races identical kernels, to determine whether the following benchmarks are meaningful."""
 
     kind = "fitness"
 
     def runtest(self) -> None:
-        """Run in the child and record; an unfit machine is no failure, but is said wherever speed is shown."""
+        """Run in the child and record the row; an unfit machine is not a failure, but reports on speed mention it."""
         self.record(self.config.stash[RUNNER].fitness())
 
 
 class SelfTest(Item, Alone):
-    """Known miscompiles, planted in every stage, against the checks."""
+    """The item that plants miscompiles in every stage and runs the checks on them."""
 
     kind = "selftest"
 
     def runtest(self) -> None:
-        """Run in the child, record the counts, fail on a false alarm or too many misses."""
+        """Run in the child, record the row, and fail on a false alarm or too many misses."""
         row = self.config.stash[RUNNER].selftest()
         self.record(row)
         self.add_report_section("call", "mlcomp", tables.selftest(row))

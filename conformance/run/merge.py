@@ -1,7 +1,4 @@
-"""Folders of the parts of a run in; one report with the verdict of the whole out.
-
-mlcomp merge reports/shards/* [--report DIR]
-"""
+"""`mlcomp merge reports/shards/* [--report DIR]`: join the reports of the shards of a run."""
 
 import argparse
 import sys
@@ -18,7 +15,7 @@ from conformance.run.shards import ShardError
 
 
 def merge(folders: Sequence[Path], reports: Path) -> int:
-    """Write the report; 1 where any part failed, or the whole does by what it is to fail on."""
+    """Write the joined report; returns 1 if any shard failed, or the whole run does by --mlcomp-fail-on."""
     head, run = shards.joined([shards.load(folder) for folder in folders])
     run = replace(run, benches=regressions.standing(run.benches))
     documents, status = pages.documents(run), head.status

@@ -1,6 +1,6 @@
-"""Item starts and ends in; while nothing has ended for some seconds, one line on the terminal that says what runs.
+"""The status line: if nothing has happened for some seconds, it shows on the terminal what is running.
 
-It goes to a terminal on stderr and nowhere else, and it is gone before pytest writes again.
+It is written only if stderr is a terminal, and removed before pytest writes again.
 """
 
 import os
@@ -17,11 +17,11 @@ from rich.text import Text
 QUIET_SECONDS = 3.0
 TICK_SECONDS = 0.5
 NAMES_SHOWN = 3
-ENOUGH, LONG_SECONDS = 5, 20.0  # items and time from which on there is an estimate of the rest
+ENOUGH, LONG_SECONDS = 5, 20.0  # fewest items and seconds for an estimate of the remaining time
 
 
 class Progress:
-    """The line, and what stands on it."""
+    """The status line and its contents."""
 
     def __init__(self, console: Console, own_line: bool, quiet_seconds: float = QUIET_SECONDS) -> None:
         self.console, self.own_line, self.quiet_seconds = console, own_line, quiet_seconds
@@ -33,7 +33,7 @@ class Progress:
         self._ended = threading.Event()
 
     def watch(self) -> None:
-        """Look again and again, until `end`."""
+        """Start a thread that calls `tick` periodically until `end`."""
         threading.Thread(target=self._watch, name="mlcomp-progress", daemon=True).start()
 
     def _watch(self) -> None:
@@ -41,7 +41,7 @@ class Progress:
             self.tick()
 
     def tick(self) -> None:
-        """Show the line if nothing has happened for long enough, or bring it up to date."""
+        """Show or update the line if nothing has happened for `quiet_seconds`."""
         with self._lock:
             if self._ended.is_set() or not self.running or time.monotonic() - self.last < self.quiet_seconds:
                 return
@@ -49,12 +49,12 @@ class Progress:
                 self._status.update(self.text())
                 return
             if self.own_line:
-                self.console.print()  # pytest's dots stand on this line
+                self.console.print()  # pytest's dots are on this line
             self._status = self.console.status(self.text())
             self._status.start()
 
     def hide(self) -> None:
-        """Take the line away, because somebody is about to write."""
+        """Remove the line before something else is written."""
         with self._lock:
             self.last = time.monotonic()
             if self._status is not None:
@@ -62,17 +62,17 @@ class Progress:
                 self._status = None
 
     def end(self) -> None:
-        """Never show it again."""
+        """Remove the line for good."""
         self.hide()
         self._ended.set()
 
     @property
     def shown(self) -> bool:
-        """Whether the line is on the terminal now."""
+        """Whether the line is shown now."""
         return self._status is not None
 
     def text(self) -> Text:
-        """What the line says."""
+        """Return the text of the line."""
         now = time.monotonic()
         oldest = sorted(self.running.items(), key=lambda item: item[1])
         names = [f"{name.partition('::')[2] or name} {now - since:.0f} s" for name, since in oldest[:NAMES_SHOWN]]
@@ -81,7 +81,7 @@ class Progress:
         return Text(f"{done}: {', '.join(names)}", no_wrap=True, overflow="ellipsis")
 
     def _left(self, now: float) -> str:
-        """About how long the rest takes if it goes on like this; nothing as long as little has been done."""
+        """Return the estimated time left at the present rate; "" while too little is done."""
         taken = now - self.started
         if self.done < ENOUGH or taken < LONG_SECONDS or self.total <= self.done:
             return ""
@@ -89,17 +89,17 @@ class Progress:
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """This process runs the items itself: it knows how many."""
+        """Take the number of items that this process collected."""
         self.total = max(self.total, len(session.items))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """A worker has collected: every worker collects the same."""
+        """Take the number of items of a worker; every worker collects the same."""
         self.total = len(ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """An item starts, here or in a worker."""
+        """Note that an item starts, here or in a worker."""
         self.hide()
         if not self.running and not self.done:
             self.started = time.monotonic()
@@ -107,35 +107,35 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase of an item is over."""
+        """Count failures."""
         self.hide()
         self.failed += report.failed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """An item is over."""
+        """Note that an item has ended."""
         self.hide()
         self.running.pop(nodeid, None)
         self.done += 1
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """The tables come next."""
+        """End before the tables are printed."""
         self.end()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self) -> None:
-        """The user has seen enough."""
+        """End on an interrupt."""
         self.end()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_internalerror(self) -> None:
-        """A traceback comes next."""
+        """End before the traceback is printed."""
         self.end()
 
 
 def on_terminal() -> Progress | None:
-    """A line on this process's terminal, if stderr is one that can take it."""
+    """Return a status line on this process's terminal, or None if stderr is not a capable one."""
     if not os.isatty(2):
         return None
     # A copy, since pytest's capturing replaces the descriptor while items run.

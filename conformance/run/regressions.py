@@ -1,4 +1,4 @@
-"""The benchmarks of a run that raced stored kernels in; verdicts that stand, what they say, and what fails, out."""
+"""Evaluate the races of a run against stored kernels: final verdicts, the page `regressions.md`, and failures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from conformance.shapes.cases import kind_of
 
 
 def known(benches: Sequence[Bench], stored: Baseline, unfit: str) -> tuple[Bench, ...]:
-    """The benchmarks with the drift of others; a machine that takes equal code for different says nothing of ours."""
+    """Add the drift of rivals to the rows; if the machine was unfit, all races become AMBIGUOUS."""
     found = []
     for row in benches:
         against = replace(row.against, drift=baseline.drift(row, stored.entry(row)))
@@ -28,10 +28,10 @@ def known(benches: Sequence[Bench], stored: Baseline, unfit: str) -> tuple[Bench
 
 
 def standing(benches: Sequence[Bench]) -> tuple[Bench, ...]:
-    """The benchmarks with verdicts that stand beside each other.
+    """Correct for multiple tests: SLOWER becomes AMBIGUOUS if it is not significant among all races.
 
-    One in a hundred of intervals misses the truth, so of many some will: no more than one in a hundred of those that
-    are called slower is so by chance.
+    Of many intervals with 99 % confidence some miss the true value by chance. The correction (Benjamini-Hochberg)
+    limits the share of chance findings among the verdicts SLOWER to 1 %.
     """
     tested = [n for n, row in enumerate(benches) if row.against.chance is not None]
     kept = duel.discoveries([benches[n].against.chance or 0.0 for n in tested])
@@ -46,14 +46,14 @@ def standing(benches: Sequence[Bench]) -> tuple[Bench, ...]:
 
 
 def lost(run: Run, stored: Baseline, whole: bool) -> list[str]:
-    """The cases that passed when the baseline was stored and do not now; missing ones where the `whole` suite ran."""
+    """Return the cases that passed in the baseline and do not pass now; with `whole` also those that were not run."""
     now = {baseline.named(row): row.verdict for row in run.cases}
     then = [case for case, verdict in stored.verdicts().items() if verdict == "pass"]
     return [case for case in then if (now.get(case, "pass") != "pass") or (whole and case not in now)]
 
 
 def page(run: Run, stored: str, gone: Sequence[str]) -> str:
-    """`regressions.md`: slower first, then what could not be told."""
+    """Return `regressions.md`: SLOWER and unbuilt kernels first."""
     order = [*Verdict, "unbuilt", ""]
     order.sort(key=lambda verdict: verdict not in (Verdict.SLOWER, "unbuilt"))
     ordered = sorted(run.benches, key=lambda row: (order.index(row.against.verdict), row.against.speedup or 1.0))
@@ -69,7 +69,7 @@ def page(run: Run, stored: str, gone: Sequence[str]) -> str:
 
 
 def counts(run: Run, stored: str) -> str:
-    """The verdicts in one line, with what could have been seen."""
+    """Return the number of kernels per verdict and the smallest slowdown detectable in all of them, in one line."""
     counted = Counter(row.against.verdict or "new" for row in run.benches)
     equal = sum(row.against.why == "equal code" for row in run.benches)
     words = [
@@ -81,7 +81,7 @@ def counts(run: Run, stored: str) -> str:
 
 
 def failures(run: Run, fail_on: Sequence[str], gone: Sequence[str]) -> list[str]:
-    """Why the run fails: what it is to fail on."""
+    """Return the failures of the run by --mlcomp-fail-on slower and coverage."""
     slower = [row for row in run.benches if row.against.verdict == Verdict.SLOWER]
     said = [f"slower than the baseline: {tables.columns(slower, Bench.BASELINE_COLUMNS, 'simple')}"] if slower else []
     kept = said if "slower" in fail_on else []
@@ -89,7 +89,7 @@ def failures(run: Run, fail_on: Sequence[str], gone: Sequence[str]) -> list[str]
 
 
 def save(run: Run, settings: Settings) -> str:
-    """Store the kernels of a run; says what was stored where."""
+    """Store the kernels of a run as a baseline; returns a message."""
     assert settings.save_baseline is not None
     folder = settings.baselines(str(run.env["device"])) / settings.save_baseline
     headers = {

@@ -1,4 +1,4 @@
-"""A run with `--mlcomp-replay REV`: one item, which fails where the compilers of then and of now emit other texts."""
+"""`--mlcomp-replay REV`: a run with one item, which fails if the compiler emits other texts than that of REV."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ NAMED: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options; keep which shape files are named, or own, and let pytest collect none."""
+    """Check the options, remember the named or default shape files, and make pytest collect none."""
     config.stash[settings.KEY] = settings.read(config)
     here = config.invocation_params.dir
     named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else own_suite(here)
@@ -33,12 +33,12 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 class Replay(Question):
-    """The texts of all cases of some shape files at two revisions; it fails with what differs."""
+    """The comparison of the texts of all cases at two revisions; it fails with the differences."""
 
     expected = (Unanswered, revisions.RevisionError)
 
     def runtest(self) -> None:
-        """Lower with both compilers at once, and compare."""
+        """Lower with both compilers concurrently, and compare the texts."""
         config, chosen = self.config, self.config.stash[settings.KEY]
         repo = revisions.repository(config.invocation_params.dir)
         name = str(config.getoption("mlcomp_replay"))

@@ -1,4 +1,4 @@
-"""Rows from every worker's reports in; report files, tables in the terminal and pytest-benchmark's records out."""
+"""Collect the rows of all workers; write the report files, print the tables, and pass records to pytest-benchmark."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 class Results:
-    """What the controller, or the only process, knows of a run."""
+    """The plugin of the controller, or of the only process, that collects rows and writes reports."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config, self.settings = config, settings
@@ -36,7 +36,7 @@ class Results:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the row that an item sent, or make one for an item whose worker was lost with it."""
+        """Keep the row of an item, or make one for an item whose worker was lost."""
         if report.when == "call":
             self.rows += [rows.loads(text)] if (text := getattr(report, CARRIED, None)) else []
         elif str(report.when) == "???" and ".toml::" in report.nodeid:
@@ -44,12 +44,12 @@ class Results:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        """Before pytest-benchmark, which does so as a wrapper, stores and compares what it has: hand ours over."""
+        """Finish before pytest-benchmark's hook, also a wrapper, stores and compares its records, including ours."""
         self._finish(session, exitstatus)
         yield
 
     def _finish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the reports of a run that came to its end; another's are left as they are."""
+        """Write the reports if the run was not interrupted; else leave the existing ones unchanged."""
         if not self.rows:
             return
         self.run = self._summary()
@@ -94,7 +94,7 @@ class Results:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-        """Print the tables below those of others; pytest-benchmark raises here on a regression, which goes on after."""
+        """Print the tables after other plugins' output, also if pytest-benchmark raises on a regression here."""
         try:
             yield
         finally:
@@ -108,7 +108,7 @@ class Results:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
-        """What pytest-benchmark compares of two machines, and prints where it differs: what `benchmark.json` has."""
+        """Return the machine's facts that pytest-benchmark compares, the same as in `benchmark.json`."""
         return writer.machine_info(self.env)
 
     @functools.cached_property
@@ -116,7 +116,7 @@ class Results:
         return environment.collect(self.settings.targets, self.settings.variant)
 
     def _head(self, status: int, gone: Sequence[str]) -> shards.Head:
-        """What `mlcomp merge` has to know of this part."""
+        """Return the facts about this shard that `mlcomp merge` needs."""
         assert self.settings.shard is not None
         items, against = self.config.stash.get(ITEMS, ""), self.settings.baseline or ""
         return shards.Head(
@@ -133,17 +133,17 @@ class Results:
 
 
 def hand_over(config: pytest.Config, row: rows.Bench) -> None:
-    """Give a benchmark to pytest-benchmark, which stores, shows and compares it as its own.
+    """Add a benchmark to pytest-benchmark's session, so that it stores, shows and compares it like its own.
 
-    It switches its fixture off under xdist, but not its session: what stands in there is saved and compared. The
-    attribute is private, hence the pin on its major version in pyproject.
+    Under xdist, pytest-benchmark disables its fixture but not its session. The attribute is private, hence the pin of
+    its major version in pyproject.
     """
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not row.samples.get(rows.OURS):
         return
-    record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since its session is there
+    record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since there is a session
     known = writer.described(row)
-    short = f"{'/'.join(Path(row.file).parts[-2:])}::{rows.name(row)}"  # the same wherever the files lie
+    short = f"{'/'.join(Path(row.file).parts[-2:])}::{rows.name(row)}"  # independent of where the files are
     fixture = SimpleNamespace(**{**known, "fullname": short}, cprofile_stats=None, has_error=False)
     record = record_type(fixture, iterations=1, options=known["options"])
     for seconds in row.samples[rows.OURS]:
@@ -152,6 +152,6 @@ def hand_over(config: pytest.Config, row: rows.Bench) -> None:
 
 
 def _of_another_torch(reporter: pytest.TerminalReporter) -> list[str]:
-    """Which cases were left out, and why, in words that pytest itself folds or keeps to itself."""
+    """Return the reasons of cases skipped for another torch version, which pytest itself folds or hides."""
     reasons = (r.longrepr[2] for r in reporter.stats.get("skipped", ()) if isinstance(r.longrepr, tuple))
     return sorted({reason.removeprefix("Skipped: ") for reason in reasons if " needs torch " in reason})

@@ -1,4 +1,4 @@
-"""A case and a target in; its row out, after a run in the warm child that this process owns."""
+"""Run items in this process's child, and return their rows."""
 
 import functools
 import json
@@ -28,29 +28,29 @@ from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_j
 from conformance.shapes.toml_values import line_below
 
 EXPLAIN_SECONDS = 60.0
-TOGETHER = 16  # cases whose texts are built at once
-NATIVE = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages that PyTorch or the machine itself runs
-MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
+TOGETHER = 16  # cases whose texts are built together
+NATIVE = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages run by PyTorch or natively, not interpreted
+MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # limit of a child, and of all children as a share of the machine's memory
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
 FUZZ_SECONDS, REDUCE_SECONDS = 120.0, 60.0
 FILES_SECONDS = 60.0
 
 
 class Runner:
-    """One process's child with the options that its calls share."""
+    """The child of one pytest process, and the options that its calls share."""
 
     def __init__(self, settings: Settings, folder: Path, workers: int, shapes: Sequence[Path] = ()) -> None:
         self.settings = settings
         self.shapes = tuple(shapes)  # the shape files of this run
-        self.folder = folder  # where the user is: paths are shown relative to it
+        self.folder = folder  # the invocation folder: paths are shown relative to it
         self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
         self.device = environment.device(settings.targets, settings.variant)
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = min(MEMORY, int(MEMORY_SHARE * installed / workers))
         preload = [settings.function("check").partition(":")[0]]
-        # NumPy's matrix products would take every processor, in each of the workers.
+        # Otherwise NumPy's matrix products would use every core in each of the workers.
         limits = {"OPENBLAS_NUM_THREADS": str(self.threads)}
-        self.ahead: set[str] = set()  # cases whose texts were built before their turn
+        self.ahead: set[str] = set()  # cases whose texts were built ahead, or tried to be
         self.stderr = os.dup(2)  # pytest's capturing replaces the descriptor while items run
         self.executor = Executor(preload, memory, environment=limits, waits=self._say_what_for)
         self.logs = scratch.make() if settings.sanitizers else None
@@ -66,13 +66,13 @@ class Runner:
         }
 
     def start(self) -> None:
-        """Let the child import what it needs while this process goes on."""
+        """Start the child, which imports its modules while this process continues."""
         for executor in self.watched.values() or (self.executor,):
             executor.start()
 
     @functools.cached_property
     def baseline(self) -> Baseline | None:
-        """What benchmarks are raced against; raises BaselineError."""
+        """The baseline that benchmarks are raced against, or None; raises BaselineError."""
         settings = self.settings
         if settings.baseline is None:
             return None
@@ -80,7 +80,7 @@ class Runner:
         return find(settings.baseline, settings.baselines(self.device), self.folder, lowered)
 
     def _say_what_for(self) -> None:
-        """Tell people why nothing goes on, unless it is that another process of this run is being timed."""
+        """Print which process holds the machine lock, unless it belongs to this run."""
         if line := lock.said(self.executor.machine):
             os.write(self.stderr, f"\n{line}\n".encode())
 
@@ -97,7 +97,7 @@ class Runner:
     def run(
         self, case: Case, target: str, path: Path, following: Callable[[], Sequence[Case]] = lambda: ()
     ) -> rows.Check | rows.Bench:
-        """The row of one case; `following` gives those that may be next on this target."""
+        """Run one case and return its row; `following` returns the next cases on this target, to be built together."""
         known = replies.describe(case, target, replies.shown_path(path, self.folder))
         known = replace(known, command=self.command(known, isinstance(case, BenchCase)))
         limit = self.settings.timeout or case.timeout
@@ -124,9 +124,9 @@ class Runner:
         return self._keep(replies.check(known, reply), case, options)
 
     def _build_ahead(self, found: Sequence[Case], options: Mapping[str, Any]) -> None:
-        """Have the texts of the first case and those behind it built at once, unless they were, or were tried.
+        """Build the texts of the first case and the next ones together, except those that were tried before.
 
-        A case that costs the child its life here does so again when it is checked, and then alone.
+        A case that crashes the child here does so again when it is checked on its own, and only then fails.
         """
         keys = [f"{options['target']} {case.file}::{case.id}" for case in found]
         if keys[0] in self.ahead:
@@ -139,7 +139,7 @@ class Runner:
     def _watch(
         self, tool: str, known: rows.Item, case: Case, options: Mapping[str, Any], limit: float | None
     ) -> rows.Check:
-        """The row of a case under a sanitizer."""
+        """Run a case under a sanitizer and return its row."""
         function, log = self.settings.function("check"), {"tool": tool, "log": str(self._log(tool))}
         reply = self.watched[tool].call(
             function, to_json(case), {**options, "sanitizer": log}, timeout=limit or WATCHED_SECONDS, hold="shared"
@@ -151,12 +151,12 @@ class Runner:
         return self.logs.folder / f"{tool}.txt"
 
     def fitness(self) -> rows.Fitness:
-        """Whether this machine can judge speed now."""
+        """Run the fitness check of the machine."""
         options = self._bench_options(self.settings.targets[0])
         return replies.fitness(self._call("fitness", options, timeout=self.settings.timeout or BENCH_SECONDS))
 
     def explain_unknown(self) -> str | None:
-        """What is wrong with a name that only torch can know."""
+        """Return an error message for an unknown backend among the settings; None if torch knows all."""
         for name in self.settings.foreign:
             reply = self._call("explain_unknown", name, timeout=EXPLAIN_SECONDS)
             if reply.value or reply.message:
@@ -164,19 +164,19 @@ class Runner:
         return None
 
     def gate(self, found: Sequence[Case], path: Path) -> rows.Gate:
-        """The row of a file's cases, compiled for GPUs."""
+        """Compile a file's cases for GPUs and return the row."""
         options = {"seed": self.settings.seed, "threads": self.threads, "architectures": self.settings.architectures}
         limit = self.settings.timeout or GATE_SECONDS
         reply = self._call("gate", [to_json(case) for case in found], options, timeout=limit)
         return replies.gate(replies.shown_path(path, self.folder), reply)
 
     def selftest(self) -> rows.SelfTest:
-        """The counts of the self-test."""
+        """Run the self-test and return its row."""
         options = {"targets": self.settings.targets, "seed": self.settings.seed, "threads": self.threads}
         return replies.selftest(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
 
     def fuzz(self, index: int, target: str) -> rows.Fuzz:
-        """The row of one random program."""
+        """Check one random program and return its row, reduced if it fails."""
         seed = self.settings.seed
         folder = self.settings.reports(self.device) / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
         what = self.settings.fuzz.what
@@ -195,7 +195,7 @@ class Runner:
         return self._reduced(row, options) if row.verdict == "fail" else row
 
     def _reduced(self, row: rows.Fuzz, options: Mapping[str, Any]) -> rows.Fuzz:
-        """The row with the least program that goes wrong as this one; a trial that loses its process counts as one."""
+        """Reduce the failing program of a row; a trial that loses the process counts if the finding did so, too."""
         if row.kind in ("timeout", "internal"):
             return row
         more = {**options, "kind": row.kind, "stage": row.first_bad_stage, "seconds": REDUCE_SECONDS, "outcomes": ""}
@@ -208,14 +208,14 @@ class Runner:
             more["outcomes"] = reply.at.removeprefix(TRIED) + ("+" if str(reply.status) == row.kind else "-")
 
     def entries(self, database: str) -> list[tuple[str, str]]:
-        """The names of a database's entries with their element types, which the child alone knows."""
+        """Return the names and dtypes of a database's entries, which are listed by the child."""
         reply = self._call(f"{database}_entries", timeout=FUZZ_SECONDS)
         if reply.status is not Status.DONE:
             raise pytest.UsageError(f"--mlcomp-{database}: {reply.message}\n{reply.output}")
         return [(name, kind) for name, kind in reply.value]
 
     def entry(self, database: str, name: str, dtype: str, target: str) -> rows.OpInfo:
-        """The row of an entry of a database."""
+        """Check an entry of a database and return its row."""
         settings = self.settings
         options = {"target": target, "threads": self.threads, "seed": settings.seed, "samples": settings.samples}
         words = [f"--mlcomp-{database}", "--mlcomp-ops", f"^{re.escape(name)}:{re.escape(dtype)}$"]
@@ -225,7 +225,7 @@ class Runner:
         return replies.opinfo(known, self._call(database, name, dtype, options, timeout=limit))
 
     def command(self, known: rows.Item, bench: bool) -> str:
-        """The line that runs one item again with the same data."""
+        """Return the command that repeats an item with the same data."""
         settings, name = self.settings, rows.name(known, bench=bench)
         more = ["--mlcomp-bench", settings.bench] if bench else []
         more += ["--mlcomp-backend", settings.backend] if settings.backend else []
@@ -241,8 +241,8 @@ class Runner:
         return self.executor.call(self.settings.function(kind), *arguments, timeout=timeout, hold=hold)
 
     def _keep(self, row: rows.Check, case: Case, options: Mapping[str, Any]) -> rows.Check:
-        """A case that lost its process could not write its own files: keep what is known about it, and let another
-        process write those, which runs no stage."""
+        """If a case lost its process, write what is known about it, and let a new process write the rest of the repro
+        folder without running any stage."""
         if row.verdict not in ("crash", "timeout"):
             return row
         folder = Path(options["dump"])
@@ -283,12 +283,12 @@ class Runner:
 
 
 def _is_usual(case: Case) -> bool:
-    """Whether a case is one of many that are small and judged stage by stage."""
+    """Return whether a case is small and judged stage by stage."""
     return not case.large and case.entry == "export"
 
 
 def _beyond(case: Case, memory: int) -> str:
-    """Why no process could hold the case's arguments; empty where one could."""
+    """Return a message if the case's arguments need more than `memory` bytes, else ""."""
     needed = sum(BYTES[arg.dtype] * math.prod(arg.shape) for arg in case.args if not arg.layout.startswith("expanded"))
     if needed <= memory:
         return ""

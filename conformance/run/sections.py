@@ -1,28 +1,28 @@
-"""Items by themselves whose answer is a section of their report, printed at the end of the run."""
+"""Items that belong to no file, and items whose answer is a report section that is printed at the end of the run."""
 
 from pathlib import Path
 
 import pytest
 
-SECTION = "Captured mlcomp call"  # what pytest calls the section that an item adds
+SECTION = "Captured mlcomp call"  # pytest's title of the section that an item adds
 
 
 class Unanswered(Exception):
-    """The answer is bad, or there is none, and why."""
+    """There is no answer, or it is a failure; the message says why."""
 
 
 class Alone(pytest.Item):
     """An item that belongs to no file."""
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The name says it all."""
+        """Return only the name."""
         return self.config.rootpath, None, self.name
 
 
 class Question(Alone):
-    """An item that adds its answer as a section or fails with why not."""
+    """An item that adds its answer as a section, or fails."""
 
-    expected: tuple[type[Exception], ...] = (Unanswered,)  # whose text says all
+    expected: tuple[type[Exception], ...] = (Unanswered,)  # shown without a traceback
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
         known = isinstance(excinfo.value, self.expected)

@@ -1,4 +1,4 @@
-"""The hooks of a run with `--mlcomp`: settings in, shape files collected, rows gathered, reports written."""
+"""The pytest hooks of `--mlcomp`: read settings, collect shape files, carry rows from workers, order items."""
 
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ ORDER = {
     "mlcomp_selftest": 1,
     "mlcomp_fitness": 2,
     "mlcomp_bench": 3,
-}  # everything else comes first; benchmarks want the machine alone
+}  # everything else comes first; benchmarks need the machine exclusively
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options, and collect this folder's shape files, or those that come along, where no path is given."""
+    """Check the options, choose the default shape files if no path is given, and register the plugins."""
     settings = config.stash[KEY] = read(config)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = (
@@ -52,13 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave no child behind."""
+    """End the child."""
     if RUNNER in config.stash:
         config.stash[RUNNER].close()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse a machine that builds no kernels, and a backend that torch does not know, before anything is collected."""
+    """Raise UsageError before collection for missing build tools, an unknown backend or an invalid baseline."""
     runner = session.config.stash[RUNNER]
     if hasattr(session.config, "workerinput"):
         return
@@ -69,7 +69,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         )
     if not session.config.option.collectonly:
         try:
-            _ = runner.baseline  # lowered once, here, where it is a revision's
+            _ = runner.baseline  # a revision is lowered here, once, before the workers start
         except BaselineError as error:
             raise pytest.UsageError(f"--mlcomp-baseline: {error}") from None
     if not runner.settings.foreign:
@@ -81,20 +81,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give a worker of xdist what was decided here: this run's seed, and whose reports it writes."""
+    """Pass the decisions of the controller to an xdist worker: the seed, and whether only a part of the suite runs."""
     settings = node.config.stash[KEY]
     node.workerinput |= {"mlcomp_seed": settings.seed, "mlcomp_part": settings.part}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take from a worker of xdist what it alone knows: of which items a part was cut."""
+    """Take the digest of all items of a shard from an xdist worker, as only workers collect items."""
     if items := getattr(node, "workeroutput", {}).get("mlcomp_items"):
         node.config.stash[ITEMS] = items
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """What this run does, and with which data."""
+    """Return the header line: targets, stages, tier, benchmarks and seed."""
     settings = config.stash[KEY]
     benches = "off" if settings.bench == "off" else settings.bench
     subject = f"backend {settings.backend}" if settings.backend else f"stages {','.join(settings.stages)}"
@@ -105,7 +105,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile | None:
-    """Every TOML file that is not another tool's is a shape file."""
+    """Collect every TOML file that is not another tool's as a shape file."""
     if file_path.suffix != ".toml" or file_path.name in FOREIGN or file_path.name.startswith("."):
         return None
     found: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
@@ -114,7 +114,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Let the report carry the item's row, also from a worker of xdist; as a property JUnit's file would have it."""
+    """Attach the item's row to its report, also in xdist workers; not as a property, which JUnit files would show."""
     report = yield
     if call.when == "call" and (row := getattr(item, "row", None)) is not None:
         setattr(report, CARRIED, rows.dumps(row))
@@ -123,7 +123,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Any:
-    """Add the self-test before `-k` and `-m` select; put benchmarks last after everybody has had a say."""
+    """Add the self-test before `-k` and `-m` select; afterwards cut the shard and sort benchmarks to the end."""
     if session.config.stash[KEY].selftest:
         items.append(SelfTest.from_parent(session, name="mlcomp-selftest"))
     result = yield
@@ -135,7 +135,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 def _keep_shard(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave of the items those of the part that is run."""
+    """Deselect the items of other shards."""
     settings = config.stash[KEY]
     if settings.shard is None:
         return

@@ -1,4 +1,4 @@
-"""The command line in; what it asks for as one value out, or a usage error that names the words it could have used."""
+"""Read the command line into one value of settings; invalid options are usage errors that name valid ones."""
 
 import difflib
 import re
@@ -20,15 +20,15 @@ from conformance.shapes.files import find_shapes, own_suite
 
 TARGETS = tuple(name for name in compiler.TARGETS if not name.startswith("cpu:"))
 EACH = "cpu:each"
-# What may fail an item beyond a wrong result; what is unsupported and a budget that is missed always do.
+# Words of --mlcomp-fail-on; budget and unsupported are accepted, but fail in any case.
 FAIL_ON = ("cliff", "slower", "coverage", "budget", "unsupported")
 RIVALS = ("eager", "compile", "max-autotune")
-LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
-# Options of pytest and its plugins that choose among the items.
+LAST = ".last"  # folder of reports on a part of the suite, in place of the device's
+# Options of pytest and its plugins that select items.
 SELECTING = (
     "keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "benchmark_only", "benchmark_skip",
 )  # fmt: skip
-# loadscope and its kin hang for ever after a worker dies, and put the cases of one file on one worker.
+# loadscope and similar modes hang forever after a worker dies, and put all cases of a file on one worker.
 DISTRIBUTIONS = ("no", "load", "worksteal")
 FUNCTIONS = {
     "check": "conformance.judge.ladder:check",
@@ -50,7 +50,7 @@ KEY: pytest.StashKey["Settings"] = pytest.StashKey()
 
 @dataclass(frozen=True)
 class Settings:
-    """One run's settings."""
+    """The settings of a run."""
 
     targets: tuple[str, ...]
     stages: tuple[str, ...]
@@ -61,64 +61,64 @@ class Settings:
     fail_on: tuple[str, ...]
     timeout: float | None
     report: Path
-    part: bool  # of the suite is run, and nobody said where its reports go
+    part: bool  # only a part of the suite runs, without --mlcomp-report
     backend: str | None
     selftest: bool
     gate: bool
     sanitizers: tuple[str, ...]
     fuzz: Asked  # which random programs to run
-    databases: dict[str, str]  # of other people's cases, and what becomes of the list of those passing: check or update
-    ops: str  # which entries, as a regular expression
-    samples: int  # of each entry, at most; 0 for all
-    baseline: str | None  # what to race against
-    save_baseline: str | None  # what to store this run's kernels as
+    databases: dict[str, str]  # opinfo and onnx, if requested -> check or update
+    ops: str  # regular expression that selects entries of databases
+    samples: int  # most samples of each OpInfo entry; 0 for all
+    baseline: str | None  # the baseline to race against
+    save_baseline: str | None  # name under which to store this run's kernels
     min_effect: float
-    selects: bool  # leaves out some of what a run without arguments has
+    selects: bool  # some items of a run without arguments are left out
     runner: str | None
-    record: bool = False  # add a line to the history
-    shard: tuple[int, int] | None = None  # which of how many parts is run
+    record: bool = False  # append a line to the history
+    shard: tuple[int, int] | None = None  # shard I of N
 
     def reports(self, device: str) -> Path:
-        """The folder of this run's reports: what a device's says is said of the whole suite."""
+        """Return the folder of this run's reports; the device's folder is only for runs of the whole suite."""
         if self.shard:
             return self.report / "shards" / "{}-of-{}".format(*self.shard)
         return self.report / (LAST if self.part else device)
 
     @property
     def passing(self) -> bool:
-        """Whether the report is not one to keep."""
+        """Whether the report is temporary and git should ignore it."""
         return self.part or self.shard is not None
 
     def history(self, device: str) -> Path:
-        """The file with a line for each recorded run on a device."""
+        """Return the history file of a device."""
         return self.report / "history" / f"{device}.jsonl"
 
     def baselines(self, device: str) -> Path:
-        """The folder of the baselines of a device."""
+        """Return the folder of a device's baselines."""
         return self.report / "baseline" / device
 
     @property
     def foreign(self) -> tuple[str, ...]:
-        """Names of systems that only torch can know."""
+        """Names of backends that only torch can validate."""
         return tuple(name for name in (self.backend, *(self.vs or ())) if name is not None and name not in RIVALS)
 
     @property
     def variant(self) -> str | None:
-        """What sets this run's results apart from those of our own code as it is."""
+        """Name of the separate report folder of runs with another backend or with sanitizers; else None."""
         return self.backend or ("sanitizers" if self.sanitizers else None)
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The GPUs named as targets, for which the gate is to compile; none named, it knows which."""
+        """The GPU architectures among the targets, for the gate; if there are none, it uses its default."""
         return tuple(target for target in self.targets if target.startswith("sm_"))
 
     def function(self, kind: str) -> str:
-        """The function that does a kind of work in the child, as `module:function`."""
+        """Return the child's function for a kind of work, as `module:function`."""
         return f"{self.runner}:{kind}" if self.runner else FUNCTIONS[kind]
 
 
 def read(config: pytest.Config) -> Settings:
-    """The settings of this process; a worker takes the seed that its controller chose."""
+    """Read the settings of this process; an xdist worker takes the seed of its controller."""
 
     def option(name: str) -> Any:
         return config.getoption(f"mlcomp_{name}")
@@ -168,9 +168,9 @@ def read(config: pytest.Config) -> Settings:
 
 
 def _report(config: pytest.Config, named: object) -> Path:
-    """The folder of the reports."""
+    """Return the folder of the reports."""
     here = config.invocation_params.dir
-    # Without a configuration file, pytest's root is wherever the arguments lead to, be that site-packages.
+    # Without a configuration file, pytest derives its root from the arguments, which may be in site-packages.
     report = (config.rootpath if config.inipath else here) / "reports" if named is None else here / str(named)
     if report.exists() and not report.is_dir():
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
@@ -178,7 +178,7 @@ def _report(config: pytest.Config, named: object) -> Path:
 
 
 def _selects(config: pytest.Config) -> bool:
-    """Whether the command line leaves out some of what a run without arguments has."""
+    """Return whether the command line leaves out some items of a run without arguments."""
     if any(getattr(config.option, name, None) for name in SELECTING):
         return True
     here = config.invocation_params.dir
@@ -189,7 +189,7 @@ def _selects(config: pytest.Config) -> bool:
 
 
 def _expression(text: str) -> str:
-    """A regular expression, checked."""
+    """Return the regular expression, or raise UsageError if it is invalid."""
     try:
         re.compile(text)
     except re.error as problem:
@@ -198,7 +198,7 @@ def _expression(text: str) -> str:
 
 
 def _name(asked: object, timed: bool) -> str | None:
-    """The name of a baseline to store."""
+    """Return the name of the baseline to store, or None; raises UsageError."""
     if asked is None:
         return None
     if not re.fullmatch(r"\w[\w.+-]*", str(asked)) or str(asked).endswith(".toml"):
@@ -211,7 +211,7 @@ def _name(asked: object, timed: bool) -> str | None:
 
 
 def _backend(named: str | None, entry: str) -> str | None:
-    """The torch.compile backend that is checked; None for the compiler's own stages."""
+    """Return the torch.compile backend to check; None to check the compiler's stages."""
     if entry != "compile":
         return named
     if named not in (None, "mlcomp"):
@@ -227,7 +227,7 @@ def _fuzz(words: list[Any], here: Path) -> Asked:
 
 
 def _shard(asked: object) -> tuple[int, int] | None:
-    """Which part of how many.
+    """Parse I/N.
 
     >>> _shard("2/3")
     (2, 3)
@@ -241,7 +241,7 @@ def _shard(asked: object) -> tuple[int, int] | None:
 
 
 def _share(text: str) -> float:
-    """A share as a number.
+    """Parse a fraction between 0 and 1, which may be a percentage.
 
     >>> _share("3%"), _share("0.05")
     (0.03, 0.05)
@@ -256,7 +256,7 @@ def _share(text: str) -> float:
 
 
 def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
-    """What is to fail beyond a wrong result."""
+    """Parse --mlcomp-fail-on, and check that the other options make its words meaningful."""
     words = () if asked is None else _words("fail-on", str(asked), FAIL_ON)
     if "cliff" in words and not timed:
         raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks can be cliffs; add --mlcomp-bench quick")
@@ -268,7 +268,7 @@ def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
 
 
 def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs: bool) -> tuple[str, ...]:
-    """The tools asked for, which look at GPU code on a GPU and at nothing else."""
+    """Parse --mlcomp-sanitizer; raises UsageError unless the run checks GPU code on a GPU."""
     if asked is None:
         return ()
     tools = _words("sanitizer", str(asked), tuple(sanitizer.TOOLS))
@@ -291,7 +291,7 @@ def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs
 
 
 def _targets(text: str) -> tuple[str, ...]:
-    """The targets asked for, those that this machine can be in the place of `cpu:each`."""
+    """Parse --mlcomp-target; `cpu:each` becomes all instruction sets of this machine."""
     words = _words("target", text, TARGETS, featured=True)
     return tuple(dict.fromkeys(t for word in words for t in (compiler.cpus() if word == EACH else (word,))))
 

@@ -1,8 +1,8 @@
-"""The items of a run in; those of one of N parts out; the rows of all parts in, the whole run out.
+"""Shards: cut the items of a run into N parts, and join the rows of all parts to the whole run.
 
-Which part an item is in follows from the names of all items and from the times that stand in reports, so machines that
-have the same checkout cut alike. A part writes, beside its own report, `rows.jsonl`: a head that says what it is part
-of, then every row as it is. A part that was cut from other items does not fit the rest, and is refused.
+The assignment of items to shards depends only on the names of all items and the times in the reports, so machines with
+the same checkout agree on it. A shard writes `rows.jsonl` beside its report: a head that identifies the shard, then all
+rows. Shards that were cut from different items are not joined.
 """
 
 import hashlib
@@ -18,21 +18,21 @@ from conformance import rows
 from conformance.report.writer import Run
 
 ROWS = "rows.jsonl"
-USUAL = 1.0  # seconds of an item, where no report has any
+USUAL = 1.0  # assumed seconds of an item if no report has times
 
 
 class ShardError(Exception):
-    """Parts that make no whole; says which, and what to do."""
+    """The shards do not form a whole run; the message says which, and what to do."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a part is: number `part` of `parts` of the items with this digest, and what is to become of the whole."""
+    """The head of a shard: number `part` of `parts` of the items with this digest, and options of the whole run."""
 
     part: int
     parts: int
     items: str
-    status: int = 0  # of pytest, before what only the whole can tell
+    status: int = 0  # pytest's exit status, before the checks that need the whole run
     fail_on: tuple[str, ...] = ()
     baseline: str = ""
     gone: tuple[str, ...] = ()  # cases that passed in the baseline
@@ -40,12 +40,12 @@ class Head:
 
 
 def digest(names: Sequence[str]) -> str:
-    """What two lists of items share that are the same."""
+    """Return the digest of a set of item names."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def durations(reports: Path) -> dict[str, float]:
-    """Seconds of items by their short names, the most that any device's report has; what is no report has none."""
+    """Return the seconds of items by their short names, the maximum over all devices' reports; others are ignored."""
     found: dict[str, float] = {}
     for path in sorted(reports.glob("*/run.json")):
         try:
@@ -56,12 +56,12 @@ def durations(reports: Path) -> dict[str, float]:
                 name = f"{Path(row['file']).name}::{rows.name(known, bench=bench)}"
                 found[name] = max(found.get(name, 0.0), float(row["seconds"]))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # of another version; all parts see the same
+            continue  # a report of another version; all shards ignore it alike
     return found
 
 
 def cut(names: Sequence[str], parts: int, known: Mapping[str, float]) -> list[int]:
-    """The part, from 1 on, of each item: the longest first, each to the part that has least.
+    """Return the shard (from 1) of each item: longest items first, each to the shard with the least time.
 
     >>> cut(["a.toml::long", "a.toml::x", "a.toml::y"], 2, {"a.toml::long": 2.0, "a.toml::x": 1.0})
     [1, 2, 2]
@@ -77,14 +77,14 @@ def cut(names: Sequence[str], parts: int, known: Mapping[str, float]) -> list[in
 
 
 def dump(run: Run, head: Head) -> str:
-    """A part as text."""
+    """Serialise a shard."""
     facts = {"env": run.env, "seconds": run.seconds, "tier": run.tier, "seed": run.seed, "unfit": run.unfit}
     first = {**rows.to_json(head), **facts, "when": run.when.isoformat()}
     return "\n".join((json.dumps(first), *map(rows.dumps, run.held))) + "\n"
 
 
 def load(folder: Path) -> tuple[Head, Run]:
-    """A part from the folder of its report."""
+    """Read a shard from the folder of its report; raises ShardError."""
     try:
         first, *others = (folder / ROWS).read_text(encoding="utf-8").splitlines()
         facts: dict[str, Any] = json.loads(first)
@@ -100,7 +100,7 @@ def load(folder: Path) -> tuple[Head, Run]:
 
 
 def joined(parts: Sequence[tuple[Head, Run]]) -> tuple[Head, Run]:
-    """All parts of a run as one; raises ShardError where they are not all, or not of the same."""
+    """Join all shards of a run; raises ShardError if some are missing or they were cut from different items."""
     heads, runs = zip(*sorted(parts, key=lambda part: part[0].part), strict=True)
     wanted = list(range(1, heads[0].parts + 1))
     if [head.part for head in heads] != wanted or any(head.parts != heads[0].parts for head in heads):

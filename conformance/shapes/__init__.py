@@ -1,1 +1,1 @@
-"""Shape files: the format, what it expands to, and the data of a case."""
+"""Shape files: their format, their expansion to cases, and the data of a case."""

@@ -1,6 +1,6 @@
-"""A case is one checked or timed run as an immutable value: an id, an expression, its arguments, what to expect.
+"""Cases: one checked or timed run as an immutable value, with its id, expression, arguments and expectations.
 
-Everything in it is plain data, so a case prints, compares, and travels to a child process as JSON.
+A case consists of plain data, so it can be printed, compared, and sent to a child process as JSON.
 """
 
 import hashlib
@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool", "f8e4m3", "f8e5m2")
-BYTES = dict(zip(DTYPES, (8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 1, 1), strict=True))  # of an element
+BYTES = dict(zip(DTYPES, (8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 1, 1), strict=True))  # per element
 FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2"})
 TIERS = ("smoke", "full", "nightly")
 IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
-KINDS = {"cpu": "cpp", "cuda": "cuda"}  # of targets, and the last stage of each
+KINDS = {"cpu": "cpp", "cuda": "cuda"}  # kind of target -> its last stage
 STAGES = (*IR_STAGES, *KINDS.values(), "mlir", "triton")
 
 Value = Any  # a number, boolean, string or None, or nested tuples of them
@@ -22,7 +22,7 @@ Value = Any  # a number, boolean, string or None, or nested tuples of them
 
 @dataclass(frozen=True)
 class Arg:
-    """One tensor argument: its sizes, and how its storage and its data are made."""
+    """A tensor argument: its shape, dtype, memory layout and distribution of data."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,15 +30,12 @@ class Arg:
     layout: str = "contig"
     inputs: Mapping[str, Value] = field(default_factory=lambda: {"kind": "normal"}, hash=False)
     constant: bool = False
-    axes: tuple[str, ...] = ()  # of a dynamic case: for each axis the arithmetic on dynamic dims that it is, or ""
+    axes: tuple[str, ...] = ()  # in a dynamic case: for each axis its size as a formula of dynamic dims, or ""
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """The sizes that one compilation serves: the range of each dim that varies, and the sizes to check it at.
-
-    Each point is values for these dims, and the arguments there.
-    """
+    """The dynamic dims of a case: their ranges, and the points to check, as values of these dims and the arguments."""
 
     ranges: Mapping[str, tuple[int, int | None]] = field(hash=False)
     points: tuple[tuple[Mapping[str, int], tuple[Arg, ...]], ...] = field(hash=False)
@@ -46,7 +43,7 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a result may be from the reference: the derived bound, or fixed figures with their reason."""
+    """The tolerance of results: the derived bound, or fixed numbers with a reason."""
 
     mode: str = "bound"
     rtol: float | None = None
@@ -58,7 +55,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Xfail:
-    """A failure that is expected on a target, and since it is strict, required."""
+    """A failure that is expected on a target and, if `strict`, required."""
 
     target: str
     stage: str | None
@@ -68,7 +65,7 @@ class Xfail:
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a shape file: everything needed to make its inputs, run it and judge it."""
+    """A row of a shape file: everything needed to make its inputs, run it and judge it."""
 
     id: str
     file: str
@@ -93,22 +90,23 @@ class Case:
     large: bool = False  # too large for interpreters and emulators, which would take hours
     dynamic: Dynamic | None = None
     mutates: tuple[str, ...] = ()  # the arguments that the program writes to
-    entry: str = "export"  # or "compile": judged by the results of torch.compile alone
-    raises: str | None = None  # the class of the error that eager, and so every stage, is to raise
-    grad: tuple[str, ...] = ()  # the arguments whose gradients are what is compared
-    torch: str = ""  # the versions of torch that run it, as in ">=2.12"; any where empty
-    # Dims and params at which another backend is called as well, in the order of preference, with the arguments there.
+    entry: str = "export"  # or "compile": only the results of torch.compile are judged
+    raises: str | None = None  # the class of the exception that eager, and so every stage, must raise
+    grad: tuple[str, ...] = ()  # the arguments whose gradients are compared instead of the results
+    torch: str = ""  # the versions of torch that can run it, as in ">=2.12"; "" means any
+    # Larger values of dims and params at which another backend is called as well, in order of preference, with the
+    # arguments at these values.
     enlarged: tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...] = field(default=(), hash=False)
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """Names of the arguments that are module weights."""
+        """The names of the arguments that are module weights."""
         return tuple(arg.name for arg in self.args if arg.constant)
 
 
 @dataclass(frozen=True)
 class BenchCase(Case):
-    """A case to time: against whom, the budget per target selector, and the family whose mean it counts in."""
+    """A case to time: its rivals, the budget per target selector, and the family in whose mean it counts."""
 
     vs: tuple[str, ...] = ("eager", "compile")
     budget: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -116,13 +114,13 @@ class BenchCase(Case):
 
 
 def seed(case: Case, arg: str, run_seed: int = 0) -> int:
-    """A 63-bit seed that depends on the case's id, the argument and the run's seed alone."""
+    """Return a 63-bit seed that depends only on the case's id, the argument and the run's seed."""
     digest = hashlib.blake2b(f"{case.id}\0{arg}\0{run_seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def kind_of(target: str) -> str:
-    """The kind of a target.
+    """Return the kind of a target.
 
     >>> kind_of("cpu:avx2"), kind_of("cuda"), kind_of("sm_90a"), kind_of("mlir"), kind_of("triton")
     ('cpu', 'cuda', 'cuda', 'cpu', 'cuda')
@@ -131,7 +129,7 @@ def kind_of(target: str) -> str:
 
 
 def stages_of(target: str) -> tuple[str, ...]:
-    """The stages that a case has on a target.
+    """Return the stages of a target.
 
     >>> stages_of("cpu:avx2")[-2:], stages_of("sm_90a")[-2:]
     (('kernel', 'cpp'), ('kernel', 'cuda'))
@@ -144,7 +142,7 @@ def stages_of(target: str) -> tuple[str, ...]:
 
 
 def matches(selector: str, target: str) -> bool:
-    """Whether a target is meant: `cpu` and `*` mean `cpu:avx2` too, `cuda` means `sm_90a`, `cpu:avx2` means itself.
+    """Return whether a selector matches a target: `cpu` and `*` match `cpu:avx2`, `cuda` matches `sm_90a`.
 
     >>> matches("cpu", "cpu:avx2"), matches("cpu:avx2", "cpu"), matches("*", "cuda"), matches("cuda", "sm_80")
     (True, False, True, True)
@@ -153,17 +151,17 @@ def matches(selector: str, target: str) -> bool:
 
 
 def runs_on(case: Case, target: str) -> bool:
-    """Whether the case is meant for this target."""
+    """Return whether the case runs on this target."""
     return any(matches(selector, target) for selector in case.targets)
 
 
 def xfail_for(case: Case, target: str) -> Xfail | None:
-    """The expected failure of this case on this target, if any."""
+    """Return the expected failure of the case on this target, or None."""
     return next((expected for expected in case.xfail if matches(expected.target, target)), None)
 
 
 def token(value: Value) -> str:
-    """A parameter's value in an id, in letters that `pytest -k` and file names take.
+    """Return a parameter's value as it appears in ids, in characters valid in `pytest -k` and file names.
 
     >>> [token(v) for v in (-1, 0.5, True, (0, -1), (), None, "floor", "a b")]
     ['m1', '0p5', 'true', '0_m1', 'empty', 'none', 'floor', 'a_b.9ef6']
@@ -178,12 +176,12 @@ def token(value: Value) -> str:
             return joint.join(token(item) for item in value) or "empty"
         case _:
             plain = re.sub(r"\W", "_", value, flags=re.ASCII)
-            # Two strings must not meet in one id, so a changed one carries a trace of the original.
+            # Different strings must not give equal ids, so a changed one gets a digest of the original.
             return plain if plain == value and value else f"{plain}.{hashlib.blake2b(value.encode()).hexdigest()[:4]}"
 
 
 def case_id(name: str, sizes: Mapping[str, Value], params: Mapping[str, Value], tail: tuple[str, ...]) -> str:
-    """The id that states the whole row.
+    """Return the id of a row, which states all its choices.
 
     >>> case_id("softmax", {"M": 64, "N": 4096}, {"dim": -1}, ("f32", "contig", "normal"))
     'softmax[M64-N4096-dim_m1.f32.contig.normal]'
@@ -196,12 +194,12 @@ def case_id(name: str, sizes: Mapping[str, Value], params: Mapping[str, Value], 
 
 
 def to_json(case: Case) -> dict[str, Any]:
-    """The case as JSON-ready data; `from_json` gives an equal case back."""
+    """Convert a case to data for JSON; `from_json` is the inverse."""
     return {"kind": type(case).__name__, **asdict(case)}
 
 
 def from_json(data: Mapping[str, Any]) -> Case:
-    """The case that `to_json` wrote, also after a trip through `json.dumps`."""
+    """Return the case that `to_json` converted, also after `json.dumps` and `json.loads`."""
     kind: type[Case] = {"Case": Case, "BenchCase": BenchCase}[data["kind"]]
     values: dict[str, Any] = {item.name: frozen(data[item.name]) for item in fields(kind)}
     values["args"] = tuple(Arg(**arg) for arg in values["args"])
@@ -218,7 +216,7 @@ def _points(listed: Any) -> tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], .
 
 
 def frozen(value: Any) -> Any:
-    """The value with lists made tuples, at every depth."""
+    """Convert lists to tuples recursively."""
     match value:
         case list() | tuple():
             return tuple(frozen(item) for item in value)

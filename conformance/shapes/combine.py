@@ -1,6 +1,7 @@
-"""Value counts of factors in, rows of value indices out: every feasible pair of values meets in some row.
+"""Pairwise (all-pairs) combination of factors: every feasible pair of values occurs together in some row.
 
-Greedy and deterministic: the first row holds the first value of every factor where the filter allows it.
+A row has an index of a value for each factor. The algorithm is greedy and deterministic. The first row has the first
+value of every factor, if the filter allows it.
 """
 
 import random
@@ -15,7 +16,7 @@ _TRIES = 400
 
 
 def pairwise(counts: Sequence[int], valid: Callable[[Row], bool]) -> list[Row]:
-    """Few valid rows in which each pair of values that can occur together does.
+    """Return a small set of valid rows that contains each pair of values that a valid row can contain.
 
     >>> pairwise([2, 2, 2], lambda row: True)
     [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
@@ -41,7 +42,7 @@ def pairwise(counts: Sequence[int], valid: Callable[[Row], bool]) -> list[Row]:
         pair = next(iter(open_pairs))
         row = _complete(dict(pair), counts, open_pairs.keys(), checked)
         if row is None:
-            del open_pairs[pair]  # the filter never lets these two values meet
+            del open_pairs[pair]  # no valid row with this pair was found
         else:
             rows.append(row)
             _close(open_pairs, row)
@@ -49,12 +50,12 @@ def pairwise(counts: Sequence[int], valid: Callable[[Row], bool]) -> list[Row]:
 
 
 def cross(counts: Sequence[int], valid: Callable[[Row], bool], limit: int, name: str) -> list[Row]:
-    """All valid rows, or those among `limit` rows drawn by `name` where there are more."""
+    """Return all valid rows, or if there are more than `limit` rows the valid ones of a sample seeded by `name`."""
     total = prod(counts)
     if total <= limit:
         return [row for row in product(*map(range, counts)) if valid(row)]
     draw = random.Random(name)
-    # A range longer than a machine word cannot be sampled, and numbers drawn from it do not meet.
+    # random.sample cannot handle ranges beyond sys.maxsize; numbers drawn independently from these rarely coincide.
     drawn = draw.sample(range(total), limit) if total <= sys.maxsize else [draw.randrange(total) for _ in range(limit)]
     return [row for row in (_digits(number, counts) for number in sorted(drawn)) if valid(row)]
 
@@ -75,7 +76,7 @@ def _close(open_pairs: dict[Pair, None], row: Row) -> None:
 def _complete(
     fixed: dict[int, int], counts: Sequence[int], wanted: Collection[Pair], valid: Callable[[Row], bool]
 ) -> Row | None:
-    """The row with the fixed values whose other values meet most wanted pairs, or the nearest valid one to it."""
+    """Return a row with the fixed values that greedily covers most wanted pairs, or a valid row near it, or None."""
     chosen = dict(fixed)
     for factor, count in enumerate(counts):
         if factor not in chosen:
@@ -87,7 +88,7 @@ def _complete(
 
 
 def _near(best: Row, free: Sequence[int], counts: Sequence[int]) -> Iterator[Row]:
-    """The row itself, then rows that differ in one and two free factors, then all or some others."""
+    """Yield the row, then rows that differ in one and two free factors, then all others or a random sample."""
     yield best
     for width in (1, 2):
         for factors in combinations(free, width):

@@ -1,8 +1,9 @@
-"""A `[[compose]]` table in; the compositions of its producers and consumers out, as tables like `[[case]]`.
+"""Expand a `[[compose]]` table to compositions of its producers and consumers, as tables like `[[case]]`.
 
-A producer makes a tensor of the table's shape of an argument `x`, whose shape it says; a consumer takes it as `p`. In a
-triple one producer is another's `x`: what the shapes of the first say of a size is then said of the second's. Which
-sizes and which type a composition has follows from its name alone, so parts may come and go and others keep their ids.
+A producer computes a tensor of the table's shape from an argument `x` of a shape that it states; a consumer takes that
+tensor as `p`. In a triple, the result of one producer is the `x` of another; sizes in the shapes of the first are then
+replaced by those of the second's `x`. The sizes and dtype of a composition depend only on its name, so parts can be
+added or removed without changing the ids of others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from conformance.shapes.expressions import ExpressionError, evaluate, formula, parse_program
 from conformance.shapes.toml_values import Place, any_table, closed_table, is_kind, optional_text, strings, text
 
-GIVEN, TAKEN = "x", "p"  # the argument of a producer that another may make, and what a consumer calls it
+GIVEN, TAKEN = "x", "p"  # the argument of a producer, and the name of its result in a consumer
 KEYS = (
     "name", "shape", "sizes", "dtypes", "inputs", "targets", "producers", "consumers", "pairs", "triples", "timeout",
 )  # fmt: skip
@@ -27,7 +28,7 @@ PART_KEYS = ("expr", "args", "where", "dtypes")
 
 @dataclass(frozen=True)
 class Part:
-    """A producer or a consumer: `args` as in a case; `where` says at which sizes it can be."""
+    """A producer or a consumer: `args` as in a case; `where` is the condition on sizes under which it is valid."""
 
     name: str
     expr: str
@@ -38,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Table:
-    """A checked table: the words of its cases are its name and those of their parts."""
+    """A checked table; a case is named after the table and its parts."""
 
     name: str
     dims: tuple[str, ...]
@@ -46,13 +47,13 @@ class Table:
     dtypes: tuple[str, ...]
     producers: tuple[Part, ...]
     consumers: tuple[Part, ...]
-    pairs: int | None  # in the full tier; the rest is nightly
+    pairs: int | None  # number of pairs in the full tier (None: all); the rest is nightly
     triples: int
-    kept: Mapping[str, Any]  # keys of its cases
+    kept: Mapping[str, Any]  # keys that are copied to its cases
 
 
 def cases(place: Place, table: Mapping[str, Any], defaults: Mapping[str, Any], tier: str) -> Iterator[dict[str, Any]]:
-    """A table for each composition that the tier asks for; one that no size suits is left out."""
+    """Yield a table for each composition of the tier; those that no size suits are left out."""
     given = _checked(place, table, defaults)
     case = partial(_case, replace(place, case=given.name), given)
     smoke = set(_smoke(given))
@@ -73,7 +74,7 @@ def cases(place: Place, table: Mapping[str, Any], defaults: Mapping[str, Any], t
 
 
 def _case(place: Place, table: Table, tier: str, first: Part, *others: Part) -> dict[str, Any] | None:
-    """The case of one chain, at the first size that suits it of those from its own on; None if none does."""
+    """Return the case of a chain at the first suitable size, starting from one determined by its name; or None."""
     chain = first
     for k, part in enumerate(others, 1):
         chain = _composed(chain, part, table.dims, f"_{k}")
@@ -165,14 +166,14 @@ def _part(place: Place, name: str, value: Any, dims: Sequence[str]) -> Part:
 
 
 def _smoke(table: Table) -> Iterator[tuple[str, str]]:
-    """Few pairs in which every part is: the n-th of both lists, the shorter one from its beginning again."""
+    """Yield few pairs that contain every part: the n-th parts of both lists, repeating the shorter list."""
     producers, consumers = table.producers, table.consumers
     for k in range(max(len(producers), len(consumers))):
         yield producers[k % len(producers)].name, consumers[k % len(consumers)].name
 
 
 def _composed(before: Part, part: Part, dims: Sequence[str], suffix: str) -> Part:
-    """Two parts as one: the sizes of the first are those of what the second takes, and equal names are told apart."""
+    """Compose two parts: sizes in the first are replaced by those of the second's operand; equal names get a suffix."""
     taken = GIVEN if GIVEN in part.args else TAKEN
     inner = part.args[GIVEN]["shape"] if taken == GIVEN else list(dims)
     there = {dim: f"({size})" for dim, size in zip(dims, inner, strict=True)}
@@ -193,7 +194,7 @@ def _composed(before: Part, part: Part, dims: Sequence[str], suffix: str) -> Par
 
 
 def _shaped(arg: Mapping[str, Any], there: Mapping[str, str]) -> dict[str, Any]:
-    """An argument whose sizes, and limits of whose data, are said in terms of other sizes."""
+    """Return an argument with sizes in its shape and in limits of its data replaced by formulas."""
 
     def said(value: Any) -> Any:
         match value:
@@ -210,7 +211,7 @@ def _shaped(arg: Mapping[str, Any], there: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _replaced(source: str, names: Mapping[str, str]) -> str:
-    """Python text with names replaced by expressions."""
+    """Replace names in Python text by expressions."""
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -220,7 +221,7 @@ def _replaced(source: str, names: Mapping[str, str]) -> str:
 
 
 def _with_last(source: str, name: str) -> str:
-    """Lines whose last value has a name."""
+    """Assign the value of the last line to a name."""
     *lines, last = ast.parse(source).body
     assert isinstance(last, ast.Expr), "checked when the part was read"
     return "\n".join([*map(ast.unparse, lines), f"{name} = {ast.unparse(last.value)}"])
@@ -231,7 +232,7 @@ def _names(source: str) -> set[str]:
 
 
 def _suits(place: Place, chain: Part, sizes: Mapping[str, int]) -> bool:
-    """Whether a chain can be at these sizes: its filter holds, and no argument has a size below 1."""
+    """Return whether a chain is valid at these sizes: its filter holds, and all sizes are at least 1."""
     try:
         shapes = [size for arg in chain.args.values() for size in arg["shape"]]
         values = [size if isinstance(size, int) else evaluate(formula(size, sizes)[0], sizes) for size in shapes]

@@ -1,5 +1,4 @@
-"""The tables of what inputs are like: distributions, with their options and the element types they make sense for, and
-layouts."""
+"""The tables of distributions, with their options and the dtypes that they apply to, and of memory layouts."""
 
 import math
 import re
@@ -7,7 +6,7 @@ from collections.abc import Mapping
 
 from conformance.shapes.cases import FLOATS, Value
 
-# The options of each kind; None marks an option that has no default and must be given.
+# The options of each kind with their defaults; None marks a required option.
 OPTIONS: Mapping[str, Mapping[str, Value]] = {
     "normal": {"mean": 0.0, "std": 1.0},
     "uniform": {"low": -1.0, "high": 1.0},
@@ -36,7 +35,7 @@ _EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice", "bool"})
 
 
 def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | None:
-    """The distribution as it applies to a dtype, or None where it does not.
+    """Return the distribution adapted to a dtype, or None if it does not apply.
 
     >>> for_dtype({"kind": "normal"}, "i32"), for_dtype({"kind": "huge"}, "i8")
     ({'kind': 'integers'}, None)
@@ -52,7 +51,7 @@ def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | 
 
 
 def _whole(inputs: Mapping[str, Value]) -> Mapping[str, Value]:
-    """The whole numbers of about the same range."""
+    """Return a distribution of integers in about the same range."""
     match inputs:
         case {"kind": "uniform", "low": low, "high": high}:
             return {"kind": "integers", "low": math.ceil(low), "high": max(math.ceil(low), math.ceil(high) - 1)}
@@ -63,7 +62,7 @@ def _whole(inputs: Mapping[str, Value]) -> Mapping[str, Value]:
             return {"kind": "integers"}
 
 
-# The count of numbers in brackets, and the smallest and largest rank (None: no limit).
+# The number of arguments in brackets, and the smallest and largest rank (None: no limit).
 LAYOUTS = {
     "contig": (0, 0, None), "transposed": (2, 2, None), "permuted": (0, 2, None), "strided": (2, 1, None),
     "expanded": (1, 1, None), "offset": (1, 0, None), "channels_last": (0, 4, 4),
@@ -71,7 +70,7 @@ LAYOUTS = {
 
 
 def parse(layout: str) -> tuple[str, tuple[int, ...]] | None:
-    """The name and numbers of a layout, or None if it is not one.
+    """Return the name and numbers of a layout, or None if it is invalid.
 
     >>> parse("strided(-1, 2)"), parse("strided"), parse("diagonal")
     (('strided', (-1, 2)), None, None)
@@ -85,7 +84,7 @@ def parse(layout: str) -> tuple[str, tuple[int, ...]] | None:
 
 
 def fits(layout: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape can be stored so.
+    """Return whether a tensor of this shape can have the layout.
 
     >>> fits("transposed(0,1)", (4, 5)), fits("transposed(0,2)", (4, 5)), fits("expanded(0)", ())
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Input distributions as functions: options and a seeded source in, a tensor of the asked shape and dtype out."""
+"""Input distributions: functions that draw a tensor of a given shape and dtype from a seeded generator."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from conformance.shapes.cases import Value
 
-# Where tiles begin and end in most schedules, and so where index errors show.
+# First and last positions of tiles in most schedules, where index errors show.
 _CORNERS = (0, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
-_INSIDE = 0.998  # the largest magnitude of an open unit interval that every float dtype keeps below 1
+_INSIDE = 0.998  # about the largest number that 16-bit floats do not round to 1
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What to draw: the shape, the final dtype, and the source of randomness."""
+    """What to draw: the shape, the final dtype, and the random generator."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -29,24 +29,24 @@ class Draw:
         return torch.float64 if self.dtype is torch.float64 else torch.float32
 
     def normal(self) -> Tensor:
-        """Standard normal numbers."""
+        """Draw standard normal numbers."""
         return torch.randn(self.shape, dtype=self.wide, generator=self.generator)
 
     def uniform(self) -> Tensor:
-        """Numbers in [0, 1)."""
+        """Draw numbers in [0, 1)."""
         return torch.rand(self.shape, dtype=self.wide, generator=self.generator)
 
     def whole(self, low: int, high: int) -> Tensor:
-        """Whole numbers, both limits included."""
+        """Draw integers, both limits included."""
         return torch.randint(low, high + 1, self.shape, generator=self.generator)
 
     def full(self, value: float) -> Tensor:
-        """One value everywhere."""
+        """Fill with one value."""
         return torch.full(self.shape, value, dtype=self.wide)
 
 
 def tensor(inputs: Mapping[str, Value], draw: Draw) -> Tensor:
-    """A contiguous tensor of a distribution such as `{"kind": "uniform", "low": -2}`."""
+    """Draw a contiguous tensor of a distribution such as `{"kind": "uniform", "low": -2}`."""
     options = {key: value for key, value in inputs.items() if key != "kind"}
     return KINDS[inputs["kind"]](draw, **options).to(draw.dtype).contiguous()
 
@@ -60,7 +60,7 @@ def uniform(draw: Draw, low: float = -1.0, high: float = 1.0) -> Tensor:
 
 
 def integers(draw: Draw, low: int = -3, high: int = 3) -> Tensor:
-    """Whole numbers small enough that their sums and products stay exact in fp32; unsigned dtypes start at 0."""
+    """Draw integers so small that their sums and products are exact in f32; unsigned dtypes start at 0."""
     floor = low if draw.dtype.is_floating_point else max(low, torch.iinfo(draw.dtype).min)
     return draw.whole(min(floor, high), high)
 
@@ -103,7 +103,7 @@ def one_hot(draw: Draw) -> Tensor:
 
 
 def denormal(draw: Draw) -> Tensor:
-    # Drawn in fp64, which represents all of them, and a hair smaller than 1, so that none rounds up to a normal number.
+    # Drawn in f64, which represents them all, and below 0.995 of the limit, so that none rounds up to a normal number.
     return (draw.uniform().double() * 2 - 1) * 0.995 * torch.finfo(draw.dtype).smallest_normal
 
 
@@ -114,9 +114,9 @@ def huge(draw: Draw) -> Tensor:
 
 
 def specials(draw: Draw) -> Tensor:
-    """Ordinary numbers, and at tile corners special ones: one per row, so that a reduction shows each of them.
+    """Draw normal numbers with special values at tile corners: one per row, so that each shows in a reduction.
 
-    They follow each other from a random one on, so that different ones meet where two arguments do.
+    The sequence of special values starts at a random one, so that different ones meet in ops with two arguments.
     """
     if draw.dtype is torch.bool:
         return boolean(draw)
@@ -148,7 +148,7 @@ def _special_values(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def extremes(draw: Draw) -> Tensor:
-    """Every element is at an end of the range, beside one, or where the next wider or narrower type ends."""
+    """Draw extremes: limits of the range, numbers beside them, and limits of wider and narrower dtypes."""
     if draw.dtype is torch.bool:
         return boolean(draw)
     if draw.dtype.is_floating_point:
@@ -166,7 +166,10 @@ def extremes(draw: Draw) -> Tensor:
 
 
 def _negative_nan(dtype: torch.dtype) -> Tensor:
-    """By its bits, since conversions to 16 bits lose the sign of NaN: ones as far as its leading fraction bit."""
+    """Return a NaN with sign bit, whose bits are ones down to the leading fraction bit.
+
+    It is made from its bits, since conversions to 16 bits lose the sign of NaN.
+    """
     if dtype.itemsize == 1:
         return torch.tensor(-1, dtype=torch.int8).view(dtype)
     word = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
@@ -175,7 +178,7 @@ def _negative_nan(dtype: torch.dtype) -> Tensor:
 
 
 def index(draw: Draw, below: int, unique_along: int | str = "no", negative: bool = False) -> Tensor:
-    """Valid indices into an axis of `below` elements, on request each at most once along an axis."""
+    """Draw valid indices into an axis of `below` elements, distinct along the axis `unique_along` if that is given."""
     if isinstance(unique_along, str):
         return torch.randint(-below if negative else 0, max(below, 1), draw.shape, generator=draw.generator)
     wide = list(draw.shape)
@@ -187,8 +190,10 @@ def index(draw: Draw, below: int, unique_along: int | str = "no", negative: bool
 
 
 def invalid_index(draw: Draw, below: int, wraps: bool = False) -> Tensor:
-    """Indices of which some, and one at least, are none into an axis of `below` elements; with `wraps`, negative ones
-    count from its end."""
+    """Draw indices of which some, at least one, are invalid for an axis of `below` elements.
+
+    With `wraps`, negative indices count from the end and are valid.
+    """
     made = index(draw, below)
     least, most = torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max
     listed = (below, below + 1, 10**9, -below - 1, -(10**9), *([] if wraps else [-1, -below]))
@@ -208,7 +213,7 @@ def choice(draw: Draw, values: tuple[float, ...]) -> Tensor:
 
 
 def _below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tensor:
-    """Values whose rounding to a narrow dtype does not reach the open upper limit."""
+    """Round values to the dtype, and replace those that reach the open upper limit by the lower one."""
     if not dtype.is_floating_point or high <= low:
         return values
     rounded = values.to(dtype)

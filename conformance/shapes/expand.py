@@ -1,6 +1,6 @@
-"""One case of a shape file in, its rows out: sizes, params, dtype, layout and inputs chosen, shapes worked out.
+"""Expand a case of a shape file to its rows: choose sizes, params, dtype, layout and inputs, and evaluate shapes.
 
-A row's id states all of its choices, so rows may come and go without changing each other's ids or data.
+A row's id states all its choices, so rows can be added or removed without changing the ids or data of others.
 """
 
 import dataclasses
@@ -35,18 +35,18 @@ from conformance.shapes.toml_values import line_below
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
 _EXTREME = frozenset({"specials", "extremes", "huge", "denormal"})  # distributions
-MANY = 1 << 17  # elements of an enlarged row
+MANY = 1 << 17  # fewest elements of an enlarged row
 PAIRWISE_LIMIT = 10_000
 
 
-Keys = tuple[str, ...]  # of a case, from the outermost
-Choice = Mapping[str, Value]  # a value per dim and param, and "dtype", "layout", "inputs"
+Keys = tuple[str, ...]  # path of a key within a case
+Choice = Mapping[str, Value]  # a value for each dim and param, and for "dtype", "layout" and "inputs"
 
 
 def expand(shape_file: ShapeFile, tier: str = "smoke", *, enlarged: bool = False) -> tuple[Case, ...]:
-    """The rows of every case that belong to the tier or to a smaller one, smallest tier first within each case.
+    """Return the rows of all cases that belong to the tier or a smaller one, smallest tier first within each case.
 
-    With `enlarged`, the first row of each case that can says at which larger sizes it may be called as well.
+    With `enlarged`, the first row of each case that allows it lists larger sizes at which it may be called as well.
     """
     rows = tuple(row for spec in shape_file.cases for row in _expand_case(spec, tier, enlarged))
     _check_unique(shape_file.path, rows)
@@ -54,14 +54,14 @@ def expand(shape_file: ShapeFile, tier: str = "smoke", *, enlarged: bool = False
 
 
 def benches(shape_file: ShapeFile, tier: str = "smoke") -> tuple[BenchCase, ...]:
-    """The rows to time that belong to the tier or to a smaller one."""
+    """Return the benchmark rows that belong to the tier or a smaller one."""
     rows = tuple(row for spec in shape_file.cases if spec.perf for row in _bench_case(spec, spec.perf))
     _check_unique(shape_file.path, rows)
     return tuple(row for row in rows if TIERS.index(row.tier) <= TIERS.index(tier))
 
 
 def first_choice(spec: CaseSpec) -> Choice:
-    """The first value of everything."""
+    """Return the choice of all first values."""
     values = {name: listed[0] for name, listed in (*spec.dims.items(), *spec.params.items())}
     return {**values, "dtype": spec.dtypes[0], "layout": spec.layouts[0], "inputs": next(iter(spec.inputs))}
 
@@ -84,9 +84,9 @@ def _expand_case(spec: CaseSpec, tier: str, enlarged: bool) -> Iterator[Case]:
 
 
 def _gradients(spec: CaseSpec, rows: tuple[Case, ...]) -> Iterator[Case]:
-    """The rows whose gradients are compared as well: the first is a smoke row if it is one itself, the others are full.
+    """Yield the gradient rows of a case. The first keeps its tier; other smoke rows move to the full tier.
 
-    Eager's own gradients where data is infinite or next to nothing are of no one meaning.
+    Rows with extreme data are left out, since eager's gradients of infinite or tiny data are not well-defined.
     """
     if not spec.grad:
         return
@@ -102,7 +102,7 @@ def _gradients(spec: CaseSpec, rows: tuple[Case, ...]) -> Iterator[Case]:
 
 
 def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
-    """Every choice with the tier it belongs to; the cross product only where the nightly tier asks for it."""
+    """Yield every choice with its tier; the cross product is made only for the nightly tier."""
     factors = _factors(spec)
     counts = [len(values) for values in factors]
 
@@ -130,7 +130,7 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
 
 
 def _factors(spec: CaseSpec) -> list[list[Choice]]:
-    """Lists of alternatives, one to be taken from each."""
+    """Return the factors: lists of alternative values; a row takes one of each list."""
     lists = {**{name: values[:1] if name in spec.dynamic else values for name, values in spec.dims.items()},
              **spec.params}  # fmt: skip
     tail: list[list[Choice]] = [[{key: value} for value in values] for key, values in _tail(spec).items()]
@@ -157,8 +157,11 @@ def _check_used(spec: CaseSpec, chosen: list[Choice]) -> None:
 
 
 def _enlarged(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Arg, ...]]]:
-    """Sizes for which the arguments have `MANY` elements and not much more, by the names of dims and params or, where a
-    size has none, by what it was. Not all of them need make sense: the expression may rely on a size."""
+    """Yield larger sizes with which the arguments have between MANY and 64 * MANY elements, and these arguments.
+
+    The keys are names of dims and params or, for literal sizes in shapes, the old size. The expression may not be valid
+    for all of them.
+    """
     if spec.dynamic:
         return
     shapes = [arg.shape for arg in spec.args]
@@ -178,14 +181,14 @@ def _enlarged(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Ar
 
 
 def _resized(arg: ArgSpec, sizes: Mapping[Value, Value]) -> ArgSpec:
-    """The argument with other sizes where its shape has these numbers."""
+    """Return the argument with literal sizes of its shape replaced."""
     if isinstance(arg.shape, str):
         return arg
     return dataclasses.replace(arg, shape=tuple(sizes.get(n, n) if isinstance(n, int) else n for n in arg.shape))
 
 
 def _doubled(size: Value, times: int) -> Value:
-    """A size, or the first one of a shape, doubled some times."""
+    """Return a size, or a list with its first size, doubled `times` times."""
     match size:
         case int():
             return size << times
@@ -208,7 +211,7 @@ def _valid(spec: CaseSpec, choice: Choice) -> bool:
 
 
 def _targets(spec: CaseSpec, choice: Choice) -> tuple[str, ...]:
-    """The target selectors for which `where` holds."""
+    """Return the target selectors for which `where` holds."""
     if spec.where is None:
         return spec.targets
     scope = {**_scope(spec, choice), **{key: choice[key] for key in ("dtype", "layout", "inputs")}}
@@ -227,7 +230,7 @@ def _scope(spec: CaseSpec, choice: Choice) -> dict[str, Value]:
 
 
 def _arguments(spec: CaseSpec, choice: Choice) -> tuple[Arg, ...] | None:
-    """The arguments of a row, or None where its layout or distribution suits none of them."""
+    """Return the arguments of a row; None if its layout suits no argument or its distribution does not apply."""
     scope = _scope(spec, choice)
     layout, taken = choice["layout"], choice["layout"] == "contig"
     made = []
@@ -260,7 +263,7 @@ def _shape(spec: CaseSpec, arg: ArgSpec, scope: Mapping[str, Value]) -> tuple[in
 
 
 def _axes(spec: CaseSpec, arg: ArgSpec, rank: int) -> tuple[str, ...]:
-    """Which arithmetic on dynamic dims each axis is; nothing where none of them varies."""
+    """Return the formula of dynamic dims of each axis, or "" for fixed axes; () if all axes are fixed."""
     if not spec.dynamic:
         return ()
     if isinstance(arg.shape, str):
@@ -274,7 +277,7 @@ def _axes(spec: CaseSpec, arg: ArgSpec, rank: int) -> tuple[str, ...]:
 
 
 def _dynamic(spec: CaseSpec, choice: Choice) -> Dynamic | None:
-    """Every size at which a row is to be checked: each dim goes through its values, the shorter lists again."""
+    """Return the points to check: point k has the k-th value of each dynamic dim, with shorter lists repeated."""
     if not spec.dynamic:
         return None
     points = []
@@ -297,7 +300,7 @@ def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
 def _inputs(
     spec: CaseSpec, arg: ArgSpec, choice: Choice, dtype: str, shape: tuple[int, ...], scope: Mapping[str, Value]
 ) -> Mapping[str, Value] | None:
-    """The distribution of one argument with its options worked out, or None where it cannot be had."""
+    """Return an argument's distribution with evaluated options; None if it does not apply to its dtype or shape."""
     given: Mapping[str, Value] = spec.inputs[choice["inputs"]]
     if arg.inputs is not None:
         given = arg.inputs
@@ -363,7 +366,7 @@ def _bench_case(spec: CaseSpec, perf: PerfSpec) -> Iterator[BenchCase]:
 
 
 def _timed(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[str, ...]]]:
-    """The rows to time, each in every type, with its tier and the targets that have that type."""
+    """Yield the benchmark rows, each in every dtype, with the tier and the targets that time that dtype."""
     for row in perf.rows:
         for dtype in dict.fromkeys(dtype for dtypes in perf.dtypes.values() for dtype in dtypes):
             choice = {**first_choice(spec), **row.values, "dtype": dtype, "layout": perf.layout, "inputs": perf.inputs}
@@ -371,7 +374,7 @@ def _timed(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[
 
 
 def _checked_as_timed(spec: CaseSpec) -> Iterator[Case]:
-    """The rows to time as rows to check, at the sizes around theirs."""
+    """Yield checks of the benchmark rows, at sizes around theirs."""
     if spec.perf is None or spec.perf.checked is None:
         return
     checked = spec.perf.checked
@@ -388,7 +391,7 @@ def _build_unfiltered(spec: CaseSpec, choice: Choice, tier: str, targets: tuple[
 
 
 def _family(spec: CaseSpec, choice: Choice) -> str:
-    """The family's name with values in the place of names in braces; without one, the file's."""
+    """Return the family's name with names in braces replaced by their values; by default the file's name."""
     known = {name: token(choice[name]) for name in (*spec.dims, *spec.params, "dtype")}
 
     def value(found: re.Match[str]) -> str:
@@ -428,5 +431,5 @@ def _shown(keys: Keys) -> str:
 
 
 def _error(spec: CaseSpec, message: str, *keys: str) -> ShapeFileError:
-    """The error at the line of a key of the case."""
+    """Return an error at the line of a key of the case."""
     return ShapeFileError(spec.file, line_below(spec.file, spec.line, *keys), f"case {spec.name!r}: {message}")

@@ -1,8 +1,8 @@
-"""The three little languages of a shape file: sizes and filters are evaluated, a case's program becomes a function.
+"""The expressions of a shape file: formulas (sizes and filters) are evaluated; a case's program becomes a function.
 
-Sizes and filters are a small part of Python, checked node by node before they run: without loops a short text takes few
-steps, and what makes large values of small ones is bounded. A program is any Python over tensor arguments whose free
-names are known; dims, params and consts are written into it as literals, so that its text stands alone.
+Formulas are a small subset of Python, checked node by node before they run. They have no loops, so a short text takes
+few steps, and operations that can make large values from small ones are bounded. A program is any Python over tensor
+arguments whose free names are known. Dims, params and consts are inserted as literals, so its text is self-contained.
 """
 
 import ast
@@ -25,10 +25,10 @@ BUILTINS = frozenset((
     "slice", "sorted", "sum", "tuple", "zip",
 ))  # fmt: skip
 FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs}
-FORMULA_LIMIT, PROGRAM_LIMIT = 2_000, 50_000  # characters of a size or filter, and of a program
-SHALLOW = 300  # characters that cannot be nested too deep for any walk
-BITS_LIMIT, ITEMS_LIMIT = 4_096, 10_000  # of a number, and of a sequence, that a formula makes on the way
-# "bool" stays the Python type, which torch takes as a dtype too.
+FORMULA_LIMIT, PROGRAM_LIMIT = 2_000, 50_000  # most characters of a formula, and of a program
+SHALLOW = 300  # a text of at most this many characters cannot be nested too deep for a recursive walk
+BITS_LIMIT, ITEMS_LIMIT = 4_096, 10_000  # limits of intermediate numbers (bits) and sequences (items) in a formula
+# "bool" stays the Python type, which torch also accepts as a dtype.
 RESERVED = NAMESPACES | (frozenset(DTYPES) - {"bool"}) | {"dtype", "module"} | BUILTINS
 
 _ALLOWED = (
@@ -39,11 +39,11 @@ _ALLOWED = (
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression; the caller knows where it stands."""
+    """An expression is invalid; the caller adds where it is."""
 
 
 def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]]:
-    """Compile a size or filter over `names`, and say which of them it uses; what was compiled before is kept.
+    """Compile a formula over `names`; returns the code and the names that it uses. Results are cached.
 
     >>> code, used = formula("B*M <= 64 and dtype != 'bf16'", {"B", "M", "dtype"})
     >>> evaluate(code, {"B": 8, "M": 8, "dtype": "f32"}), sorted(used)
@@ -52,7 +52,7 @@ def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]
     return _formula(text, frozenset(names))
 
 
-@functools.lru_cache(maxsize=4096)  # cases of a file repeat each other's
+@functools.lru_cache(maxsize=4096)  # cases of a file repeat the same formulas
 def _formula(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
     if len(text) > FORMULA_LIMIT:
         raise ExpressionError(f"{shortened(text)!r} has {len(text)} characters; the limit is {FORMULA_LIMIT}")
@@ -65,12 +65,12 @@ def _formula(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]
         raise ExpressionError(f"{text!r} is not an expression: {error.msg}") from None
     except ExpressionError:
         raise
-    except (ValueError, RecursionError, MemoryError):  # NUL bytes, too many brackets in brackets
+    except (ValueError, RecursionError, MemoryError):  # NUL bytes, or brackets nested too deep
         raise ExpressionError(f"{shortened(text)!r} cannot be parsed as a Python expression") from None
 
 
 def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozenset[str]:
-    """The names that a formula uses, if it is one."""
+    """Check a formula and return the names that it uses."""
     for node in ast.walk(tree):
         plain_call = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and not node.keywords)
         if not isinstance(node, _ALLOWED) or not plain_call:
@@ -84,7 +84,7 @@ def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozense
 
 
 def evaluate(code: CodeType, scope: Mapping[str, Value]) -> Value:
-    """The value of a compiled formula."""
+    """Evaluate a compiled formula."""
     try:
         return eval(code, {"__builtins__": {}, **FUNCTIONS, **_BOUNDED}, dict(scope))
     except (ArithmeticError, TypeError, LookupError, ValueError) as error:
@@ -92,7 +92,7 @@ def evaluate(code: CodeType, scope: Mapping[str, Value]) -> Value:
 
 
 class _Bounded(ast.NodeTransformer):
-    """Puts a function that looks at its operands in the place of what makes large values of small ones."""
+    """Replaces powers, products and remainders by calls of functions that limit the size of results."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
@@ -121,17 +121,17 @@ def _remainder(a: Value, b: Value) -> Value:
     return a % b
 
 
-# No name that an expression could spell.
+# These names contain spaces, so that no expression can refer to them.
 _BOUNDED = {"power of": _power, "product of": _product, "remainder of": _remainder}
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """The beginning of a text, for a message."""
+    """Return the beginning of a text, for a message."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def names_in_program(text: str, args: Collection[str], values: Collection[str]) -> frozenset[str]:
-    """The names a program uses, after checking that each one is an argument, a value, or known everywhere."""
+    """Return the names that a program uses, after checking that each is an argument, a value or a built-in name."""
     tree = parse_program(text)
     loaded, bound = _names(tree)
     known = set(args) | set(values) | RESERVED
@@ -148,7 +148,7 @@ def names_in_program(text: str, args: Collection[str], values: Collection[str]) 
 
 
 def program_source(name: str, text: str, args: Collection[str], values: Mapping[str, Value]) -> str:
-    """The program as the text of a function of its tensors, with every other name a literal.
+    """Return the program as the text of a function of its tensors, with other names replaced by literals.
 
     >>> print(program_source("softmax", "F.softmax(x, dim=dim).to(acc)", ["x"], {"dim": -1, "acc": "f32"}))
     def softmax(x):
@@ -162,7 +162,7 @@ def program_source(name: str, text: str, args: Collection[str], values: Mapping[
 
 
 def literal(value: Value) -> str:
-    """Python text for a parameter's value, a dtype by its torch name.
+    """Return a parameter's value as Python text; a dtype becomes its torch name.
 
     >>> literal((1, "f32", float("inf"), "floor"))
     "(1, torch.float32, float('inf'), 'floor')"
@@ -179,7 +179,7 @@ def literal(value: Value) -> str:
 
 
 def quoted(names: Collection[str]) -> str:
-    """Names for a message."""
+    """Join quoted names, for a message."""
     return ", ".join(repr(name) for name in names) or "nothing"
 
 
@@ -194,13 +194,13 @@ class _Literals(ast.NodeTransformer):
 
 
 def parse_program(text: str) -> ast.Module:
-    """The lines of a program, the last of which is its value."""
+    """Parse a program, whose last line must be an expression."""
     if len(text) > PROGRAM_LIMIT:
         raise ExpressionError(f"the expression has {len(text)} characters; the limit is {PROGRAM_LIMIT}")
     try:
         tree = ast.parse(_dedented(text))
         if len(text) > SHALLOW:
-            ast.unparse(tree)  # as `program_source` will do: it goes less deep than the parser
+            ast.unparse(tree)  # `program_source` will do so; its recursion limit is lower than the parser's
     except SyntaxError as error:
         where = shortened((error.text or "").strip(), 200)
         raise ExpressionError(f"the expression is not Python: {error.msg} at {where!r}") from None
@@ -219,7 +219,7 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 
 def _dedented(text: str) -> str:
-    # A one-line expression may be broken inside its brackets with any indentation, so only the margin goes.
+    # Lines within brackets may have any indentation, so only the common margin is removed.
     lines = text.strip("\n").splitlines()
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     return "\n".join(line[margin:] for line in lines)

@@ -1,4 +1,4 @@
-"""Shape files in, typed cases out; `shapes/README.md` is the format, a departure from it an error with its line.
+"""Find and read shape files; `shapes/README.md` documents the format, and violations are errors with their line.
 
 >>> [path.name for path in find_shapes().glob("README.md")]
 ['README.md']
@@ -16,14 +16,14 @@ from conformance.shapes.specs import ShapeFile, ShapeFileError
 
 __all__ = ["ShapeFile", "ShapeFileError", "below", "benches", "expand", "find_shapes", "load", "own_suite"]
 
-# TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
+# TOML files of other tools; all other TOML files in a folder given to pytest are shape files.
 FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})
-HEAD = 1 << 16  # characters in which a shape file says that it is one
-DEEPEST = 50  # parts of a dotted key
+HEAD = 1 << 16  # characters within which a shape file must have its line `format = `
+DEEPEST = 50  # most parts of a dotted key
 
 
 def find_shapes() -> Path:
-    """The folder of shape files that belongs to this copy: inside the package in a wheel, beside it in a checkout."""
+    """Return the folder of our shape files: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     found = next((path for path in (package / "suite", package.parent / "shapes") if path.is_dir()), None)
     if found is None:
@@ -32,7 +32,7 @@ def find_shapes() -> Path:
 
 
 def own_suite(folder: Path) -> list[Path]:
-    """What a run without arguments collects: shape files of this folder and its `shapes`, else those of this copy."""
+    """Return what a run without arguments collects: shape files in the folder and its `shapes`, or else our own."""
     beside = sorted(path for path in folder.glob("*.toml") if _claims_to_be_one(path))
     below = folder / "shapes"
     has_some = below.is_dir() and any(_claims_to_be_one(path) for path in below.rglob("*.toml"))
@@ -40,13 +40,13 @@ def own_suite(folder: Path) -> list[Path]:
 
 
 def below(paths: Iterable[Path]) -> list[Path]:
-    """These shape files, and of folders those in them and below."""
+    """Return the shape files among these paths and below those that are folders."""
     found = [path for one in paths for path in (sorted(one.rglob("*.toml")) if one.is_dir() else [one])]
     return [path for path in found if path.name not in FOREIGN and not path.name.startswith(".")]
 
 
 def _claims_to_be_one(path: Path) -> bool:
-    """Whether it looks like a shape file, whatever is wrong with it."""
+    """Return whether a file looks like a shape file, even if it is invalid."""
     if path.name in FOREIGN or path.name.startswith("."):
         return False
     try:
@@ -57,7 +57,7 @@ def _claims_to_be_one(path: Path) -> bool:
 
 
 def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
-    """Read and check one shape file; of compositions, those that a tier asks for."""
+    """Read and check a shape file; compositions are limited to those of the tier. Raises ShapeFileError."""
     name = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
         raise ShapeFileError(name, 1, f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ShapeFileError(name, 1, f"is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    # The parser, and a search for lines, take quadratic time over these.
+    # The TOML parser and the search for lines take quadratic time for deep keys.
     if deep := re.search(rf"(?<![\w-])(?:[\w-]+\s*\.\s*){{{DEEPEST}}}", text):
         line = text.count("\n", 0, deep.start()) + 1
         raise ShapeFileError(name, line, f"a key has more than {DEEPEST} parts")
@@ -77,7 +77,7 @@ def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
         hint = "; an inline table { } is closed, so write dims, args and params as lines like dims.M = ..."
         closed = "immutable" in str(error) or "overwrite" in str(error)
         raise ShapeFileError(name, line, f"is not TOML: {error}{hint if closed else ''}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
+    except (ValueError, RecursionError) as error:  # thousands of digits or of nested brackets
         lines = text.splitlines()
         line = 1 + max(range(len(lines)), key=lambda n: len(lines[n]))
         raise ShapeFileError(name, line, f"cannot be parsed: {type(error).__name__}: {error}") from None

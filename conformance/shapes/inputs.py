@@ -1,7 +1,7 @@
-"""A case in, its tensors and its function out; equal case ids, arguments and run seeds give equal data.
+"""Make the tensors and the function of a case; equal case ids, arguments and run seeds give equal data.
 
-Data is drawn on the CPU in fp32 (fp64 for f64), rounded to the argument's dtype, and laid out with real storage: gaps,
-stride 0 and offsets are there.
+Data is drawn on the CPU in f32 (f64 for f64), rounded to the argument's dtype, and stored in the given layout,
+including gaps, strides of 0 and offsets.
 """
 
 import copy
@@ -25,34 +25,37 @@ from conformance.shapes.expressions import program_source
 from conformance.shapes.toml_values import CaseError, briefly
 
 DTYPES = modules.DTYPES
-Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them
+Function = Callable[..., Any]  # from tensors to a tensor or a nested structure of tensors
 
 
 def fault(case: Case, run_seed: int = 0) -> CaseError | None:
-    """What is wrong with a case that PyTorch itself does not run; None if it does."""
+    """Return an error if PyTorch itself cannot run the case; else None."""
     try:
         made, arguments = bind(case, make(case, run_seed))
         with torch.no_grad():
             made(*arguments)
     except CaseError as error:
         return error
-    except Exception as error:  # whatever the case's own program makes PyTorch or Python raise
+    except Exception as error:  # the case's program may raise anything
         return CaseError(case, "expr", f"PyTorch itself does not run it: {briefly(error)}")
     return None
 
 
 def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Tensor]:
-    """The case's tensors by argument name, in the order of the arguments; `blank` ones hold anything."""
+    """Make the case's tensors, by argument name and in the order of arguments; with `blank` uninitialised.
+
+    A gradient case also gets a weight for each floating-point result, `weight_of_N`. Raises CaseError.
+    """
     try:
         made = {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
         weights = _weights(case, tuple(made.values())) if case.grad else ()
         return made | {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in weights}
-    except (RuntimeError, MemoryError) as error:  # most often a size beyond all memory
+    except (RuntimeError, MemoryError) as error:  # usually out of memory
         raise CaseError(case, "args", f"PyTorch cannot make them: {briefly(error)}") from error
 
 
 def _weights(case: Case, tensors: Sequence[Tensor]) -> Iterator[Arg]:
-    """How much each element of a result counts in the gradients of a case: whole numbers where the arguments are."""
+    """Yield the gradients with respect to the results of a case, as arguments: integers if the inputs are integers."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     whole = case.distribution == "integers"
     for n, y in enumerate(pytree.tree_leaves(traced(function(case), tensors))):
@@ -62,10 +65,10 @@ def _weights(case: Case, tensors: Sequence[Tensor]) -> Iterator[Arg]:
 
 
 def function(case: Case) -> Function:
-    """The case's program as a function of all its tensors, in order."""
+    """Return the case's program as a function of all its tensors."""
     text, calls = _parts(case)
     file = f"<{case.file}::{case.id}>"
-    # Tracebacks, and torch's own tracer, show the line of a function that came from no file.
+    # So that tracebacks and torch's tracer can show the source lines.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, object] = {**modules.SCOPE, **modules.made(case, calls)}
     made: dict[str, Function] = {}
@@ -74,15 +77,15 @@ def function(case: Case) -> Function:
 
 
 def source(case: Case) -> str:
-    """The text of the function, every dim, param and const a literal; it needs torch, F, nn and math in scope.
+    """Return the text of the function, with dims, params and consts as literals; it needs torch, F, nn and math.
 
-    The modules that it makes have names there, those of `module_calls`.
+    The modules that it makes are referred to by the names in `module_calls`.
     """
     return _parts(case)[0]
 
 
 def module_calls(case: Case) -> dict[str, str]:
-    """The calls that make the modules of the case's text, by the names that stand for them."""
+    """Return the calls that make the modules of the case's text, by the modules' names."""
     return _parts(case)[1]
 
 
@@ -92,7 +95,7 @@ def _parts(case: Case) -> tuple[str, dict[str, str]]:
 
 
 def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:
-    """What the compiler is given: a callable and its inputs, with the constant arguments as a module's weights."""
+    """Return the callable and inputs for the compiler; constant arguments become weights of a module."""
     made = function(case)
     rest = {name: tensor for name, tensor in tensors.items() if name not in case.constants}
     if case.constants:
@@ -107,12 +110,12 @@ def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Ten
 
 
 def moves(case: Case, arg: Arg) -> bool:
-    """Whether the gradient of an argument is compared."""
+    """Return whether the gradient of an argument is compared."""
     return arg.name in case.grad and arg.dtype in FLOATS
 
 
 def _on_copies(inner: Function, written: Sequence[int]) -> Function:
-    """A program that writes to arguments as a function that does not: it writes to copies, and gives them as well."""
+    """Convert a program that mutates arguments to one that mutates copies and returns these as well."""
 
     @functools.wraps(inner)
     def pure(*arguments: Tensor) -> tuple[Any, list[Tensor]]:
@@ -123,7 +126,7 @@ def _on_copies(inner: Function, written: Sequence[int]) -> Function:
 
 
 class Derived:
-    """The gradients of a function of so many arguments, called with these and then a weight for each result."""
+    """The gradients of a function of `count` arguments; called with these and then a weight for each result."""
 
     def __init__(self, inner: Function, count: int, moving: tuple[int, ...]) -> None:
         self.inner, self.count, self.moving = inner, count, moving
@@ -134,13 +137,13 @@ class Derived:
 
     @property
     def widened(self) -> Function:
-        """The same with weights of its own in f64."""
+        """The gradients with the module's weights converted to f64."""
         inner = copy.deepcopy(self.inner).double() if isinstance(self.inner, nn.Module) else self.inner
         return compiler.gradient(inner, self.count, self.moving)
 
 
 class Bound(nn.Module):
-    """A function with some of its arguments held as weights."""
+    """A module that calls a function with some of its arguments held as weights."""
 
     def __init__(self, inner: Function, names: Sequence[str], weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -150,7 +153,7 @@ class Bound(nn.Module):
             self.register_buffer(f"weight_{name}", weight)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Call the function with inputs and weights in their places."""
+        """Call the function with inputs and weights in their positions."""
         args = list(inputs)
         for place, name in self.places:
             args.insert(place, getattr(self, name))
@@ -158,7 +161,7 @@ class Bound(nn.Module):
 
 
 def tensor(arg: Arg, arg_seed: int, blank: bool = False) -> Tensor:
-    """The data of one argument; `blank`: storage that holds anything."""
+    """Make the tensor of an argument; with `blank` uninitialised."""
     generator = torch.Generator().manual_seed(arg_seed)
     shape = list(arg.shape)
     name, numbers = parse(arg.layout) or ("contig", ())
@@ -171,7 +174,7 @@ def tensor(arg: Arg, arg_seed: int, blank: bool = False) -> Tensor:
 
 
 def laid_out(dense: Tensor, layout: str, shape: tuple[int, ...]) -> Tensor:
-    """The same values stored as the layout says."""
+    """Return the values stored in the layout."""
     name, numbers = parse(layout) or ("contig", ())
     match name:
         case "transposed":
@@ -204,23 +207,23 @@ def _between_poison(dense: Tensor, axis: int, step: int) -> Tensor:
 
 
 def _poison(like: Tensor, count: int) -> Tensor:
-    """Storage whose every element spoils a result that reads it by mistake."""
+    """Return storage filled with a value that spoils any result that reads it by mistake: NaN, true or the largest."""
     value = math.nan if like.is_floating_point() else True if like.dtype is torch.bool else torch.iinfo(like.dtype).max
     return torch.full((count,), value, dtype=like.dtype)
 
 
 def clone_storage(tensor: Tensor, **changes: Any) -> Tensor:
-    """A copy with the same strides and offset, gaps included; `changes` as `Tensor.to` takes them."""
+    """Copy a tensor with its whole storage, strides and offset; `changes` are arguments of `Tensor.to`."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((count,), (1,), 0).to(copy=True, **changes)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def traced(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> Any:
-    """What the function gives for tensors without elements, as torch traces it: types, shapes and strides.
+    """Return the function's results for fake tensors: dtypes, shapes and the strides that torch.compile promises.
 
-    Strides are what torch.compile promises, which is not always what eager's kernels give; `dynamic`: with symbols for
-    sizes and strides, where it may promise others.
+    These strides are not always those of eager's kernels. With `dynamic`, sizes and strides are symbolic, and the
+    promised strides may differ.
     """
     environment = ShapeEnv() if dynamic else None
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment) as mode, torch.no_grad():
@@ -228,7 +231,7 @@ def traced(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = Fal
 
 
 def strides(x: Tensor) -> list[int]:
-    """The strides that say where an element is: those of axes with several, none where there is none."""
+    """Return the significant strides: those of axes with several elements; none for an empty tensor."""
     return [int(step) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
 
 
@@ -236,17 +239,17 @@ Place = tuple[list[int], int]  # strides and offset
 
 
 def promised(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> list[Place] | None:
-    """`strides` and offset of each tensor of the result as torch traces it; None for what has no trace, as data decide.
+    """Return `strides` and offset of each result as predicted by tracing; None if the function cannot be traced.
 
-    A result may lie so or as eager's does.
+    A result may have these or eager's.
     """
     try:
         leaves = pytree.tree_leaves(traced(function, list(map(clone_storage, tensors)), dynamic=dynamic))
         return [(strides(y), int(y.storage_offset())) if isinstance(y, Tensor) else ([], 0) for y in leaves]
-    except Exception:  # of whatever part of torch
+    except Exception:  # of any part of torch
         return None
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """Floating numbers in f64; all else as it is."""
+    """Convert floating-point tensors to f64; others are unchanged."""
     return x.double() if x.is_floating_point() else x

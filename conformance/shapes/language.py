@@ -1,4 +1,4 @@
-"""Language models of the transformers package as modules of a case: a configuration in, a call on tensors alone out."""
+"""Language models of the transformers package as modules whose arguments are only tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """A decoder with random weights, made from a configuration as JSON, or from that of a folder or a name on the hub.
+    """A decoder with random weights; its configuration is JSON text, or that of a folder or a name on the hub.
 
-    Called with tokens it gives their logits. Called with a token, its place, and the keys and values of each layer, it
-    writes to these, and gives the logits of the token, which sees all up to its place.
+    Called with tokens, it returns their logits. Called with one token, its position, and the keys and values of each
+    layer (a static KV cache), it updates the cache and returns the logits of the token, which attends to all positions
+    up to its own.
     """
 
     def __init__(self, config: str, layers: int = 0) -> None:
@@ -33,7 +34,7 @@ class Model(nn.Module):
         return logits
 
     def _filled(self, at: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        """A layer's part of a static cache, in these tensors."""
+        """Return a layer of a static cache stored in these tensors, with `at` positions filled."""
         layer = self._layer(max_cache_len=keys.shape[2])
         layer.keys, layer.values, layer.cumulative_length = keys, values, at.reshape(()).clone()
         layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
@@ -43,7 +44,7 @@ class Model(nn.Module):
 
 
 def made(config: str, layers: int = 0) -> Any:
-    """A configuration of transformers, with so many layers unless 0."""
+    """Return a configuration of transformers, with this number of layers unless it is 0."""
     library = importlib.import_module("transformers")
     if config.startswith("{"):
         known = json.loads(config)

@@ -1,7 +1,7 @@
-"""A `[[model]]` table in; a case for each phase of the model out, as tables like `[[case]]`.
+"""Expand a `[[model]]` table to a case for each phase of the model, as tables like `[[case]]`.
 
-Prefill takes tokens. Decode takes one token, its place, and for each layer the keys and values before it, which it
-writes to: what it leaves in them is compared as the logits are.
+Prefill takes tokens. Decode takes one token, its position, and the keys and values of each layer, which it updates; the
+updated caches are compared as well as the logits.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from conformance.shapes.toml_values import Place, closed_table, strings, text
 
 KEYS = ("name", "config", "layers", "phases", "sizes", "dtypes", "targets", "tier", "perf", "timeout", "tolerance")
 PHASES = ("prefill", "decode")
-SIZES = {"B": 1, "S": 7, "L": 9}  # unless said: sequences, tokens that are given, places in a cache
+SIZES = {"B": 1, "S": 7, "L": 9}  # defaults: batch, tokens of a prefill, positions of a cache
 MODULE = "conformance.shapes.language:Model"
 _KEPT = ("dtypes", "targets", "tier", "timeout", "tolerance")
 
 
 def cases(place: Place, table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A table for each phase; none where the package transformers is not installed."""
+    """Yield a table for each phase; none if the package transformers is not installed."""
     given = closed_table(place, table, "a model table", KEYS)
     name = text(place.at("name"), given.get("name"), "every model needs a `name`")
     here = replace(place, case=name)
@@ -43,7 +43,7 @@ def cases(place: Place, table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     source = config if isinstance(config, str) else json.dumps(config)
     try:
         known = _known(source, layers)
-    except Exception as problem:  # whatever the library raises for a configuration
+    except Exception as problem:  # the library may raise anything for a configuration
         here.at("config").fail(f"transformers cannot build a model from it: {' '.join(str(problem).split())[:300]}")
     for phase in phases:
         yield {
@@ -66,7 +66,7 @@ def _prefill(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decode(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A cache of `L` places, of which the token may have any; what lies behind it is not seen."""
+    """Return the decode case: a token at any position of a cache of `L` positions; later ones are masked."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     caches = [f"{kind}{n}" for n in range(config.num_hidden_layers) for kind in ("keys", "values")]

@@ -1,6 +1,6 @@
-"""The modules of a case, whose weights are its own: the class that `module` names, and calls such as `nn.Linear(3, 4)`.
+"""The modules of a case: the class that its `module` names, and those made by calls such as `nn.Linear(3, 4)`.
 
-Weights depend on the case and on nothing else: a module is made under a seed of the case's.
+Their weights depend only on the case, since a module is made with a seed derived from it.
 """
 
 import ast
@@ -24,13 +24,13 @@ DTYPES = {
     "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
     "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
 }  # fmt: skip
-NAMED = "module"  # what a program calls the module that its case names
+NAMED = "module"  # the name in a program of the module that its case names
 SCOPE: Mapping[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}
-_MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
+_MAKER = 2**62  # seeds of weights are reduced modulo this
 
 
 def taken_out(text: str) -> tuple[str, dict[str, str]]:
-    """The text of a program with names for the modules that it makes of literals, and by these names the calls.
+    """Replace calls in a program that make modules from literals by names; returns the text and the calls by name.
 
     >>> print(*taken_out("def f(x):\\n    return nn.Linear(3, 4)(x) + torch.nn.Linear(len(x), 4)(x)"))
     def f(x):
@@ -71,7 +71,7 @@ def _is_module(function: ast.expr) -> bool:
 
 
 def made(case: Case, calls: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Every module of a case by its name, in the case's type and ready to be used."""
+    """Make all modules of a case, by name, in the case's dtype, in evaluation mode and without gradients."""
     found = {name: _made(case, name, _constructor(case, call)) for name, call in calls.items()}
     if case.module is not None:
         found[NAMED] = _made(case, NAMED, lambda: _class(case)(**case.init))
@@ -79,7 +79,7 @@ def made(case: Case, calls: Mapping[str, str]) -> dict[str, nn.Module]:
 
 
 def of(function: Callable[..., Any]) -> dict[str, nn.Module]:
-    """The modules whose weights a case's function uses, by their names in its text."""
+    """Return the modules that a case's function uses, by their names in its text."""
     text: Any = getattr(function, "__wrapped__", function)
     while hasattr(text, "inner"):
         text = text.inner
@@ -99,7 +99,7 @@ def _made(case: Case, name: str, constructor: Callable[[], object]) -> nn.Module
             module = constructor()
         except CaseError:
             raise
-        except Exception as error:  # whatever somebody's constructor raises
+        except Exception as error:  # a constructor may raise anything
             raise CaseError(case, what, f"the module cannot be made: {briefly(error)}") from error
     if not isinstance(module, nn.Module):
         raise CaseError(case, "module", f"{case.module} makes a {type(module).__name__}, no torch.nn.Module")
@@ -110,14 +110,14 @@ def _made(case: Case, name: str, constructor: Callable[[], object]) -> nn.Module
 
 
 def _class(case: Case) -> Callable[..., object]:
-    """What `module` names."""
+    """Import the class that `module` names; raises CaseError."""
     package, _, attribute = str(case.module).partition(":")
     with beside(case):
         try:
             found: object = importlib.import_module(package)
             for word in attribute.split("."):
                 found = getattr(found, word)
-        except Exception as error:  # importing runs somebody's code
+        except Exception as error:  # importing runs arbitrary code
             raise CaseError(case, "module", f"{case.module} cannot be had: {briefly(error)}") from error
     if not callable(found):
         raise CaseError(case, "module", f"{case.module} is a {type(found).__name__}, which cannot be called")
@@ -126,11 +126,11 @@ def _class(case: Case) -> Callable[..., object]:
 
 @contextmanager
 def beside(case: Case) -> Iterator[None]:
-    """While modules are looked for beside the case's shape file first, as Python does beside a script."""
+    """Put the folder of the case's shape file first on the import path, as Python does for a script's folder."""
     folder, root = Path(case.file).parent, str(case.module).partition(":")[0].partition(".")[0]
     own = [str(path) for path in (folder / f"{root}.py", folder / root / "__init__.py") if path.exists()]
     if own and getattr(sys.modules.get(root), "__file__", None) not in own:
-        # Another folder's of this name was met before.
+        # A module of this name in another folder was imported before.
         for name in [name for name in sys.modules if name.partition(".")[0] == root]:
             del sys.modules[name]
     before = list(sys.path)

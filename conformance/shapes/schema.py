@@ -1,4 +1,4 @@
-"""Parsed TOML in, checked case specifications out; whatever the format does not know is an error at its line."""
+"""Convert parsed TOML to checked case specifications; anything outside of the format is an error at its line."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,11 +32,11 @@ COMBINE = ("pairwise", "cross", "zip")
 ENTRIES = ("export", "compile")
 RAISES = ("IndexError", "RuntimeError", "ValueError")
 _NUMBER = (int, float)
-VALUES_LIMIT = 1_000  # of a dim or a param
+VALUES_LIMIT = 1_000  # most values of a dim or param
 
 
 def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> ShapeFile:
-    """The checked content of a file; of compositions, those that a tier asks for."""
+    """Check the contents of a file; compositions are limited to those of the tier."""
     place = Place(path, text)
     keyed(place, data, "the file")
     if data.get("format") != 1:
@@ -65,14 +65,14 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
 def _listed(
     place: Place, kind: str, tables: list[Any], cases: Callable[[Place, Any], Iterable[dict[str, Any]]]
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The cases of all tables of a kind; what is wrong with one of them is said at its table."""
+    """Yield the cases of all tables of a kind, each with the place of its table for errors."""
     for index, table in enumerate(tables):
         here = place.at(kind, index)
         yield from ((here, case) for case in cases(here, table))
 
 
 def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:
-    """The cases of one entry: one, or one per word of `ops`."""
+    """Return the cases of an entry: one, or one per word of `ops`."""
     if "ops" not in data:
         return [_one_case(place, data, "", known)]
     words = strings(place.at("ops"), data["ops"], "words for {op}")
@@ -164,7 +164,7 @@ def _arg(
 
 
 def _grad(place: Place, value: Any, args: tuple[ArgSpec, ...]) -> tuple[str, ...]:
-    """The arguments whose gradients are compared: all but weights, or those that are named."""
+    """Return the arguments whose gradients are compared: for `true` all except weights, or those in a list."""
     if isinstance(value, bool):
         return tuple(arg.name for arg in args if value and not arg.constant)
     names = strings(place, value, "names of args, or true for all", some=True)
@@ -201,7 +201,7 @@ def _values(place: Place, data: Any) -> Mapping[str, Value]:
 
 
 def _value(place: Place, value: Any) -> Value:
-    """A literal: TOML has no null, so the string "None" stands for it."""
+    """Convert a literal; the string "None" means None, since TOML has no null."""
     if isinstance(value, list):
         return tuple(_value(place, item) for item in value)
     if not is_kind(value, (bool, int, float, str)):
@@ -248,7 +248,7 @@ def _few(place: Place, count: int) -> None:
 
 
 def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, int | None]]:
-    """The ranges of the dims that vary: by default from 2, where PyTorch begins to take a size for any size."""
+    """Return the ranges of dynamic dims; the default minimum is 2, since PyTorch specialises on sizes 0 and 1."""
     ranges = {}
     for key, value in any_table(place, data):
         here = place.at(key)
@@ -289,7 +289,7 @@ def _distribution(place: Place, value: Any, known: Mapping[str, Mapping[str, Val
 
 
 def _inputs(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Mapping[str, Value]]:
-    """Distributions by the word that stands for them in ids, which for an inline table spells its options."""
+    """Return the distributions by their words in ids; the word of an inline table is made from its options."""
     if not isinstance(value, list) or not value:
         place.fail(f"a list of distributions is needed, not {value!r}")
     checked = [(item, _distribution(place, item, known)) for item in value]
@@ -377,7 +377,7 @@ def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
 
 
 def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple[str, ...]]:
-    """The types to time on each target of the case, in the order of their first mention."""
+    """Return the dtypes to time on each target of the case."""
     if not isinstance(value, Mapping):
         listed = _dtypes(place, value)
         return dict.fromkeys(spec.targets, listed)

@@ -1,4 +1,4 @@
-"""A case's names: each means one thing, is known where it stands, and is used; else an error at its line."""
+"""Check the names of a case: each has one meaning, is defined where it is used, and is used."""
 
 import keyword
 from collections.abc import Collection
@@ -12,7 +12,7 @@ _ROW_NAMES = frozenset({"layout", "inputs", "target", "tier"})
 
 
 def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> None:
-    """Every name means one thing, is known where it is used, and is used."""
+    """Raise ShapeFileError if a name has two meanings, is undefined, or is unused."""
     groups = {"args": [arg.name for arg in spec.args], "dims": spec.dims, "params": spec.params, "consts": spec.consts}
     owner: dict[str, str] = {}
     for group, names in groups.items():
@@ -52,7 +52,7 @@ def _check_name(place: Place, name: str, group: str, owner: dict[str, str]) -> N
 
 
 def _formula_names(place: Place, spec: CaseSpec, values: Collection[str]) -> set[str]:
-    """The names that sizes, options and filters use, each formula checked on the way."""
+    """Check the formulas of sizes, options and filters, and return the names that they use."""
     row = {*values, "dtype", "layout", "inputs"}
     found: set[str] = set()
 

@@ -1,25 +1,25 @@
-"""A shape file as written: checked, with its defaults filled in, and nothing worked out yet."""
+"""The contents of a shape file: checked and with defaults filled in, but not expanded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conformance.shapes.cases import Tolerance, Value, Xfail
 
-LONGEST = 2_000  # characters of a message
+LONGEST = 2_000  # most characters of a message
 
 
 class ShapeFileError(ValueError):
-    """A shape file says something that cannot be: where, what, and what to do."""
+    """A shape file is invalid; the message says where, what is wrong, and what to do."""
 
     def __init__(self, file: str, line: int, message: str) -> None:
-        # What is quoted of the file may be all of it.
+        # A message may quote the whole file.
         super().__init__(f"{file}:{line}: {message if len(message) <= LONGEST else message[:LONGEST] + '…'}")
         self.file, self.line = file, line
 
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """An argument as written: sizes and options are numbers or formulas."""
+    """An argument; sizes and options are numbers or formulas."""
 
     name: str
     shape: tuple[int | str, ...] | str
@@ -33,7 +33,7 @@ class ArgSpec:
 
 @dataclass(frozen=True)
 class XfailSpec:
-    """An expected failure as written: for which target and dtype, under which filter."""
+    """An expected failure, with the target, dtype and filter to which it applies."""
 
     target: str
     dtype: str
@@ -43,7 +43,7 @@ class XfailSpec:
 
 @dataclass(frozen=True)
 class PerfRow:
-    """A row to time: values for some dims and params, the rest being the case's first values, and its tier."""
+    """A benchmark row: values for some dims and params (others have the case's first values), and its tier."""
 
     values: Mapping[str, Value]
     tier: str
@@ -51,7 +51,7 @@ class PerfRow:
 
 @dataclass(frozen=True)
 class CheckedSpec:
-    """Checks at the sizes that are timed: dims moved by each of some steps, on these targets, at this tier."""
+    """Checks at the sizes of benchmarks: offsets for dims, the targets and the tier."""
 
     around: Mapping[str, tuple[int, ...]]
     targets: tuple[str, ...]
@@ -60,7 +60,7 @@ class CheckedSpec:
 
 @dataclass(frozen=True)
 class PerfSpec:
-    """The rows to time, and how; `dtypes` are those of each target."""
+    """The benchmark rows and how to time them; `dtypes` has those of each target."""
 
     rows: tuple[PerfRow, ...]
     dtypes: Mapping[str, tuple[str, ...]]
@@ -73,7 +73,7 @@ class PerfSpec:
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """A `[[case]]` as written, checked, with defaults filled in."""
+    """A `[[case]]`, checked and with defaults filled in."""
 
     file: str
     suite: str
@@ -98,14 +98,14 @@ class CaseSpec:
     family: str | None
     tolerance: Tolerance
     xfail: tuple[XfailSpec, ...]
-    dynamic: Mapping[str, tuple[int, int | None]]  # the dims that vary, with their ranges
+    dynamic: Mapping[str, tuple[int, int | None]]  # ranges of the dynamic dims
     perf: PerfSpec | None
     timeout: float | None
     mutates: tuple[str, ...] = ()
     entry: str = "export"
     raises: str | None = None
     grad: tuple[str, ...] = ()
-    torch: str = ""  # the versions of torch that run it; any where empty
+    torch: str = ""  # the versions of torch that can run it; "" means any
 
 
 @dataclass(frozen=True)

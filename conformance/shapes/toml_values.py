@@ -1,5 +1,4 @@
-"""TOML values in, checked Python values out: readers of words, numbers and tables that know their lines,
-and the errors that say them."""
+"""Check and convert TOML values, and report errors with their file, line, case and key."""
 
 import difflib
 import functools
@@ -22,9 +21,9 @@ _HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
 _KEY = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
-@functools.lru_cache(maxsize=4)  # every key of a file asks
+@functools.lru_cache(maxsize=4)  # called for many keys of the same file
 def key_lines(text: str) -> Mapping[Keys, int]:
-    """The line of every table header and of every key that starts a line.
+    """Return the line of every table header and of every key at the start of a line.
 
     >>> key_lines('a = 1\\n[[case]]\\nargs.x = { shape = [] }\\n[case.perf]\\nvs = []')[("case", 0, "perf", "vs")]
     5
@@ -44,7 +43,7 @@ def key_lines(text: str) -> Mapping[Keys, int]:
 
 
 def line_of(text: str, path: Keys) -> int:
-    """The line of a key: its own, else the first that spells its last word after its parent, else its parent's."""
+    """Return the line of a key; else the first line after its parent that has its last word; else its parent's."""
     lines = key_lines(text)
     known = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in lines), None)
     if known is None:
@@ -61,7 +60,7 @@ def line_of(text: str, path: Keys) -> int:
 
 
 def line_below(file: str, line: int, *keys: str) -> int:
-    """The line of a key of the table whose header is in a line of a file, for errors; that line if nobody knows."""
+    """Return the line of a key of the table whose header is at `line` of a file; or `line` if it is not found."""
     try:
         with open(file, encoding="utf-8") as opened:
             text = opened.read()
@@ -72,7 +71,7 @@ def line_below(file: str, line: int, *keys: str) -> int:
 
 
 def _outside_strings(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that do not start inside a multi-line string."""
+    """Yield numbered lines that do not start inside a multi-line string."""
     closing = ""
     for number, line in enumerate(text.splitlines(), 1):
         if not closing:
@@ -86,7 +85,7 @@ def _words(dotted: str) -> Keys:
 
 
 def _numbered(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
-    """The path of a table, with the number of the current element after each array of tables."""
+    """Return the path of a table, with the index of the current element after each array of tables."""
     path: Keys = ()
     for word in words:
         path = (*path, word)
@@ -99,7 +98,7 @@ def _numbered(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
 
 @dataclass(frozen=True)
 class Place:
-    """A key of one file, to be named in an error."""
+    """The place of a key in a file, for errors."""
 
     file: str
     text: str
@@ -107,7 +106,7 @@ class Place:
     case: str = ""
 
     def at(self, *keys: str | int) -> "Place":
-        """The place of a key below."""
+        """Return the place of a key below."""
         return Place(self.file, self.text, (*self.path, *keys), self.case)
 
     @property
@@ -116,14 +115,14 @@ class Place:
         return line_of(self.text, self.path)
 
     def fail(self, message: str) -> NoReturn:
-        """Raise the error that names file, line, case and key."""
+        """Raise ShapeFileError with file, line, case and key."""
         key = ".".join(str(word) for word in self.path[2:] if not isinstance(word, int))
         where = f"case {self.case!r}: " if self.case else ""
         raise ShapeFileError(self.file, self.line, where + (f"{key}: " if key else "") + message)
 
 
 def closed_table(place: Place, value: Any, kind: str, known: Collection[str]) -> dict[str, Any]:
-    """A table of a kind, with known keys only."""
+    """Check that a value is a table with known keys only, and return it."""
     table = dict(any_table(place, value))
     for key in table:
         if key not in known:
@@ -132,14 +131,14 @@ def closed_table(place: Place, value: Any, kind: str, known: Collection[str]) ->
 
 
 def any_table(place: Place, value: Any) -> Collection[tuple[str, Any]]:
-    """The items of a table with keys of any name."""
+    """Check that a value is a table with any keys, and return its items."""
     if not isinstance(value, Mapping):
         place.fail(f"a table is needed here, not {value!r}")
     return value.items()
 
 
 def strings(place: Place, value: Any, what: str, some: bool = False) -> tuple[str, ...]:
-    """A list of words, each once, and at least one if there must be `some`."""
+    """Check that a value is a list of distinct strings, not empty if `some`, and return it."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or (some and not value):
         place.fail(f"a list of {what} is needed, not {value!r}")
     if len(set(value)) != len(value):
@@ -148,7 +147,7 @@ def strings(place: Place, value: Any, what: str, some: bool = False) -> tuple[st
 
 
 def word(place: Place, table: Mapping[str, Any], key: str, known: Collection[str]) -> str | None:
-    """The word under a key, one of a few, or None where there is none."""
+    """Return the value of a key, which must be one of `known`; None if it is missing."""
     value = table.get(key)
     if value is not None and value not in known:
         place.at(key).fail(f"{value!r} is none of {quoted(known)};{nearest(str(value), known)}")
@@ -156,33 +155,33 @@ def word(place: Place, table: Mapping[str, Any], key: str, known: Collection[str
 
 
 def among(place: Place, name: str, known: Collection[str], what: str) -> str:
-    """A name that is known as such."""
+    """Check that a name is one of `known`, and return it."""
     if name not in known:
         place.fail(f"{name!r} is not {what};{nearest(name, known)}")
     return name
 
 
 def text(place: Place, value: Any, message: str) -> str:
-    """A text that is not empty."""
+    """Check that a value is a text that is not empty, and return it."""
     if not isinstance(value, str) or not value.strip():
         place.fail(message)
     return value
 
 
 def optional_text(place: Place, value: Any) -> str | None:
-    """A text, or None where there is none."""
+    """Return a text, or None if it is missing."""
     return None if value is None else text(place, value, f"a text is needed here, not {value!r}")
 
 
 def optional_number(place: Place, value: Any) -> float | None:
-    """A number of 0 or more, or None where there is none."""
+    """Return a number of at least 0, or None if it is missing."""
     if value is not None and not (is_kind(value, (int, float)) and value >= 0):
         place.fail(f"{value!r} is not a number of at least 0")
     return None if value is None else float(value)
 
 
 def versions(place: Place, value: Any) -> str:
-    """The versions of torch that a case needs, in the notation of Python's packages."""
+    """Return the torch versions that a case needs, as a version specifier; "" if it is missing."""
     named = optional_text(place, value) or ""
     try:
         return str(SpecifierSet(named))
@@ -191,19 +190,19 @@ def versions(place: Place, value: Any) -> str:
 
 
 def flag(place: Place, value: Any) -> bool:
-    """True or false."""
+    """Check that a value is a boolean, and return it."""
     if not isinstance(value, bool):
         place.fail(f"{value!r} is not true or false")
     return value
 
 
 def is_kind(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Like isinstance, but a boolean is no number."""
+    """Like isinstance, but a boolean does not count as a number."""
     return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """A hint after a message: the nearest known word, or all of them."""
+    """Return a hint for an error: the nearest known word, or all of them."""
     by_lower = {name.lower(): name for name in known}
     near = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)]
     return f" did you mean {near[0]!r}?" if near else f" known are {quoted(sorted(known))}"
@@ -232,11 +231,11 @@ def keyed(place: Place, value: Any, kind: str) -> dict[str, Any]:
     return closed_table(place, value, kind, KEYS[kind])
 
 
-BEYOND = 200  # characters of what PyTorch says
+BEYOND = 200  # most characters of an error of PyTorch in a message
 
 
 class CaseError(Exception):
-    """The case is at fault, and nobody's compiler."""
+    """The case itself is invalid; no compiler is to blame."""
 
     def __init__(self, case: Case, key: str, what: str) -> None:
         path, here = Path(case.file), Path.cwd()
@@ -246,6 +245,6 @@ class CaseError(Exception):
 
 
 def briefly(error: BaseException) -> str:
-    """The error on one line."""
+    """Return the error as one line of at most BEYOND characters."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return text if len(text) <= BEYOND else text[: BEYOND - 1] + "…"

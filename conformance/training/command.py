@@ -43,7 +43,7 @@ def curve(job: Job) -> list[object]:
 
 
 def times(job: Job, turn: apart.Turn) -> list[object]:
-    """A row: milliseconds of a step, and the ratio of the quickest rival's to our quickest with its interval."""
+    """Return a row: milliseconds per step, and the fastest rival's time over our fastest mode's with its interval."""
     size = MODELS[job.name].full if job.full else MODELS[job.name].small
     torch.manual_seed(job.seed)
     dtype = torch.bfloat16 if job.device == "cuda" else None
