@@ -4,9 +4,9 @@ Both are built by the same compiler and race in one process, round by round, so 
 
 **The rule.** Let e be the smallest slowdown to detect (`--mlcomp-min-effect`), and r the true ratio of our time to that
 of the stored kernel. A rule that says SLOWER if the whole interval lies above 1 + e would detect a slowdown of e in one
-of 200 races: half of the error of the intervals is on that side. A rule that only requires an interval above 1 would
-call twins (equal code built twice) slower, because their times differ systematically by parts of a percent, depending
-on the addresses of code and operands. Therefore the bar b is the geometric mean of the two: b = sqrt(1 + e).
+of 200 races, since only 0.5 % of intervals lie above the true ratio. A rule that only requires an interval above 1
+would call twins (equal code built twice) slower, because their times differ systematically by parts of a percent,
+depending on the addresses of code and operands. Therefore the bar is the geometric mean of the two: b = sqrt(1 + e).
 
     SLOWER   the whole interval lies beyond b
     FASTER   the whole interval lies below 1 / b

@@ -69,7 +69,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         )
     if not session.config.option.collectonly:
         try:
-            _ = runner.baseline  # a revision is lowered here, once, before the workers start
+            _ = runner.baseline  # if it is a revision, it is lowered here, only once
         except BaselineError as error:
             raise pytest.UsageError(f"--mlcomp-baseline: {error}") from None
     if not runner.settings.foreign:

@@ -45,7 +45,7 @@ def digest(names: Sequence[str]) -> str:
 
 
 def durations(reports: Path) -> dict[str, float]:
-    """Return the seconds of items by their short names, the maximum over all devices' reports; others are ignored."""
+    """Return the seconds of items by short name, the maximum over all devices' reports; items in none are missing."""
     found: dict[str, float] = {}
     for path in sorted(reports.glob("*/run.json")):
         try:
