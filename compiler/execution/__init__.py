@@ -1,1 +1,1 @@
-"""A program as something that runs: one stage by its own executor, or compiled; its buffers, sizes and results."""
+"""Execution of programs: one stage by its executor, or compiled; buffers, sizes and results."""

@@ -1,4 +1,4 @@
-"""The buffers of a lowered program: its stages and what its sizes are in, the plan of a launch out."""
+"""The buffers of a lowered program: bind its sizes, plan its memory, and make the plan of a launch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sizes_of(lowering: Lowering, inputs: Sequence[Shaped]) -> dict[Size, int]:
 
 
 def inputs_of(lowering: Lowering) -> list[Tensor]:
-    """What the program is called with, by its first stage that was reached: it may have begun as a later text."""
+    """The program's inputs, from its first stage, which may be a later one than Torch IR if it came from a text."""
     first = next(iter(lowering.stages.values()))
     if isinstance(first, aten.Program):
         return [Tensor(i.name, i.type.dtype, i.type.shape, i.type.strides, i.constant) for i in first.inputs]
@@ -66,7 +66,7 @@ def inputs_of(lowering: Lowering) -> list[Tensor]:
 
 
 def output_types(lowering: Lowering) -> list[aten.Type]:
-    """Of the results that have memory of their own, as the first stage that was reached promises them."""
+    """The types of the results that have their own memory, as the first stage declares them."""
     first = next(iter(lowering.stages.values()))
     if isinstance(first, aten.Program):
         known, elsewhere = aten.types(first), overwritten(lowering)
@@ -75,7 +75,7 @@ def output_types(lowering: Lowering) -> list[aten.Type]:
 
 
 def overwritten(lowering: Lowering) -> dict[int, int]:
-    """By the number of each result that is left in the memory of an input the number of that input."""
+    """For each result written in the memory of an input: its position, and that of the input."""
     first, last = next(iter(lowering.stages.values())), _last(lowering)
     if not isinstance(first, aten.Program) or not first.into or last is None:
         return {}
@@ -106,15 +106,15 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
 
 
 def _last(lowering: Lowering) -> kernel.Program | statement.Program | None:
-    """What the text of a program was written from, where that has launches and temporaries."""
+    """The IR that the text was rendered from, if that has launches and temporaries."""
     found: kernel.Program | statement.Program | None
     found = lowering.stages.get("tile" if lowering.target.kind == "triton" else "kernel")
     return found
 
 
 def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[kernel_order.Launch], Sequence[str]]:
-    """The temporaries of a program, what is launched, and the temporaries that hold zeros between calls; nothing of a
-    program that makes its own."""
+    """The temporaries of a program, its launches, and the temporaries that are zero between calls; empty for programs
+    that allocate their own."""
     launched: Sequence[kernel.Function | statement.Kernel]
     match program := _last(lowering):
         case kernel.Program():
@@ -128,7 +128,7 @@ def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[kernel_ord
 
 
 def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
-    """When the temporaries of Kernel IR live, and where; those that hold zeros between calls always live."""
+    """Live ranges and offsets of the temporaries; those that are zero between calls are always live."""
     temps, launched, zeros = _launched(lowering)
     uses: dict[str, list[int]] = {}
     for n, launch in enumerate(launched):
@@ -142,21 +142,21 @@ def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
 
 
 def temporaries(lowering: Lowering, sizes: Sizes) -> list[launcher.Buffer]:
-    """Those of Kernel IR; a program that has none makes its own."""
+    """The temporaries as buffers; empty for a program that allocates its own."""
     return [buffer(t, sizes) for t in _launched(lowering)[0]]
 
 
 def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
-    """A tensor as it crosses the entry."""
+    """A tensor as a buffer of the entry."""
     return launcher.Buffer(t.name, t.dtype.name, numbers(t.shape, sizes), numbers(t.strides, sizes))
 
 
 def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
-    """What a temporary, with what lies between its rows, takes from the first to the last function that uses it."""
+    """The live range of a temporary, and its bytes including gaps between rows."""
     reach = guarded.reach(numbers(t.shape, sizes), numbers(t.strides, sizes))
     return memory.Lifetime(reach * t.dtype.bytes, uses[0], uses[-1])
 
 
 def layout(kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of an output as the caller sees it, who does the reshape that the program left out."""
+    """Shape and strides of an output for the caller, including the final reshape, which the program leaves out."""
     return numbers(kind.shape, sizes), numbers(result_strides(kind), sizes)

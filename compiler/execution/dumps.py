@@ -1,7 +1,7 @@
-"""A text of any stage, perhaps edited, goes in; the program from that stage on comes out, lowered and ready to run.
+"""Read a text of any stage, possibly edited, and lower the program from that stage on.
 
-A file's suffix names its stage (`norm.tile`, `kernel.cu`), or its name does where the suffix is `.ir`, as the suite's
-folders of failed cases have it.
+A file's suffix names its stage (`norm.tile`, `kernel.cu`); with suffix `.ir`, its name does, as in the suite's folders
+of failed cases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read(path: Path) -> tuple[str, Any]:
     except KeyError as problem:
         raise CompilerError(f"{path}: unknown name {problem}") from problem
     except ValueError as problem:
-        first, *more = str(problem).splitlines()  # what was read wrong may be a loop with all that is in it
+        first, *more = str(problem).splitlines()  # the message may quote a whole loop
         raise CompilerError(f"{path}: {first}{' …' if more else ''}") from problem
     return stage, program
 

@@ -1,7 +1,7 @@
-"""Calling one compiled program at any of its sizes: where its sizes are in the arguments in, a launcher out.
+"""Call a program with symbolic sizes at any sizes, taken from the shapes of its arguments.
 
-The code is the same for all sizes, which are arguments of its kernels. What depends on them otherwise (shapes of
-outputs, offsets of temporaries, grids) is laid out the first time that sizes come, and kept for the last `KEPT`.
+The code is the same for all sizes, which are arguments of its kernels. What else depends on them (shapes of outputs,
+offsets of temporaries, grids) is planned at the first call with given sizes, and kept for the last `KEPT` sizes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ KEPT = 256
 
 
 class AnySize:
-    """A launcher that makes one of fixed sizes by `laid_out` for each set of sizes that comes.
+    """A launcher that makes one for fixed sizes by `laid_out`, for each set of sizes that occurs.
 
-    `declared` are the inputs that are arguments, in their order, with symbolic shapes.
+    `declared` are the inputs that are arguments, in order, with symbolic shapes.
     """
 
     def __init__(

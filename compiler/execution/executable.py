@@ -41,13 +41,13 @@ from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cpp"
 HELD = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-# When a GPU's complaints about data are heard of; with the last one there are none, on no target.
+# When a GPU reports invalid data; "off" disables the checks, on every target.
 CHECKS = ("async", "sync", "off")
 UNCHECKED = (
     'check_indices="off": an index, target or divisor that is not valid is not noticed: it gives any result, and reads '
     "or writes any memory of the process"
 )
-# What g++ calls the machines that are only described.
+# g++'s names of the machines that are described rather than detected.
 _MACHINES = {"cpu:avx512": "x86-64-v4", "cpu:avx2": "haswell", "cpu:baseline": "x86-64"}
 
 
@@ -210,8 +210,8 @@ def accuracy(lowering: Lowering) -> Accuracy:
 
 
 def own_equations(lowering: Lowering, program: TensorProgram) -> TensorProgram:
-    """Tensor IR as it came from Torch IR, with the roundings of what the lowered program's kernels leave to others; our
-    own error bounds are derived from it."""
+    """The program's own Tensor IR, with the roundings that its kernels apply when storing for others; the bounds of our
+    own errors are derived from it."""
     made = lowering.stages.get("tensor")
     return program if made is None else with_rounded(program, rounded_in(made))
 
@@ -450,7 +450,7 @@ def _named(which: Target | str) -> Target:
 def lowered(
     program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = (), known: Stored = NOTHING
 ) -> Lowering:
-    """The program at every stage down to text; one that was lowered before, of the same text, costs nothing."""
+    """The program at every stage down to text, cached by its text."""
     workers.start(len(program.calls))
     return pipeline.lower(program, machine, dict(schedules) or None, stored=known, each=workers.each)
 
@@ -460,7 +460,7 @@ def _code(
     program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...], folder: Path,
     known: Stored = NOTHING,
 ) -> Lowering:  # fmt: skip
-    """What runs the program; of stages before that those that are needed. An emulator is told more than is stored."""
+    """The stages that running the program needs. Emulators and text targets need all, which are not in the cache."""
     lower = functools.partial(lowered, program, machine, schedules, known)
     if machine.kind in ("mlir", "triton") or (machine.kind == "cuda" and not gpu_programs.on_gpu(machine)):
         return lower()
@@ -473,7 +473,7 @@ def _code(
 
 
 def difference(ours: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> float:
-    """The largest difference between results."""
+    """The largest absolute difference between results; infinite if only one of them is NaN."""
     worst = 0.0
     for a, b in zip(ours, eager, strict=True):
         if b.numel():

@@ -1,4 +1,4 @@
-"""An expression over torch goes in as text; what comes out is a function of its inputs, to compile, check and time."""
+"""Turn an expression over torch, as text, into a function of its inputs, to compile, check and time it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from compiler.errors import CompilerError
 from compiler.execution import executable, gpu_programs, named, truth
 from compiler.interpret.verdicts import Verdict
 
-# Calls that make an input rather than being part of the program.
+# Calls that create an input, rather than being part of the program.
 _INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
 _ROUNDS = 5
-_CALLS = 100  # of a turn on a GPU
+_CALLS = 100  # per turn on a GPU
 
 
 def program(code: str, seed: int) -> tuple[Callable[..., Any], list[Any]]:
-    """The function and the inputs of an expression; raises CompilerError for text that is none."""
+    """The function and the inputs of an expression. Raises CompilerError for invalid text."""
     text = code.strip()
     try:
         tree = ast.parse(text, mode="eval")
@@ -44,7 +44,7 @@ def program(code: str, seed: int) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def capture(code: str, seed: int) -> tuple[Callable[..., Any], list[Any], frontend.Captured]:
-    """An expression as function, inputs and Torch IR; what PyTorch itself does not accept is reported in its words."""
+    """Function, inputs and Torch IR of an expression. If PyTorch rejects it too, the error quotes PyTorch."""
     function, inputs = program(code, seed)
     try:
         captured = frontend.capture(function, inputs)
@@ -57,7 +57,7 @@ def capture(code: str, seed: int) -> tuple[Callable[..., Any], list[Any], fronte
 
 
 def _try_eager(function: Callable[..., Any], inputs: list[Any], refusal: Exception) -> None:
-    """Raise if PyTorch does not run the function either: then its own message says more than that of the capture."""
+    """Raise if PyTorch does not run the function either, since its message is clearer than that of the capture."""
     try:
         with torch.no_grad():
             made = function(*inputs)
@@ -73,7 +73,7 @@ def _first_line(problem: Exception) -> str:
 
 
 class _Hoist(ast.NodeTransformer):
-    """Replaces calls that make inputs by parameters, and those that make modules by names; evaluates both."""
+    """Replaces calls that create inputs by parameters, and those that create modules by names; evaluates both."""
 
     def __init__(self, scope: dict[str, Any]) -> None:
         self.scope = scope
@@ -105,7 +105,7 @@ def _is_module(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A compiled expression beside its eager original: the largest difference, and whether the results are right."""
+    """A compiled expression compared with eager: the largest difference, and whether the results are correct."""
 
     function: Callable[..., Any]
     inputs: list[Any]
@@ -118,10 +118,10 @@ class Outcome:
 
 
 def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | None = None) -> Outcome:
-    """Compile an expression, run it, and judge the results, on the GPU if that is what runs the target's code.
+    """Compile an expression, run it, and judge the results, on the GPU if that runs the target's code.
 
-    `schedules` is a text of schedules for some of its kernels; raises ValueError for one that is not. What is quantized
-    is compared with eager of the quantized program, and that in f64 with the original.
+    `schedules` is a text of schedules for some of its kernels; raises ValueError if it is invalid. A quantized program
+    is compared with eager of the same, and that in f64 with the original.
     """
     machine = named.target(target)
     with torch.no_grad(), torch.device(gpu_programs.tensors_on(machine)):
@@ -137,7 +137,7 @@ def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | 
         try:
             ours = [x.cpu() for x in compiled.launch(*(known[n] for n in captured.arguments))]
             eager = _leaves(captured, function, inputs) if quantize is None else _run(captured, known)
-        except Exception as problem:  # the compiled function's, unless it is the expression's own
+        except Exception as problem:  # of the compiled function, or of the expression itself
             _try_eager(function, inputs, problem)
             raise
         verdict = truth.judge(captured.program, _given(captured, known), ours, compiled.lowering)
@@ -151,29 +151,29 @@ def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | 
 
 
 def _given(captured: frontend.Captured, known: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What the inputs of the program hold, its weights included."""
+    """The values of the program's inputs, including its weights."""
     return [(captured.constants[i.name] if i.constant else known[i.name]).cpu() for i in captured.program.inputs]
 
 
 def _run(
     captured: frontend.Captured, known: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> Sequence[torch.Tensor]:
-    """What eager makes of the program, on the CPU, where it has products of int8 of any size."""
+    """Eager's results of the program, on the CPU, which supports int8 matmuls of any size."""
     with torch.device("cpu"):
         return frontend.execute(captured.program, _given(captured, known), dtype)
 
 
 def _leaves(captured: frontend.Captured, function: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
-    """What the function itself gives, as the outputs of its program."""
+    """The function's own results, as the outputs of its program."""
     with frontend.FirstOfEqual():
         leaves = pytree.tree_leaves(function(*inputs))
     return [torch.as_tensor(leaf).cpu() for n, leaf in enumerate(leaves) if n not in captured.literals]
 
 
 def race(outcome: Outcome) -> dict[str, float]:
-    """The least mean seconds a call, by contestant; in turns, so that a slow moment meets both.
+    """The least mean seconds per call, by contestant, which take turns so that a slow moment affects both.
 
-    On one thread of the CPU; on a GPU the calls of a turn follow each other without a wait.
+    On the CPU with one thread; on a GPU the calls of a turn are enqueued without waiting.
     """
     if gpu_programs.tensors_on(outcome.compiled.code.target) == "cuda":
         return _race_on_gpu(outcome)
@@ -181,7 +181,7 @@ def race(outcome: Outcome) -> dict[str, float]:
     contestants = {"eager": outcome.function, "mlcomp": outcome.compiled}
     timers = {n: timeit.Timer("f(*x)", globals={"f": f, "x": outcome.inputs}) for n, f in contestants.items()}
     with torch.no_grad():
-        calls = {name: max(1, timer.autorange()[0] // 4) for name, timer in timers.items()}  # at least 50 ms of them
+        calls = {name: max(1, timer.autorange()[0] // 4) for name, timer in timers.items()}  # at least 50 ms in total
         turns = [{name: t.timeit(calls[name]) / calls[name] for name, t in timers.items()} for _ in range(_ROUNDS)]
     return {name: min(turn[name] for turn in turns) for name in timers}
 
@@ -202,4 +202,4 @@ def _race_on_gpu(outcome: Outcome) -> dict[str, float]:
                 end.synchronize()
                 turn[name] = start.elapsed_time(end) * 1e-3 / _CALLS
             turns.append(turn)
-    return {name: min(turn[name] for turn in turns[1:]) for name in contestants}  # the first one warms up
+    return {name: min(turn[name] for turn in turns[1:]) for name in contestants}  # the first turn warms up

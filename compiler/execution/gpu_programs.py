@@ -1,4 +1,4 @@
-"""A program lowered for threads in; its launches, and the ways to run them, on a GPU or by the emulator, out."""
+"""Run a program lowered for threads, on a GPU or in the emulator: its launches, its text, its function of tensors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from compiler.runtime.tensor_map import BASE
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cuda"
-STAGES = ("kernel", "cuda")  # that run as launches
-WATCHED = 30.0  # seconds that one run may take on a GPU
-_ALIGNMENT = 64  # bytes, to which buffers are aligned but for what their tensors are off
-# Device functions in which a thread has nothing to do with others.
+STAGES = ("kernel", "cuda")  # stages that run as launches
+WATCHED = 30.0  # the timeout of a run on a GPU, in seconds
+_ALIGNMENT = 64  # buffers keep their tensors' offset from multiples of this many bytes
+# Device functions whose threads act independently.
 _ALONE = frozenset(
     """
     mlc_load mlc_load_keep mlc_load_once mlc_load_where mlc_store mlc_store_global mlc_store_once mlc_scaled_halves
@@ -46,7 +46,7 @@ _ALONE = frozenset(
 
 
 def launches(program: k.Program, plan: Plan) -> LaunchPlan:
-    """What each function of `program` is launched as, on the buffers of `plan`; empty grids are left out."""
+    """The launches of the functions of `program`, on the buffers of `plan`; empty grids are left out."""
     at = dict(zip(program.sizes, plan.sizes, strict=True))
     temps = tuple(Buffer(t.name, guarded.held(numbers(t.shape, at), numbers(t.strides, at), t.dtype.bytes))
                   for t in program.temps)  # fmt: skip
@@ -73,12 +73,12 @@ def _extent(sizes: tuple[int, ...]) -> Extent:
 
 
 def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
-    """A tensor map of the whole of a parameter, innermost axis first."""
+    """A tensor map of a whole parameter, innermost axis first."""
     t = next(p for p in f.params if p.name == m.buffer)
     axes = memory_order(t)[::-1]
     shape, steps = numbers(t.shape, at), numbers(t.strides, at)
     dims = tuple(shape[d] for d in axes)
-    # Of an axis of one element the copy engine wants to hear an even stride all the same.
+    # The copy engine demands an aligned stride even of an axis of one element.
     odd = {d for d in axes[1:] if shape[d] == 1}
     strides = tuple(BASE if d in odd else steps[d] * t.dtype.bytes for d in axes)
     return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle, m.steps)
@@ -89,7 +89,7 @@ def _buffer(b: launcher.Buffer) -> Buffer:
 
 
 def _has_barriers(f: k.Function) -> bool:
-    """Whether threads wait for each other or exchange values, as those of any text may."""
+    """Whether threads wait for each other or exchange values, which any given text may do."""
     return header.is_launch(f) or any(
         isinstance(n, k.Barrier | k.Together)
         or (isinstance(n, k.Array) and n.space == "shared")
@@ -102,25 +102,25 @@ def _has_barriers(f: k.Function) -> bool:
 
 
 def on_gpu(target: Target) -> bool:
-    """Whether a GPU of this machine runs what is rendered for the target."""
+    """Whether a GPU of this machine runs the target's text."""
     return triton.on_gpu() if target.kind == "triton" else architecture(target) is not None
 
 
 def tensors_on(machine: Target) -> str:
-    """Where the tensors of a target's code lie; an emulated GPU has the CPU's."""
+    """The torch device type of a target's tensors: "cuda" on a GPU, "cpu" otherwise, even if the GPU is emulated."""
     return "cuda" if on_gpu(machine) else "cpu"
 
 
 @functools.cache
 def device_of(target: Target) -> str:
-    """What the device calls itself that runs a target's code here; empty where none does."""
+    """The name of the device that runs a target's code here; empty if there is none."""
     if target.kind == "cpu":
         return detect.cpu().model or platform.machine()
     return str(torch.cuda.get_device_name()) if on_gpu(target) else ""
 
 
 def architecture(target: Target) -> str | None:
-    """What to compile the target's text for, so that this machine's GPU runs it; None where there is none that can.
+    """The architecture to compile the target's text for, so that this machine's GPU runs it; None if it cannot.
 
     The text for an older GPU is compiled for this one: sm_80 runs as sm_90 on an H200.
     """
@@ -135,7 +135,7 @@ def architecture(target: Target) -> str | None:
 
 
 def text(lowering: Lowering, stage: str) -> str:
-    """The text that the program of a stage is run as."""
+    """The text that runs the program of a stage."""
     if stage == "cuda":
         return str(lowering.stages["cuda"])
     return cuda.render(lowering.stages[stage], target=lowering.target.name)
@@ -151,16 +151,16 @@ def caller(
     apart: bool = False,
     check: bool = False,
 ) -> guarded.Call:
-    """How to run a stage under guard: `kernel` by the emulator with its checks, `cuda` by the GPU if there is one, or
-    with `check` as `kernel` is.
+    """A guarded call of a stage: `kernel` in the emulator with its checks; `cuda` on the GPU if there is one, or with
+    `check` like `kernel`.
 
-    The emulator runs threads and blocks in another order each time; what its checks find are complaints. On a GPU the
-    buffers are one allocation, or each its own and the code has its lines if they are to lie `apart`.
+    The emulator orders threads and blocks differently in each run, and its findings are complaints. On a GPU the
+    buffers are parts of one allocation; with `apart`, each is an allocation, and the code has line information.
     """
     made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
     check = check or stage == "kernel"
     if not (check or emulate) and (arch := architecture(lowering.target)) is not None:
-        parts = [made] if apart else cuda.parts(made)  # tools name the lines of the whole text
+        parts = [made] if apart else cuda.parts(made)  # tools report lines of the whole text
         code = cubin.build_cubins(parts, arch, cubin.kernel_flags(line_info=apart), include=(HEADERS,), cache=cache)
         return _gpu_call(code, launched, apart)
     path = emulator.build(made, (HEADERS,), check, cache)
@@ -175,18 +175,18 @@ def caller(
 
 
 def _line(report: Report) -> str:
-    """A finding with its place in the text, as compilers write it."""
+    """A finding with its place in the text, in the format of compilers."""
     return f"kernel.cu:{report.line}: {report}"
 
 
 def _gpu_call(made: tuple[cubin.Cubin, ...], launched: LaunchPlan, apart: bool) -> guarded.Call:
-    """What a run needs of the memory goes to the GPU before it and comes back after it: all of it in one piece, or each
+    """A call that copies the memory to the GPU before a run and back after it: in one piece, or with `apart` each
     buffer by itself."""
     kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), made, launched)
     sizes = [b.size for b in launched.buffers]
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
-        # A buffer by itself stays as far from a multiple of 64 bytes as it is.
+        # A separate buffer keeps its offset from a multiple of 64 bytes.
         starts = [place - place % _ALIGNMENT for place in places] if apart else [0]
         ends = [place + size for place, size in zip(places, sizes, strict=True)] if apart else [memory.size]
         pieces = [torch.from_numpy(memory[a:b]).cuda() for a, b in zip(starts, ends, strict=True)]
@@ -202,7 +202,7 @@ def _gpu_call(made: tuple[cubin.Cubin, ...], launched: LaunchPlan, apart: bool) 
 
 
 def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Inputs as kernels may rely on them: what starts amid 16 bytes is copied to where it does not."""
+    """Inputs as kernels expect them: those not aligned to 16 bytes are copied."""
     return [gpu.aligned(x) if x.numel() else x for x in inputs]
 
 
@@ -210,7 +210,7 @@ def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def prepare(cache: Path) -> None:
-    """Let other threads build and load what compiles and launches kernels of a GPU, while these are lowered."""
+    """Start building and loading, in other threads, what compiles and launches GPU kernels, while these are lowered."""
     gpu_native.begin(cache)
     threading.Thread(target=cubin.by_nvrtc).start()
 
@@ -223,17 +223,17 @@ def loader(
     invalid: Callable[..., object],
     wait: bool = False,
 ) -> Callable[[Plan], Launcher]:
-    """What makes a function from tensors to tensors of a plan: on the GPU if there is one, else by the emulator.
+    """Return a function from a plan to a launcher: on the GPU if there is one, else in the emulator.
 
-    `invalid` is called with the arguments of a call whose data the kernels do not approve of, and raises; on a GPU only
-    where the host is to `wait` for each call, else the next call of the function raises InvalidData.
+    `invalid` is called with the arguments of a call whose data the kernels reject, and raises. On a GPU this needs
+    `wait`, by which the host waits for each call; otherwise the next call raises InvalidData.
     """
     made, program = text(lowering, "cuda"), lowering.stages["kernel"]
     arch = architecture(lowering.target)
     if arch is None:
         path = emulator.build(made, (HEADERS,), cache=cache)
         return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads, invalid)
-    # PyTorch takes numbers that are tensors of the CPU's wherever it takes numbers.
+    # PyTorch accepts zero-dimensional CPU tensors wherever it accepts numbers.
     constants = {n: x.cuda() if x.device.type == "cpu" and not x.dim() else x for n, x in constants.items()}
     code = cubin.build_cubins(cuda.parts(made), arch, include=(HEADERS,), cache=cache)
     if not program.sizes:
@@ -241,7 +241,7 @@ def loader(
             code, plan, launches(program, plan), constants=constants, cache=cache, invalid=invalid if wait else None
         )
     module = functools.cache(lambda index: gpu.Module(device.driver(index), *(x.image for x in code)))
-    # A graph is of one size: where sizes vary, launches are enqueued one by one.
+    # A graph has fixed sizes: for symbolic sizes, launches are enqueued one by one.
     return lambda plan: gpu.load(
         module(torch.cuda.current_device()), plan, launches(program, plan), constants=constants,
         graphs_from=sys.maxsize, cache=cache, invalid=invalid if wait else None,
@@ -257,7 +257,7 @@ def _emulated(
     invalid: Callable[..., object],
 ) -> Launcher:
     def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
-        held = (*aligned(inputs), *outputs)  # copies of inputs live until the kernels have run
+        held = (*aligned(inputs), *outputs)  # keeps copies of inputs alive until the kernels have run
         pointers = [x.data_ptr() for x in held]
         found = emulator.run_pointers(path, launched, pointers, threads=threads or torch.get_num_threads())
         if found.reports:

@@ -1,7 +1,7 @@
-"""An expression over torch goes in as text; what comes out is how long each part of compiling it takes, warm.
+"""Measure how long each part of compiling an expression takes, warm.
 
-Another program is compiled before, so that PyTorch's first capture and the first run of each pass are not counted;
-kernels are built into a folder of their own, so that none is there already.
+Another program is compiled first, so that PyTorch's first capture and the first run of each pass are not counted.
+Kernels are built into an empty folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compiler.targets.target import Target
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of wall time: PyTorch's capture, the passes, compiler and linker, the loading of what they made."""
+    """Wall time in seconds: PyTorch's capture, the passes, compiler and linker, loading the result."""
 
     captured: float
     lowered: float
@@ -39,7 +39,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Latency:
-    """A program compiled for the first time and once more, and one call of it (the least mean of several turns)."""
+    """Compile times of a program when new and when cached, and seconds per call (the least mean of several turns)."""
 
     new: Parts
     again: Parts
@@ -47,7 +47,7 @@ class Latency:
 
 
 def measure(code: str, seed: int, target: str) -> Latency:
-    """The latency of an expression for a target whose code runs on this CPU, on one thread."""
+    """The latency of an expression on one thread, for a target whose code runs on this CPU."""
     machine = named.target(target)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder, torch.no_grad():

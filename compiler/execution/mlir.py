@@ -1,4 +1,4 @@
-"""Text of MLIR of a program, and what its own tools make of it."""
+"""A program as MLIR text, and as a shared object built from that by MLIR's tools."""
 
 from __future__ import annotations
 

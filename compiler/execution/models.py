@@ -1,4 +1,4 @@
-"""A model that the `transformers` package knows, by its name on the hub or its folder; a call of it, as values, out."""
+"""Run a model of the `transformers` package, given its name on the hub or its folder, and compare it with eager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.errors import CompilerError
 from compiler.frontend import restored, rounded
 from compiler.passes.quantize import OF_ACTIVATIONS
 
-# By how much of an integer roundings of f32 may move an activation before it is rounded to 8 bits.
+# How far roundings in f32 may move an activation, in units of the integer it is then rounded to (8 bits).
 MOVED = 2.0**-13
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _ROUNDS, _WARM = 15, 3
@@ -24,7 +24,7 @@ _ROUNDS, _WARM = 15, 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which model, its weights random or those that are stored, of how many layers (0: all), called how."""
+    """The model to run: weights random or stored, number of layers (0: all), phase, tokens, dtype and seed."""
 
     name: str
     random_weights: bool = False
@@ -37,8 +37,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ran:
-    """How far ours and eager's are from f64 at most, in the result or part of a cache where ours is worst beside what
-    it may be; what a call takes each, in seconds; and what quantizing changes in f64."""
+    """The largest errors of ours and eager's against f64, and the allowed one, for the result or part of a cache where
+    ours is worst relative to that; seconds per call; the change by quantization in f64."""
 
     ours: float
     eager: float
@@ -52,8 +52,8 @@ Run = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class Called:
-    """A model; what calls one like it and gives its main result, what takes caches back to before a call, and what the
-    cache of one like it holds."""
+    """A model, with functions that run it or a copy of it and return its main result (`run`), reset caches before a
+    call (`ready`), and return the contents of its cache (`held`)."""
 
     model: torch.nn.Module
     run: Run
@@ -62,10 +62,10 @@ class Called:
 
 
 def call(wanted: Wanted, device: str) -> Called:
-    """The model that is wanted.
+    """Load or create the model of a request.
 
-    A call that decodes finds what eager has put into the cache for the tokens before it, in the type of its own model.
-    Raises CompilerError for what cannot be had.
+    A decoding call finds a cache filled by eager with the preceding tokens, in the dtype of the model. Raises
+    CompilerError for a model that cannot be loaded.
     """
     library = _library()
     torch.manual_seed(wanted.seed)
@@ -85,7 +85,7 @@ def call(wanted: Wanted, device: str) -> Called:
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[wanted.dtype]
     given = _inputs(config, wanted, device)
     model = model.to(device, dtype).eval()
-    caches: dict[torch.dtype, _Cache] = {}  # of a decoder, for models of each type
+    caches: dict[torch.dtype, _Cache] = {}  # of a decoder, by dtype of the model
     if wanted.phase == "decode":
         filled = library.StaticCache(config=config, max_cache_len=wanted.tokens)
         _fill(model, filled, config, wanted, device)
@@ -108,7 +108,7 @@ def call(wanted: Wanted, device: str) -> Called:
 
 
 class _Cache:
-    """A copy of a filled cache in a floating type, which calls change, and what it was before them."""
+    """A copy of a filled cache in a floating type, which calls modify, with its original contents."""
 
     def __init__(self, filled: Any, dtype: torch.dtype) -> None:
         self.cache = copy.deepcopy(filled)
@@ -128,14 +128,14 @@ class _Cache:
         return [x.to(torch.float64, copy=True) for x in every if x.is_floating_point()]
 
     def restore(self) -> None:
-        """What it was, in the same memory."""
+        """Restore the original contents, in the same memory."""
         for layer, before, contents in zip(self.cache.layers, self._before, self._contents, strict=True):
             for name, x in before.items():
                 setattr(layer, name, x.copy_(contents[name]) if isinstance(x, torch.Tensor) else x)
 
 
 def _fill(model: torch.nn.Module, cache: Any, config: Any, wanted: Wanted, device: str) -> None:
-    """All but the last place of a cache, by a call of the model on random tokens."""
+    """Fill all but the last position of a cache, by a call of the model on random tokens."""
     source = torch.Generator().manual_seed(wanted.seed + 1)
     tokens = torch.randint(0, config.vocab_size, (1, wanted.tokens - 1), generator=source).to(device)
     with torch.no_grad():
@@ -144,7 +144,7 @@ def _fill(model: torch.nn.Module, cache: Any, config: Any, wanted: Wanted, devic
 
 
 def program(wanted: Wanted, device: str) -> tuple[Callable[..., Any], list[Any]]:
-    """A call of the model as a function without arguments."""
+    """A call of the model as a function without arguments, and its empty list of inputs."""
     made = call(wanted, device)
 
     def called() -> torch.Tensor:
@@ -155,18 +155,18 @@ def program(wanted: Wanted, device: str) -> tuple[Callable[..., Any], list[Any]]
 
 
 def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: bool, quantize: str | None = None) -> Ran:
-    """A call of the model that is wanted, as `measured` has it."""
+    """Run `measured` on the requested model."""
     return measured(call(wanted, device), backend, device if bench else None, quantize)
 
 
 def measured(
     made: Called, backend: Callable[..., Any], timed_on: str | None = None, quantize: str | None = None
 ) -> Ran:
-    """A call compiled, beside eager and f64; timed in turns with eager where a device is named.
+    """Compare a compiled call with eager and f64; with `timed_on`, a device, time it in turns with eager.
 
-    A model that is quantized is beside one whose weights, and in some modes activations, are what numbers of 8 or 4
-    bits and scales stand for. An activation that is next to the middle of two of these may become either: so ours may
-    be off by what that changes in f64, too.
+    A quantized model is compared with one whose weights, and in some modes activations, are restored from 8 or 4 bit
+    integers and scales. An activation near the middle between two of these may become either, so ours may also be off
+    by what that changes in f64.
     """
     model, run = made.model, made.run
 
@@ -196,8 +196,9 @@ def measured(
 def with_restored(
     model: torch.nn.Module, stored: torch.nn.Module, quantize: str | None, away: float = 0.0
 ) -> torch.nn.Module:
-    """A copy of a model of any floating type in which the weights of products are those of `stored`, quantized, and
-    activations are rounded as the mode has it, first moved `away` from 0."""
+    """A copy of a model, of any floating type, whose matmul weights are those of `stored`, quantized and restored, and
+    whose activations are rounded as in that mode, after being moved `away` from 0; `model` itself without
+    `quantize`."""
     if quantize is None:
         return model
     made = copy.deepcopy(model)
@@ -207,11 +208,11 @@ def with_restored(
         return (rounded(given[0], mode, away).to(given[0].dtype), *given[1:])
 
     for to, source in zip(made.modules(), stored.modules(), strict=True):
-        across = type(source).__name__ == "Conv1D"  # of transformers: its weights are [depth, rows]
+        across = type(source).__name__ == "Conv1D"  # from transformers: its weights are [depth, rows]
         if isinstance(source, torch.nn.Linear) or across:
             assert isinstance(to.weight, torch.nn.Parameter) and isinstance(source.weight, torch.nn.Parameter)
             wide = restored(source.weight, quantize, across)
-            to.weight = torch.nn.Parameter(wide.to(to.weight.dtype), requires_grad=False)  # no longer an embedding's
+            to.weight = torch.nn.Parameter(wide.to(to.weight.dtype), requires_grad=False)  # no embedding's any more
             if quantize in OF_ACTIVATIONS:
                 to.register_forward_pre_hook(of_bytes)
     return made
@@ -220,13 +221,13 @@ def with_restored(
 def _errors(
     ours: torch.Tensor, others: tuple[torch.Tensor, ...], exact: torch.Tensor, unit: float
 ) -> tuple[float, float, float]:
-    """How far ours and eager's, the first of the others, are off at most, and how far ours may be."""
+    """The largest errors of ours and of eager, the first of the others, and the allowed error of ours."""
     own, *theirs = (float((x - exact).abs().max().nan_to_num(nan=float("inf"))) for x in (ours, *others))
     return own, theirs[0], 4 * max(theirs) + unit * float(exact.abs().max())
 
 
 def _times(runs: Mapping[str, Callable[[], object]], device: str, ready: Callable[[], None]) -> dict[str, float]:
-    """The median of calls in turns, each waited for."""
+    """The median seconds of calls in turns, waiting for each."""
     wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     found: dict[str, list[float]] = {name: [] for name in runs}
     for n in range(_WARM + _ROUNDS):
@@ -246,7 +247,7 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
 
 
 def _inputs(config: Any, wanted: Wanted, device: str) -> dict[str, torch.Tensor]:
-    """One sequence of random tokens, or one random image, by what the configuration speaks of."""
+    """One sequence of random tokens, or one random image, depending on the configuration."""
     source = torch.Generator().manual_seed(wanted.seed)
     if not hasattr(config, "vocab_size") and hasattr(config, "image_size"):
         height, width = (
@@ -274,10 +275,10 @@ def _library() -> Any:
 
 
 def _had(wanted: Wanted, get: Callable[[], Any]) -> Any:
-    """What the library reads from disk or the network, its failures told as causes with remedies."""
+    """Run a loading function; its exceptions become a CompilerError with a remedy."""
     try:
         return get()
-    except Exception as problem:  # its own classes and those of three libraries under it
+    except Exception as problem:  # its own exceptions and those of three libraries below it
         said = " ".join(str(problem).split()).rstrip(".")
         if "SafetensorError" in type(problem).__name__ or "eader" in said:
             remedy = "a file of its weights is cut short or damaged: fetch it again, or use --random-weights"

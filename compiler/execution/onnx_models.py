@@ -1,4 +1,4 @@
-"""An ONNX file, run on random inputs of its own types, beside the reference evaluator of the onnx package."""
+"""Run an ONNX file on random inputs, and compare it with the reference evaluator of the onnx package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compiler.onnx.model import Sizes
 
 @dataclass(frozen=True)
 class Outcome:
-    """A compiled model; `difference` from onnx's evaluator is the largest, `allowed` what it may be."""
+    """A compiled model; the largest difference from onnx's evaluator, and the allowed one."""
 
     compiled: executable.Executable
     captured_in: float  # seconds
@@ -47,17 +47,17 @@ def run(path: Path, seed: int, target: str, shapes: Sizes) -> Outcome:
 
 
 def _allowed(x: torch.Tensor) -> float:
-    """What the evaluator's own rounding may make: it computes in the types of the model, in an order of its own."""
+    """A bound on the evaluator's own rounding error: it computes in the model's types, in its own order."""
     unit = torch.finfo(x.dtype).eps if x.dtype.is_floating_point else 0.0
     return 32 * unit * float(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
 
 
 def _evaluated(read: model.Model, inputs: Mapping[str, torch.Tensor]) -> list[Any]:
-    """What onnx's evaluator makes of the model."""
+    """The results of onnx's evaluator."""
     try:
         evaluator = model.library("onnx.reference").ReferenceEvaluator(read.proto)
         made: list[Any] = evaluator.run(None, {name: model.to_numpy(x) for name, x in inputs.items()})
-    except Exception as problem:  # whatever an op of it raises
+    except Exception as problem:  # whatever one of its ops raises
         raise CompilerError(
             f"onnx's evaluator does not run the model: {type(problem).__name__}: {problem}"
         ) from problem
@@ -65,7 +65,7 @@ def _evaluated(read: model.Model, inputs: Mapping[str, torch.Tensor]) -> list[An
 
 
 def drawn(read: model.Model, shapes: Sizes, seed: int) -> dict[str, torch.Tensor]:
-    """Random inputs: normal numbers, and integers that are 0 or 1, which are indices of most tables."""
+    """Random inputs: normally distributed floats, and integers 0 or 1, which are valid indices of most tables."""
     source = torch.Generator().manual_seed(seed)
     sizes = model.shapes(read, shapes)
 

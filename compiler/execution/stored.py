@@ -1,6 +1,6 @@
-"""A program of Torch IR in; its text and what is launched of it out, as a process before left them in the cache.
+"""Cache the text and launches of lowered programs across processes.
 
-The key is all that they depend on: the program's text, the target, the schedules given, and the compiler's own sources.
+The key covers all that they depend on: the program's text, the target, the schedules given, and the compiler's sources.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def code(
     lower: Callable[[], Lowering],
     known: str = "",
 ) -> Lowering:
-    """What runs the program, without the stages between; where the cache has it not, `lower` makes all of it, with the
-    schedules that are `known`, by their digest."""
+    """The program with its text and launches, without the stages between. If it is not in the cache, `lower` makes all
+    stages. `known` is the digest of the stored schedules."""
     path = store.entry(cache, _key(program, target, schedules, known), SUFFIX)
     if (found := store.taken(path)) is not None:
         return _read(found[0], program, target)
     made = lower()
-    with contextlib.suppress(CacheError):  # a cache that is read-only or full serves as far as it goes
+    with contextlib.suppress(CacheError):  # a read-only or full cache is not updated
         _write(path, made)
     return made
 
@@ -52,7 +52,7 @@ def _key(program: aten.Program, target: Target, schedules: tuple[tuple[str, Sche
 
 @functools.cache
 def sources() -> str:
-    """The digest of the compiler itself."""
+    """The digest of the compiler's sources."""
     digest = hashlib.sha256()
     for path in sorted(p for p in _COMPILER.rglob("*.py") if "tests" not in p.parts):
         content = path.read_bytes()

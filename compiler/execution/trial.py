@@ -1,4 +1,4 @@
-"""A file with a text of any stage in; what it computes on inputs that its head declares, or what is wrong, out."""
+"""Run a text of any stage from a file, on random inputs or those of an expression, and judge its results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Ran:
-    """The outputs by name, complaints about the runs, and the largest difference from eager beside the verdict on it.
+    """The outputs by name, complaints about the runs, the largest difference from eager, and the verdict.
 
-    There is a verdict if there is an expression to compare with.
+    The verdict is None without an expression to compare with.
     """
 
     lowering: Lowering
@@ -47,7 +47,7 @@ class Ran:
 
 
 def run(path: Path, target: str | None, code: str | None, seed: int, shapes: Shapes | None = None) -> Ran:
-    """Compile the text of a file and run it, on the inputs of an expression if there is one, else on random ones."""
+    """Compile and run the text of a file, on the inputs of an expression if there is one, else on random inputs."""
     lowering = dumps.load(path, target)
     with torch.no_grad():
         wanted = _of_expression(code, seed, path, lowering) if code is not None else None
@@ -67,18 +67,18 @@ def run(path: Path, target: str | None, code: str | None, seed: int, shapes: Sha
 
 
 def check(path: Path, target: str | None, seed: int, shapes: Shapes, launches: Sequence[str] = ()) -> tuple[str, ...]:
-    """What the emulator's checks find in a CUDA text, with its lines; blocks and threads go in three orders."""
+    """Findings of the emulator's checks in a CUDA text, with lines; blocks and threads run in three orders."""
     lowering = dumps.load(path, target)
     if "cuda" not in lowering.stages:
         raise CompilerError(f"{path}: check mode is for CUDA texts, and target {lowering.target.name} has none")
     lowering = _launched(path, lowering, launches)
     found = _guarded(path, lowering, draw(lowering, seed, shapes), check=True).complaints
-    # The orders find the same at other places: one finding is enough of a kind, a line and a buffer.
+    # Different orders report the same problem at different places: keep one finding per kind, line and buffer.
     return tuple({re.split("[+,]", line)[0]: line for line in reversed(found)}.values())[::-1]
 
 
 def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], check: bool = False) -> guarded.Outcome:
-    """Three runs; places in the text are those of the file, if it is the one that was compiled."""
+    """Run three times; if the file has the compiled text, complaints refer to its lines."""
     is_text = dumps.stage_of(path) in ("cpp", "cuda")
     try:
         outcome = executable.execute_guarded(lowering, inputs, cache=detect.default_cache(os.environ), check=check)
@@ -95,7 +95,7 @@ def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], che
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The program of an expression, its inputs in the program's order, weights included, and eager's outputs."""
+    """The program of an expression, its inputs (including weights) in the program's order, and eager's outputs."""
 
     program: aten.Program
     inputs: list[torch.Tensor]
@@ -118,15 +118,15 @@ def _of_expression(code: str, seed: int, path: Path, lowering: Lowering) -> _Wan
 
 
 def hints(lowering: Lowering) -> dict[Size, int]:
-    """The value to expect of each symbolic size."""
+    """The expected value of each symbolic size."""
     sizes: Sequence[Size] = next(iter(lowering.stages.values())).sizes
     return {s: max(s.low, min(s.hint, s.high if s.high is not None else s.hint)) for s in sizes}
 
 
 def draw(lowering: Lowering, seed: int, shapes: Shapes) -> list[torch.Tensor]:
-    """Random inputs of the types that a program declares, of the given shapes where its sizes are symbolic.
+    """Random inputs of the types that a program declares, with the given shapes for symbolic sizes.
 
-    Integers are no index beyond the end of any axis of an input: from 0 up to the least extent.
+    Integers are valid indices of every axis of every input: at least 0 and below the least extent.
     """
     declared, at = buffers.inputs_of(lowering), hints(lowering)
     if unknown := set(shapes) - {t.name for t in declared}:
@@ -153,7 +153,7 @@ def _random(b: launcher.Buffer, least: int, generator: torch.Generator) -> torch
 
 
 def _launched(path: Path, lowering: Lowering, launches: Sequence[str]) -> Lowering:
-    """With other grids and blocks, as `kernel<<<64x2, 128>>>` says."""
+    """Replace grids and blocks, given as `kernel<<<64x2, 128>>>`."""
     program = lowering.stages["kernel"]
     for text in launches:
         found = _LAUNCH.fullmatch(text)
@@ -168,12 +168,12 @@ def _launched(path: Path, lowering: Lowering, launches: Sequence[str]) -> Loweri
 
 
 def on_its_machine(target: Target) -> bool:
-    """Whether the code of a target runs on what it is for, rather than emulated."""
+    """Whether a target's code runs on its real hardware, rather than emulated."""
     return target.kind != "cuda" or gpu_programs.on_gpu(target)
 
 
 def summary(ran: Ran) -> list[tuple[str, str]]:
-    """The name of each output, and its type with what is in it."""
+    """The name of each output, with its type and range of values."""
     return [(name, _described(x)) for name, x in ran.outputs.items()]
 
 

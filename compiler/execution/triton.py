@@ -1,4 +1,4 @@
-"""A program lowered for Triton; the ways to run its text, on a GPU or by Triton's interpreter, out."""
+"""Run the text of a program lowered for Triton, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.runtime.launcher import Launcher, Plan
 
 
 def meaning(name: str) -> Callable[..., Any]:
-    """A function of CUDA's library, as our own interpreters have it."""
+    """A function of CUDA's math library, as our interpreters evaluate it."""
     return lambda *args: scalar.apply(FUNCTION_OF[name], args)
 
 
@@ -25,7 +25,7 @@ def temporaries(lowering: Lowering, plan: Plan) -> list[launcher.Buffer]:
 
 
 def guarded_call(lowering: Lowering, plan: Plan) -> guarded.Call:
-    """A run of the text on guarded memory."""
+    """A call of the text on guarded memory."""
     kinds = [b.dtype for b in (*plan.inputs, *plan.outputs, *temporaries(lowering, plan))]
     return triton.entry(triton.load(lowering.stages["triton"], meaning), kinds, plan.sizes)
 
@@ -33,9 +33,9 @@ def guarded_call(lowering: Lowering, plan: Plan) -> guarded.Call:
 def loader(
     lowering: Lowering, constants: Mapping[int, torch.Tensor], invalid: Callable[..., object]
 ) -> Callable[[Plan], Launcher]:
-    """What makes a function from tensors to tensors of a plan; tensors are the GPU's where there is one."""
+    """Return a function from a plan to a launcher; tensors are on the GPU if there is one."""
     launch = triton.load(lowering.stages["triton"], meaning)
-    fails = "tl.store(mlc_failed" in lowering.stages["triton"]  # a GPU need not be waited for where nothing can
+    fails = "tl.store(mlc_failed" in lowering.stages["triton"]  # otherwise there is no need to wait for a GPU
     device = torch.device("cuda", torch.cuda.current_device()) if triton.on_gpu() else launcher.CPU
 
     def load(plan: Plan) -> Launcher:

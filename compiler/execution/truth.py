@@ -1,7 +1,7 @@
-"""Whether results of a program are right: Torch IR, its inputs and what was computed in, a verdict out.
+"""Judge the results of a program against Torch IR.
 
-What is right is Torch IR in f64 on the same inputs; how far each element may be from it is derived from Tensor IR. The
-suite judges by the same two, so that a program that is right here is right in a shape file.
+The reference is Torch IR in f64 on the same inputs; the allowed error of each element is derived from Tensor IR. The
+suite judges in the same way, so that a program judged correct here is correct in a shape file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 def judge(program: aten.Program, inputs: Tensors, made: Tensors, lowering: Lowering) -> Verdict:
-    """The worst verdict on all outputs of a program that was lowered so.
+    """The worst verdict on the outputs of a program, `made` by the code of `lowering`.
 
-    Where a bound is less than the rounding of the reference itself, Tensor IR says exactly what is right, if both are
-    the same in real numbers.
+    If a bound is below the rounding of the reference itself, Tensor IR gives the exact value, provided that both agree
+    in real arithmetic.
     """
     given = [x.cpu() for x in inputs]
     with torch.device("cpu"):
@@ -55,6 +55,6 @@ def _within(made: Tensors, bounded: Sequence[Bounded]) -> Verdict:
 
 
 def to_array(x: torch.Tensor) -> Array:
-    """A tensor as bounds hold it: floats of 16 bits or fewer as f32."""
+    """A tensor as bounds represent it: floats of at most 16 bits as f32."""
     held = executable.to_array(x.cpu())
     return held.astype(np.float32) if held.dtype == np.float16 else held

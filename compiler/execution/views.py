@@ -1,4 +1,4 @@
-"""Results that share memory: a launcher of whole values and a view for each result in, a launcher of results out."""
+"""Results that share memory: views of a launcher's outputs, and results in the memory of arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.ir.sizes import numbers
 from compiler.runtime import gpu
 from compiler.runtime.launcher import Buffer, Launcher
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from where the whole value begins
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from the start of the whole value
 
 
 def viewed(
@@ -24,9 +24,9 @@ def viewed(
     sizes: Mapping[Size, int],
     inputs: Collection[int] = (),
 ) -> Launcher:
-    """A launcher of the results, from one of the buffers `made`; itself, where its outputs are the results.
+    """A launcher of the results, as views of the buffers `made` by `launch`; `launch` itself if no view is needed.
 
-    Those `made` whose numbers are in `inputs` are arguments, which are results as they are.
+    Buffers whose positions are in `inputs` are arguments, which are results unchanged.
     """
     memory = {v.source: (numbers(v.memory, sizes), numbers((v.begin,), sizes)[0]) for v in views if isinstance(v, View)}
     moved = {
@@ -34,7 +34,7 @@ def viewed(
         if n not in inputs and (begin or not _lies(made[n], strides))
     }  # fmt: skip
     taken = set(moved)
-    steps: list[tuple[int, Layout | None]] = []  # of a number -1 and no layout
+    steps: list[tuple[int, Layout | None]] = []  # (-1, None) for a number
     for v in views:
         if not isinstance(v, View):
             steps.append((-1, None))
@@ -62,10 +62,10 @@ def viewed(
 
 
 def overwriting(launch: Launcher, places: Mapping[int, int], aligned: bool) -> Launcher:
-    """A launcher that also gives, as the results of these numbers, the arguments that it leaves them in.
+    """A launcher that also returns, at positions `places`, the arguments that these results are written to.
 
-    An argument that kernels cannot write to where it lies is lent to them as a copy: one that is negated when it is
-    read, and one that is not `aligned` where it must be.
+    An argument that kernels cannot write in place is replaced by a copy and written back: one that is lazily negated,
+    and with `aligned` one that is misaligned.
     """
 
     def run(*arguments: Any) -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ def overwriting(launch: Launcher, places: Mapping[int, int], aligned: bool) -> L
 
 
 def brought(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.Tensor:
-    """The same elements at these strides, from `begin` on; along an axis whose stride is 0 they are one."""
+    """The same elements at these strides from offset `begin` on; along an axis of stride 0 only the first is copied."""
     last = sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True)) if x.numel() else -1
     memory = torch.empty(begin + last + 1, dtype=x.dtype, device=x.device)
     out = memory.as_strided(x.shape, strides, begin)
@@ -95,7 +95,7 @@ def brought(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.
 
 
 def _lies(buffer: Buffer, strides: tuple[int, ...]) -> bool:
-    """Whether the buffer has its elements at these strides, which matter only along axes that are stepped along."""
+    """Whether the buffer has these strides, which are irrelevant along axes of one element and for empty buffers."""
     return 0 in buffer.shape or all(
         n == 1 or mine == its for n, mine, its in zip(buffer.shape, buffer.stride, strides, strict=True)
     )

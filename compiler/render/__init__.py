@@ -1,1 +1,1 @@
-"""Kernel IR in, source text of the target language out."""
+"""Render IR as source text of the target language."""

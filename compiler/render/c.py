@@ -1,7 +1,7 @@
-"""Kernel IR to C-like text: the walk over statements and expressions that all languages share, tables for the rest.
+"""Kernel IR to C-like text: the traversal of statements and expressions that all languages share, driven by tables.
 
-Precedence decides the parentheses; names that the language reserves are escaped; every function called is recorded, so
-that the text includes what it needs and no more.
+Parentheses follow from precedence, reserved names are escaped, and every function called is recorded, so that the text
+includes the headers that it needs and no others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 
 WIDTH = 120
-FAILED = "failed"  # the parameter through which a function says that a requirement failed
-# How tightly C's operators bind.
+FAILED = "failed"  # the parameter through which a function reports a failed requirement
+# Precedence of C's operators, from loosest to tightest.
 TERNARY, LOR, LAND, OR, XOR, AND, EQUAL, COMPARE, SHIFT, ADD, MUL, UNARY, ATOM = range(13)
 
-# Scalar operation: symbol, rank, rank asked of the left and of the right operand (more than C asks if GCC would warn).
+# Scalar operation: symbol, rank, minimum rank of the left and right operands (higher than in C where GCC would warn).
 INFIX: dict[str, tuple[str, int, int, int]] = {
     "add": ("+", ADD, ADD, MUL), "sub": ("-", ADD, ADD, MUL),
     "mul": ("*", MUL, MUL, UNARY), "div": ("/", MUL, MUL, UNARY),
@@ -31,14 +31,14 @@ INFIX: dict[str, tuple[str, int, int, int]] = {
     "ge": (">=", COMPARE, SHIFT, SHIFT), "eq": ("==", EQUAL, SHIFT, SHIFT), "ne": ("!=", EQUAL, SHIFT, SHIFT),
     "and": ("&", AND, UNARY, UNARY), "or": ("|", OR, UNARY, UNARY), "xor": ("^", XOR, UNARY, UNARY),
 }  # fmt: skip
-# The same for bool operands: both sides are always safe to evaluate, and never need be.
+# The same for bool operands: both sides are always safe to evaluate, so short-circuiting is harmless.
 LOGIC: dict[str, tuple[str, int, int, int]] = {
     "and": ("&&", LAND, LAND, EQUAL), "or": ("||", LOR, LOR, EQUAL), "xor": ("!=", EQUAL, UNARY, UNARY),
     "min": ("&&", LAND, LAND, EQUAL), "max": ("||", LOR, LOR, EQUAL),
 }  # fmt: skip
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "signbit")
 _CALLS = "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc shl shr floordiv truncdiv gcd"
-# Scalar operations that are calls of device functions in every language.
+# Scalar operations that are device functions in every language.
 FUNCTIONS = {name: f"mlc_{name}" for name in (*_CALLS.split(), *functions.FUNCTIONS)}
 FUNCTIONS |= {"mod": "mlc_remainder", "rem": "mlc_fmod"}
 CPP_KEYWORDS = frozenset(
@@ -55,23 +55,24 @@ CPP_KEYWORDS = frozenset(
 
 
 class Code(NamedTuple):
-    """Text of an expression, and how tightly its outermost operator binds."""
+    """Text of an expression, and the rank of its outermost operator."""
 
     text: str
     rank: int = ATOM
 
     def at(self, rank: int) -> str:
-        """The text as an operand that must bind at least as tightly as `rank`."""
+        """The text as an operand of at least this rank, in parentheses if necessary."""
         return self.text if self.rank >= rank else f"({self.text})"
 
 
 @dataclass(frozen=True)
 class Language:
-    """What one language spells its own way.
+    """The parts of rendering that depend on the language.
 
-    `expression` and `statement` are asked first and return None for what the shared walk does; `declare` gives the type
-    of a variable with this value; `bits` of an expression is the width that a vector of bools must have, 0 for any.
-    `integer`, if any, spells i64 expressions: at exactly that type, or as C converts them by itself.
+    `expression` and `statement` are tried first; they return None to leave a node to the shared traversal. `declare`
+    gives the type of a variable of this value. The `bits` of an expression are the lane width required of a vector of
+    bools, 0 for any. `integer`, if any, renders i64 expressions, either at exactly that type or as C's implicit
+    conversions allow.
     """
 
     types: Mapping[str, str]
@@ -83,12 +84,12 @@ class Language:
     array: Callable[[Writer, k.Array], list[str]]
     pragma: Callable[[Writer, k.For], list[str]]
     integer: Callable[[Writer, Expr, bool], Code] | None = None
-    failures: str = FAILED  # what a requirement that fails is told to
+    failures: str = FAILED  # where failed requirements are reported
 
 
 @dataclass
 class Writer:
-    """The state of writing one function: how names are spelled, which are reassigned, what was called so far."""
+    """State of rendering one function: the spelling of names, which are reassigned, the functions called so far."""
 
     language: Language
     function: str
@@ -98,16 +99,16 @@ class Writer:
     masks: dict[str, int] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     types: set[str] = field(default_factory=set)
-    functions: set[str] = field(default_factory=set)  # taken names of functions
-    before: list[str] = field(default_factory=list)  # lines of functions that this one needs
-    inside: bool = False  # of a loop that is spread over threads
-    mark: str = ""  # of the loop around that has a say in how memory is used
-    offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in the memory that a launch brings
+    functions: set[str] = field(default_factory=set)  # names of functions in use
+    before: list[str] = field(default_factory=list)  # lines of helper functions to put before this one
+    inside: bool = False  # whether inside a loop that is spread over threads
+    mark: str = ""  # the mark of the enclosing loop that affects memory accesses
+    offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in dynamic shared memory
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
-    narrow: frozenset[str] = frozenset()  # integer variables that 32 bits hold
-    data: frozenset[str] = frozenset()  # integer variables that may wrap around
+    narrow: frozenset[str] = frozenset()  # integer variables that fit 32 bits
+    data: frozenset[str] = frozenset()  # integer variables that may overflow and wrap
     written: frozenset[str] = frozenset()  # parameters that the function writes
-    by_lane: frozenset[str] = frozenset()  # vectors of which each lane is used by itself, as it was loaded
+    by_lane: frozenset[str] = frozenset()  # loaded vectors whose lanes are used one by one
 
     def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
         """A call, recorded."""
@@ -120,7 +121,7 @@ class Writer:
         return expression(self, e, bits).at(rank)
 
     def plain(self, e: Expr, rank: int = TERNARY) -> str:
-        """The text of `e` where C converts integer literals by itself."""
+        """The text of `e` where C's implicit conversions of integers are acceptable."""
         if isinstance(e, Const) and e.dtype.is_integer and abs(e.value) < 2**63:
             return Code(str(e.value), UNARY if e.value < 0 else ATOM).at(rank)
         if self.language.integer is not None and e.dtype is i64:
@@ -143,7 +144,7 @@ def literal(value: bool | int | float, dtype: DType) -> Code:
     number = int(value)
     suffix = "l" if dtype.bits == 64 else ""
     if dtype.kind == "int" and number == -(2 ** (dtype.bits - 1)) and dtype.bits >= 32:
-        return Code(f"-{-number - 1}{suffix} - 1", ADD)  # C has no negative literals, and the positive one is too large
+        return Code(f"-{-number - 1}{suffix} - 1", ADD)  # C has no negative literals, and the positive one overflows
     return Code(f"{number}{suffix}", UNARY if number < 0 else ATOM)
 
 
@@ -154,7 +155,7 @@ def _float(value: float, suffix: str) -> Code:
         return Code(f"{'-' if value < 0 else ''}__builtin_inf{suffix}()", UNARY if value < 0 else ATOM)
     text = repr(value)
     if suffix:
-        # The fewest digits that lie well inside the half-way points to the neighbouring floats.
+        # The fewest digits whose value is well within the midpoints to the neighbouring floats.
         shorter = (f"{value:.{digits}g}" for digits in range(1, 10))
         text = next(t for t in shorter if abs(float(t) - value) <= abs(value) * 2.0**-26)
     if not set(text) & set(".e"):
@@ -172,7 +173,7 @@ def expression(w: Writer, e: Expr, bits: int = 0) -> Code:
 
 
 def ordinary(w: Writer, e: Expr, bits: int = 0) -> Code:
-    """An expression as the language spells it, else as all do."""
+    """Render an expression by the language's own function, or else by the shared rules."""
     special = w.language.expression(w, e, bits)
     if special is not None:
         return special
@@ -213,12 +214,12 @@ def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
 
 
 def fails(body: Iterable[k.Stmt]) -> bool:
-    """Whether statements have requirements, for which they need to know where to say that one failed."""
+    """Whether statements have requirements, so that their function needs a place to report a failure."""
     return any(isinstance(n, Op) and n.name == "require" for s in body for n in s.walk())
 
 
 def narrowed(w: Writer, made: Code, dtype: DType) -> Code:
-    """C computes narrow integers as int: cut the result to its type."""
+    """C computes narrow integers as int: convert the result back to its type."""
     if dtype.lanes > 1 or not dtype.is_integer or dtype.bits >= 32:
         return made
     return Code(f"({w.language.types[dtype.name]}){made.at(UNARY)}", UNARY)
@@ -227,7 +228,7 @@ def narrowed(w: Writer, made: Code, dtype: DType) -> Code:
 def infix(w: Writer, row: tuple[str, int, int, int], args: tuple[Expr, ...]) -> Code:
     symbol, rank, left, right = row
     a, b = args
-    # Bare literals and scalars where the other operand decides the type.
+    # Literals and broadcasts are written bare if the other operand determines the type.
     first = w.of(a, left) if _settles(a) else _loose(w, a, left) if _settles(b) else w.of(a, left)
     second = w.of(b, right) if _settles(b) or not _settles(a) else _loose(w, b, right)
     if symbol == "-" and second.startswith("-"):
@@ -242,7 +243,7 @@ def _settles(e: Expr) -> bool:
 def _loose(w: Writer, e: Expr, rank: int) -> str:
     match e:
         case k.Broadcast(Select() | Op("where") as arg) if arg.dtype.is_integer and arg.dtype.bits < 32:
-            return w.of(e, rank)  # C makes an int of it, cast or not
+            return w.of(e, rank)  # C promotes it to int, with or without a cast
         case k.Broadcast(arg) if arg.dtype.kind != "bool":
             return w.of(arg, rank)
         case Const(value, dtype) if dtype.lanes > 1 and dtype.kind != "bool":
@@ -256,7 +257,7 @@ def _loose(w: Writer, e: Expr, rank: int) -> str:
 
 
 def body(w: Writer, statements: tuple[k.Stmt, ...]) -> list[str]:
-    """The lines of a block, indented; names declared in it end with it."""
+    """The lines of a block, indented; restores the scope of names declared in it."""
     masks, buffers = dict(w.masks), dict(w.buffers)
     lines = ["  " + line for s in statements for line in statement(w, s)]
     w.masks, w.buffers = masks, buffers
@@ -301,14 +302,14 @@ def statement(w: Writer, s: k.Stmt) -> list[str]:
 
 
 def _given(w: Writer, name: str, value: Expr) -> str:
-    """The text of a value for a variable."""
+    """The text of the value of a variable."""
     if w.language.integer is not None and value.dtype is i64:
         return w.plain(value)
     return w.of(value, bits=w.masks.get(name, 0))
 
 
 def combined(s: k.Store) -> k.Store:
-    """A store that combines, as load, combine, store; short floats combine as f32."""
+    """Expand an accumulating store to load, combine, store; short floats are combined as f32."""
     old: Expr = Load(s.buffer, (s.index,), s.value.dtype)
     dtype = s.value.dtype
     if dtype.is_float and dtype.bits <= 16:
@@ -318,7 +319,7 @@ def combined(s: k.Store) -> k.Store:
 
 
 def header_of(headers: Mapping[str, str], function: str) -> str:
-    """Which of the headers, each with the names that it declares, has a device function; raises ValueError for none."""
+    """The header that declares a device function. Raises ValueError if none does."""
     for header, names in headers.items():
         if function.removeprefix("mlc_") in names.split():
             return header
@@ -326,7 +327,7 @@ def header_of(headers: Mapping[str, str], function: str) -> str:
 
 
 def filled(start: str, words: list[str], end: str) -> list[str]:
-    """`start`, the words and `end`, on as few lines as `WIDTH` allows, the later ones indented."""
+    """`start`, the words and `end` on as few lines as `WIDTH` allows, with continuation lines indented."""
     lines = [start + ", ".join(words) + end]
     while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
         cut = lines[-1].rindex(", ", 0, WIDTH) + 2
@@ -335,12 +336,12 @@ def filled(start: str, words: list[str], end: str) -> list[str]:
 
 
 def comment(text: str) -> list[str]:
-    """Line comments; a backslash at a line's end would swallow the next."""
+    """Line comments, without trailing backslashes, which would continue them."""
     return [f"// {line}".rstrip().rstrip("\\").rstrip() for line in text.splitlines()]
 
 
 def about(f: k.Function) -> list[str]:
-    """What a function computes and how it was scheduled, in comments above it."""
+    """Comments on what a function computes and how it was scheduled."""
     said = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
     return comment(f"{f.name} {', '.join(said)}\n{f.schedule}") if said else []
 
@@ -349,7 +350,7 @@ def about(f: k.Function) -> list[str]:
 
 
 def spelled(names: Iterable[str], reserved: frozenset[str], prefix: str = "mlc_") -> dict[str, str]:
-    """A C name for each name, no two alike: its own, or with underscores behind where that is reserved or taken."""
+    """Map names to distinct C names: unchanged, or with trailing underscores if reserved or taken."""
     wanted = list(dict.fromkeys(names))
     out: dict[str, str] = {}
     taken = set(reserved) | {n for n in wanted if n not in reserved and not n.startswith((prefix, "_"))}
@@ -363,7 +364,7 @@ def spelled(names: Iterable[str], reserved: frozenset[str], prefix: str = "mlc_"
 
 
 def bound(function: k.Function) -> list[str]:
-    """Every name that a function binds, parameters first."""
+    """All names that a function binds, parameters first."""
     out = [p.name for p in function.params]
     for s in function.body:
         for n in s.walk():
@@ -374,7 +375,7 @@ def bound(function: k.Function) -> list[str]:
 
 
 def touched(body: tuple[k.Stmt, ...]) -> set[str]:
-    """Names of the buffers that statements read or write."""
+    """Names of the buffers that statements access."""
     kinds = Load | k.Gather | k.Store | k.Address
     return {n.buffer for s in body for n in s.walk() if isinstance(n, kinds)}
 
@@ -389,7 +390,7 @@ def assigned(function: k.Function) -> frozenset[str]:
 
 
 def used_buffers(program: k.Program) -> list[tuple[int, Tensor]]:
-    """Inputs, outputs and temporaries that some function uses, with their position in the entry's list."""
+    """Inputs, outputs and temporaries used by some function, with their position among the entry's buffers."""
     used = {p.name for f in program.functions for p in f.params}
     every = (*program.inputs, *program.outputs, *program.temps)
     return [(i, t) for i, t in enumerate(every) if t.name in used]

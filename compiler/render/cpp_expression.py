@@ -1,7 +1,7 @@
-"""Expressions of Kernel IR as C++: vectors, conversions, memory, and masks.
+"""Expressions of Kernel IR as C++: vectors, conversions, memory accesses, and masks.
 
-A vector of bools has no one form: it is a mask as wide as the lanes that it comes from, and is resized where it meets
-others. A short float is its raw bits, until it is converted.
+A vector of bools has no fixed type: it is a mask as wide as the lanes that it is computed from, and is resized where it
+meets others. A short float is held as raw bits until it is converted.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ TYPES = {
 }  # fmt: skip
 MASKS = {8: "signed char", 16: "short", 32: "int", 64: "long"}
 ANY_MASK = 32
-FAILURES = "failures"  # the variable in which a function gathers what fails
+FAILURES = "failures"  # the variable in which a function accumulates failed requirements
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 
 
 def memory(dtype: DType) -> str:
-    """How one element lies in memory; a bool is a byte, so that any value but 0 counts as true."""
+    """The type of an element in memory; a bool is a byte, so that any nonzero value counts as true."""
     return "unsigned char" if dtype.kind == "bool" else TYPES[dtype.name]
 
 
 def lane_type(dtype: DType) -> str:
-    """What is computed with: short floats are raw bits."""
+    """The type of an element in computation; short floats are raw bits."""
     return raw_type(dtype) if is_short(dtype) else TYPES[dtype.name]
 
 
 def raw_type(dtype: DType) -> str:
-    """The bits of a short float."""
+    """The integer type that holds the bits of a short float."""
     return "unsigned short" if dtype.bits == 16 else "unsigned char"
 
 
 def is_short(dtype: DType) -> bool:
-    """It is a float of 16 or 8 bits, which is only stored."""
+    """Whether it is a float of 16 or 8 bits, a storage type only."""
     return dtype.is_float and dtype.bits <= 16
 
 
@@ -111,13 +111,15 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
 
 
 def _wraps(w: Writer, e: Expr) -> bool:
-    """Whether a number is data, which may be the least one: g++ takes x < 0 ? -x : x for an absolute value, and what is
-    not above zero to be zero, with -fwrapv too. Of vectors it does not, and narrower ones are computed as int."""
+    """Whether arithmetic on `e` must wrap, as data may be the minimum: g++ takes x < 0 ? -x : x for an absolute value,
+    and concludes from <= 0 that it is zero, even with -fwrapv. It does neither for vectors, and narrower types are
+    computed as int."""
     return e.dtype is i32 or (e.dtype is i64 and is_data(e, w.data))
 
 
 def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:
-    """The number, the same in every lane, of those from 0 on that vectors are among where `cond` holds; and these."""
+    """The limit n, equal in all lanes, and the vectors of which `cond` says that all lanes are in 0 .. n - 1; or
+    None."""
     match cond:
         case Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))) if a is b and _known(zero, -1) == 0 and _alike(n):
             return (n, [a]) if a.dtype.kind == "int" else None
@@ -129,7 +131,7 @@ def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:
 
 
 def below(e: Expr) -> tuple[Expr, Expr] | None:
-    """The value that must be one of 0 .. n - 1, and n, the same in every lane; None of what requires no such."""
+    """The value required to be in 0 .. n - 1, and n, equal in all lanes; None for other requirements."""
     match e:
         case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
             a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
@@ -139,12 +141,12 @@ def below(e: Expr) -> tuple[Expr, Expr] | None:
 
 
 def _alike(e: Expr) -> bool:
-    """It is the same in every lane."""
+    """Whether it is the same in every lane."""
     return e.dtype.lanes == 1 or isinstance(e, Const | k.Broadcast)
 
 
 def _known(e: Expr, otherwise: int = 0) -> int:
-    """The whole number that `e` is in every lane."""
+    """The integer constant that `e` is in every lane, or `otherwise`."""
     match e:
         case Const(value, dtype) if dtype.is_integer:
             return int(value)
@@ -154,12 +156,12 @@ def _known(e: Expr, otherwise: int = 0) -> int:
 
 
 def literal(value: float, dtype: DType) -> Code:
-    """A short float of one lane."""
+    """A scalar literal of a short float."""
     return Code(f"({raw_type(dtype)})0x{short_bits(value, dtype):0{dtype.bits // 4}x}", UNARY)
 
 
 def short_bits(value: float, dtype: DType) -> int:
-    """The bits of the literal of a short float."""
+    """The bits of a short float, rounded to nearest even."""
     if dtype.replace(lanes=1) in EIGHTHS:
         return float8.bits_of(value, dtype)
     if dtype.name == "f16":
@@ -181,7 +183,7 @@ def _spread_out(w: Writer, scalar: str, dtype: DType) -> Code:
 
 
 def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
-    """A load from memory, converted to lanes of the C++ type `to` on the way unless that is empty."""
+    """A load, converted to lanes of the C++ type `to` unless that is empty."""
     dtype = e.dtype
     half = is_short(dtype) and not to
     lane = to or lane_type(dtype)
@@ -210,7 +212,7 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
 
 
 def _masked(w: Writer, cond: Expr, load: Load, other: Expr) -> Code:
-    """A load of the lanes where `cond` holds. No pointer is made to where there may be none."""
+    """A load of the lanes where `cond` holds. No pointer is formed to an element that may not exist."""
     base = w.names[load.buffer]
     if is_short(load.dtype):
         base = f"(const {raw_type(load.dtype)}*){base}"
@@ -219,7 +221,7 @@ def _masked(w: Writer, cond: Expr, load: Load, other: Expr) -> Code:
 
 
 def _apart(e: Expr) -> tuple[Expr | None, Expr]:
-    """What is added to a vector in every lane, and the vector."""
+    """Split a vector into a scalar that is added in every lane (None if none), and the rest."""
     match e:
         case Op("add", (k.Broadcast(more), rest)) | Op("add", (rest, k.Broadcast(more))):
             common, rest = _apart(rest)
@@ -228,7 +230,7 @@ def _apart(e: Expr) -> tuple[Expr | None, Expr]:
 
 
 def used_by_lane(body: tuple[k.Stmt, ...]) -> frozenset[str]:
-    """Vectors that are loaded, and indices of gathers once they are found in range: each lane is used by itself."""
+    """Loaded vectors that, once checked, are indices of gathers: their lanes are used one by one."""
     nodes = [n for s in body for n in s.walk()]
     vectors = (n for n in nodes if isinstance(n, k.Declare) and n.value.dtype.lanes > 1)
     made: dict[Expr, Expr] = {Var(n.name, n.value.dtype): n.value for n in vectors}
@@ -241,7 +243,7 @@ def used_by_lane(body: tuple[k.Stmt, ...]) -> frozenset[str]:
 
 
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
-    """A conversion; a load or a gather converts on the way."""
+    """A conversion, fused with a load or a gather."""
     source, lane = arg.dtype, TYPES[dtype.name]
     if is_short(dtype):
         if source.kind == "bool" or is_short(source):
@@ -249,7 +251,7 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
         if arg.dtype.name == "f32":
             return w.call(f"mlc_to_{dtype.name}", w.of(arg))
         return w.call("mlc_to_raw", w.of(arg), template=(lane,))
-    if dtype.kind == "bool":  # of one lane: vectors are masks
+    if dtype.kind == "bool":  # scalar: vectors of bools are masks
         return Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
     if source.kind == "bool":
         if source.lanes == 1:
@@ -264,14 +266,14 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
     if source.lanes == 1 and not (source.is_float and dtype.is_integer):
         return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
     if dtype.name == "i32" and source.name == "i64" and (evenly := line(arg)) and isinstance(evenly[1], Const):
-        # The lower half of a sum is the sum of lower halves.
+        # The low half of a sum is the sum of the low halves.
         start, step = (cast(part, i32) for part in evenly)
         return c.expression(w, k.Ramp(start, _known(step), dtype.lanes))
     return w.call("mlc_convert", w.of(arg), template=(lane,))
 
 
 def _widened(w: Writer, e: Expr) -> Code:
-    """`e`, or if it is a short float the f32 that equals it."""
+    """`e`, converted to f32 if it is a short float."""
     return _cast(w, e, f32.replace(lanes=e.dtype.lanes)) if is_short(e.dtype) else c.expression(w, e)
 
 
@@ -287,7 +289,7 @@ def _across(w: Writer, op: str, arg: Expr) -> Code:
 
 
 def mask_bits(w: Writer, e: Expr) -> int:
-    """Bits of the lanes that a vector of bools comes from; 0 where any will do."""
+    """The lane width that a vector of bools is computed from; 0 if any will do."""
     match e:
         case Var(name):
             return w.masks.get(name, 0)
@@ -303,7 +305,7 @@ def mask_bits(w: Writer, e: Expr) -> int:
 
 
 def _mask(w: Writer, e: Expr, bits: int) -> Code:
-    """A vector of bools as a mask of `bits` a lane."""
+    """A vector of bools as a mask with lanes of `bits`."""
     lane, lanes = MASKS[bits], e.dtype.lanes
     match e:
         case Const(value):
@@ -342,7 +344,7 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
     return made if own == bits else w.call("mlc_resize_mask", made.text, template=(lane,))
 
 
-# On masks, which are 0 or -1: symbol, whether each operand and the result are inverted.
+# On masks of 0 or -1: symbol, and whether the left operand, the right operand and the result are inverted.
 _LOGIC = {
     "and": ("&", False, False, False), "or": ("|", False, False, False), "xor": ("^", False, False, False),
     "min": ("&", False, False, False), "max": ("|", False, False, False), "ne": ("^", False, False, False),

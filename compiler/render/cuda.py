@@ -1,4 +1,4 @@
-"""Kernel IR for threads to CUDA C++ text: one `__global__` function for each of the program's.
+"""Kernel IR for threads to CUDA C++ text: one `__global__` function per function of the program.
 
 The text includes the device functions of `render/cuda/mlc`, which have a body for nvcc and one for a CPU, so that the
 same text runs on both.
@@ -20,9 +20,9 @@ from compiler.render.cpp_expression import TYPES, is_short, lane_type, literal, 
 from compiler.render.cuda_integer import WRAPPING, compared, integer
 from compiler.render.integer_ranges import data_of, fits_32_bits, ranges_of
 
-FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
+FOLDER = "mlc"  # of the headers, inside the include folder
 
-# header: the functions that it declares, without their prefix, as far as text calls them.
+# header: the functions that it declares, without their prefix, as far as the text calls them.
 HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
@@ -51,7 +51,7 @@ HEADERS = {
 }
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
-# What CUDA's headers declare, as functions, variables or macros.
+# Names that CUDA's headers declare as functions, variables or macros.
 _DECLARED = frozenset(
     """
     threadIdx blockIdx blockDim gridDim warpSize dim3 half half2 signbit isinf isnan abs acos acosh asin asinh
@@ -65,15 +65,15 @@ _DECLARED = frozenset(
 )
 RESERVED = c.CPP_KEYWORDS | _DECLARED | {c.FAILED}
 _HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
-PART = 16_000  # characters of a text that is compiled by itself: some tenths of a second, its headers a twentieth
+PART = 16_000  # characters per part: some tenths of a second to compile, of which the headers take a twentieth
 _KERNEL = re.compile(r'^(?://.*\n)*extern "C" __global__[^\0]*?^}\n', re.MULTILINE)
-_MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
+_MEMORY = "mlc_memory"  # dynamic shared memory; no name of a program has this prefix
 
 
 def render(program: k.Program, *, target: str) -> str:
-    """The CUDA text of `program`; raises ValueError for what has no spelling.
+    """The CUDA text of `program`. Raises ValueError for what cannot be expressed.
 
-    Of functions that are the same but for names the first stands for all.
+    Functions that are equal up to names are rendered once.
     """
     called: set[str] = set()
     functions: list[str] = []
@@ -88,9 +88,9 @@ def render(program: k.Program, *, target: str) -> str:
 
 
 def parts(text: str) -> list[str]:
-    """A rendered text as several, which can be compiled side by side: some of its kernels each, and what all need.
+    """Split a rendered text into parts that can be compiled in parallel: groups of kernels, each with the includes.
 
-    A short one is left as it is. Programs that have the same kernels have parts in common.
+    A short text is not split. Programs that have the same kernels have parts in common.
     """
     head = "".join(line + "\n" for line in text.splitlines() if line.startswith("#include"))
     kernels = _KERNEL.findall(text)
@@ -105,7 +105,7 @@ def parts(text: str) -> list[str]:
 
 
 def names(program: k.Program) -> list[str]:
-    """What the text calls each function of a program; equal ones are one, but for those of unknown text."""
+    """The name in the text for each function of a program; equal functions share one, unless their text is unknown."""
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
     firsts = alike.firsts(f for f in program.functions if not header.is_launch(f))
     return [spelled[firsts.get(f.name, f.name)] for f in program.functions]
@@ -124,14 +124,14 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     params = []
     for p in f.params:
         shown = spelled[p.name] if p.name in used else f"/* {spelled[p.name]} */"
-        # What other blocks write is not this kernel's alone: a compiler may not move its loads over fences.
+        # Memory that other blocks write is not this kernel's alone: the compiler must not move its loads across fences.
         alone = "" if p.name in f.exchanged else "__restrict__ "
         params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* {alone}{shown}")
     params += [f"const long {spelled[s.name]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
     params += [f"int* __restrict__ {c.FAILED}"] * c.fails(f.body)
     threads = f.block[0] * f.block[1] * f.block[2]
-    # Where registers are handed over, their number at entry must be fixed: by one block for each multiprocessor.
+    # Kernels that reallocate registers need a fixed number at entry: request one block per multiprocessor.
     hands = any(isinstance(n, k.Call) and n.function in _HANDING for s in f.body for n in s.walk())
     bounds = f"{threads}, 1" if hands else f"{threads}"
     cluster = f"MLC_CLUSTER({f.cluster}, 1, 1) " if f.cluster > 1 else ""
@@ -143,7 +143,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
 
 
 def _at_once(w: Writer, cond: Expr) -> Code:
-    """A guard of a load without branches in it, so that loads which follow each other are asked for together."""
+    """The guard of a load, without branches, so that consecutive loads are issued together."""
     match cond:
         case Op("and", (a, b)) if a.dtype is boolean:
             return Code(f"{_at_once(w, a).at(c.AND)} & {_at_once(w, b).at(UNARY)}", c.AND)
@@ -200,17 +200,17 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
 
 
 def _is_not_known_negative(e: Expr) -> bool:
-    """Whoever compiles the text cannot know a negative number."""
+    """Whether the compiler cannot know that a number is negative."""
     return e.value >= 0 if isinstance(e, Const) else bool(loads(e))
 
 
 def _is_power(e: Expr) -> bool:
-    """A constant whose reciprocal is exact, so that the compiler multiplies."""
+    """Whether it is a constant with an exact reciprocal, so that the compiler multiplies."""
     return isinstance(e, Const) and math.isfinite(e.value) and abs(math.frexp(e.value)[0]) == 0.5
 
 
 def _at_least_one(e: Expr) -> bool:
-    """Certainly one or more, or NaN."""
+    """Whether it is certainly at least 1, or NaN."""
     match e:
         case Const(value):
             return value >= 1

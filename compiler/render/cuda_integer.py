@@ -1,8 +1,8 @@
-"""64-bit integers of Kernel IR as CUDA text: an i64 expression goes in; its text, `int` if that is enough, comes out.
+"""64-bit integers of Kernel IR as CUDA text, in 32 bits where that suffices.
 
-An operation is written in 32 bits if its operands are and its value certainly fits, else its first operand is widened.
-To NVCC a signed operation does not overflow, `x + 1 > x` is always true, and no option changes that: data, which wraps
-around in PyTorch, is computed by functions of unsigned numbers.
+An operation is done in 32 bits if its operands are and its value certainly fits; otherwise its first operand is
+widened. NVCC assumes that signed operations do not overflow (`x + 1 > x` is always true), and no option changes that.
+Data, which wraps around in PyTorch, is therefore computed by functions of unsigned numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHOICES = ("min", "max")
 
 
 def integer(w: Writer, e: Expr, exact: bool) -> Code:
-    """The text of an i64 expression, at `exact`ly this type or as C converts it by itself."""
+    """The text of an i64 expression, at `exact`ly this type or as C's implicit conversions allow."""
     if exact and isinstance(e, Const):
         return c.literal(e.value, i64)
     made, narrow = spell(w, e)
@@ -91,8 +91,8 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
 
 
 def _where(w: Writer, cond: Expr, e: Expr) -> tuple[Code, bool]:
-    """The text of an i64 expression where a condition holds: what is added to a number below zero, as to an index that
-    counts from the end, does not wrap around."""
+    """The text of an i64 expression where a condition holds. Adding to a negative number, such as an index that counts
+    from the end, cannot overflow."""
     match cond, e:
         case Op("lt", (x, Const(0))), Op("add", (y, Const(int() as n))) if x is y and n >= 0:
             return Code(f"{integer(w, y, True).at(c.ADD)} + {n}", c.ADD), False
@@ -113,12 +113,12 @@ def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr)
 
 
 def _wraps(w: Writer, e: Expr) -> bool:
-    """Whether 64 bits may not hold the value."""
+    """Whether the value may overflow 64 bits."""
     return is_data(e, w.data) and not is_known(range_in(e, w.ranges))
 
 
 def _divided(w: Writer, name: str, a: Expr, by: Expr) -> tuple[Code, bool]:
-    """Of a divisor above zero. What is never negative is divided without regard to signs, in half the instructions."""
+    """Division by a positive number. A dividend known to be nonnegative takes half the instructions, unsigned."""
     low, _ = range_in(a, w.ranges)
     (one, first), (two, second) = spell(w, a), spell(w, by)
     if low is not None and low >= 0:

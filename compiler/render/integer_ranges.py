@@ -1,7 +1,7 @@
-"""Integers of a kernel of threads in 32 bits: a function goes in, what its integer variables may be comes out.
+"""Ranges of the integer variables of a kernel, to decide what fits 32 bits.
 
-Kernel IR counts in 64 bits, a GPU in 32: there every wider operation is several. An index is written with 32-bit
-operations as far as its operands and its own value certainly fit, so that nothing overflows on the way.
+Kernel IR counts in 64 bits, a GPU in 32: a 64-bit operation takes several instructions. Indices use 32-bit operations
+as far as the operands and the value certainly fit, so that no intermediate result overflows.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from compiler.ir.index import conjuncts, value_range
 from compiler.ir.ranges import Range, either
 
 WARP = 32
-MOST_ROUNDS = 16  # after which a counter that still grows is not followed
-MOST_BLOCKS = 2**31 - 1  # along the first axis of a grid, on every capability
+MOST_ROUNDS = 16  # iterations after which a counter that still grows is given up
+MOST_BLOCKS = 2**31 - 1  # along the first axis of a grid, for every compute capability
 
 
 def fits(r: Range) -> bool:
-    """Every value of the range is one of a 32-bit integer."""
+    """Whether a 32-bit integer holds every value of the range."""
     low, high = r
     return low is not None and high is not None and low >= -(2**31) and high < 2**31
 
 
 def is_known(r: Range) -> bool:
-    """Both ends are known, so that 64 bits hold every value."""
+    """Whether both ends are known, so that 64 bits hold every value."""
     return None not in r
 
 
 def ranges_of(f: k.Function) -> dict[str, Range]:
-    """The ranges of a function's integer variables, and of what the hardware counts by its name; others are unknown."""
+    """The ranges of a function's integer variables, and of the hardware's counters by name; others are unknown."""
     known = {f"thread.{a}": (0, n - 1) for a, n in zip("xyz", f.block, strict=False)}
     known |= {"thread.lane": (0, WARP - 1), "thread.warp": (0, max(1, math.prod(f.block) // WARP) - 1)}
     out: dict[str, Range] = {**known, **{f"block.{a}": _block(n) for a, n in zip("xyz", f.grid, strict=False)}}
@@ -46,7 +46,7 @@ def ranges_of(f: k.Function) -> dict[str, Range]:
 
 
 def data_of(f: k.Function) -> frozenset[str]:
-    """The 64-bit variables that hold data, which may wrap around, not indices, which are far from 2**63."""
+    """The 64-bit variables that hold data, which may wrap around, rather than indices, which are far below 2**63."""
     values = [(n.name, n.value) for s in f.body for n in s.walk() if isinstance(n, k.Declare | k.Assign)]
     values = [(name, value) for name, value in values if value.dtype is i64]
     found: frozenset[str] = frozenset()
@@ -56,8 +56,8 @@ def data_of(f: k.Function) -> frozenset[str]:
 
 
 def is_data(e: Expr, names: frozenset[str]) -> bool:
-    """An element of a tensor takes part, a variable of these names, or a number that no index is multiplied with; not
-    what is required to be an index."""
+    """Whether an expression depends on an element of a tensor, a variable of these names, or a constant beyond 32 bits,
+    which no index is multiplied by; except values required to be an index."""
     match e:
         case Const(value):
             return not fits((int(value), int(value)))
@@ -75,7 +75,7 @@ def _is_of_index(cond: Expr) -> bool:
 
 
 def fits_32_bits(ranges: Mapping[str, Range]) -> frozenset[str]:
-    """The names that 32 bits hold."""
+    """The names whose range fits 32 bits."""
     return frozenset(name for name, r in ranges.items() if fits(r))
 
 
@@ -89,7 +89,7 @@ def _collect(body: Iterable[k.Stmt], out: dict[str, Range], changed: Mapping[str
             case k.Declare(name, value) if value.dtype is i64:
                 _add(out, name, _settled(name, range_in(value, out), changed.get(name, []), out))
             case k.For(var, start, stop, step, inner):
-                # The last step goes beyond the end.
+                # The last increment goes beyond the end.
                 _add(out, var, (range_in(start, out)[0], _plus(range_in(stop, out)[1], step - 1)))
                 _collect(inner, out, changed)
             case k.If(_, then, orelse):
@@ -98,7 +98,7 @@ def _collect(body: Iterable[k.Stmt], out: dict[str, Range], changed: Mapping[str
 
 
 def _settled(name: str, first: Range, values: list[Expr], known: Mapping[str, Range]) -> Range:
-    """The range of a variable that starts in one and is given these values, found by going round; else unknown."""
+    """The range of a variable that starts in `first` and is assigned these values: a fixed point, or unknown."""
     now = first
     for _ in range(MOST_ROUNDS):
         after = now
@@ -111,7 +111,7 @@ def _settled(name: str, first: Range, values: list[Expr], known: Mapping[str, Ra
 
 
 def _given(value: Expr, name: str, now: Range, known: Mapping[str, Range]) -> Range:
-    """The range of a value, in which a counter may be compared with where it ends."""
+    """The range of a value, which may be a counter compared with its end."""
     match value:
         case Select(Op("lt", (Var(var), Const(int() as end))), then, other) if var == name and now[0] is not None:
             low = now[0], end - 1 if now[1] is None else min(end - 1, now[1])
@@ -124,7 +124,7 @@ def _plus(high: int | None, more: int) -> int | None:
 
 
 def _add(out: dict[str, Range], name: str, r: Range) -> None:
-    """A name that is bound twice is either."""
+    """Add a range; a name that is bound twice gets the union."""
     out[name] = either(out[name], r) if name in out else r
 
 

@@ -1,1 +1,1 @@
-"""Building, loading and launching compiled text: takes source and launch geometry, never a program of an IR."""
+"""Build, load and launch compiled text, given source and launch geometry; nothing here depends on an IR."""

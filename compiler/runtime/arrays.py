@@ -1,4 +1,4 @@
-"""One run of a cubin's launches on the current GPU, with NumPy arrays in host memory: for checks, not for speed."""
+"""Run a cubin's launches once on the current GPU, on NumPy arrays in host memory: for checks, not for speed."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from compiler.runtime.launches import LaunchPlan
 
 
 def current() -> Device:
-    """The GPU that kernels run on; raises CompilerError where there is none."""
+    """The GPU that kernels run on. Raises CompilerError if there is none."""
     device.require()
     return device.devices()[torch.cuda.current_device()]
 
@@ -21,9 +21,9 @@ def current() -> Device:
 def run(
     image: Cubin, launches: LaunchPlan, arrays: Sequence[npt.NDArray[np.generic]], timeout: float = 10.0
 ) -> tuple[npt.NDArray[np.generic], ...]:
-    """What inputs, outputs and temporaries hold after the launches; `arrays` are what they hold before, unchanged here.
+    """Return the contents of inputs, outputs and temporaries after the launches; `arrays` has those before, unmodified.
 
-    `timeout` is in seconds, for all launches. Raises DeviceError for what the kernels do wrong.
+    `timeout` is in seconds, for all launches. Raises DeviceError for faults of the kernels.
     """
     buffers = [torch.from_numpy(a.copy()).cuda() for a in arrays]
     gpu.run_once(image, launches, buffers)

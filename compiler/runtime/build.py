@@ -1,11 +1,12 @@
-"""C++ text to a shared object: source, flags and compiler in; the path of a .so in a cache keyed by all of them out.
+"""Compile C++ text to a shared object, in a cache keyed by source, flags, compiler, headers and processor.
 
-What a new kernel costs: g++ 12.2, Zen 3, wall ms, least of 15 interleaved, `relu(x*y+1)` / a row softmax, no headers:
+Time to build a new kernel: g++ 12.2, Zen 3, wall ms, minimum of 15 interleaved runs, `relu(x*y+1)` / a row softmax,
+no headers:
     -O3, linked as g++ does by default   42 / 66     -O2  34 / 60     -S, neither assembler nor linker  25 / 49
-    -O3, LIBRARIES instead               35 / 60     -O2  28 / 52     -E, two processes starting         8 / 8
-    the link by itself, on a Xeon        11 with LIBRARIES, 4 with libgomp alone: ld reads all symbols of each library
+    -O3, LIBRARIES instead               35 / 60     -O2  28 / 52     -E, start of two processes           8 / 8
+    linking alone, on a Xeon             11 with LIBRARIES, 4 with libgomp alone: ld reads all symbols of each library
     -pipe, -fuse-ld=gold, -Wl,-O0, -fno-rtti, no unwind tables: no gain, so left out
-    1,300 lines of our own inline functions +6, of which a precompiled header (4.6 MB for each set of flags) saves 4
+    1,300 lines of our own inline functions +6, of which a precompiled header (4.6 MB per set of flags) saves 4
     #include <math.h> or <stdlib.h> in C++ +250, so kernels include neither and use __builtin_ functions
 """
 
@@ -21,30 +22,30 @@ from pathlib import Path
 from compiler.errors import CacheError, ToolchainError
 from compiler.runtime import detect, process, store
 
-# By default g++ links libstdc++ and start files, 3-7 ms that no kernel needs. These four resolve what GCC emits by
-# itself (memcpy, GOMP_parallel, scalar libm calls, 16-bit float conversions); --no-undefined turns any other call into
-# an error here, with its name, instead of one at load time.
+# By default g++ links libstdc++ and start files, 3-7 ms that no kernel needs. These four libraries resolve the calls
+# that GCC emits itself (memcpy, GOMP_parallel, scalar libm calls, 16-bit float conversions). --no-undefined turns any
+# other call into a link error here, with its name, instead of one at load time.
 LIBRARIES = ("-nostdlib", "-Wl,--no-undefined", "-lgomp", "-lm", "-lc", "-lgcc")
-# What any process has that runs Python: most objects need nothing else but OpenMP, and the first link tries with that.
+# Symbols that every Python process provides. Most objects need only these and OpenMP, so the first link tries that.
 _EVERYWHERE = ("memcpy", "memmove", "memset", "memcmp", "__tls_get_addr")
 _FEW_LIBRARIES = (
     "-shared", "-nostdlib", "-Wl,--no-undefined", *(f"-Wl,--ignore-unresolved-symbol={x}" for x in _EVERYWHERE),
     "-Wl,--as-needed", "-lgomp",
 )  # fmt: skip
-_LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # how flags begin that only the linker needs
-# Where rows and columns meet, as in x + x.t(), GCC 12 counts one address in steps of another and writes the access as
-# one of base 0. Analysis after that takes it for an access to nothing, and drops the function or the call of it.
-# Predictive commoning puts stores of several rounds off to the end of a loop; after fewer rounds it writes back what it
-# has read before, over what another thread has written meanwhile.
+_LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # prefixes of the flags that only the linker needs
+# If row and column indices coincide, as in x + x.t(), GCC 12 expresses one address as an offset from another and
+# rewrites the access with base 0. Later passes take it for a null access and drop the function or the call. Predictive
+# commoning sinks stores of several iterations to the end of a loop; after fewer iterations it writes back values read
+# earlier, over what another thread has stored meanwhile.
 SOUND = ("-fno-delete-null-pointer-checks", "-fno-predictive-commoning")
 
 
 def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:
     """Flags for a kernel; never -ffast-math, which reassociates the rounding inside exp (error 6e-3 in a softmax).
 
-    Loops run in the order of the schedule, which GCC does not exchange: it takes rows read backwards column by column.
-    GCC 12 makes masked vectors of scalar loops with branches, and takes the wrong mask where short rows that it has
-    unrolled, of two or three elements, are guarded from some row on, as padding them does.
+    No loop interchange: the schedule fixes the loop order, and GCC would traverse reversed rows column by column. No
+    if-conversion: GCC 12 vectorises branches of scalar loops with masks, and picks the wrong mask if unrolled short
+    rows of two or three elements are guarded from some row on, as padding guards them.
     """
     return (
         optimise,
@@ -67,7 +68,7 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
 
 KERNEL_FLAGS = kernel_flags()
 
-# Entries that this process has verified or written: asking again costs microseconds.
+# Entries that this process has verified or written: checking again costs microseconds.
 _seen: dict[tuple[object, ...], Path] = {}
 
 
@@ -79,11 +80,11 @@ def build(
     include: tuple[Path, ...] = (),
     split: Callable[[str], list[str]] | None = None,
 ) -> Path:
-    """The shared object of `source`, compiled unless `cache` has it; without `cache`, in a folder of this process.
+    """Return the path of the shared object of `source`, compiled unless `cache` has it.
 
-    `split` makes texts of it that can be compiled side by side, on all cores, and linked. `include` folders are
-    searched for headers, whose content is part of the key. A header that changes while the process runs goes unnoticed
-    by it.
+    Without `cache` it is built in a folder of this process. `split` divides the text into parts that are compiled in
+    parallel and linked. `include` folders are searched for headers, whose content is part of the key. A header that
+    changes while the process runs goes unnoticed.
     """
     request = (source, flags, compiler, cache, include)
     known = _seen.get(request)
@@ -99,7 +100,7 @@ def build(
 def assembly(
     source: str, flags: tuple[str, ...] = KERNEL_FLAGS, compiler: str = "g++", include: tuple[Path, ...] = ()
 ) -> str:
-    """The assembly text that the compiler makes of `source`, without directives."""
+    """The assembly text that the compiler generates for `source`, without directives other than data."""
     tool = detect.toolchain(compiler)
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
         text, product = Path(folder) / "kernel.cpp", Path(folder) / "kernel.s"
@@ -114,7 +115,7 @@ def assembly(
 
 
 def key(source: str, flags: tuple[str, ...], compiler: str = "g++", include: tuple[Path, ...] = ()) -> str:
-    """Hex digest of all that decides what the compiler writes."""
+    """Hex digest of everything that determines the compiler's output."""
     parts = (source, *flags, compiler, *(headers_digest(folder) for folder in include), _machine(compiler))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -130,7 +131,7 @@ def headers_digest(folder: Path) -> str:
 
 @functools.cache
 def _machine(compiler: str) -> str:
-    """What -march=native resolves to depends on the processor's features, and the cache may be on a shared disk."""
+    """Compiler version and processor: -march=native depends on its features, and the cache may be on a shared disk."""
     processor = detect.cpu()
     return f"{detect.toolchain(compiler).version}\0{processor.model}\0{' '.join(sorted(processor.features))}"
 
@@ -143,19 +144,19 @@ def _compile(
     path: Path,
     split: Callable[[str], list[str]] | None = None,
 ) -> None:
-    """Run the compiler in a fresh folder beside the entry, then publish source and object by rename."""
+    """Run the compiler in a temporary folder beside the entry, then publish source and object by rename."""
     tool = detect.toolchain(compiler)
     with store.workshop(path) as work:
         text, product = work / "kernel.cpp", work / "kernel.so"
         text.write_text(source)
         options = [*(flag for flag in flags if not flag.startswith(_LINKING)), *(f"-I{folder}" for folder in include)]
-        # Libraries come after the text that needs them, or linkers that keep only what is needed so far drop them.
+        # Libraries follow the text that needs them: linkers with --as-needed drop those not needed so far.
         linking = [flag for flag in flags if flag.startswith(_LINKING)]
         command = [tool.path, *options, str(text), "-o", str(product), *linking]
         if {*LIBRARIES} <= {*linking}:
             texts = split(source) if split is not None else [source]
             code, messages = _in_steps([tool.path, *options], texts, work, product, linking)
-            if code != 0 and len(texts) > 1:  # to be told of the text as it is
+            if code != 0 and len(texts) > 1:  # for messages about the text as it is
                 code, messages = _in_steps([tool.path, *options], [source], work, product, linking)
         else:
             code, messages = _run(command, work)
@@ -167,7 +168,7 @@ def _compile(
 
 
 def _in_steps(compiler: list[str], texts: list[str], work: Path, product: Path, linking: list[str]) -> tuple[int, str]:
-    """Compile, as many texts at once as there are cores, then link with as few libraries as will do."""
+    """Compile the texts in parallel, one per core, and link with few libraries. Returns exit status and messages."""
     commands = []
     for n, text in enumerate(texts):
         source = work / (f"part{n}.cpp" if len(texts) > 1 else "kernel.cpp")
@@ -202,7 +203,7 @@ def _again(command: list[str], kept: Path) -> str:
 def refusal(
     who: str, what: str, code: int, messages: str, source: str, kept: Path, again: str
 ) -> CacheError | ToolchainError:
-    """The error that a failed compilation becomes; the text is `kept` in the cache for a look at it."""
+    """The error for a failed compilation. The source is saved as `kept`, in the cache, for inspection."""
     if "No space left on device" in messages or "Disk quota exceeded" in messages:
         return CacheError(kept.parents[1], "no space left on its disk")
     lines = [line for line in messages.splitlines() if line.strip()]
@@ -219,5 +220,5 @@ def refusal(
 
 
 def kept_at(path: Path, suffix: str) -> Path:
-    """Where the text is kept of which `path` was to be made."""
+    """The path for the source of `path` if its compilation fails."""
     return store.cache_of(path) / "refused" / f"{path.parent.name}{path.stem}{suffix}"

@@ -1,6 +1,6 @@
-"""CUDA text to a cubin: source, architecture and flags in; machine code and ptxas' report out, cached by all of them.
+"""Compile CUDA text to a cubin (machine code and ptxas' report), in a cache keyed by source, architecture and flags.
 
-NVRTC compiles where it is installed (0.05 s for a small kernel, no process), else nvcc does (0.4 s).
+NVRTC is used if installed (0.05 s for a small kernel, in a worker), else nvcc (0.4 s).
 """
 
 import functools
@@ -23,13 +23,13 @@ INSTALL_COMPILER = (
     "install NVRTC (`pip install nvidia-cuda-nvrtc`) or a CUDA toolkit, 12.8 or newer, whose nvcc is on PATH, "
     "and run the same command again"
 )
-SOURCE = "kernel.cu"  # what messages call the text
+SOURCE = "kernel.cu"  # the name of the text in messages
 _TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
 
 
 def kernel_flags(*, contract: bool = True, line_info: bool = False) -> tuple[str, ...]:
-    """Flags for a kernel in the spelling that both compilers know; never --use_fast_math, which flushes subnormals and
-    divides and takes roots approximately. `line_info` is for profilers and sanitizers: it changes no instruction."""
+    """Flags for a kernel, which both compilers accept; never --use_fast_math, which flushes subnormals and approximates
+    divisions and square roots. `line_info` is for profilers and sanitizers: it changes no instruction."""
     lines = ("--generate-line-info",) if line_info else ()
     return ("--std=c++17", f"--fmad={str(contract).lower()}", "--ptxas-options=-v", *lines)
 
@@ -39,7 +39,7 @@ KERNEL_FLAGS = kernel_flags()
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code for `arch`; `log` is what the compiler and ptxas said, `path` the file in the cache."""
+    """Machine code for `arch`; `log` has the messages of the compiler and ptxas, `path` is the file in the cache."""
 
     path: Path
     arch: str
@@ -49,7 +49,7 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Compiler:
-    """One that makes cubins: (text, arch, flags, include folders, work folder) -> (exit status, cubin, messages)."""
+    """A compiler to cubins: (text, arch, flags, include folders, work folder) -> (exit status, cubin, messages)."""
 
     name: str
     version: str
@@ -69,10 +69,10 @@ def build_cubin(
     cache: Path | None = None,
     compiler: Compiler | None = None,
 ) -> Cubin:
-    """The cubin of `source` for an architecture such as sm_90a, compiled unless `cache` has it.
+    """Return the cubin of `source` for an architecture such as sm_90a, compiled unless `cache` has it.
 
-    Without `cache` it lies in a folder of this process. Raises ToolchainError, which quotes the text's file and line,
-    for a text that the compiler refuses or where there is no compiler, and CacheError for a folder that does not serve.
+    Without `cache` it is built in a folder of this process. Raises ToolchainError if the compiler rejects the text
+    (quoting its file and line) or is missing, and CacheError for an unusable folder.
     """
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise ToolchainError(f"{arch!r} is no architecture that CUDA compiles for: write one like sm_80 or sm_90a")
@@ -98,7 +98,7 @@ def build_cubins(
     cache: Path | None = None,
     compiler: Compiler | None = None,
 ) -> tuple[Cubin, ...]:
-    """The cubins of the parts of a program, of which as many are compiled at once as there are cores."""
+    """Return the cubins of the parts of a program, compiled in parallel, one per core."""
     tool = compiler or installed()
     with ThreadPoolExecutor(min(len(sources), detect.usable_cores())) as pool:
         made = [
@@ -109,11 +109,11 @@ def build_cubins(
             return tuple(x.result() for x in made)
         finally:
             for x in made:
-                x.cancel()  # of what has not begun, after a failure
+                x.cancel()  # those not begun, after a failure
 
 
 def key(source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], tool: Compiler) -> str:
-    """Hex digest of all that decides what the compiler writes."""
+    """Hex digest of everything that determines the compiler's output."""
     headers = (build.headers_digest(folder) for folder in include)
     parts = ("cubin", source, arch, *flags, tool.name, tool.version, *headers)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -126,7 +126,7 @@ def _compile(
         text, product = work / SOURCE, work / "kernel.cubin"
         text.write_text(source)
         code, image, messages = tool.compile(source, arch, flags, include, work)
-        # How long it took is of no interest later, and would make equal builds differ.
+        # Compile times are useless later, and would make equal builds differ.
         said = re.sub(r"\S*/\.build-\w+/|.*Compile time = .*\n?", "", messages)
         if code != 0:
             kept, again = build.kept_at(path, ".cu"), ""
@@ -142,7 +142,7 @@ def _compile(
 
 
 def _pack(image: bytes, messages: str) -> bytes:
-    """The messages behind the image, whose loaders ignore what follows it."""
+    """Append the messages to the image: loaders ignore trailing bytes."""
     said = messages.encode()
     return image + said + struct.pack("<Q", len(said))
 
@@ -157,7 +157,7 @@ def _unpack(path: Path, arch: str, packed: bytes) -> Cubin:
 
 
 def installed() -> Compiler:
-    """The one to use on this machine; ToolchainError says how to get one."""
+    """The compiler to use on this machine. Raises ToolchainError, with installation advice, if there is none."""
     found = by_nvrtc() or by_nvcc()
     if found is None:
         raise ToolchainError(f"no CUDA compiler: neither NVRTC nor nvcc is here; {INSTALL_COMPILER}.")
@@ -166,7 +166,7 @@ def installed() -> Compiler:
 
 @functools.cache
 def by_nvrtc() -> Compiler | None:
-    """NVRTC, unless it is not installed or too old for an architecture that ends in a letter."""
+    """NVRTC; None if it is not installed, or too old for architectures with a suffix letter."""
     libraries = nvrtc.paths()
     if libraries is None:
         return None
@@ -183,7 +183,7 @@ def by_nvrtc() -> Compiler | None:
 
 @functools.cache
 def by_nvcc(command: str = "nvcc") -> Compiler | None:
-    """nvcc, of PATH or where toolkits are installed."""
+    """nvcc from PATH or from the default folder of toolkits; None if neither has it."""
     path = shutil.which(command) or (str(_TOOLKIT) if command == "nvcc" and _TOOLKIT.exists() else None)
     if path is None:
         return None
@@ -209,7 +209,7 @@ def by_nvcc(command: str = "nvcc") -> Compiler | None:
 def _nvcc_command(
     command: tuple[str, ...], arch: str, flags: tuple[str, ...], include: tuple[Path, ...], text: Path, product: Path
 ) -> list[str]:
-    # -arch=sm_90a would make a pass for the PTX of sm_90 as well, which has not all of its instructions.
+    # -arch=sm_90a would also compile PTX for sm_90, which lacks some of its instructions.
     number = arch.removeprefix("sm_")
     code = f"--generate-code=arch=compute_{number},code=sm_{number}"
     folders = [f"-I{folder}" for folder in include]

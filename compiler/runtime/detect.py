@@ -1,4 +1,4 @@
-"""What this machine is, as plain data: files of the system in; processor, cores, caches and C++ compiler out."""
+"""Properties of this machine as plain data: processor, cores, caches, GPU, C++ compiler and the user's folders."""
 
 import ctypes
 import functools
@@ -21,7 +21,7 @@ INSTALL_COMPILER = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """One processor; sizes in bytes, `l3` shared by all cores, `cores` those that this process may use."""
+    """A processor. Sizes are in bytes, `l3` is shared by all cores, `cores` are those that this process may use."""
 
     model: str
     features: frozenset[str]
@@ -34,7 +34,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A C++ compiler: where it is, what it says it is."""
+    """A C++ compiler: its path and the version that it reports."""
 
     path: str
     version: str
@@ -42,14 +42,14 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU: compute capability as major and minor number, multiprocessors, bytes of L2."""
+    """An NVIDIA GPU: compute capability (major, minor), number of multiprocessors, bytes of L2."""
 
     capability: tuple[int, int]
     cores: int
     l2: int
 
 
-# What every 64-bit server or laptop processor of the last ten years has at least; used where the system is silent.
+# The least that 64-bit server or laptop processors of the last ten years have; used if the system does not tell.
 SMALLEST_CACHES = {"l1d": 32 << 10, "l2": 256 << 10, "l3": 2 << 20}
 
 
@@ -74,7 +74,7 @@ def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
 
 
 def cache_sizes(folder: Path) -> dict[str, int]:
-    """Sizes under names l1d, l2, l3, as far as the kernel lists them in `folder`."""
+    """Cache sizes in bytes by name (l1d, l2, l3), as far as sysfs lists them in `folder`."""
     found: dict[str, int] = {}
     for index in sorted(folder.glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
@@ -87,13 +87,13 @@ def cache_sizes(folder: Path) -> dict[str, int]:
 
 
 def usable_cores() -> int:
-    """Cores that the affinity mask and the container's quota leave to this process, at least 1."""
+    """Cores that the affinity mask and the container's quota grant to this process, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, math.ceil(parse_quota(_text(Path("/sys/fs/cgroup/cpu.max"))))))
 
 
 def parse_quota(text: str) -> float:
-    """Cores granted by a cgroup's `cpu.max`; infinite where there is no limit.
+    """Cores granted by a cgroup's `cpu.max`; 9999 if there is no limit.
 
     >>> parse_quota("150000 100000"), parse_quota("max 100000"), parse_quota("")
     (1.5, 9999.0, 9999.0)
@@ -104,7 +104,7 @@ def parse_quota(text: str) -> float:
 
 @functools.cache
 def gpu() -> Gpu | None:
-    """The first GPU that this process sees, asked of NVIDIA's driver; None where there is no driver or no GPU."""
+    """The first GPU visible to this process, by NVIDIA's driver; None without a driver or a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -124,12 +124,12 @@ def gpu() -> Gpu | None:
 
 @functools.cache
 def toolchain(compiler: str = "g++") -> Toolchain:
-    """The compiler of this name, found on PATH and asked for its version; ToolchainError says how to get one."""
+    """The compiler of this name on PATH, with its version. Raises ToolchainError, with installation advice."""
     path = shutil.which(compiler)
     if path is None:
         raise ToolchainError(f"no C++ compiler: `{compiler}` is not on PATH; {INSTALL_COMPILER}.")
     try:
-        # gcc shortens -dumpversion to the major number, clang knows no other: ask for both.
+        # gcc shortens -dumpversion to the major number and clang knows no other option: ask for both.
         answer = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False)
         machine = subprocess.run([path, "-dumpmachine"], capture_output=True, text=True, check=False)
     except OSError as error:
@@ -143,13 +143,13 @@ def toolchain(compiler: str = "g++") -> Toolchain:
 
 
 def python_headers() -> Path | None:
-    """The folder with Python.h, or None where Python was installed without its headers."""
+    """The folder of Python.h; None if Python was installed without its headers."""
     folder = Path(sysconfig.get_path("include"))
     return folder if (folder / "Python.h").is_file() else None
 
 
 def default_cache(environment: Mapping[str, str]) -> Path:
-    """Where built kernels go unless someone says otherwise; for the outermost layer, which alone reads the environment.
+    """The default folder of built kernels. Only the outermost layer calls this, as it alone reads the environment.
 
     >>> default_cache({"XDG_CACHE_HOME": "/var/c"}).as_posix()
     '/var/c/mlcomp'
@@ -163,7 +163,7 @@ def default_cache(environment: Mapping[str, str]) -> Path:
 
 
 def default_state(environment: Mapping[str, str]) -> Path | None:
-    """Where a user's key of the cache lies; None for a user without a home.
+    """The folder of the key that seals the user's cache; None for a user without a home.
 
     >>> default_state({"XDG_STATE_HOME": "/var/s"}).as_posix()
     '/var/s/mlcomp'
@@ -172,7 +172,7 @@ def default_state(environment: Mapping[str, str]) -> Path | None:
 
 
 def _of_user(chosen: str | None, otherwise: str) -> Path | None:
-    """Our folder in one that a user has for a purpose; a relative one does not count, as the XDG specification says."""
+    """Our folder in the user's folder of some kind. A relative path is ignored, as the XDG specification demands."""
     if chosen and Path(chosen).is_absolute():
         return Path(chosen) / "mlcomp"
     try:
@@ -182,7 +182,7 @@ def _of_user(chosen: str | None, otherwise: str) -> Path | None:
 
 
 def _text(path: Path) -> str:
-    """The file's text, empty where the system does not have it (another kernel, a container without /sys)."""
+    """The file's text; empty if the system lacks the file (another kernel, a container without /sys)."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
-"""The GPU and its driver: CuPy, and the driver's own library for what CuPy lacks, in; a small typed interface out.
+"""A small typed interface to the GPU and its driver, through CuPy and, for what CuPy lacks, the driver's own library.
 
-CuPy is imported when a GPU is first asked for: everything else works without it.
+CuPy is imported when a GPU is first used: everything else works without it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ INSTALL = "install a CUDA build of torch and CuPy (`pip install 'pytest-mlcomp[c
 OVERLAP = 6
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED, ANY_CLUSTER = 8, 14
-PORTABLE_CLUSTER = 8  # blocks; more need leave
+PORTABLE_CLUSTER = 8  # blocks; larger clusters need permission
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU; sizes in bytes, `shared` what a block may have of it, `cores` multiprocessors."""
+    """A GPU. Sizes are in bytes, `shared` is the maximum of a block, `cores` are multiprocessors."""
 
     index: int
     name: str
@@ -42,47 +42,47 @@ class Device:
 
 
 class Driver(Protocol):
-    """What running kernels takes; handles are addresses. Every method may raise a DeviceError."""
+    """Operations that running kernels needs; handles are addresses. Every method may raise a DeviceError."""
 
     def load(self, image: bytes) -> int:
-        """A module of machine code, kept until `unload`."""
+        """Load a module of machine code, kept until `unload`."""
 
     def unload(self, module: int) -> None:
-        """Give a module back, when the GPU is done with it."""
+        """Unload a module once the GPU has finished with it."""
 
     def function(self, module: int, name: str) -> int:
-        """A kernel of a module."""
+        """The kernel of this name in a module."""
 
     def allow(self, function: int, attribute: int, value: int) -> None:
-        """Raise a limit that kernels have by default."""
+        """Raise a function's default limit (a CUfunction_attribute)."""
 
     def launch(
         self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int, overlaps: bool
     ) -> None:
-        """Enqueue a kernel; `arguments` is the address of an array of addresses of arguments. One that `overlaps` may
-        begin before the kernel before it in the stream has ended."""
+        """Enqueue a kernel; `arguments` is the address of an array of addresses of arguments. A kernel that `overlaps`
+        may begin before its predecessor in the stream has ended (programmatic dependent launch)."""
 
     def encode(self, storage: int, address: int, made: Encoding) -> None:
-        """Write a tensor map over the memory at `address` to 128 bytes of `storage`, which is aligned to 64."""
+        """Write a tensor map of the memory at `address` to 128 bytes at `storage`, which is aligned to 64."""
 
     def capture(self, enqueue: Callable[[int], None]) -> int:
-        """A graph of what `enqueue` puts into the stream that it is given."""
+        """Instantiate a graph of the work that `enqueue` puts into the stream passed to it."""
 
     def replay(self, graph: int, stream: int) -> None:
-        """Enqueue all that a graph holds."""
+        """Enqueue a graph."""
 
     def drop(self, graph: int) -> None:
-        """Give a graph back."""
+        """Destroy a graph."""
 
     def flag(self) -> ctypes.c_int:
-        """An integer of the host's, 0, that kernels can write at the same address."""
+        """An integer in host memory, initially 0, that kernels can write at the same address."""
 
     def native(self) -> Functions | None:
-        """What the native launcher calls in place of these methods; None where it cannot."""
+        """The functions that the native launcher calls instead of these methods; None if it cannot be used."""
 
 
 def unavailable() -> str:
-    """Why kernels cannot run here, with what to do about it; empty where they can."""
+    """Why kernels cannot run here, with advice; empty if they can."""
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) was built without CUDA; {INSTALL}"
     if not torch.cuda.is_available():
@@ -102,7 +102,7 @@ def require() -> None:
 
 @functools.cache
 def devices() -> tuple[Device, ...]:
-    """The GPUs that this process may use; none where there is no CUDA."""
+    """The GPUs that this process may use; empty without CUDA."""
     return () if unavailable() else tuple(map(_device, range(torch.cuda.device_count())))
 
 
@@ -119,9 +119,9 @@ def _device(index: int) -> Device:
 
 
 def architecture(capability: tuple[int, int], described: Sequence[str]) -> str | None:
-    """Of the `described` architectures, the one whose machine code runs best at this capability; None if none does.
+    """The best of the `described` architectures whose machine code runs at this capability; None if none does.
 
-    Machine code runs on later minor versions of its major one; with the suffix `a` on the very one it is made for.
+    Machine code runs on later minor versions of its major version, or with the suffix `a` on exactly its own.
 
     >>> architecture((9, 0), ("sm_80", "sm_86", "sm_90a")), architecture((8, 7), ("sm_80", "sm_86", "sm_90a"))
     ('sm_90a', 'sm_86')
@@ -139,7 +139,7 @@ def architecture(capability: tuple[int, int], described: Sequence[str]) -> str |
 
 
 class CupyDriver:
-    """The driver of one GPU; all of its methods run with that GPU's context current."""
+    """The driver of one GPU. Methods make that GPU's context current where they need it."""
 
     def __init__(self, index: int) -> None:
         require()
@@ -175,7 +175,7 @@ class CupyDriver:
         config = _Config(grid, block, shared, stream, ctypes.addressof(attributes), int(overlaps))
         status = _launch_with()(ctypes.byref(config), function, arguments, None)
         if status == faults.INVALID_CONTEXT:
-            # A thread that has not used the GPU before has no context.
+            # A thread that has not yet used the GPU has no context.
             with faults.told("launching a kernel"):
                 self._driver.ctxSetCurrent(self._context)
             status = _launch_with()(ctypes.byref(config), function, arguments, None)
@@ -219,14 +219,14 @@ class CupyDriver:
         with faults.told("allocating memory that the GPU can write"), self._current():
             held = cupy.cuda.alloc_pinned_memory(ctypes.sizeof(ctypes.c_int))
         made = ctypes.c_int.from_address(held.ptr)
-        made.value, made.held = 0, held  # type: ignore[attr-defined]  # given back with it
+        made.value, made.held = 0, held  # type: ignore[attr-defined]  # keeps the memory allocated
         return made
 
     def native(self) -> Functions | None:
         return functions(self._context, self._side())
 
     def _side(self) -> int:
-        """A stream to capture in: the default one cannot be captured, and the caller's may hold other work."""
+        """A stream for captures: the default stream cannot be captured, and the caller's may hold other work."""
         if self._capturing is None:
             with faults.told("making a stream"), self._current():
                 self._capturing = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
@@ -234,7 +234,7 @@ class CupyDriver:
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
-        """With this GPU's context current, which a thread that has not used the GPU before does not have."""
+        """Make this GPU's context current; a thread that has not yet used the GPU has none."""
         with torch.cuda.device(self.index):
             if self._driver.ctxGetCurrent() != self._context:
                 self._driver.ctxSetCurrent(self._context)
@@ -248,7 +248,7 @@ def driver(index: int) -> CupyDriver:
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, of a kind whose value is a flag."""
+    """CUlaunchAttribute whose value is a flag."""
 
     _fields_ = (("kind", ctypes.c_int), ("unused", ctypes.c_int), ("on", ctypes.c_int), ("room", ctypes.c_char * 60))
 

@@ -1,8 +1,8 @@
-"""The native launcher: launcher.c and this torch in; the extension module, told where torch's functions are, out.
+"""Build and load the native launcher (launcher.c), and pass it the addresses of torch's functions.
 
-What a tensor is gets read through torch's stable C ABI (`aoti_torch_*`, made for generated code). The ABI wants the
-at::Tensor, and Python has the object around it: `tensor_offset` finds one in the other and checks what it found. A
-torch where any of this is missing or different is served by attributes instead.
+It reads tensors through torch's stable C ABI (`aoti_torch_*`, made for generated code). The ABI takes an at::Tensor,
+which a Python tensor contains: `tensor_offset` locates it in the object and verifies the result. If a torch lacks any
+of this or differs, tensors are read through Python attributes.
 """
 
 import ctypes
@@ -23,19 +23,19 @@ NAME = "mlc_launcher"
 LIBRARIES = Path(torch.__file__).parent / "lib"
 FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
 
-# In the order in which launcher.c keeps them.
+# In the order of launcher.c.
 READERS = (
     "aoti_torch_get_device_type", "aoti_torch_get_layout", "aoti_torch_get_dtype", "aoti_torch_get_dim",
     "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_data_ptr",
 )  # fmt: skip
 MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
-# PyObject* THPVariable_Wrap(const at::TensorBase&), as C++ compilers spell it: newer torches give its address too.
+# PyObject* THPVariable_Wrap(const at::TensorBase&), mangled; newer torches also provide its address.
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 
 
 @functools.cache
 def load(cache: Path | None = None) -> ModuleType:
-    """The module, built into `cache` unless it is there; ToolchainError without compiler or Python headers."""
+    """The module, built into `cache` unless it is there. Raises ToolchainError without compiler or Python headers."""
     headers = detect.python_headers()
     if headers is None:
         raise ToolchainError(
@@ -56,18 +56,18 @@ def load(cache: Path | None = None) -> ModuleType:
 
 
 def connect(module: ModuleType, abi: bool = True) -> None:
-    """Tell the module what this torch offers; without `abi`, as if it had no C ABI. Holds for all of its launchers."""
+    """Pass torch's functions to the module, for all of its launchers; without `abi`, as if torch had no C ABI."""
     module.use(torch.Tensor, torch.nn.Parameter, empty_strided(), *torch_functions(abi))
 
 
 def empty_strided() -> object:
-    """(shape, stride, dtype) -> tensor, the fastest that this torch has."""
+    """The fastest function (shape, stride, dtype) -> tensor of this torch."""
     quick = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
     return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype))
 
 
 def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
-    """Offset of the at::Tensor and the addresses of `use`; zeros for what this torch lacks or `abi` rules out."""
+    """Offset of the at::Tensor and the addresses for `use`; zeros for what this torch lacks or `abi` excludes."""
     offset = tensor_offset() if abi else None
     wrap = wrapper(offset) if offset else 0
     readers = [function_address(name) for name in READERS]
@@ -79,30 +79,30 @@ def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
 
 
 def wrapper(offset: int) -> int:
-    """Where the function is that makes the object around an at::Tensor; 0 where there is none that does."""
+    """The address of the function that wraps an at::Tensor in a Python object; 0 if none is found to work."""
     symbol = getattr(_library("libtorch_python.so"), WRAP, None)
     named = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else 0
     address = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", named)
     if not address:
         return 0
-    probe = torch.empty(2, 3)  # has its object already, which must come back
+    probe = torch.empty(2, 3)  # already has its object, which the function must return
     wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(address)(id(probe) + offset)
     return int(address) if wrapped is probe else 0
 
 
 @functools.cache
 def gives_tensors_anywhere() -> bool:
-    """Whether this torch has what a native launcher needs to read and to make tensors on devices other than the CPU."""
+    """Whether this torch lets a native launcher read and create tensors on devices other than the CPU."""
     offset, addresses = torch_functions()
     *_, wrap, _, device_index = addresses
     return bool(offset and wrap and device_index)
 
 
 def tensor_offset() -> int | None:
-    """Where the object of a tensor holds its at::Tensor, or None where that cannot be told with certainty.
+    """Offset of the at::Tensor in the object of a tensor; None if it cannot be determined with certainty.
 
-    A handle to the tensor starts with the pointer that its at::Tensor is; that word is looked for in the object. All of
-    the probes must agree, and the ABI must then read their sizes and dtypes right.
+    A handle to a tensor starts with the pointer that its at::Tensor consists of; that word is searched in the object.
+    All probes must agree, and the ABI must then read their sizes and dtypes correctly.
     """
     make_handle = getattr(getattr(torch._C, "_aoti", None), "unsafe_alloc_void_ptr_from_tensor", None)
     if make_handle is None or not all(map(function_address, (*READERS, *MAKERS))):
@@ -143,13 +143,13 @@ def _reads_right(probe: torch.Tensor, offset: int) -> bool:
 
 @functools.cache
 def device_type(device: torch.device) -> int:
-    """The number of a device's kind in the ABI; -1 where there is none."""
+    """The ABI's number for the type of a device; -1 if it has none."""
     return _constant(f"aoti_torch_device_type_{device.type}")
 
 
 @functools.cache
 def dtype_code(dtype: torch.dtype) -> int:
-    """The number of a dtype in the ABI, by the function that gives it; -1 where there is none."""
+    """The ABI's number for a dtype, from the function that returns it; -1 if there is none."""
     return _constant(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
 
 
@@ -164,7 +164,7 @@ def _dtype_at(at: ctypes.c_void_p) -> int:
 
 
 def function_address(name: str) -> int:
-    """Where torch's library, or one that it loaded (its own OpenMP above all), has the function; 0 for nowhere."""
+    """The address of a function in torch's library or one that it loads (such as its own OpenMP); 0 if missing."""
     try:
         return ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value or 0
     except AttributeError:

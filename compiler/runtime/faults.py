@@ -1,6 +1,6 @@
-"""What goes wrong on a GPU: a status code of CUDA, or an exception of CuPy or torch, in; the error for people out.
+"""Errors of a GPU: CUDA status codes and exceptions of CuPy and torch become a DeviceError with advice.
 
-Codes are those of CUresult in the driver's API, with which cudaError_t of the runtime's agrees from 100 on.
+Codes are CUresult of the driver API; cudaError_t of the runtime API agrees with it from 100 on.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ from compiler.errors import CompilerError
 
 
 class DeviceError(CompilerError):
-    """A call to the GPU failed; `code` is CUDA's number for it.
+    """A call to the GPU failed; `code` is CUDA's error number.
 
-    `lost` says that the process can use the GPU no more, whoever was at fault: only a new process can, and what else
-    was under way in this one failed with it.
+    `lost` means that this process can no longer use the GPU, whoever was at fault: a new process is needed, and all
+    other work in flight in this one has failed too.
     """
 
     meaning = "failed"
@@ -33,50 +33,50 @@ _LOST = "this process can use the GPU no more, so run what follows in a new one"
 
 
 class Lost(DeviceError):
-    """The context is gone and with it all memory that the process has on the GPU."""
+    """The context is lost, and with it all of the process's memory on the GPU."""
 
     meaning = "stopped the process's work"
     lost = True
 
 
 class IllegalAddress(Lost):
-    """A kernel read or wrote what is not the process's memory."""
+    """A kernel accessed memory outside of the process's allocations."""
 
     meaning = "found a kernel reading or writing memory that is not there"
 
 
 class MisalignedAddress(Lost):
-    """A kernel's access was not at a multiple of its size."""
+    """A kernel accessed an address that is not a multiple of the access size."""
 
     meaning = "found a kernel's access that is not aligned to its size"
 
 
 class IllegalInstruction(Lost):
-    """A kernel came to code that is none, or to an instruction with operands that it must not have."""
+    """A kernel reached an invalid instruction, or one with invalid operands."""
 
     meaning = "found an instruction that it cannot perform"
 
 
 class Trapped(Lost):
-    """A kernel stopped itself: an assertion or a trap."""
+    """A kernel stopped itself by an assertion or a trap."""
 
     meaning = "was stopped by a kernel's own check"
 
 
 class LaunchTimeout(Lost):
-    """A kernel ran for longer than the driver lets one run on a GPU that has a display."""
+    """A kernel exceeded the driver's time limit on a GPU with a display."""
 
     meaning = "ran into the driver's limit of time for one kernel"
 
 
 class LaunchFailed(Lost):
-    """A kernel ended in a way that CUDA has no other name for."""
+    """A kernel failed for a reason that CUDA does not specify."""
 
     meaning = "lost a kernel"
 
 
 class Hang(Lost):
-    """A kernel did not end in the time that it was given. It cannot be stopped but with its process."""
+    """A kernel did not finish within the timeout. Only the end of its process stops it."""
 
     meaning = "did not finish in time"
     advice = "end this process, which alone stops the kernel"
@@ -86,7 +86,7 @@ class Hang(Lost):
 
 
 class OutOfResources(DeviceError):
-    """A block needs more registers or shared memory than the GPU has for one."""
+    """A block needs more registers or shared memory than the GPU has."""
 
     meaning = "cannot hold a block of this kernel"
 
@@ -98,7 +98,7 @@ class OutOfMemory(DeviceError):
 
 
 class WrongMachineCode(DeviceError):
-    """A cubin that is damaged, or made for another architecture."""
+    """A cubin is damaged or made for another architecture."""
 
     meaning = "cannot load this machine code"
     advice = "compile for this GPU's own architecture"
@@ -110,10 +110,10 @@ _KINDS: dict[int, type[DeviceError]] = {
     2: OutOfMemory, 200: WrongMachineCode, 209: WrongMachineCode, 218: WrongMachineCode, 700: IllegalAddress,
     701: OutOfResources, TIMED_OUT: LaunchTimeout, 710: Trapped, 714: LaunchFailed, 715: IllegalInstruction,
     716: MisalignedAddress, 717: IllegalAddress, 718: IllegalInstruction, 719: LaunchFailed,
-    # An error that cannot be corrected in memory or on a link, the context or the driver going away.
+    # Uncorrectable errors in memory or on a link; context or driver shut down.
     4: Lost, 46: Lost, 214: Lost, 220: Lost, 709: Lost, 721: Lost, 999: Lost,
 }  # fmt: skip
-# How torch words those codes where its exception does not carry the number.
+# torch's wording of these codes, for exceptions without the number.
 _WORDS = {
     r"illegal memory access": 700, r"misaligned address": 716, r"illegal instruction": 715, r"device-side assert": 710,
     r"unspecified launch failure": 719, r"launch timed out": TIMED_OUT, r"invalid program counter": 718,
@@ -123,7 +123,7 @@ _WORDS = {
 
 
 def fault(code: int, what: str = "", detail: str = "") -> DeviceError:
-    """The error that a status code stands for; `what` was under way.
+    """The error for a status code; `what` names the operation in progress.
 
     >>> type(fault(700)).__name__, fault(700).lost, fault(1).lost
     ('IllegalAddress', True, False)
@@ -132,7 +132,7 @@ def fault(code: int, what: str = "", detail: str = "") -> DeviceError:
 
 
 def code_of(error: BaseException) -> int | None:
-    """CUDA's number for an exception of CuPy or torch; None for one that has nothing to do with the GPU.
+    """CUDA's number for an exception of CuPy or torch; None if it does not concern the GPU.
 
     >>> code_of(RuntimeError("CUDA error: misaligned address")), code_of(ValueError("no"))
     (716, None)
@@ -150,7 +150,7 @@ def code_of(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def told(what: str = "") -> Iterator[None]:
-    """Exceptions of CuPy and torch about the GPU leave the block as a DeviceError that names `what` was under way."""
+    """Convert exceptions of CuPy and torch about the GPU to a DeviceError that names the operation `what`."""
     try:
         yield
     except DeviceError:

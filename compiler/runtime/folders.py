@@ -1,4 +1,4 @@
-"""Temporary folders that go with their process: locked while it lives, swept by the next one should it be killed."""
+"""Temporary folders of a process: locked while it lives, removed by a later process if it was killed."""
 
 import contextlib
 import fcntl
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PREFIX, LOCK = "mlcomp-", ".lock"
-NAMELESS = ".mlcomp-new-"  # while it is made and while it is removed: what has this name and no lock is left over
+NAMELESS = ".mlcomp-new-"  # the prefix during creation and removal: a folder with it and without a lock is a leftover
 
 
 def remove_folder(folder: Path) -> bool:
-    """Remove a folder, and whether it is gone; should this process be killed meanwhile, the next sweep goes on."""
+    """Remove a folder; return whether it is gone. If this process is killed meanwhile, the next sweep continues."""
     nameless = folder if folder.name.startswith(NAMELESS) else folder.with_name(NAMELESS + folder.name)
-    with contextlib.suppress(OSError):  # it is gone, or a part of it is left from before
+    with contextlib.suppress(OSError):  # it is gone, or partly removed earlier
         folder.rename(nameless)
     for left in (nameless, folder):
         shutil.rmtree(left, ignore_errors=True)
@@ -23,7 +23,7 @@ def remove_folder(folder: Path) -> bool:
 
 
 def locked_folder(place: Path) -> tuple[Path, int]:
-    """A new folder and the descriptor that locks it until this process ends."""
+    """Create a folder; return it and the descriptor that locks it until this process ends."""
     while True:
         made = Path(tempfile.mkdtemp(prefix=NAMELESS, dir=place))
         with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
@@ -36,15 +36,15 @@ def locked_folder(place: Path) -> tuple[Path, int]:
 
 
 def sweep_folders(place: Path, remove: Callable[[Path], object] = remove_folder) -> None:
-    """Remove the folders in `place` whose processes were killed: this user's that nobody locks any more."""
+    """Remove this user's folders in `place` that no live process locks."""
     for left in place.glob(f"{PREFIX}*/{LOCK}"):
         _sweep(left, remove, os.O_RDWR)
     for left in place.glob(f"{NAMELESS}*"):
-        _sweep(left / LOCK, remove_folder, os.O_RDWR | os.O_CREAT)  # its process may have been killed before
+        _sweep(left / LOCK, remove_folder, os.O_RDWR | os.O_CREAT)  # its process may have been killed before locking it
 
 
 def _sweep(left: Path, remove: Callable[[Path], object], how: int) -> None:
-    with contextlib.suppress(OSError):  # one in use
+    with contextlib.suppress(OSError):  # in use
         if left.parent.lstat().st_uid != os.getuid():
             return
         lock = os.open(left, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -57,7 +57,7 @@ def _sweep(left: Path, remove: Callable[[Path], object], how: int) -> None:
 
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
-    """A folder in `place` that goes afterwards; those that killed processes left there go before."""
+    """Create a folder in `place` and remove it afterwards; first remove those left by killed processes."""
     sweep_folders(place)
     folder, lock = locked_folder(place)
     try:

@@ -1,7 +1,7 @@
-"""Python's garbage collector, held back: while a block runs, no collection walks over all objects of the process.
+"""Suppress full collections of Python's garbage collector, which walk over all objects of the process.
 
-PyTorch alone keeps so many that a full collection takes 0.2 s, more than most kernels take to compile, and the many
-small objects of a compilation bring one about. What dies young is still collected.
+PyTorch alone keeps so many objects that a full collection takes 0.2 s, more than most kernels take to compile, and the
+many small objects of a compilation trigger one. Younger generations are still collected.
 """
 
 import gc
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 NEVER = 1 << 30
 _lock = threading.Lock()
-_holders: list[tuple[int, int, int]] = []  # the thresholds that the first of them found, once for each
+_holders: list[tuple[int, int, int]] = []  # for each block in progress, the thresholds that the first one found
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """No full collection inside the block, or inside any that runs meanwhile; afterwards all is as it was before."""
+    """Suppress full collections in the block and while others overlap it; then restore the thresholds."""
     with _lock:
         found = _holders[0] if _holders else gc.get_threshold()
         _holders.append(found)

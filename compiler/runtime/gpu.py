@@ -1,7 +1,7 @@
-"""Calling a program on a GPU: its cubin, buffers and launches in; a function from CUDA tensors to CUDA tensors out.
+"""Turn a cubin, its buffers and its launches into a function from CUDA tensors to CUDA tensors.
 
-Tensors are used where they lie, on torch's current stream. What a launch needs is laid out once: a call writes the
-addresses of its buffers into one table, into which all arguments point, and enqueues.
+Tensors are used in place, on torch's current stream. Launch arguments are laid out once: they point into one table of
+buffer addresses, which a call fills before it enqueues the launches.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from compiler.runtime.launcher import Launcher, Plan
 from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import Argument
 
-# Kernels may read and write 16 bytes at once, from the start of any buffer; torch's own allocations lie at 512.
+# Kernels may access 16 bytes at once from the start of any buffer; torch aligns its own allocations to 512.
 ALIGNMENT = 16
-_KERNELS = re.compile(rb"\.text\.(\w+)\0")  # a cubin has a section of this name for each (CUDA Binary Utilities)
-# A replay costs about as much as three launches.
+_KERNELS = re.compile(rb"\.text\.(\w+)\0")  # a cubin has such a section per kernel (CUDA Binary Utilities)
+# Replaying a graph costs about as much as three launches.
 GRAPHS_FROM = 4
 
 
 class Module:
-    """Machine code on a GPU, in one image or several, for several launch plans; given back when none of these is left.
+    """Machine code on a GPU, in one or several images, shared by launch plans and unloaded after the last of them.
 
-    Raises ValueError where there is no image.
+    Raises ValueError without an image.
     """
 
     def __init__(self, driver: Driver, *images: bytes) -> None:
@@ -58,35 +58,35 @@ class Module:
                 self._where |= {name.decode(): number for name in _KERNELS.findall(image)}
 
     def function(self, name: str) -> int:
-        """A kernel, of whichever image has it; raises DeviceError where none has."""
+        """The kernel of this name, in any of the images. Raises DeviceError if none has it."""
         return self._driver.function(self._where.get(name, self._numbers[0]), name)
 
 
 class Kernels:
-    """The launches of a program on one GPU, ready to be enqueued on any buffers; a module may be shared."""
+    """The launches of a program on one GPU, ready to be enqueued on any buffers. A module may be shared."""
 
     def __init__(self, driver: Driver, code: Code, plan: LaunchPlan) -> None:
         self._driver = driver
         self._words = struct.Struct(f"{len(plan.buffers)}Q")
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
         self.maps: list[tuple[int, Argument]] = []
-        self._kept: list[Any] = []  # the memory that addresses below are of
-        # Where kernels say that the data has what it may not have: an integer of the host's that they can write.
+        self._kept: list[Any] = []  # owners of the memory at the addresses below
+        # Kernels report invalid data here: an integer in host memory that they can write.
         flagged = any(isinstance(a, Flag) for x in plan.launches for a in x.args)
         self.flag: ctypes.c_int | None = driver.flag() if flagged else None
-        self._leave: dict[int, int] = {}  # bytes of dynamic shared memory by function
+        self._leave: dict[int, int] = {}  # permitted bytes of dynamic shared memory by function
         for launch in plan.launches:
             limits.check(launch, len(plan.buffers))
         self._module = code if isinstance(code, Module) else Module(driver, *_images(code))
         self.prepared = [self._prepare(x) for x in plan.launches if all(x.grid)]
         self._replays = Replays(driver)
         self._lock = threading.Lock()
-        # The graphs go before the code that they launch.
+        # Destroy the graphs before unloading the code that they launch.
         weakref.finalize(self, _give_back, self._replays, self._module).atexit = False
 
     def _prepare(self, launch: Launch) -> Prepared:
         function = self._module.function(launch.kernel)
-        # With the kernel's static arrays it may be more than the 48 KB that need no leave.
+        # Together with the kernel's static arrays it may exceed the 48 KB that need no permission.
         if launch.shared > self._leave.get(function, 0):
             self._driver.allow(function, MAX_DYNAMIC_SHARED, launch.shared)
             self._leave[function] = launch.shared
@@ -101,7 +101,7 @@ class Kernels:
         )
 
     def _word(self, argument: int | Size | Map | Flag) -> int:
-        """Where the driver finds an argument's value at every launch."""
+        """The address from which the driver reads an argument's value at every launch."""
         match argument:
             case int(number):
                 return ctypes.addressof(self.table) + 8 * number
@@ -120,7 +120,7 @@ class Kernels:
                 return ctypes.addressof(where)
 
     def failed(self) -> bool:
-        """Whether a kernel did not approve of its data since the last time that someone asked."""
+        """Whether a kernel rejected its data since the last call of this method."""
         if self.flag is None or not self.flag.value:
             return False
         self.flag.value = 0
@@ -146,7 +146,7 @@ class Kernels:
         return len(self.prepared)
 
 
-Code = Cubin | bytes | tuple[Cubin, ...] | Module  # of a program: its parts are loaded, or one module is
+Code = Cubin | bytes | tuple[Cubin, ...] | Module  # of a program: parts to load, or a loaded module
 
 
 def _images(code: Cubin | bytes | tuple[Cubin, ...]) -> list[bytes]:
@@ -155,8 +155,8 @@ def _images(code: Cubin | bytes | tuple[Cubin, ...]) -> list[bytes]:
 
 
 def _give_back(replays: Replays, module: Module) -> None:
-    del module  # kept until now
-    with contextlib.suppress(faults.DeviceError):  # a lost context has taken them along
+    del module  # keeps it loaded until now
+    with contextlib.suppress(faults.DeviceError):  # a lost context has destroyed them
         replays.close()
 
 
@@ -181,15 +181,14 @@ def load(
     native: bool = True,
     invalid: Callable[..., object] | None = None,
 ) -> Launcher:
-    """The function that checks its tensors against `plan`, enqueues the launches, and returns its fresh outputs.
+    """Return a function that checks its tensors against `plan`, enqueues the launches, and returns fresh outputs.
 
-    It does not wait for the GPU, so errors of kernels come with later calls or `synchronize`. `constants` gives inputs
-    by position that are not arguments. `device` is the current GPU unless said. Programs of `graphs_from` launches and
-    more are replayed as graphs. Where kernels do not approve of the data of a call, the next one raises InvalidData;
-    with `invalid`, the host waits for each call, and calls that with its arguments, and it raises. The native launcher
-    is built into `cache` once; where that cannot be done, or with `native` false, calls go through Python. Raises
-    CompilerError where there is no GPU, DeviceError for what the GPU
-    refuses.
+    It does not wait for the GPU, so later calls or `synchronize` raise the errors of kernels. `constants` binds inputs
+    by position, which then are not arguments. `device` defaults to the current GPU. Programs of at least `graphs_from`
+    launches are replayed as graphs. If kernels reject the data of a call, the next call raises InvalidData; with
+    `invalid`, the host waits for each call, and passes the arguments of a rejected one to `invalid`, which raises. The
+    native launcher is built into `cache` once; if that fails, or without `native`, calls go through Python. Raises
+    CompilerError without a GPU, and DeviceError for errors of the GPU.
     """
     place = device if device is not None else _current_gpu()
     chosen = driver if driver is not None else devices.driver(place.index)
@@ -210,12 +209,12 @@ def load(
 
 
 def refuse_late(*arguments: object) -> None:
-    """For what an earlier call was given, which nobody has any more."""
+    """Raise InvalidData for an earlier call, whose arguments are no longer known."""
     raise InvalidData("an earlier call of this function was given")
 
 
 def _waiting(call: Launcher, kernels: Kernels, place: torch.device, invalid: Callable[..., object] | None) -> Launcher:
-    """A launcher that waits for each call, but while a graph is captured, and says at once what was wrong with it."""
+    """With `invalid`, a launcher that waits for each call, unless a graph is captured, and reports invalid data."""
     if invalid is None or kernels.flag is None:
         return call
 
@@ -250,7 +249,7 @@ def _load_python(
 
 
 class _Runs:
-    """Enqueues a program on inputs and outputs; true, and nothing is enqueued, where an earlier run has failed."""
+    """Enqueue a program on inputs and outputs. If an earlier run failed, enqueue nothing and return True."""
 
     def __init__(self, launches: LaunchPlan, kernels: Kernels, place: torch.device, graphs: bool) -> None:
         self._offsets, self._arena = launches.offsets, launches.arena
@@ -263,7 +262,7 @@ class _Runs:
             return True
         place, held = self._place, list(map(aligned, inputs))
         addresses = [tensor.data_ptr() for tensor in (*held, *outputs)]
-        # Freed behind the launches on this stream, and so given out again only after them.
+        # Freed after the launches on this stream, and thus reused only after them.
         arena = torch.empty(self._arena, dtype=torch.uint8, device=place) if self._arena else None
         start = arena.data_ptr() if arena is not None else 0
         capturing, stream = place.type == "cuda" and torch.cuda.is_current_stream_capturing(), self._stream()
@@ -274,8 +273,8 @@ class _Runs:
         return False
 
     def _zeros_of(self, stream: int, arena: torch.Tensor, capturing: bool) -> int:
-        """Where an arena would begin whose end holds zeros that no run at the same time uses: a stream has its own,
-        which are zero again after each run, and a graph, for it may run beside, clears those in its arena."""
+        """The address of a virtual arena whose end holds zeros that no concurrent run uses. Each stream has its own
+        zeros, which are zero again after each run. A captured graph may run beside, so it clears its own arena."""
         size = arena.numel() - self._cleared
         if not size:
             return 0
@@ -291,7 +290,7 @@ class _Runs:
 def run_once(code: Code, launches: LaunchPlan, buffers: Sequence[torch.Tensor], driver: Driver | None = None) -> None:
     """Enqueue a program once on buffers that the caller allocated and filled: inputs, outputs, then temporaries.
 
-    Nothing is checked: each must be on one GPU, as large as the kernels believe, and start at a multiple of 16 bytes.
+    Nothing is checked: all must be on one GPU, have the sizes that the kernels expect, and be aligned to 16 bytes.
     """
     place = next((b.device for b in buffers), None) or _current_gpu()
     chosen = driver if driver is not None else devices.driver(place.index)
@@ -301,7 +300,7 @@ def run_once(code: Code, launches: LaunchPlan, buffers: Sequence[torch.Tensor], 
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or where it starts amid 16 bytes, a copy with the same strides that does not."""
+    """Return the tensor itself if it is aligned to 16 bytes, else an aligned copy with the same strides."""
     if not tensor.data_ptr() % ALIGNMENT or not tensor.numel():
         return tensor
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -315,7 +314,7 @@ def _current_gpu() -> torch.device:
 
 
 def _stream_of(place: torch.device) -> Callable[[], int]:
-    """What gives the number of torch's current stream there, the fastest way that this torch has."""
+    """The fastest function of this torch that returns the handle of the current stream of `place`."""
     if place.type != "cuda":
         return lambda: 0
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -328,10 +327,10 @@ def _stream_of(place: torch.device) -> Callable[[], int]:
 
 
 def synchronize(timeout: float, what: str = "") -> None:
-    """Wait until the GPU has done all that was enqueued on the current stream, at most `timeout` seconds.
+    """Wait until the GPU has completed all work on the current stream, at most `timeout` seconds.
 
-    Raises Hang when it has not: the kernel runs on, and only the end of the process stops it. Raises DeviceError for
-    what a kernel did since the last time that someone asked.
+    Raises Hang after that: the kernel keeps running, and only the end of the process stops it. Raises DeviceError for
+    faults of kernels since the last check.
     """
     with faults.told(what or "waiting for the GPU"):
         make_event: Any = torch.cuda.Event  # untyped in torch
@@ -341,7 +340,7 @@ def synchronize(timeout: float, what: str = "") -> None:
 
 
 def wait(done: Callable[[], bool], timeout: float, what: str = "") -> None:
-    """Until `done`, asking ever less often; Hang after `timeout` seconds."""
+    """Poll `done` at growing intervals (up to 2 ms). Raises Hang after `timeout` seconds."""
     start, pause = time.monotonic(), 0.0
     while not done():
         if time.monotonic() - start > timeout:

@@ -1,7 +1,7 @@
-"""A sequence of launches and the addresses that they work on in; one graph replayed in their place, once it pays, out.
+"""Replay a CUDA graph in place of a sequence of launches, once that pays.
 
-A graph holds addresses. It is replayed only for the same ones, which are then the caller's own tensors, alive and of
-the right size, so nothing has to be copied or kept.
+A graph contains addresses, so it is replayed only for the same addresses. These are the caller's own tensors, alive and
+of the right size: nothing is copied or kept alive.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from compiler.runtime.device import Driver
 
 Addresses = tuple[int, ...]
-# Allocators hand the same few blocks out again and again: at the third sight of a set of addresses a graph is captured,
-# and so many are kept. A capture costs as much as some runs: it pays where that many replays follow. Where graphs go
-# before, addresses have to be seen twice as often from then on.
+# Allocators reuse the same few blocks, so a graph is captured the third time that a set of addresses is seen (SIGHTS),
+# and up to KEPT graphs are kept. A capture costs as much as some runs and pays after PAYS replays. Each time a graph is
+# evicted before, addresses must from then on be seen twice as often, up to LONGEST times.
 SIGHTS, KEPT, REMEMBERED, PAYS, LONGEST = 3, 8, 256, 8, 1 << 20
 
 
 class Replays:
-    """Graphs of one program by the addresses of its buffers."""
+    """The graphs of one program, by the addresses of its buffers."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -27,7 +27,7 @@ class Replays:
         self._wanted = SIGHTS
 
     def run(self, addresses: Addresses, stream: int, enqueue: Callable[[int], None]) -> None:
-        """The launches that `enqueue` puts into a stream, by whichever way costs less."""
+        """Run the launches that `enqueue` puts into a stream, directly or by a graph, whichever costs less."""
         graph, replays = self._graphs.pop(addresses, (None, 0))
         if graph is None and self._seen(addresses) < self._wanted:
             return enqueue(stream)
@@ -50,6 +50,6 @@ class Replays:
         return self._driver.capture(enqueue)
 
     def close(self) -> None:
-        """Give all graphs back."""
+        """Destroy all graphs."""
         while self._graphs:
             self._driver.drop(self._graphs.popitem()[1][0])

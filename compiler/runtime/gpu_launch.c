@@ -1,15 +1,15 @@
-// The launches of one program put into torch's current stream: an entry for launcher.c that fills no memory but argument
-// words. All of CUDA and torch comes as addresses in `Plan`, which gpu_native.py lays out; callers hold the GIL.
+// Enqueues the launches of a program on torch's current stream: an entry for launcher.c. It writes argument words only.
+// `Plan`, laid out by gpu_native.py, has the addresses of all functions of CUDA and torch; callers hold the GIL.
 #include <stdint.h>
 #include <string.h>
 
-typedef void* Handle;  // of the driver: functions, streams, graphs, contexts
+typedef void* Handle;  // a driver handle: function, stream, graph, context
 
 typedef struct {
   Handle function;
   uint32_t grid[3], block[3], shared, overlaps;
   void** arguments;
-  const int64_t* buffers;  // those that it works on
+  const int64_t* buffers;  // numbers of the buffers that it accesses
   int64_t n_buffers;
 } Launch;
 
@@ -38,7 +38,7 @@ typedef struct {  // CUDA_KERNEL_NODE_PARAMS_v2
 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 static const Attribute OVERLAP = {6, 0, {1}};
 
-typedef struct {  // a tensor map over a buffer; `over` is the address that it is encoded for
+typedef struct {  // a tensor map of a buffer; `over` is the address that it is encoded for
   int64_t buffer;
   void *over, *storage;
   int32_t dtype, rank, swizzle, promotion;
@@ -46,34 +46,34 @@ typedef struct {  // a tensor map over a buffer; `over` is the address that it i
   uint32_t box[5], steps[5];
 } Map;
 
-#define KEPT 8             // graphs
-#define SIGHTS 3           // of the same addresses, at the last of which a graph is captured
-#define PAYS 8             // replays that make up for a capture; where a graph goes before, sights asked for double
-#define LONGEST (1 << 20)  // but no more
+#define KEPT 8             // the most graphs
+#define SIGHTS 3           // the same addresses seen so often: a graph is captured
+#define PAYS 8             // replays that make up for a capture; if a graph is evicted before, the sights needed double
+#define LONGEST (1 << 20)  // up to this
 #define RECENT 16          // sets of addresses whose sights are counted
-#define SLOTS 64           // streams, and captures in streams, that have zeros of their own
+#define SLOTS 64           // streams, and captures in streams, with zeros of their own
 
 typedef struct {
   uint64_t digest;
-  int64_t used;    // when, in calls; 0: empty
-  int64_t sights;  // once there is a graph its replays
+  int64_t used;    // call number of the last use; 0: empty
+  int64_t sights;  // once there is a graph, its replays
   Handle graph;
 } Known;
 
 typedef struct {
-  uint64_t stream, capture;  // by the numbers that CUDA gives once; of what is captured, the stream's handle
+  uint64_t stream, capture;  // CUDA's unique numbers; during a capture, the stream's handle
 } Slot;
 
 typedef struct {
-  int32_t status, device;  // of the last call, CUDA's number
-  Handle context, side;    // side: a stream to capture in
+  int32_t status, device;  // CUDA's status of the last call
+  Handle context, side;    // side: a stream for captures
   int64_t n_launches, n_maps, n_buffers, graphs, calls;
   Launch* launches;
   Map* maps;
-  uint64_t* table;      // of the buffers' addresses, into which the launches' arguments point
-  Known known[RECENT];  // those with graphs among them, KEPT at most
+  uint64_t* table;      // addresses of the buffers; arguments of launches point here
+  Known known[RECENT];  // at most KEPT of them have graphs
   uint64_t* addresses;  // RECENT times n_buffers
-  // The last buffers hold zeros before and after a run: `zero_bytes` for all of them, as often as there are slots.
+  // The last n_zeros buffers are zero before and after a run: together `zero_bytes`, once per slot.
   int64_t n_zeros, zero_bytes, taken;
   uint64_t zeros;
   Slot slots[SLOTS];
@@ -96,16 +96,16 @@ typedef struct {
   int (*exchange_mode)(int*);
   int (*launch_with)(const Config*, Handle, void**, void**);
   int (*set_node)(Handle, Handle, const Node*);
-  volatile int* flag;  // null, or where kernels say that the data has what it may not have
-  int64_t wanted;      // sights of the same addresses before a graph is captured; 0: SIGHTS
-  // The graph for addresses that have none of their own: its nodes are given new ones before a replay.
-  Handle movable, captured;  // and the graph that it was made from, which has the nodes
+  volatile int* flag;  // null, or where kernels report invalid data
+  int64_t wanted;      // sights of the same addresses before a capture; 0: SIGHTS
+  // A graph for addresses without a graph of their own: its nodes are updated before a replay.
+  Handle movable, captured;  // `captured` is the graph that it was instantiated from, which has the nodes
   Handle* nodes;             // by launch
-  uint64_t* over;            // the addresses that it holds
-  int64_t strays;            // calls that would have used it before it was captured; below 0: it cannot be had
+  uint64_t* over;            // the addresses in its nodes
+  int64_t strays;            // calls that would have used it before its capture; below 0: it failed
 } Plan;
 
-// The node of the launch that was captured last: what comes next in the stream waits for it alone.
+// The node of the launch captured last, on which the next one in the stream depends alone.
 static int last_node(Plan* p, Handle stream, Handle* node) {
   int capturing = 0;
   unsigned long long capture = 0;
@@ -118,7 +118,7 @@ static int last_node(Plan* p, Handle stream, Handle* node) {
   return 0;
 }
 
-// With `nodes`, the stream is being captured, and they become the launches' nodes.
+// Enqueue the launches. With `nodes`, the stream is being captured, and they become the launches' nodes.
 static int enqueue(Plan* p, Handle stream, Handle* nodes) {
   for (int64_t i = 0; i < p->n_launches; i++) {
     const Launch* l = &p->launches[i];
@@ -153,15 +153,15 @@ static int point_maps(Plan* p) {
 
 // ---- zeros
 
-// What runs at once must not share them, and what is in one stream never does: neither do calls captured in one stream,
-// whichever stream the graph is launched into. Each slot was zero when it was allocated. Where all are taken, the arena
-// serves, cleared before each run.
+// Concurrent runs must not share zeros. Runs in one stream are never concurrent, nor are calls captured in one stream,
+// whichever stream the graph is launched into. Each slot was zero when allocated. If all are taken, the arena is used
+// and cleared before each run.
 static int take_zeros(Plan* p, Handle stream) {
   unsigned long long number = (uint64_t)stream, capture = 0;
-  int capturing = 0, mode = 2;  // relaxed: a question is no part of what other threads capture
+  int capturing = 0, mode = 2;  // relaxed: a query is not part of captures by other threads
   int status = p->capture_of(stream, &capturing, &capture, 0, 0, 0);
   if (!status && !capturing) {
-    // A handle may come again for another stream. A stream that is being captured may not be asked for its number.
+    // Handles are reused for other streams, so ask for the number, which a stream being captured does not permit.
     capture = 0;
     status = p->exchange_mode(&mode);
     if (!status) status = p->number_of(stream, &number);
@@ -196,7 +196,7 @@ static void forget(Plan* p, Known* k) {
   memset(k, 0, sizeof *k);
 }
 
-// The place of the present addresses among the known ones, or of the ones that were used least recently.
+// The entry of the present addresses; if they are unknown, that of the least recently used ones is overwritten.
 static Known* find(Plan* p) {
   uint64_t digest = digest_of(p);
   int64_t bytes = p->n_buffers * 8;
@@ -224,10 +224,10 @@ static void make_room(Plan* p) {
   if (graphs >= KEPT) forget(p, oldest);
 }
 
-// A graph of the launches on the present addresses, and with `nodes`, what it was made from.
+// Capture the launches on the present addresses as a graph; with `nodes`, also return the graph before instantiation.
 static int capture(Plan* p, Handle* made, Handle* nodes, Handle* from) {
   Handle graph = 0;
-  int status = p->begin(p->side, 2);  // relaxed: what other threads do meanwhile is no part of it
+  int status = p->begin(p->side, 2);  // relaxed: concurrent work of other threads is not captured
   if (status) return status;
   status = enqueue(p, p->side, nodes);
   int ended = p->end(p->side, &graph);
@@ -254,7 +254,7 @@ static int holds_old(const Plan* p, const Launch* l) {
   return 0;
 }
 
-// Point the graph at the present addresses. What runs or waits to run keeps those that it was launched with.
+// Point the graph at the present addresses. Launches already enqueued keep theirs.
 static int move(Plan* p) {
   for (int64_t i = 0; i < p->n_launches; i++) {
     const Launch* l = &p->launches[i];
@@ -302,13 +302,13 @@ __attribute__((visibility("default"))) int mlc_gpu_entry(void** buffers, const l
   (void)threads;
   Handle before = 0, stream = 0;
   p->status = 0;
-  if (p->flag && *p->flag) {  // of an earlier call
+  if (p->flag && *p->flag) {  // set by an earlier call
     *p->flag = 0;
     return 1;
   }
   p->status = p->get_context(&before);
   if (p->status) return 0;
-  // Another GPU's context may be current, or none in a thread that is new to CUDA.
+  // Another GPU's context may be current, or none in a thread that has not used CUDA.
   int changed = before != p->context;
   if (changed && (p->status = p->set_context(p->context))) return 0;
   memcpy(p->table, buffers, p->n_buffers * 8);

@@ -1,7 +1,7 @@
-"""A launcher for a GPU in; one whose results and temporaries come from memory that it shares with few others, out.
+"""Let a launcher allocate results and temporaries from a memory pool that it shares with few others.
 
-Graphs hold addresses. What a program allocates lies where it lay before if all that takes from the same memory does as
-it did before: in torch's memory for all that is a matter of what else the process does.
+Graphs contain addresses. Allocations get the same addresses again if all users of the pool repeat their allocations; in
+torch's common pool this depends on everything else in the process.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from compiler.runtime.launcher import Launcher
 
 
 class Memory:
-    """Pools of torch's allocator, one for each GPU, made when they are asked for. A tensor outlives its pool."""
+    """Pools of torch's allocator, one per GPU, created on first use. A tensor may outlive its pool."""
 
     def __init__(self) -> None:
         self._pools: dict[int, Any] = {}
 
-    def pool(self, device: int) -> Any:  # torch.cuda.MemPool, of builds for GPUs alone
+    def pool(self, device: int) -> Any:  # torch.cuda.MemPool, which only builds for GPUs have
         if device not in self._pools:
             self._pools[device] = torch.cuda.MemPool()
         return self._pools[device]
 
 
 def within(launch: Launcher, memory: Memory) -> Launcher:
-    """The launcher with all that it allocates in `memory`; while a graph is captured, where that has its memory."""
+    """The launcher with its allocations in `memory`; during the capture of a graph, in the memory of that graph."""
 
     def call(*arguments: Any) -> tuple[torch.Tensor, ...]:
         if torch.cuda.is_current_stream_capturing():

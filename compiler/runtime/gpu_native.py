@@ -1,7 +1,7 @@
-"""Calling a program on a GPU natively: prepared launches in; a callable that costs the host a few microseconds out.
+"""Native calls of a program on a GPU: prepared launches become a callable with a few microseconds of host time.
 
-gpu_launch.c enqueues from a table that is laid out here, launcher.c checks tensors and makes outputs. Where torch's C
-ABI or a C compiler is missing, gpu.py's own call serves, several times slower.
+gpu_launch.c enqueues launches from a table laid out here; launcher.c checks tensors and allocates outputs. Without
+torch's C ABI or a C compiler, gpu.py calls from Python, several times slower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("mlcomp")
 
 FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
 KNOWN, SLOTS = 16, 64  # RECENT and SLOTS of gpu_launch.c
-# In the order in which Plan has them.
+# In the order of the functions in `Plan` of gpu_launch.c.
 DRIVER = (
     "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
     "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
@@ -74,8 +74,8 @@ class _Plan(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A launch but for the stream; `arguments` is the address of its array of addresses, `buffers` the numbers of those
-    that it works on. One that `overlaps` may begin before the kernel before it in the stream has ended."""
+    """A launch without its stream; `arguments` is the address of its array of addresses, `buffers` the numbers of the
+    buffers that it accesses. One that `overlaps` may begin before its predecessor in the stream has ended."""
 
     function: int
     grid: Extent
@@ -88,7 +88,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Functions:
-    """Addresses of what the entry calls: torch's current stream, then DRIVER; and the context that it works in."""
+    """Addresses of the functions that the entry calls (torch's current stream, then DRIVER), and its context."""
 
     stream: int
     driver: tuple[int, ...]
@@ -112,11 +112,11 @@ def load(
     kept: object,
     cache: Path | None,
 ) -> Launcher | None:
-    """The callable, or None where this machine cannot build it.
+    """Return the native callable, or None if this machine cannot build it.
 
-    `table` holds the buffers' addresses, to which the arguments of `prepared` point; `kept` owns both and the memory of
-    `maps`. A call that finds `flag` set by an earlier one clears it and calls `invalid`, which raises. `admit` gives a
-    tensor that fits for an argument that does not at first sight, or raises.
+    `table` has the buffers' addresses, to which the arguments of `prepared` point; `kept` owns both and the memory of
+    `maps`. A call that finds `flag` set by an earlier call clears it and calls `invalid`, which raises. `admit`
+    converts an argument that fails the quick check to a suitable tensor, or raises.
     """
     module, entry = built(cache)
     if module is None or entry is None:
@@ -142,7 +142,7 @@ def load(
         launches.arena,
         (ctypes.addressof(state),),
         1,
-        False,  # the table is written and read under the GIL
+        False,  # the table is accessed under the GIL
         0,
         admit,
         (tuple(bound.values()), state, memory, slots, kept),
@@ -158,7 +158,7 @@ def load(
 
 
 def zero_slots(state: _Plan, launches: LaunchPlan, place: torch.device) -> torch.Tensor | None:
-    """Memory for what launches find zero and leave zero, for so many streams and captures; None where there is none."""
+    """Zeroed memory for buffers that launches find and leave zero, for SLOTS streams and captures; None if unused."""
     if not launches.zeros:
         return None
     state.n_zeros, state.zero_bytes = launches.zeros, launches.arena - launches.offsets[-launches.zeros]
@@ -177,7 +177,7 @@ def lay_out(
     functions: Functions,
     graphs: bool,
 ) -> tuple[_Plan, Any]:
-    """The plan as C has it, and the memory that it points to."""
+    """The plan as a C structure, and the objects that own the memory it points to."""
     rows = (_Launch * max(1, len(launches)))()
     numbers = [(ctypes.c_int64 * len(p.buffers))(*p.buffers) for p in launches]
     for row, p, used in zip(rows, launches, numbers, strict=False):
@@ -208,21 +208,21 @@ Parts = tuple[Any, Any]  # an extension module and a library
 
 _begun: dict[Path | None, Future[Parts]] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_begun.clear)  # the thread that builds them stays with the parent
+os.register_at_fork(after_in_child=_begun.clear)  # the thread that builds them exists in the parent only
 
 
 def begin(cache: Path | None) -> Future[Parts]:
-    """Let launcher.c and gpu_launch.c be compiled by another thread, unless they are there or on their way."""
+    """Compile launcher.c and gpu_launch.c in another thread, unless that is done or in progress."""
     with _lock:
         known = _begun.get(cache)
-        if known is None or (known.done() and known.exception() is not None):  # a full disk, say, mended by now
+        if known is None or (known.done() and known.exception() is not None):  # such as a full disk, which may be over
             known = _begun[cache] = Future()
             threading.Thread(target=_into, args=(known, cache)).start()
         return known
 
 
 def built(cache: Path | None) -> Parts:
-    """launcher.c and gpu_launch.c, compiled; None and None where that cannot be done."""
+    """Return the modules of launcher.c and gpu_launch.c; None for both if they cannot be built."""
     return begin(cache).result()
 
 
@@ -237,7 +237,7 @@ def _build(cache: Path | None) -> Parts:
     try:
         module = extension.load(cache)
         source = Path(__file__).with_name("gpu_launch.c").read_text()
-        # PyDLL, so that closing it holds the GIL as calls do.
+        # PyDLL: `mlc_gpu_close` runs under the GIL, as calls do.
         return module, ctypes.PyDLL(str(build.build(source, FLAGS, cache=cache)))
     except ToolchainError as error:
         log.warning("mlcomp: calls on the GPU go through Python, about 10 us slower each: %s", error)
@@ -246,7 +246,7 @@ def _build(cache: Path | None) -> Parts:
 
 @functools.cache
 def functions(context: int, side: int) -> Functions | None:
-    """Of this machine's driver and torch; None where torch has no C ABI for CUDA."""
+    """The functions of this machine's driver and torch; None if torch has no C ABI for CUDA."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         theirs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))

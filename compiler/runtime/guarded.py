@@ -1,8 +1,8 @@
-"""A program run in the hardest way: a call, its plan and inputs in; outputs and complaints about it out.
+"""Run a program under the harshest conditions, and collect its outputs and complaints about it.
 
-Every buffer lies between guard zones in one piece of memory that reads as NaN or -1. Outputs and temporaries start
-poisoned, but for those that the plan wants to be zero; nothing is cleaned between runs, and the last run has its
-temporaries where the plan packs them.
+All buffers lie between guard zones in one piece of memory whose bytes read as NaN or -1. Outputs and temporaries start
+poisoned, except those that the plan requires to be zero. Nothing is reset between runs. The last run has its
+temporaries at the offsets in the plan.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from compiler.runtime.launcher import DTYPES, Buffer, Plan
 from compiler.runtime.memory import ALIGNMENT
 
 PIECE = 16  # bytes of the widest access
-GUARD = 4096  # bytes before and behind each buffer
+GUARD = 4096  # bytes before and after each buffer
 BLANK = 0xFF  # a NaN in every floating type, -1 in every signed one
-UNWRITTEN = 0x7F  # of integers and bools; no bool has this byte
+UNWRITTEN = 0x7F  # for integers and bools; no valid bool has this byte
 INVALID = str(InvalidData())
-MESSAGE = 1 << 16  # bytes that a lost process may have said
+MESSAGE = 1 << 16  # the most bytes of messages from the forked process
 Bytes = npt.NDArray[np.uint8]
-# (memory, where in it each buffer starts, number of the run) -> complaints of its own
+# (memory, offset of each buffer in it, number of the run) -> its own complaints
 Call = Callable[[Bytes, Sequence[int], int], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outputs of the first run; what was written that must not be, or not written; whether all runs agree."""
+    """The outputs of the first run; complaints about missing or forbidden writes; whether all runs agree bitwise."""
 
     outputs: tuple[torch.Tensor, ...]
     complaints: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a buffer lies: `start` and `size` in bytes."""
+    """The location of a buffer: `start` and `size` in bytes."""
 
     name: str
     start: int
@@ -57,7 +57,7 @@ class _Place:
 
 
 class _Map:
-    """Lays buffers out one after the other, `GUARD` bytes or more apart."""
+    """Lays out buffers one after the other, at least `GUARD` bytes apart."""
 
     def __init__(self) -> None:
         self.end = GUARD
@@ -71,8 +71,8 @@ class _Map:
 
 
 def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
-    """The entry of a shared object, to be run on this machine's memory. That it does not approve of the data is a
-    complaint, `INVALID`."""
+    """The entry of a shared object as a `Call` on this machine's memory. If it rejects the data, the complaint is
+    `INVALID`."""
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
         try:
@@ -86,9 +86,10 @@ def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
 
 @dataclass(frozen=True)
 class _Memory:
-    """One piece of memory with all buffers of a program in it, and for each run copies of what it made (`kept`).
+    """One piece of memory with all buffers of a program and, for each run, copies of its outputs (`kept`).
 
-    Temporaries lie `apart`, and in the last run `packed`; both `clear` places of some must be zero before and after.
+    Temporaries are `apart`, except in the last run, where they are `packed`. Those of `plan.zeros` must be zero before
+    and after in both locations (`clear`).
     """
 
     data: Bytes
@@ -114,10 +115,10 @@ def run(
     runs: int = 3,
     patience: float = 0.0,
 ) -> Outcome:
-    """Run the program `runs` times; with `patience` in a forked process that has so many seconds.
+    """Run the program `runs` times; with `patience`, in a forked process with a timeout of that many seconds.
 
-    `inputs` are all inputs of the plan, constants included. A forked process survives any crash of the kernel, but may
-    not use threads.
+    `inputs` are all inputs of the plan, including constants. A fork survives any crash of the kernel, but must not use
+    threads.
     """
     memory = _laid_out(plan, inputs, temps, runs)
     data, kept = memory.data, memory.kept
@@ -144,7 +145,7 @@ def run(
 
 
 def _laid_out(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
-    """Memory with the inputs in it, and all else poisoned but for what must be zero."""
+    """Memory that holds the inputs; everything else is poisoned, except what must be zero."""
     layout = _Map()
     sources = [layout.add(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
     targets = [layout.add(b.name, size(b)) for b in plan.outputs]
@@ -166,7 +167,7 @@ def _laid_out(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer
 
 
 def _wrongly_written(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str]:
-    """What was written that must not be, or not written."""
+    """Complaints about forbidden and missing writes."""
     data, first = memory.data, memory.kept[0]
     copies = (place for row in memory.kept for place in row)
     yield from _changed(before, data, memory.places, {*memory.targets, *memory.scratch, memory.arena, *copies})
@@ -177,31 +178,31 @@ def _wrongly_written(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str
 
 
 def _span(x: torch.Tensor) -> int:
-    """Bytes from the first to behind the last element."""
+    """Bytes from the start of the first to the end of the last element."""
     return reach(x.shape, x.stride()) * x.element_size()
 
 
 def size(b: Buffer) -> int:
-    """Bytes from the first to behind the last element."""
+    """Bytes from the start of the first to the end of the last element."""
     return reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
 
 
 def held(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
-    """Bytes that a temporary has, of elements of so many: where rows are apart, whole pieces of what one access moves,
-    since a bulk store writes all of the piece that a row ends in."""
+    """Bytes of a temporary with elements of `size` bytes; a multiple of the widest access if its rows are padded, since
+    a bulk store writes the whole piece that a row ends in."""
     found = reach(shape, stride) * size
     return found if reach(shape, stride) == math.prod(shape) else -(-found // PIECE) * PIECE
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to behind the last of a tensor."""
+    """Number of elements from the first to the last of a tensor, gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
 def _raw(x: torch.Tensor) -> Bytes:
-    """The memory of a tensor, what lies between its elements included."""
+    """The memory of a tensor, including gaps between its elements."""
     if not x.numel():
         return np.empty(0, np.uint8)
     flat = x.detach().as_strided((reach(x.shape, x.stride()),), (1,), x.storage_offset())
@@ -222,7 +223,7 @@ def _tensor(data: Bytes, place: _Place, b: Buffer) -> torch.Tensor:
 
 
 def _changed(before: Bytes, after: Bytes, places: Sequence[_Place], free: set[_Place]) -> list[str]:
-    """What was written outside of the buffers that may be."""
+    """A complaint about the first write outside of the `free` buffers, if any."""
     different = before != after
     for place in free:
         _part(different, place)[:] = False
@@ -238,20 +239,20 @@ def _changed(before: Bytes, after: Bytes, places: Sequence[_Place], free: set[_P
 
 
 def _isolated(work: Callable[[], list[str]], patience: float) -> tuple[str, list[str]]:
-    """Run `work` in a forked process; how that was lost, if it was, and what it returned."""
+    """Run `work` in a forked process. Returns how the process was lost ("" if not), and the result of `work`."""
     hear, tell = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that hold a lock for good: patience ends that
+        warnings.simplefilter("ignore", DeprecationWarning)  # a lock held by a lost thread: `patience` ends that
         pid = os.fork()
     if pid == 0:
         status = 1
-        faulthandler.disable()  # the parent says how it ended
+        faulthandler.disable()  # the parent reports how it ended
         try:
             said = "\0".join(work())
-            os.write(tell, said.encode()[:MESSAGE])  # a pipe holds so much unread
+            os.write(tell, said.encode()[:MESSAGE])  # the capacity of a pipe
             status = 0
         finally:
-            os._exit(status)  # nothing of the parent's may be cleaned up here
+            os._exit(status)  # must not run the parent's cleanup
     os.close(tell)
     lost = _wait(pid, patience)
     with os.fdopen(hear, "rb") as pipe:
@@ -260,7 +261,7 @@ def _isolated(work: Callable[[], list[str]], patience: float) -> tuple[str, list
 
 
 def _wait(pid: int, patience: float) -> str:
-    """Until a process ends, or its time does."""
+    """Wait until a process ends, or kill it after `patience` seconds. Returns what went wrong, "" if nothing."""
     end = time.monotonic() + patience
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -1,10 +1,10 @@
-"""Registers of tensor instructions that run while threads go on (HGMMA, QGMMA, IGMMA of sm_90a): a disassembly in; the
-instructions that touch such registers before a wait out.
+"""Find hazards of asynchronous tensor instructions (HGMMA, QGMMA, IGMMA of sm_90a) in a disassembly: instructions that
+access registers of a matmul before a wait for it.
 
-A matmul is under way from where it is issued until, on every path, a WARPGROUP.DEPBAR.LE gsb0, N has seen more than N
-groups end since; a group ends with the matmul that is marked gsb0, and no wait is for those whose group has not ended.
-Until then its accumulators are neither read nor written but by matmuls into all of the same registers, which run in
-order, and a left operand in registers is not written. ptxas is to keep to this, and has not.
+A matmul is in flight from its issue until, on every path, a WARPGROUP.DEPBAR.LE gsb0, N comes after more than N groups
+have ended since. A group ends with the matmul marked gsb0, and a wait does not cover matmuls whose group has not ended.
+Until then its accumulators must not be read or written, except by matmuls into exactly the same registers, which
+execute in order, and a left operand in registers must not be written. ptxas should guarantee this, and has failed to.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from compiler.runtime import sass, sass_paths
 from compiler.runtime.sass_code import Code, Instruction, numbers, parsed, registers, touched
 
 _MATMUL = re.compile(r"[HQI]GMMA\.(?:SP\.)?64x(\d+)x\d+\.(\w+)")
-LEFT = 4  # registers of a left operand: 64 rows of 32 bytes, by 128 threads
-PATHS = 4000  # blocks that are gone through for one matmul before a hazard is taken to be real
+LEFT = 4  # registers per thread of a left operand: 64 rows of 32 bytes over 128 threads
+PATHS = 4000  # the most blocks visited per matmul; beyond that a suspected hazard is reported
 
-Flying = Mapping[int, int]  # matmuls under way: how many groups have ended since, its own included
+Flying = Mapping[int, int]  # matmuls in flight -> number of groups ended since, including its own
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """Registers of a tensor instruction: what it writes; its left operand, if that is there; what it adds to and does
-    not write. And whether its group ends with it."""
+    """Register masks of a tensor instruction: `writes`, the `left` operand (0 if in memory), and the added accumulators
+    that it does not write (`other`). `last`: whether its group ends with it."""
 
     writes: int
     left: int
@@ -36,7 +36,7 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Its matmuls, and how many groups each wait leaves under way, by index."""
+    """A kernel with its matmuls, and its waits with the number of groups that each leaves in flight, by index."""
 
     code: Code
     matmuls: Mapping[int, Matmul]
@@ -45,7 +45,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Hazard:
-    """`instruction` `does` read or write registers that `matmul` may not be done with."""
+    """`instruction` reads or writes (`does`) registers of `matmul`, which may be in flight."""
 
     instruction: Instruction
     does: str
@@ -61,7 +61,7 @@ class Hazard:
 
 
 def hazards(text: str) -> dict[str, tuple[Hazard, ...]]:
-    """Of the kernels of a disassembly those that touch registers of matmuls under way; one hazard an instruction."""
+    """The hazards of each kernel of a disassembly that has any, at most one per instruction."""
     kernels = {name: _kernel(body) for name, body in sass.bodies(text).items() if _MATMUL.search(body)}
     found = {name: tuple(_hazards(kernel)) for name, kernel in kernels.items()}
     return {name: some for name, some in found.items() if some}
@@ -76,7 +76,7 @@ def _kernel(body: str) -> Kernel:
 
 
 def _hazards(kernel: Kernel) -> Iterator[Hazard]:
-    """Where paths meet, what one of them has waited for may be under way; so each matmul's own paths are asked then."""
+    """Hazards: the joined dataflow finds suspects, and a walk over the paths from each matmul confirms them."""
     suspects: dict[int, set[int]] = {}  # by matmul
     for start, flying in _fixed_point(kernel).items():
         for i in range(start, kernel.code.blocks[start][0]):
@@ -96,7 +96,7 @@ def _hazards(kernel: Kernel) -> Iterator[Hazard]:
 
 
 def _fixed_point(kernel: Kernel) -> dict[int, Flying]:
-    """What may be under way where each block that is reached begins: of two paths, whichever has ended fewer groups."""
+    """What may be in flight at the start of each reachable block; a join keeps the lower number of ended groups."""
     entry: dict[int, Flying] = {0: {}}
     waiting = [0]
     while waiting:
@@ -123,15 +123,15 @@ def _after(kernel: Kernel, i: int, flying: Flying) -> Flying:
 
 
 def _older(kernel: Kernel, i: int, ended: int) -> int | None:
-    """How many groups have ended since a matmul was issued, an instruction later; None where it is known to be done."""
+    """Number of groups ended since a matmul after instruction `i`; None if the matmul is known to be complete."""
     if i in kernel.matmuls:
         return ended + (kernel.matmuls[i].last and not kernel.code.instructions[i].guard)
     return ended if ended <= kernel.waits.get(i, ended) else None
 
 
 def _reached(kernel: Kernel, matmul: int, suspects: frozenset[int]) -> set[int]:
-    """Which of the suspects a path leads to from a matmul that no wait has ended, unless its branches contradict each
-    other. What is known on the way is forgotten where the path comes to a block again."""
+    """The suspects that some path without contradicting branches reaches from a matmul still in flight. A path that
+    returns to a block forgets what it knows of values. After PATHS blocks, all suspects are returned."""
     start = max(a for a in kernel.code.blocks if a <= matmul)
     found: set[int] = set()
     forgetful: set[tuple[int, int | None]] = set()
@@ -173,7 +173,7 @@ def _onwards(kernel: Kernel, at: int, path: sass_paths.Path) -> Iterator[tuple[i
 
 
 def _clash(kernel: Kernel, i: int, matmul: int) -> tuple[str, int] | None:
-    """What an instruction does to which registers of a matmul that is under way."""
+    """Whether instruction `i` conflicts with a matmul in flight: ("reads" or "writes", mask of registers), or None."""
     own, other = kernel.matmuls.get(i), kernel.matmuls[matmul]
     reads, writes = (own.left | own.other, own.writes) if own else touched(kernel.code.instructions[i])
     written = writes & (other.left if own and own.writes == other.writes else other.left | other.writes)
@@ -182,8 +182,8 @@ def _clash(kernel: Kernel, i: int, matmul: int) -> tuple[str, int] | None:
 
 
 def _matmul(x: Instruction) -> Matmul:
-    """Of `HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8], R24, gsb0`: a left operand in registers stands before gdesc, what is
-    added to behind it, RZ where that is nothing. 128 threads have 64x32 sums of 4 or 2 bytes."""
+    """Parse `HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8], R24, gsb0`: a left operand in registers precedes gdesc, and the
+    addend follows it (RZ for none). 128 threads hold 64x32 sums of 4 or 2 bytes."""
     found = _MATMUL.match(x.opcode)
     assert found is not None
     count = int(found[1]) // (4 if found[2] == "F16" else 2)

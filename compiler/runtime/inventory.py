@@ -1,6 +1,6 @@
-"""What lies in a cache of kernels: the folder in; its files by kind, which of them are damaged, and fewer of them out.
+"""List, verify and prune the files of a kernel cache.
 
-Only what is known to be a cache's own is counted or removed, so that a folder given by mistake keeps its files.
+Only files known to belong to a cache are counted or removed, so that a folder given by mistake keeps its files.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _PART = re.compile(r"[0-9a-f]{38}\.(so|cpp|cubin|cu|json)")
 
 @dataclass(frozen=True)
 class File:
-    """A file or a builder's folder: what it is, its bytes, and when it was used last, to the day, in seconds."""
+    """A file or a builder's folder: kind, size in bytes, and time of last use in seconds, accurate to a day."""
 
     path: Path
     kind: str
@@ -35,7 +35,7 @@ class File:
 
 
 def files(cache: Path) -> list[File]:
-    """All that is in a cache; nothing for a folder that is not there."""
+    """All files of a cache; empty if the folder does not exist."""
     found = [(path, KINDS[path.suffix]) for path in _parts(cache / store.FORMAT)]
     found += [(path, FORMER) for path in _parts(cache)]
     found += [(path, REFUSED) for path in sorted(cache.glob("refused/*")) if _PART.sub("", path.name[2:]) == ""]
@@ -49,7 +49,7 @@ def _parts(folder: Path) -> Iterator[Path]:
 
 
 def _file(path: Path, kind: str) -> File | None:
-    """None for what another process has just removed."""
+    """None if another process has just removed it."""
     try:
         size = sum(p.lstat().st_size for p in path.rglob("*")) if path.is_dir() else path.lstat().st_size
         return File(path, kind, size, path.lstat().st_mtime)
@@ -58,19 +58,19 @@ def _file(path: Path, kind: str) -> File | None:
 
 
 def damaged(found: list[File]) -> list[File]:
-    """Entries that are not as this user's processes published them; they would be built again."""
+    """Entries that differ from what this user's processes published; they would be rebuilt."""
     return [file for file in found if file.kind in KINDS.values() and store.inspect(file.path) == "damaged"]
 
 
 def clear(cache: Path) -> list[File]:
-    """Remove all that is in a cache; returns it."""
+    """Remove all files of a cache and return them."""
     return _removed(cache, files(cache))
 
 
 def prune(cache: Path, older_than: float | None = None, most: int | None = None) -> list[File]:
-    """Remove what nothing would be loaded from: damaged entries, files of former versions, refused texts, what builders
-    left behind. With `older_than` seconds also entries not used for so long, with `most` bytes those used longest ago
-    until the rest is no larger. Returns what was removed; a file that is loaded stays so."""
+    """Remove files from which nothing would be loaded: damaged entries, files of former versions, rejected texts,
+    leftovers of builders. With `older_than`, also entries unused for that many seconds; with `most`, the least recently
+    used until the rest has at most that many bytes. Returns the removed files; loaded code stays loaded."""
     found = files(cache)
     bad = {file.path for file in damaged(found)}
     now = time.time()
@@ -89,7 +89,7 @@ def prune(cache: Path, older_than: float | None = None, most: int | None = None)
 
 
 def _oldest(entries: list[File], most: int) -> list[File]:
-    """Those used longest ago, without which the others have no more than so many bytes; products with their texts."""
+    """The least recently used entries to remove so that at most `most` bytes remain, products with their texts."""
     together: dict[Path, list[File]] = {}
     for file in entries:
         together.setdefault(file.path.with_suffix(""), []).append(file)
@@ -103,7 +103,7 @@ def _oldest(entries: list[File], most: int) -> list[File]:
 
 
 def _with_texts(found: list[File], chosen: Callable[[File], bool]) -> list[File]:
-    """Those that are chosen; of an entry of two files both."""
+    """The chosen files, with the other file of the same entry."""
     stems = {file.path.with_suffix("") for file in found if chosen(file)}
     return [file for file in found if file.path.with_suffix("") in stems]
 

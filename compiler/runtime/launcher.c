@@ -1,9 +1,9 @@
-// One compiled kernel as a Python callable: tensors in, checked against the plan; fresh tensors out; nothing in between
-// but the kernel. Built once per machine and Python, without torch's headers: what it needs of torch comes as addresses.
+// A compiled kernel as a Python callable: checks tensors against the plan, calls the kernel, and returns fresh tensors.
+// Built once per machine and Python, without torch's headers: torch's functions are passed in as addresses.
 //
-// Two routes to a tensor's facts. The short one calls torch's stable C ABI (aoti_torch_*, 3 ns each) on the at::Tensor
-// inside the Python object; launcher.py finds where that lies and verifies it. The long one, for a torch without it,
-// asks for attributes (`t.shape`, `t.stride()`, `t.data_ptr()`, 40 to 60 ns each).
+// There are two ways to read a tensor. The fast one calls torch's stable C ABI (aoti_torch_*, 3 ns each) on the
+// at::Tensor inside the Python object, at an offset that extension.py finds and verifies. The slow one, for a torch
+// without the ABI, reads attributes (`t.shape`, `t.stride()`, `t.data_ptr()`, 40 to 60 ns each).
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -12,13 +12,13 @@
 #include <structmember.h>
 #include <sys/mman.h>
 
-typedef struct AtTensor AtTensor;  // at::Tensor, only ever pointed to
+typedef struct AtTensor AtTensor;  // at::Tensor, used by pointer only
 typedef int (*Entry)(void** buffers, const long long* sizes, int threads);
 
 static struct {
-  PyObject *tensor, *parameter;  // the classes whose objects hold an at::Tensor at `offset`
-  PyObject* empty_strided;       // (shape, stride, dtype) -> tensor, where the ABI cannot make one
-  Py_ssize_t offset;             // 0: take the long route
+  PyObject *tensor, *parameter;  // classes whose objects hold an at::Tensor at `offset`
+  PyObject* empty_strided;       // (shape, stride, dtype) -> tensor, if the ABI cannot make one
+  Py_ssize_t offset;             // 0: read attributes
   int (*device_type)(AtTensor*, int32_t*);
   int (*layout)(AtTensor*, int32_t*);
   int (*dtype)(AtTensor*, int32_t*);
@@ -28,9 +28,9 @@ static struct {
   int (*data)(AtTensor*, void**);
   int (*empty)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, AtTensor**);
   int (*destroy)(AtTensor*);
-  PyObject* (*wrap)(AtTensor*);  // null: outputs come from empty_strided
+  PyObject* (*wrap)(AtTensor*);  // null: allocate outputs by empty_strided
   int (*max_threads)(void);
-  int (*device_index)(AtTensor*, int32_t*);  // null: devices other than the CPU are not served
+  int (*device_index)(AtTensor*, int32_t*);  // null: only the CPU is supported
 } torch;
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_neg, *name_data_ptr;
@@ -39,8 +39,8 @@ typedef struct {
   Py_ssize_t position;        // among the buffers
   PyObject *shape, *stride;   // tuples and a torch.dtype, owned by the launcher's `keep`
   PyObject* dtype;
-  int32_t code;               // of the dtype, in the ABI
-  int may_be_negated;         // a lazily negated view has elements that are not what its memory says
+  int32_t code;               // the ABI's number of the dtype
+  int may_be_negated;         // the memory of a lazily negated view does not have its elements
   int64_t ndim, numel, bytes;
   int64_t* extents;           // ndim sizes, then ndim strides
 } Spec;
@@ -54,17 +54,17 @@ typedef struct {
   void** buffers;             // all addresses, constants filled in
   int64_t* offsets;           // of the temporaries, in the arena
   long long* sizes;
-  int64_t arena_bytes, huge;  // huge: outputs from this size on ask for huge pages, 0 for never
+  int64_t arena_bytes, huge;  // huge: least bytes of an output that asks for huge pages; 0: never
   char* arena;
   int busy;                   // the arena is in use by a call
   int threads, release;
-  PyObject *admit, *keep;     // admit(position, value) -> a tensor that fits, or raises; keep: all we were made from
-  // For kernels on another device. Its buffers start at multiples of ALIGNMENT, its arena comes from torch, and the
-  // entry writes to `status` what went wrong, about which fail() raises.
-  int32_t device, device_index, byte_code;  // of the device's kind and of uint8, in the ABI
+  PyObject *admit, *keep;     // admit(position, value) -> a tensor that fits, or raises; keep: owned objects
+  // For kernels on another device, whose buffers are aligned to ALIGNMENT and whose arena comes from torch. The entry
+  // writes an error number to `status`, about which fail() raises.
+  int32_t device, device_index, byte_code;  // the ABI's numbers of the device type and of uint8
   const int* status;
   PyObject* fail;
-  PyObject* invalid;  // invalid(*arguments) raises the error about data that the entry found wanting
+  PyObject* invalid;  // invalid(*arguments) raises the error for data that the entry rejects
 } Launcher;
 
 #define CPU 0
@@ -129,7 +129,7 @@ static int look_by_abi(const Launcher* l, const Spec* s, PyObject* value, void**
   return !torch.data(t, address);
 }
 
-// Whether the kernel may read `value`; its address if so. May leave a Python error behind when not.
+// Whether the kernel may read `value`, and its address if so. May set a Python error if not.
 static int look(const Launcher* l, const Spec* s, PyObject* value, void** address) {
   PyObject* class = (PyObject*)Py_TYPE(value);
   if (class != torch.tensor && class != torch.parameter) return 0;
@@ -144,7 +144,7 @@ static int look(const Launcher* l, const Spec* s, PyObject* value, void** addres
 static void want_huge_pages(void* address, int64_t bytes) {
   uintptr_t page = 4095, first = ((uintptr_t)address + page) & ~page, last = ((uintptr_t)address + bytes) & ~page;
 #ifdef MADV_HUGEPAGE
-  if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+  if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);  // only advice: a refusal costs speed
 #endif
 }
 
@@ -181,7 +181,7 @@ static char* new_arena(int64_t bytes) {
   return arena;
 }
 
-// The launcher's own arena, or one for this call where another thread (or a call from within) has it.
+// The launcher's own arena, or a temporary one if another thread (or an outer call) uses it.
 static char* take_arena(Launcher* l) {
   if (__atomic_exchange_n(&l->busy, 1, __ATOMIC_ACQUIRE)) return new_arena(l->arena_bytes);
   if (l->arena == NULL) l->arena = new_arena(l->arena_bytes);
@@ -198,7 +198,7 @@ static void give_arena(Launcher* l, char* arena) {
 
 // ---- a call
 
-// A tensor that can stand for an argument that did not fit at first sight (a subclass, say), kept in `held`.
+// Find a tensor for an argument that fails the quick check (such as a subclass), and keep it alive in `held`.
 static int admit(Launcher* l, Py_ssize_t i, PyObject* value, void** address, PyObject** held) {
   PyErr_Clear();
   PyObject* stand_in = PyObject_CallFunction(l->admit, "nO", i, value);
@@ -224,7 +224,7 @@ static int complain(const Launcher* l, PyObject* const* arguments) {
   return 0;
 }
 
-// On another device the entry only enqueues. torch gives the arena's memory out again behind what is enqueued by then.
+// On another device the entry only enqueues. torch reuses the arena's memory only after the work enqueued so far.
 static int enqueue(Launcher* l, PyObject* const* arguments, void** buffers) {
   AtTensor* arena = NULL;
   if (l->arena_bytes) {

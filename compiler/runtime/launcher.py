@@ -1,4 +1,4 @@
-"""Calling a built kernel: a shared object and the plan of its buffers in; a function from tensors to tensors out."""
+"""Turn a shared object and the plan of its buffers into a function from tensors to tensors."""
 
 import ctypes
 import functools
@@ -16,8 +16,8 @@ from compiler.runtime import extension, store
 
 log = logging.getLogger("mlcomp")
 
-# int mlc_entry(void** buffers, const long long* sizes, int threads); buffers: inputs, outputs, temporaries. Unless 0,
-# there is an index, a target or a divisor in the data that may not be there, and the outputs mean nothing.
+# int mlc_entry(void** buffers, const long long* sizes, int threads); buffers: inputs, outputs, temporaries. A nonzero
+# result means that the data has an invalid index, target or divisor, and that the outputs are meaningless.
 ENTRY = "mlc_entry"
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -30,7 +30,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that crosses the entry: what it is called, and how it must lie in memory."""
+    """A tensor passed to the entry: name, dtype and layout in memory."""
 
     name: str
     dtype: str
@@ -43,8 +43,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Plan:
-    """All buffers of one entry in the order of its pointers: inputs, outputs, then temporaries at `temporaries` bytes
-    into an arena of `arena` bytes, the last `zeros` of which hold zeros before and after; `sizes` goes through."""
+    """All buffers of an entry in the order of its pointers: inputs, outputs, then temporaries at offsets `temporaries`
+    in an arena of `arena` bytes. The last `zeros` temporaries are zero before and after. `sizes` is passed through."""
 
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
@@ -59,7 +59,7 @@ Launcher = Callable[..., tuple[torch.Tensor, ...]]
 
 @functools.cache
 def library(path: Path) -> ctypes.CDLL:
-    """The shared object, loaded once; all its symbols are resolved now, so that a missing one is an error here."""
+    """Load a shared object once, resolving all symbols now, so that a missing one is an error here."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -69,7 +69,7 @@ def library(path: Path) -> ctypes.CDLL:
 
 
 def entry(path: Path, name: str = ENTRY) -> Any:  # a ctypes function pointer, whose class is private
-    """The function `name` of a shared object, typed as a kernel entry."""
+    """The function `name` of a shared object, typed as a kernel entry. Raises CompilerError if it is missing."""
     try:
         function = getattr(library(path), name)
     except AttributeError as error:
@@ -86,8 +86,8 @@ def run_once(
 ) -> None:
     """Call an entry on buffers that the caller allocated and filled: tensors, numpy arrays or addresses.
 
-    Nothing is checked: `buffers` must be all of inputs, outputs and temporaries, as large as the kernel believes.
-    Raises InvalidData where the entry does not approve of the data.
+    Nothing is checked: `buffers` must be all inputs, outputs and temporaries, with the sizes that the kernel expects.
+    Raises InvalidData if the entry rejects the data.
     """
     pointers = (ctypes.c_void_p * max(1, len(buffers)))(*map(address, buffers))
     extents = (ctypes.c_longlong * max(1, len(sizes)))(*sizes)
@@ -96,7 +96,7 @@ def run_once(
 
 
 def address(buffer: Any) -> int:
-    """Where a tensor's or an array's first element lies; an int is an address already."""
+    """The address of the first element of a tensor or an array; an int is an address already."""
     match buffer:
         case int():
             return buffer
@@ -114,7 +114,7 @@ def _expected(position: int, buffer: Buffer, device: torch.device) -> str:
 
 
 def refusal(position: int, buffer: Buffer, value: object, device: torch.device = CPU) -> TypeError | ValueError:
-    """The error for an argument that is not what the kernel was compiled for."""
+    """The error for an argument that does not match what the kernel was compiled for."""
     where = f"{_expected(position, buffer, device)}, got "
     if not isinstance(value, torch.Tensor):
         return TypeError(f"{where}{type(value).__name__}; pass a tensor")
@@ -127,11 +127,11 @@ def refusal(position: int, buffer: Buffer, value: object, device: torch.device =
 
 
 def admit(position: int, buffer: Buffer, value: object, device: torch.device = CPU) -> torch.Tensor:
-    """The argument as a plain tensor whose memory a kernel on `device` may read, or its refusal."""
+    """Return the argument as a plain tensor whose memory a kernel on `device` may read, or raise its refusal."""
     if not isinstance(value, torch.Tensor):
         raise refusal(position, buffer, value, device)
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        # Such a class holds its elements elsewhere, if it has any.
+        # Such a class stores its elements elsewhere, if anywhere.
         got = f"got a {type(value).__name__}, which has no memory of its own; pass a plain tensor"
         raise TypeError(f"{_expected(position, buffer, device)}, {got}")
     if type(value) is not torch.Tensor:
@@ -141,7 +141,7 @@ def admit(position: int, buffer: Buffer, value: object, device: torch.device = C
         raise refusal(position, buffer, value, device)
     try:
         start = value.data_ptr()
-    except RuntimeError as error:  # inside torch.vmap and its like: a wrapper without memory that calls itself a Tensor
+    except RuntimeError as error:  # inside torch.vmap and the like: a wrapper without memory whose type is Tensor
         raise TypeError(f"{_expected(position, buffer, device)}, got {error}") from error
     if start == 0 and value.numel():
         raise ValueError(f"argument {position} ({buffer.name}): its storage was freed (resized to 0)")
@@ -149,7 +149,7 @@ def admit(position: int, buffer: Buffer, value: object, device: torch.device = C
 
 
 def fits(buffer: Buffer, value: torch.Tensor, device: torch.device = CPU) -> bool:
-    """Whether the elements lie where the kernel looks; strides matter only along axes that are stepped along."""
+    """Whether a tensor has the expected layout; strides are irrelevant along axes of size 1 and for empty tensors."""
     if value.dtype is not DTYPES[buffer.dtype] or value.device != device or value.layout is not torch.strided:
         return False
     if value.shape != buffer.shape:
@@ -159,24 +159,24 @@ def fits(buffer: Buffer, value: torch.Tensor, device: torch.device = CPU) -> boo
 
 
 def bind(plan: Plan, constants: Mapping[int, torch.Tensor], device: torch.device = CPU) -> dict[int, torch.Tensor]:
-    """Constants by input position, checked, each an alias that keeps its memory alive even if the caller swaps it."""
+    """Checked constants by input position. Each is an alias that keeps its memory alive if the caller rebinds it."""
     for position in constants:
         if not 0 <= position < len(plan.inputs):
             raise ValueError(f"constant {position}: the kernel has inputs 0 to {len(plan.inputs) - 1}")
     return {i: admit(i, plan.inputs[i], value.detach(), device) for i, value in constants.items()}
 
 
-# Below this many bytes in all buffers a call keeps the GIL: giving it up costs more than anyone else could gain.
+# If all buffers together have fewer bytes, a call keeps the GIL: releasing it costs more than others could gain.
 LONG = 64 << 10
-# Fresh pages cost more than arithmetic: relu(x*y+1) into 128 MiB takes 54.6 ms with 32,769 faults, 14.1 ms with 576
-# where the output asks for huge pages, 9.9 ms into memory used before (one thread, least of 7). glibc maps blocks above
-# 32 MiB anew on every call; smaller ones it recycles once it has learnt, and there the advice costs a tenth of a relu
-# (232 us with it, 196 without, 512 x 4096 f32).
+# Page faults on fresh memory cost more than arithmetic: relu(x*y+1) into 128 MiB takes 54.6 ms with 32,769 faults,
+# 14.1 ms with 576 if the output asks for huge pages, 9.9 ms into memory used before (one thread, minimum of 7). glibc
+# maps blocks above 32 MiB anew on every call. It recycles smaller ones after a few calls, and for these the advice
+# costs a tenth of a relu (232 us with it, 196 without, 512 x 4096 f32).
 HUGE = 32 << 20
 
 
 def refuse_data(*arguments: object) -> None:
-    """For programs of which nothing better can be said."""
+    """Raise InvalidData, for programs without a more specific error."""
     raise InvalidData
 
 
@@ -191,12 +191,12 @@ def load(
     native: bool = True,
     invalid: Callable[..., object] = refuse_data,
 ) -> Launcher:
-    """The function that checks its tensors against `plan`, calls the kernel of `path`, and returns its fresh outputs.
+    """Return a function that checks its tensors against `plan`, calls the kernel at `path`, and returns fresh outputs.
 
-    `constants` gives inputs by position that are not arguments; `threads` 0 means as many as torch uses at the call;
-    outputs of `huge` bytes and more ask for huge pages (0: none does). The native launcher is built into `cache` once;
-    where that cannot be done, or with `native` false, calls go through ctypes. `invalid` is called with the arguments
-    of a call whose data the kernel does not approve of, and raises.
+    `constants` binds inputs by position, which then are not arguments. `threads` 0 means torch's number of threads at
+    the call. Outputs of at least `huge` bytes ask for huge pages (0: none do). The native launcher is built into
+    `cache` once; if that fails, or without `native`, calls go through ctypes. `invalid` is called with the arguments of
+    a call whose data the kernel rejects, and raises.
     """
     bound = bind(plan, constants or {})
     module = _native(cache) if native else None
@@ -236,7 +236,7 @@ def _native(cache: Path | None) -> Any:  # the extension module, or None
 
 
 def row(position: int, buffer: Buffer) -> tuple[object, ...]:
-    """A buffer as launcher.c reads it. Only views into complex numbers are negated lazily, and those are not dense."""
+    """A buffer as a row for launcher.c. Only views of complex tensors are lazily negated, and those are not dense."""
     dtype = DTYPES[buffer.dtype]
     dense = buffer.stride == _dense(buffer.shape) and math.prod(buffer.shape) > 1
     negatable = dtype.is_floating_point and not dense
@@ -255,7 +255,7 @@ def load_ctypes(
     threads: int,
     invalid: Callable[..., object] = refuse_data,
 ) -> Launcher:
-    """A launcher in plain Python, several times slower per call than the C one: for where that one cannot be built."""
+    """A launcher in plain Python, several times slower per call than the C one, for machines that cannot build that."""
     function = entry(path)
     sizes = (ctypes.c_longlong * max(1, len(plan.sizes)))(*plan.sizes)
 
@@ -275,7 +275,7 @@ def in_python(
     invalid: Callable[..., object],
     device: torch.device = CPU,
 ) -> Launcher:
-    """The function of the inputs that are not bound which `run` makes; that gives true for data that are `invalid`."""
+    """A function of the unbound inputs that calls `run`, and `invalid` with its arguments if `run` returns true."""
     free = [i for i in range(len(plan.inputs)) if i not in bound]
 
     def launch(*arguments: object) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Launch geometry as values: what a program runs, on which buffers, in what grid; for the GPU and for its emulator."""
+"""Launch geometry as values: kernels, buffers and grids of a program, for the GPU and for its emulator."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of `size` bytes that kernels know by its number; `name` is for people."""
+    """Memory of `size` bytes, which kernels know by its number; `name` is for messages."""
 
     name: str
     size: int
@@ -24,9 +24,9 @@ class Size:
 class Map:
     """A tensor map argument: boxes of `box` elements of buffer number `buffer`, moved by the copy engine.
 
-    `dims`, `strides` and `box` are innermost first; `strides` are bytes between elements of each dimension, the
-    innermost being the element's own size. `swizzle` is the width of the pattern in bytes: 0, 32, 64 or 128. Elements
-    of a box are `steps` apart in the tensor, by default neighbours.
+    `dims`, `strides` and `box` are innermost first. `strides` are bytes between elements of each dimension; the
+    innermost is the element size. `swizzle` is the width of the pattern in bytes: 0, 32, 64 or 128. Elements of a box
+    are `steps` apart in the tensor, by default adjacent.
     """
 
     buffer: int
@@ -40,16 +40,16 @@ class Map:
 
 @dataclass(frozen=True)
 class Flag:
-    """The address of a 32-bit integer of the host's, in which kernels say that the data has what it may not have."""
+    """The address of a 32-bit integer in host memory, which kernels set to report invalid data."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel over a grid of blocks of threads, extents as (x, y, z); an int in `args` is a buffer's number.
+    """One kernel over a grid of blocks of threads, with extents as (x, y, z). An int in `args` is a buffer's number.
 
-    `shared` is the dynamic shared memory in bytes. `cluster` divides `grid`. A kernel that neither waits nor exchanges
-    values between threads says so by `synchronizes=False`, and runs as a plain loop on the CPU. One that `overlaps` may
-    begin before the launches before it have ended, and waits for them itself before it touches what they touched.
+    `shared` is dynamic shared memory in bytes. `cluster` divides `grid`. `synchronizes=False` declares that threads
+    neither wait for each other nor exchange values, so that the emulator runs them as a plain loop. A kernel that
+    `overlaps` may begin before its predecessors have ended, and itself waits for them before it touches their memory.
     """
 
     kernel: str
@@ -66,9 +66,9 @@ class Launch:
 class LaunchPlan:
     """The launches of a program in order; buffers are numbered inputs first, then outputs, then temporaries.
 
-    Temporary i lies `offsets[i]` bytes into an arena of `arena` bytes; those alive at different times may share bytes.
-    The last `zeros` of them hold zeros before the launches, and must do so after them: they lie at the arena's end, and
-    whoever runs launches at once gives each run its own. Inputs are not written.
+    Temporary i starts at `offsets[i]` in an arena of `arena` bytes; temporaries with disjoint live ranges may share
+    bytes. The last `zeros` of them are at the arena's end and must be zero before and after the launches; concurrent
+    runs need separate ones. Inputs are not written.
     """
 
     inputs: tuple[Buffer, ...]
@@ -81,5 +81,5 @@ class LaunchPlan:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """All buffers by their number."""
+        """All buffers, by number."""
         return (*self.inputs, *self.outputs, *self.temporaries)

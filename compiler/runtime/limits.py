@@ -1,4 +1,4 @@
-"""What no GPU takes: a launch in, CompilerError with the reason out, for the GPU's runtime and for the emulator.
+"""Check a launch against the limits of all GPUs, for the GPU's runtime and for the emulator.
 
 Limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 """
@@ -16,14 +16,14 @@ MOST_THREADS: Extent = (1024, 1024, 64)
 MOST_IN_CLUSTER = 16
 MOST_SHARED = 227 << 10
 MOST_PARAMETERS = 4096  # bytes
-_MAP = 128  # bytes of a tensor map among the parameters, at multiples of 64
+_MAP = 128  # bytes of a tensor map parameter, aligned to 64
 _KERNEL = re.compile(
     r"\bvoid\s+(?:MLC_CLUSTER\((\d+), (\d+), (\d+)\)\s+)?(?:__launch_bounds__\((\d+)[^)]*\)\s+)?(\w+)\("
 )
 
 
 def check(launch: Launch, buffers: int) -> None:
-    """Raise CompilerError for a launch that no GPU takes: CUDA itself would only say that a value is invalid."""
+    """Raise CompilerError for a launch that no GPU accepts: CUDA itself only reports an invalid value."""
     numbers = [a.buffer if isinstance(a, Map) else a for a in launch.args if not isinstance(a, Size | Flag)]
     threads, together = math.prod(launch.block), math.prod(launch.cluster)
     claims = (
@@ -55,7 +55,7 @@ def _parameters(launch: Launch) -> int:
 
 
 def check_text(launch: Launch, text: str) -> None:
-    """Raise CompilerError where the kernel's own text says something else of its blocks than the launch does."""
+    """Raise CompilerError if the declarations in the kernel's text contradict the launch's clusters or block size."""
     for x, y, z, most, name in _KERNEL.findall(text):
         if name != launch.kernel:
             continue

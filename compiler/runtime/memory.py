@@ -1,4 +1,4 @@
-"""Where temporaries lie: sizes and lifetimes in; one offset each in one arena out; no two alive at once overlap."""
+"""Memory planning: place temporaries, given sizes and lifetimes, in one arena so that no two live ones overlap."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer of `size` bytes, written first by step `first` and read last by step `last`, both included."""
+    """A buffer of `size` bytes; step `first` first writes it, and step `last` last reads it (inclusive)."""
 
     size: int
     first: int
@@ -16,18 +16,18 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Arena:
-    """`offsets[i]` bytes into an arena of `size` bytes lies temporary i."""
+    """An arena of `size` bytes with temporary i at byte `offsets[i]`."""
 
     offsets: tuple[int, ...]
     size: int
 
 
-# A cache line, and the widest vector: a temporary never shares a line with its neighbour.
+# A cache line, and the widest vector: no two temporaries share a line.
 ALIGNMENT = 64
 
 
 def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
-    """Offsets by best fit, largest buffer first; where that takes more than is ever alive, the best of a few orders.
+    """Place buffers by best fit, largest first; if that exceeds the peak of live bytes, take the best of a few orders.
 
     >>> plan([Lifetime(64, 0, 1), Lifetime(64, 1, 2), Lifetime(64, 2, 3)])
     Arena(offsets=(0, 64, 0), size=128)
@@ -46,7 +46,7 @@ def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
 
 
 def _orders(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Orders to place buffers in: by size; by size and length of life; by length; what is alive at the peak first."""
+    """Placement orders: by size; by size times length of life; by length of life; those alive at the peak first."""
     every = range(len(sizes))
     lives = [t.last - t.first + 1 for t in temporaries]
     alive = _alive(temporaries, sizes)
@@ -69,7 +69,7 @@ def _placed(temporaries: Sequence[Lifetime], sizes: Sequence[int], order: Sequen
 
 
 def least(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
-    """The most bytes alive at one step, in whole units of the alignment: no arena is smaller.
+    """The peak of live bytes, in multiples of the alignment: a lower bound on the arena's size.
 
     >>> least([Lifetime(64, 0, 1), Lifetime(4, 1, 2), Lifetime(64, 2, 3)])
     128
@@ -87,7 +87,7 @@ def _alive(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> list[int]:
 
 
 def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Arena:
-    """The arena with buffers of these sizes behind its own, which share their bytes with no other.
+    """Append buffers of these sizes to the arena, sharing bytes with no other.
 
     >>> behind(Arena((0,), 64), [4, 100])
     Arena(offsets=(0, 64, 128), size=256)
@@ -100,7 +100,7 @@ def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Ar
 
 
 def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """Start of the smallest hole that holds `size` bytes between the taken ranges, else the end of the last one."""
+    """Start of the smallest gap of at least `size` bytes between the taken ranges, else the end of the last range."""
     holes, end = [], 0
     for start, stop in taken:
         if start - end >= size:
@@ -114,5 +114,5 @@ def _overlap(a: Lifetime, b: Lifetime) -> bool:
 
 
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
-    """A size in whole units of the alignment."""
+    """Round a size up to a multiple of the alignment."""
     return -(-size // alignment) * alignment

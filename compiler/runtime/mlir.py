@@ -1,4 +1,4 @@
-"""MLIR on tensors to a shared object, by the tools of LLVM: texts in; the path of a .so in the cache out."""
+"""Compile MLIR on tensors to a cached shared object, with LLVM's tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.runtime.launcher import ENTRY
 
 VERSION = "22"
 INSTALL = f"`apt-get install mlir-{VERSION}-tools llvm-{VERSION}` (Debian)"
-# Tensors become buffers, buffers loops, loops branches, and what is left LLVM's dialect.
+# Lower tensors to buffers, those to loops, those to branches, and the rest to LLVM's dialect.
 PASSES = (
     "func.func(tosa-to-linalg-named)", "func.func(tosa-to-linalg)", "func.func(tosa-to-arith)",
     "func.func(tosa-to-tensor)",
@@ -33,7 +33,7 @@ LINK = ("-shared", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc")
 
 
 def missing() -> str:
-    """What to install, if anything; empty where all tools are here."""
+    """What to install; empty if all tools are present."""
     lacking = [name for name in ("mlir-opt", "mlir-translate", "llc") if _path(name) is None]
     if not lacking:
         return ""
@@ -47,8 +47,8 @@ def _path(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Module:
-    """A program's text, the LLVM IR around that, and the function there that is its entry. All names that these define
-    are the module's own."""
+    """A program's text, the LLVM IR to append to it (`around`), and the name of its entry function there. All names
+    defined in either are unique to the module."""
 
     text: str
     around: str
@@ -56,7 +56,7 @@ class Module:
 
 
 def build(module: Module, cache: Path | None = None) -> Path:
-    """Its shared object; raises ToolchainError."""
+    """Return the path of its shared object. Raises ToolchainError."""
     path = _path_of(module, cache)
     if not store.intact(path):
         _build([module], [path])
@@ -64,9 +64,9 @@ def build(module: Module, cache: Path | None = None) -> Path:
 
 
 def build_together(modules: Sequence[Module], cache: Path | None = None) -> None:
-    """Build those that are not, each tool being started once for all of them.
+    """Build the modules that are not in the cache, with one run of each tool for all of them.
 
-    Where a tool refuses what they are together nothing is built, so that each is judged alone when it is asked for.
+    If a tool rejects them together, nothing is built, and each is judged alone when it is requested.
     """
     missed = {_path_of(module, cache): module for module in modules}
     missed = {path: module for path, module in missed.items() if not store.intact(path)}
@@ -89,7 +89,7 @@ def _version() -> str:
 
 
 def _build(modules: Sequence[Module], paths: Sequence[Path]) -> None:
-    """One object of them all, of which the shared object of each has an entry of its own."""
+    """Build one object of all modules, and from it a shared object for each, with its own entry."""
     with store.workshop(paths[0]) as work:
         given, lowered, code, thing = (work / f"kernel.{end}" for end in ("mlir", "llvm.mlir", "ll", "o"))
         given.write_text("".join(module.text for module in modules))

@@ -1,6 +1,6 @@
-"""NVRTC, the CUDA compiler as a library, by ctypes: text and options in; a cubin and the messages about it out.
+"""NVRTC, the CUDA compiler as a library, called through ctypes.
 
-It needs neither a GPU nor its driver. It comes with CUDA builds of torch, with CuPy, and as `nvidia-cuda-nvrtc`.
+It needs neither a GPU nor its driver. It is part of CUDA builds of torch, of CuPy, and of `nvidia-cuda-nvrtc`.
 """
 
 import ctypes
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = (Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
-CACHING = [12, 9]  # the first version that keeps what it makes where the driver does
+CACHING = [12, 9]  # the first version with a cache of its own
 
 
 def folders() -> tuple[Path, ...]:
-    """Where NVRTC may lie: in NVIDIA's packages first, then where toolkits are installed."""
+    """Candidate folders of NVRTC: NVIDIA's Python packages first, then those of toolkits."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     return (*(lib for root in roots for lib in sorted(root.glob("*/lib"), reverse=True)), *SYSTEM)
 
 
 def find(where: Sequence[Path]) -> tuple[Path, Path] | None:
-    """NVRTC and the library of its built-in functions, the newest of the first folder that has both."""
+    """NVRTC and its library of built-in functions, the newest in the first folder that has both; None if none has."""
     for folder in where:
         built_in = _newest(folder, r"libnvrtc-builtins\.so\.([\d.]+)")
         library = _newest(folder, r"libnvrtc\.so\.([\d.]+)")
@@ -39,7 +39,7 @@ def _newest(folder: Path, pattern: str) -> Path | None:
 
 @functools.cache
 def paths() -> tuple[Path, Path] | None:
-    """NVRTC and its built-in functions, or None where this machine has none that loads."""
+    """The paths of NVRTC and its built-in functions; None if none loads on this machine."""
     found = find(folders())
     try:
         return found if found is not None and loaded(found) else None
@@ -49,17 +49,17 @@ def paths() -> tuple[Path, Path] | None:
 
 @functools.cache
 def loaded(libraries: tuple[Path, Path]) -> ctypes.CDLL:
-    """NVRTC, as it lies at such paths; raises OSError where it does not load."""
+    """Load NVRTC from these paths. Raises OSError if it does not load."""
     nvrtc, built_in = libraries
-    # Loaded by name at the first compilation, which fails with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE where the loader
-    # does not look into this folder.
+    # NVRTC loads this by name at the first compilation, which fails with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE if the
+    # loader does not search this folder.
     ctypes.CDLL(str(built_in), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(nvrtc))
 
 
 @dataclass(frozen=True)
 class Task:
-    """A text that the NVRTC at these paths is to compile; see `compile`."""
+    """A text to compile with the NVRTC at these paths; see `compile`."""
 
     libraries: tuple[Path, Path]
     text: str
@@ -68,22 +68,23 @@ class Task:
 
 
 def done(task: Task) -> tuple[int, bytes, str]:
-    """What becomes of it, in whatever process."""
+    """Compile a task, in whatever process."""
     return compile(loaded(task.libraries), task.text, task.name, task.options)
 
 
 def version(nvrtc: ctypes.CDLL) -> str:
-    """As it calls itself: its major and minor number."""
+    """Its version, as `major.minor`."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"
 
 
 def compile(nvrtc: ctypes.CDLL, text: str, name: str, options: Sequence[str]) -> tuple[int, bytes, str]:
-    """NVRTC's result code (0 is success), the cubin, and its messages, which call the text `name`.
+    """Return NVRTC's result code (0 is success), the cubin, and its messages, which call the text `name`.
 
-    There are no standard headers: the text brings what it needs. One ptxas option goes into each --ptxas-options.
-    Beside a GPU newer ones have a cache of their own, whose cubins come unverified and without ptxas' report: not here.
+    No standard headers are available: the text must be self-contained. Each --ptxas-options takes one option. Newer
+    versions, on a machine with a GPU, have their own cache, whose cubins come unverified and without ptxas' report: it
+    is disabled.
     """
     if [int(n) for n in version(nvrtc).split(".")] >= CACHING:
         options = (*options, "--no-cache")

@@ -1,4 +1,4 @@
-"""Commands of a toolchain in; their exit status and messages out; nothing of them outlives an interrupt."""
+"""Run commands of a toolchain; none of their processes outlives an interrupt."""
 
 import contextlib
 import os
@@ -11,15 +11,15 @@ from pathlib import Path
 
 
 def run(command: list[str], work: Path) -> tuple[int, str]:
-    """Run it with its temporary files in `work`; raises OSError where it cannot be started."""
+    """Run a command with its temporary files in `work`; return exit status and messages. Raises OSError."""
     (done,) = run_all([command], work)
     return done
 
 
 def run_all(commands: list[list[str]], work: Path, at_once: int = 1) -> list[tuple[int, str]]:
-    """Run each, so many `at_once`, with their temporary files in `work`; raises OSError where one cannot be started."""
-    # A session of its own, so that a compiler driver's children (cc1plus, as, ld) end with it and a terminal's Ctrl-C
-    # reaches us first. LC_ALL because we quote the messages.
+    """Run commands, `at_once` in parallel, with temporary files in `work`. Raises OSError if one cannot be started."""
+    # A session of its own, so that a compiler driver's children (cc1plus, as, ld) are killed with it, and a terminal's
+    # Ctrl-C reaches this process first. LC_ALL because messages are quoted.
     surroundings = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
     running: deque[subprocess.Popen[str]] = deque()
     out: list[tuple[int, str]] = []
@@ -50,9 +50,9 @@ def run_all(commands: list[list[str]], work: Path, at_once: int = 1) -> list[tup
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C waits until the block ends: a start cut short would lose a running process.
+    """Delay Ctrl-C until the block ends: an interrupted start would lose track of a running process.
 
-    Python raises interrupts in the main thread alone; a handler that is not Python's is not ours to replace.
+    Python raises interrupts in the main thread only; a handler not installed from Python is left alone.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Nsight Compute: the kernels to look at and a command that runs them in; the command that profiles them out."""
+"""Nsight Compute: make the command that profiles given kernels in a run of another command."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from compiler.errors import ToolchainError
 
-# The page that says what limits a kernel, what it was launched with, and how full it keeps the GPU.
+# The sections on what limits a kernel, its launch parameters, and its occupancy.
 _SECTIONS = ("SpeedOfLight", "LaunchStats", "Occupancy")
 _TOOLKIT = Path("/usr/local/cuda/bin")
 
 
 def command(kernels: Sequence[str], run: Sequence[str]) -> list[str]:
-    """`run` under ncu, which prints a summary of the first launch of each of `kernels`.
+    """`run` under ncu, which prints a summary of the first launches of `kernels`.
 
-    Raises ToolchainError where there is no ncu.
+    Raises ToolchainError if ncu is not installed.
     """
     tool = shutil.which("ncu") or shutil.which("ncu", path=str(_TOOLKIT))
     if tool is None:

@@ -1,4 +1,4 @@
-"""What a kernel takes of the machine: ptxas' report in; registers, memory and warnings as values, and complaints, out.
+"""Resource usage of kernels: registers, memory and warnings from ptxas' report, and complaints about them.
 
 Needs no GPU: `ptxas -v` reports while it compiles, and `sass` reads the machine code.
 """
@@ -15,15 +15,15 @@ _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _BARRIERS = re.compile(r"used (\d+) barriers")
 _SHARED = re.compile(r"(\d+) bytes smem")
-TOLD = 2  # hazards of a kernel that a complaint names
-# setmaxnreg ignored, wgmma serialised: the kernel stays right and becomes several times slower.
+TOLD = 2  # the number of hazards that a complaint quotes
+# setmaxnreg ignored, or wgmma serialised: the kernel stays correct but becomes several times slower.
 _SLOWED = re.compile(r"\((C75(?:0[89]|1\d))\)")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one kernel: `registers` of a thread at entry, bytes of local memory of a thread (`stack`, of which spills are
-    a part), bytes of static shared memory of a block, `barriers` named."""
+    """Of one kernel: registers per thread at entry, bytes of local memory per thread (`stack`, which includes spills),
+    bytes of static shared memory per block, and the number of named barriers."""
 
     kernel: str
     registers: int
@@ -35,7 +35,7 @@ class Usage:
 
 
 def usage(log: str) -> tuple[Usage, ...]:
-    """One value for each kernel that `ptxas -v` reports on, by name."""
+    """The usage of each kernel in a report of `ptxas -v`, sorted by name."""
     parts = _ENTRY.split(log)[1:]
     found = [_usage(name, report) for name, report in zip(parts[::2], parts[1::2], strict=True)]
     return tuple(sorted(found, key=lambda u: u.kernel))
@@ -62,8 +62,8 @@ def slowed(log: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Contract:
-    """What the code of a kernel must show: opcodes that must and must not occur, the least share of accesses to global
-    memory that move 16 bytes or more, and how many bytes of local memory a thread may have."""
+    """Requirements on a kernel's machine code: opcodes that it needs and forbids, the least share of global memory
+    accesses of at least 16 bytes (`wide`), and the most bytes of local memory per thread (`stack`)."""
 
     needs: tuple[str, ...] = ()
     forbids: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Contract:
     stack: int = 0
 
 
-# Matrix instructions by element type, of a warp and of a warpgroup.
+# Matrix instructions by element type: per warp and per warpgroup.
 _WARP = {"bf16": "HMMA", "f16": "HMMA", "tf32": "HMMA", "i8": "IMMA", "f64": "DMMA", "f8e4m3": "QMMA", "f8e5m2": "QMMA"}
 _WARPGROUP = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "i8": "IGMMA", "f8e4m3": "QGMMA", "f8e5m2": "QGMMA"}
 _STREAMS = ("pointwise", "broadcast", "transpose", "reduction", "normalization", "softmax")
@@ -80,9 +80,9 @@ FAMILIES = (*_STREAMS, *_PRODUCTS, "scan", "gather", "argmax")
 
 
 def contract(family: str, arch: str, dtype: str) -> Contract:
-    """The contract of a family, for sizes that vectors of 16 bytes divide; `dtype` is what is multiplied, if anything.
+    """The contract of a family, for sizes divisible by vectors of 16 bytes; `dtype` is that of the factors, if any.
 
-    Raises KeyError for a family that is not among FAMILIES.
+    Raises KeyError for a family that is not in FAMILIES.
     """
     if family not in FAMILIES:
         raise KeyError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
@@ -90,7 +90,7 @@ def contract(family: str, arch: str, dtype: str) -> Contract:
         return Contract(wide=1.0)
     if family not in _PRODUCTS or dtype not in _WARP:
         return Contract()
-    # wgmma is what sm_90a has and neither older nor newer ones do.
+    # wgmma exists on sm_90a only.
     if arch == "sm_90a" and dtype in _WARPGROUP:
         return Contract((_WARPGROUP[dtype],), (_WARP[dtype],))
     return Contract((_WARP[dtype],))
@@ -99,10 +99,10 @@ def contract(family: str, arch: str, dtype: str) -> Contract:
 def complaints(
     log: str, opcodes: Mapping[str, sass.Counts] | None = None, contracts: Mapping[str, Contract] | None = None
 ) -> tuple[str, ...]:
-    """What is wrong with the kernels of a report, nothing in the best case.
+    """Complaints about the kernels of a report; empty in the best case.
 
-    Spills and slowed instructions always are; `contracts` by kernel hold against `opcodes` by kernel, and say who may
-    have local memory.
+    Spills and slowed instructions are always reported. `contracts` are checked against `opcodes` (both by kernel), and
+    state which kernels may use local memory.
     """
     agreed = contracts or {}
     wrong = list(slowed(log))
@@ -118,7 +118,7 @@ def complaints(
 
 
 def breaches(agreed: Contract, counts: sass.Counts) -> tuple[str, ...]:
-    """How the opcodes of one kernel break its contract."""
+    """How the opcodes of a kernel violate its contract; empty if they do not."""
     wrong = [f"has no {name}" for name in agreed.needs if not sass.total(counts, name)]
     wrong += [f"has {n} {name}" for name in agreed.forbids if (n := sass.total(counts, name))]
     share = sass.wide_share(counts)
@@ -137,7 +137,7 @@ def _some(found: Sequence[in_flight.Hazard]) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known of a cubin without running it; `opcodes` by kernel, empty where there is no disassembler."""
+    """All that is known of a cubin without running it; `opcodes` by kernel, empty without a disassembler."""
 
     usage: tuple[Usage, ...]
     opcodes: Mapping[str, sass.Counts]
@@ -145,7 +145,7 @@ class Report:
 
 
 def inspect(made: Cubin, contracts: Mapping[str, Contract] | None = None) -> Report:
-    """A cubin against the contracts of its kernels."""
+    """Check a cubin against the contracts of its kernels."""
     text = sass.disassemble(made.path) or ""
     counts = sass.opcodes(text)
     wrong = [f"{kernel}: {_some(found)}" for kernel, found in in_flight.hazards(text).items()]

@@ -1,4 +1,4 @@
-"""Machine code of NVIDIA GPUs: a cubin in; its disassembly, and how often each opcode occurs in each kernel, out."""
+"""SASS, the machine code of NVIDIA GPUs: disassemble a cubin, and count the opcodes of each kernel."""
 
 import collections
 import functools
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-Counts = Mapping[str, int]  # by whole opcode, such as LDG.E.128.CONSTANT
+Counts = Mapping[str, int]  # by full opcode, such as LDG.E.128.CONSTANT
 
 _KERNEL = re.compile(r"^\s*Function : (\S+)|^\.text\.(\S+):", re.MULTILINE)
 _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
@@ -18,7 +18,8 @@ _WIDE = re.compile(r"\.(128|256)(\.|$)")
 
 @functools.cache
 def tool() -> tuple[str, ...] | None:
-    """The command that disassembles a cubin: cuobjdump or nvdisasm, of PATH, a toolkit or NVIDIA's packages."""
+    """The command of a disassembler (cuobjdump or nvdisasm), from PATH, a toolkit or NVIDIA's packages; None if
+    missing."""
     folders = [str(p) for p in (Path("/usr/local/cuda/bin"), *_package_folders())]
     for name, options in (("cuobjdump", ("-sass",)), ("nvdisasm", ())):
         path = shutil.which(name) or shutil.which(name, path=":".join(folders))
@@ -33,7 +34,7 @@ def _package_folders() -> list[Path]:
 
 
 def disassemble(cubin: Path) -> str | None:
-    """The text of all kernels of a cubin; None where there is no disassembler (`pip install nvidia-cuda-cuobjdump`)."""
+    """Disassemble all kernels of a cubin; None without a disassembler (`pip install nvidia-cuda-cuobjdump`)."""
     command = tool()
     if command is None:
         return None
@@ -44,18 +45,18 @@ def disassemble(cubin: Path) -> str | None:
 
 
 def bodies(text: str) -> dict[str, str]:
-    """The code of each kernel in a disassembly, as cuobjdump or nvdisasm print it."""
+    """The code of each kernel in a disassembly by cuobjdump or nvdisasm, by name."""
     parts = _KERNEL.split(text)
     return {(a or b): body for a, b, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)}
 
 
 def opcodes(text: str) -> dict[str, Counts]:
-    """Opcodes of each kernel in a disassembly."""
+    """The opcode counts of each kernel in a disassembly."""
     return {name: collections.Counter(_OPCODE.findall(body)) for name, body in bodies(text).items()}
 
 
 def total(counts: Counts, name: str) -> int:
-    """Occurrences of an opcode with any modifiers.
+    """The number of occurrences of an opcode with any modifiers.
 
     >>> total({"LDG.E": 2, "LDG.E.128": 3, "LDGSTS.E": 5}, "LDG")
     5
@@ -64,7 +65,7 @@ def total(counts: Counts, name: str) -> int:
 
 
 def wide_share(counts: Counts) -> float:
-    """Of the loads from and stores to global memory, those that move 16 bytes or more; 1 where there are none.
+    """The share of global loads and stores that move at least 16 bytes; 1 if there are none.
 
     >>> wide_share({"LDG.E.128": 3, "STG.E.U16": 1, "LDS": 7})
     0.75
@@ -75,5 +76,5 @@ def wide_share(counts: Counts) -> float:
 
 
 def is_narrow(opcode: str) -> bool:
-    """A load from or store to global memory of less than 16 bytes."""
+    """Whether an opcode is a global load or store of less than 16 bytes."""
     return opcode.split(".")[0] in ("LDG", "STG") and not _WIDE.search(opcode)

@@ -1,5 +1,5 @@
-"""The disassembly of a kernel for sm_90a in, by cuobjdump or nvdisasm; its instructions, their registers and where they
-lead out."""
+"""Parse the disassembly of a kernel for sm_90a (by cuobjdump or nvdisasm) into instructions, the registers that they
+access, and a control flow graph."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
 _REGISTER = re.compile(r"\bR(\d+)(\.64)?")
 _PLAIN = re.compile(r"R\d+(\.64)?")
 _PREDICATE = re.compile(r"!?U?P[\dTR]")
-# How many registers an operand is, by what the opcode says; else one.
+# The number of registers of an operand by opcode; 1 for others.
 _WIDTHS = (
     (re.compile(r"(?:LD|ST|ATOM)\w*\.(?:.*\.)?(?:128|4)\b"), 4),
     (re.compile(r"(?:LD|ST|ATOM)\w*\.(?:.*\.)?(?:64|2)\b"), 2),
     (re.compile(r"[HIQB]MMA\."), 4),
     (re.compile(r"D(?:ADD|MUL|FMA|SETP|MNMX|MMA)\b|(?:F2F|F2I|I2F|FRND)\.(?:.*\.)?[FSU]64|CS2R$"), 2),
 )
-_READ_FIRST = _ENDS | _INDIRECT | {"WARPSYNC", "NANOSLEEP", "BAR"}  # whose first operand is no result
+_READ_FIRST = _ENDS | _INDIRECT | {"WARPSYNC", "NANOSLEEP", "BAR"}  # their first operand is no result
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One of a kernel: its offset, guard such as !P0, opcode and operands."""
+    """An instruction: its offset in bytes, guard such as !P0, opcode and operands."""
 
     offset: int
     guard: str
@@ -48,7 +48,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Code:
-    """Instructions; and of each block, by its first one, where it ends and the blocks that may follow."""
+    """Instructions and basic blocks: first instruction -> (end, first instructions of possible successors)."""
 
     instructions: Sequence[Instruction]
     blocks: Mapping[int, tuple[int, tuple[int, ...]]]
@@ -71,7 +71,7 @@ def parsed(body: str) -> Code:
 
 
 def _blocks(code: Sequence[Instruction], labels: Mapping[str, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    meet: dict[str, list[int]] = {}  # where threads go on that meet at a BSYNC, by its register
+    meet: dict[str, list[int]] = {}  # targets of the threads that reconverge at a BSYNC, by its register
     for x in code:
         if x.name == "BSSY":
             meet.setdefault(x.operands[0], []).extend(_target(x, labels))
@@ -86,7 +86,7 @@ def _blocks(code: Sequence[Instruction], labels: Mapping[str, int]) -> dict[int,
 
 
 def _following(x: Instruction, i: int, labels: Mapping[str, int], meet: Mapping[str, list[int]]) -> tuple[int, ...]:
-    """What may be next. What is called comes back behind the call; a table of jumps that is not shown has them all."""
+    """Possible successors of an instruction. Calls return; an indirect jump without a table may reach any label."""
     if x.name in _ENDS:
         return (i + 1,) if x.guard else ()
     if x.name in _INDIRECT:
@@ -110,18 +110,18 @@ def _target(x: Instruction, labels: Mapping[str, int]) -> list[int]:
     return [labels[name]] if name in labels else []
 
 
-# ---- registers, sets of which are the bits of a number
+# ---- registers, whose sets are bit masks
 
 
 def touched(x: Instruction) -> tuple[int, int]:
-    """The registers that an instruction, which is none of a warpgroup's, reads and writes.
+    """Masks of the registers that an instruction (other than a warpgroup matmul) reads and writes.
 
     >>> read, written = touched(Instruction(0, "", "IMAD.WIDE", ("R4", "R2", "0x4", "R6")))
     >>> numbers(read), numbers(written)
     ((2, 6, 7), (4, 5))
     """
     width = next((n for pattern, n in _WIDTHS if pattern.match(x.opcode)), 1)
-    wide = ".WIDE" in x.opcode  # a product of twice the bits, with a sum
+    wide = ".WIDE" in x.opcode  # a product of double width, with an addend
     reads = writes = 0
     for n, o in enumerate(o for o in x.operands if not _PREDICATE.fullmatch(o)):
         if "R" not in o:
@@ -137,7 +137,7 @@ def touched(x: Instruction) -> tuple[int, int]:
 
 
 def registers(operand: str, width: int, step: int = 0) -> int:
-    """Those of an operand; several begin at a multiple of how many they are, or of `step`."""
+    """Mask of the registers of an operand. A group is aligned to its size, or to `step`."""
     mask = 0
     for number, pair in _REGISTER.findall(operand):
         first, n = int(number), 2 if pair else width

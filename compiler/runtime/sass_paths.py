@@ -1,8 +1,7 @@
-"""One path through a kernel's machine code, as a thread sees it: instructions and branches in; whether the branches
-contradict each other out.
+"""Symbolic execution of one path through a kernel's machine code, for one thread: find contradictory branches.
 
-A value is a number, or a symbol plus one, in 32 bits; a condition compares two. What is not understood is a new symbol,
-so a path that is called impossible is.
+A value is a 32-bit constant, or a symbol plus one; a condition compares two values. Anything not understood is a new
+symbol, so a path that is called impossible is indeed impossible.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 
 from compiler.runtime.sass_code import Instruction, numbers
 
-Value = tuple[int, int]  # a symbol, 0 for none, and what is added to it
+Value = tuple[int, int]  # a symbol (0 for none), and the constant added to it
 _ALL = 1 << 32
 
 _NOT = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
@@ -45,7 +44,7 @@ class Condition:
 
 @dataclass
 class Path:
-    """What registers and predicates hold as far as that is known, and what the branches taken say."""
+    """Known values of registers and predicates, and the conditions of the branches taken."""
 
     values: dict[str, Value] = field(default_factory=dict)
     predicates: dict[str, Condition] = field(default_factory=dict)
@@ -56,7 +55,8 @@ class Path:
 
 
 def branch(path: Path, x: Instruction, taken: bool) -> bool:
-    """A branch or exit is taken, or not; whether that is possible. Threads jump together where one of them wants to."""
+    """Record whether a branch or exit is taken; return whether that is possible. Nothing is known of `.ANY` branches,
+    which all threads take if one wants to."""
     if not x.guard or ".ANY" in x.opcode or len(x.operands) > 1:
         return True
     holds = path.predicates.setdefault(x.guard.lstrip("!"), Condition("NE", _unknown(), (0, 0)))
@@ -65,7 +65,7 @@ def branch(path: Path, x: Instruction, taken: bool) -> bool:
 
 
 def step(path: Path, x: Instruction, writes: int) -> None:
-    """One instruction further, which writes these registers and those that are the same for all threads of a warp."""
+    """Execute an instruction that writes these registers, and possibly uniform registers (shared by a warp)."""
     condition, value = (None, None) if x.guard else (_compared(path, x), _summed(path, x))
     if condition is not None:
         path.predicates[x.operands[0]] = condition
@@ -93,7 +93,7 @@ def _value(path: Path, operand: str) -> Value:
 
 
 def _compared(path: Path, x: Instruction) -> Condition | None:
-    """Of `ISETP.GE.U32.AND P0, PT, R2, 0x9, PT`, and of a predicate that is copied."""
+    """The condition set by `ISETP.GE.U32.AND P0, PT, R2, 0x9, PT`, or by a copy of a predicate; None for others."""
     match x.operands:
         case (_, "PT" | "UPT", left, right, "PT" | "UPT") if found := _COMPARISON.fullmatch(x.opcode):
             return Condition(found[1], _value(path, left), _value(path, right), not found[2])
@@ -115,7 +115,7 @@ def _summed(path: Path, x: Instruction) -> Value | None:
     return (symbols[0] if symbols else 0, sum(n for _, n in values) % _ALL) if len(symbols) < 2 else None
 
 
-# ---- whether conditions can hold together
+# ---- satisfiability of conditions
 
 
 def _possible(conditions: frozenset[Condition]) -> bool:
@@ -130,8 +130,8 @@ def _possible(conditions: frozenset[Condition]) -> bool:
 
 
 def _some(symbol: int, about: Sequence[Condition]) -> bool:
-    """Whether a number is all of this at once. Each condition with numbers bounds an arc of them, and where arcs meet
-    there is the beginning of one."""
+    """Whether some number satisfies all conditions on a symbol. Each condition against a constant bounds an arc of
+    numbers, and an intersection of arcs contains the start of one of them."""
     ends = {0, _ALL // 2}
     for c in about:
         for (s, n), (_, bound) in ((c.left, c.right), (c.right, c.left)):

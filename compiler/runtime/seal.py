@@ -1,7 +1,6 @@
-"""The seal of a cached file: its name and content in; a keyed digest that only this user's processes can make, out.
+"""The seal of a cached file: a keyed digest of its name and content, which only this user's processes can make.
 
-The key lies in a file of the user's own, outside of the cache. Where there can be none, this process has a key for
-itself.
+The key is in a file of the user's, outside of the cache. If there can be none, each process has its own key.
 """
 
 import contextlib
@@ -18,19 +17,19 @@ from compiler.runtime import detect, trust
 
 log = logging.getLogger("mlcomp")
 
-# A comment in a text, and behind what the loader reads of a binary: the seal travels inside the file.
+# A comment in a text, and past the end of what loaders read of a binary: the seal travels inside the file.
 MARK = b"\n// mlcomp-hmac-sha256:"
 LENGTH = len(MARK) + 64 + 1
 _BYTES = 32  # of a key
 
 
 def sealed(body: bytes, name: str) -> bytes:
-    """`body` with the seal of the entry that it is for."""
+    """`body` with the seal for the entry `name`."""
     return body + _trailer(body, name)
 
 
 def opened(content: bytes, name: str) -> bytes | None:
-    """The body of what was sealed for the entry `name` with this user's key; None for anything else."""
+    """The body of content sealed for the entry `name` with this user's key; None for anything else."""
     body, trailer = content[:-LENGTH], content[-LENGTH:]
     return body if hmac.compare_digest(trailer, _trailer(body, name)) else None
 
@@ -45,14 +44,14 @@ def lasts() -> bool:
 
 
 def place() -> Path | None:
-    """The file with the key; None where the user has no folder for it."""
+    """The file of the key; None if the user has no folder for it."""
     state = detect.default_state(os.environ)
     return state / "key" if state is not None else None
 
 
 @functools.cache
 def _key() -> tuple[bytes, bool]:
-    """The key, and whether it lasts."""
+    """The key, and whether it outlasts this process."""
     where = place()
     try:
         if where is None:
@@ -73,11 +72,11 @@ def _key() -> tuple[bytes, bool]:
 
 
 def _lasting(where: Path) -> bytes:
-    """The user's key, made by the first process that asks for it."""
+    """The user's key, made by the first process that needs it."""
     with contextlib.suppress(FileNotFoundError):
         if key := _read(where):
             return key
-        # Of two processes that do this at once one may lose its entries, which are built again then.
+        # If two processes do this at once, one may lose its entries, which are then rebuilt.
         log.warning(
             "mlcomp: the key %s is not as it was made: a new one takes its place, kernels are built again", where
         )
@@ -89,7 +88,7 @@ def _lasting(where: Path) -> bytes:
             file.write(secrets.token_bytes(_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was first, and nobody sees half a key
+        with contextlib.suppress(FileExistsError):  # another process was first; a link is never half a key
             os.link(draft, where)
     finally:
         os.unlink(draft)
@@ -100,7 +99,7 @@ def _lasting(where: Path) -> bytes:
 
 
 def _read(where: Path) -> bytes | None:
-    """The key in a file that nobody else can read or write; None if the file is none such."""
+    """The key in a file that nobody else can access; None if the file is not such a key."""
     try:
         number = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""A folder of built files that this user's processes share: a digest in; an intact file, or a place to make it, out.
+"""A cache folder of built files that this user's processes share, keyed by digest.
 
-An entry is published by one rename and carries a seal that binds it to its name, which is the digest of all that it
-was made of. So what a crash or a full disk cut short is noticed, and what somebody else put there, or a copy of one
-entry in the place of another, is never loaded. Between that and the loading nothing can change, since folders that
-anybody else could write to are refused.
+An entry is published by one rename and has a seal that binds it to its name, the digest of everything it was built
+from. Thus an entry truncated by a crash or a full disk is detected, and a file from someone else, or a copy of another
+entry, is never loaded. Nothing can change between the check and the loading, since folders that others could write to
+are refused.
 """
 
 import atexit
@@ -23,14 +23,14 @@ from compiler.runtime import folders, seal, trust
 
 log = logging.getLogger("mlcomp")
 
-FORMAT = "sealed-1"  # the folder of entries of this form, inside of the cache; others are left alone
+FORMAT = "sealed-1"  # the folder of entries of this format inside the cache; others are left alone
 _DAY = 24 * 3600.0
-LEFT = 3600.0  # seconds after which a build folder is one that a killed process left behind
+LEFT = 3600.0  # seconds after which a build folder counts as left by a killed process
 
 
 def entry(cache: Path | None, digest: str, suffix: str) -> Path:
-    """Where the product of a request with this hex digest lies: in `cache`, or for want of one in a folder of this
-    process. Raises CacheError for a folder in which others could change it."""
+    """The path of the product with this hex digest: in `cache`, or without a usable cache in a folder of this process.
+    Raises CacheError for a folder in which others could change it."""
     folder = cache if cache is not None and seal.lasts() else process_folder()
     path = Path(os.path.realpath(folder)) / FORMAT / digest[:2] / f"{digest[2:40]}{suffix}"
     _refuse_foreign(path)
@@ -38,7 +38,7 @@ def entry(cache: Path | None, digest: str, suffix: str) -> Path:
 
 
 def cache_of(path: Path) -> Path:
-    """The cache that an entry lies in."""
+    """The cache that contains an entry."""
     return path.parents[2]
 
 
@@ -52,19 +52,19 @@ def _refuse_foreign(path: Path) -> None:
         _own.add(folder)
 
 
-_own: set[Path] = set()  # folders that nobody but this user could let others into since this process looked
+_own: set[Path] = set()  # folders found to be writable by this user only
 
 
 def intact(*paths: Path) -> bool:
-    """Whether all parts of an entry are as they were published; what is there but is not is said, since it is built
-    again. A part that may not be read is a CacheError."""
+    """Whether all parts of an entry are as published. Damaged ones are logged, since they are rebuilt. Raises
+    CacheError for an unreadable part."""
     return taken(*paths) is not None
 
 
 def taken(*paths: Path) -> tuple[bytes, ...] | None:
-    """What was published as the parts of an entry, without their seals; None unless all are intact, as `intact` has it.
+    """The published parts of an entry, without their seals; None unless all are intact.
 
-    That it was used is kept as each file's time, to the day, so that what nobody uses can be told from the rest.
+    The use is recorded as each file's modification time, to the day, so that unused entries can be told from the rest.
     """
     found = [_content(path, use=True) for path in paths]
     opened = [None if x is None else seal.opened(x, name(path)) for path, x in zip(paths, found, strict=True)]
@@ -80,7 +80,7 @@ def taken(*paths: Path) -> tuple[bytes, ...] | None:
 
 
 def inspect(path: Path) -> str:
-    """intact, damaged or missing; an entry that may not be read is a CacheError."""
+    """Return intact, damaged or missing. Raises CacheError for an unreadable entry."""
     content = _content(path)
     if content is None:
         return "missing"
@@ -88,18 +88,18 @@ def inspect(path: Path) -> str:
 
 
 def read(path: Path) -> bytes | None:
-    """What was published at `path`, without its seal; None where that is missing or damaged."""
+    """The content published at `path`, without its seal; None if missing or damaged."""
     content = _content(path)
     return None if content is None else seal.opened(content, name(path))
 
 
 def name(path: Path) -> str:
-    """What an entry is sealed as: the digest of what it was made of, and its kind."""
+    """The name under which an entry is sealed: its digest and kind."""
     return f"{FORMAT} {path.parent.name}{path.name}"
 
 
 def _content(path: Path, use: bool = False) -> bytes | None:
-    """What is in a file that nobody else can have open for writing, nothing of any other; None where there is none."""
+    """The content of a file that only this user can write; b"" for any other file, None for a missing one."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -113,19 +113,19 @@ def _content(path: Path, use: bool = False) -> bytes | None:
         if not stat.S_ISREG(found.st_mode) or not trust.ours(found) or trust.others_write(found):
             return b""
         if use and time.time() - found.st_mtime > _DAY:
-            with contextlib.suppress(OSError):  # a read-only cache serves all the same
+            with contextlib.suppress(OSError):  # a read-only cache also serves
                 os.utime(number)
         return file.read()
 
 
 @contextlib.contextmanager
 def workshop(path: Path) -> Iterator[Path]:
-    """A fresh folder beside the entry `path`, removed afterwards; what the disk refuses is a CacheError."""
+    """A fresh folder beside the entry `path`, removed afterwards. An OSError becomes a CacheError."""
     cache = cache_of(path)
     try:
         _sweep_daily(cache)
         trust.make(path.parent)
-        _refuse_foreign(path)  # somebody may have been faster
+        _refuse_foreign(path)  # another user may have created it meanwhile
         work = Path(tempfile.mkdtemp(prefix=".build-", dir=path.parent))
     except OSError as error:
         raise CacheError(cache, reason(error)) from error
@@ -138,7 +138,7 @@ def workshop(path: Path) -> Iterator[Path]:
 
 
 def publish(product: Path, path: Path) -> None:
-    """Seal what a workshop made and move it to where it is looked for."""
+    """Seal a product of a workshop and move it to its path."""
     content = seal.sealed(product.read_bytes(), name(path))
     product.unlink()
     with os.fdopen(os.open(product, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -147,7 +147,7 @@ def publish(product: Path, path: Path) -> None:
 
 
 def sweep(cache: Path) -> int:
-    """Remove build folders that a killed process left behind; returns how many."""
+    """Remove build folders that killed processes left behind; return how many."""
     now, removed = time.time(), 0
     for left in left_behind(cache):
         with contextlib.suppress(OSError):
@@ -158,12 +158,12 @@ def sweep(cache: Path) -> int:
 
 
 def left_behind(cache: Path) -> list[Path]:
-    """Folders of builders, those that are still at work included."""
+    """Build folders, including those of running builders."""
     return sorted(cache.glob(f"{FORMAT}/??/.build-*"))
 
 
 def _sweep_daily(cache: Path) -> None:
-    """When that was last done is when the folder was last changed."""
+    """Sweep at most once a day; the folder's modification time records the last sweep."""
     folder = cache / FORMAT
     if folder.is_dir() and time.time() - folder.stat().st_mtime > _DAY:
         os.utime(folder)
@@ -172,7 +172,7 @@ def _sweep_daily(cache: Path) -> None:
 
 @functools.cache
 def process_folder() -> Path:
-    """A cache for those who have none: of this process, removed when it exits, or by the next one if it is killed."""
+    """A cache for this process, removed when it exits, or by a later process if it is killed."""
     place = Path(tempfile.gettempdir())
     folders.sweep_folders(place)
     folder, _ = folders.locked_folder(place)
@@ -181,6 +181,6 @@ def process_folder() -> Path:
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, and with which file."""
+    """The reason for an error, and the file."""
     problem = (error.strerror or str(error)).lower()
     return f"{problem} ({error.filename})" if error.filename else problem

@@ -1,4 +1,4 @@
-"""Tensor maps, by which the copy engine finds boxes of a tensor: the value in; the numbers that the driver encodes out.
+"""Tensor maps, which describe boxes of a tensor to the copy engine: the numbers that the driver encodes.
 
 Limits are those of cuTensorMapEncodeTiled in the CUDA driver's API.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from compiler.errors import CompilerError
 from compiler.runtime.launches import Map
 
-BYTES, ALIGNMENT = 128, 64  # of a map in memory
-BASE = 16  # bytes that the tensor's address is a multiple of
-# CUtensorMapDataType; bool is a byte. Element sizes in bytes beside them.
+BYTES, ALIGNMENT = 128, 64  # size and alignment of a map in memory
+BASE = 16  # required alignment of the tensor, in bytes
+# CUtensorMapDataType (bool is a byte), and element sizes in bytes.
 _TYPES = {
     "u8": (0, 1), "i8": (0, 1), "bool": (0, 1), "i16": (1, 2), "i32": (3, 4), "i64": (5, 8), "f16": (6, 2),
     "f32": (7, 4), "f64": (8, 8), "bf16": (9, 2), "f8e4m3": (0, 1), "f8e5m2": (0, 1),
@@ -22,14 +22,14 @@ _TYPES = {
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _PROMOTE_128, _PROMOTE_256 = 2, 3  # CUtensorMapL2promotion
 _MOST_AXES, _LONGEST_BOX, _FARTHEST_STEP, _LONGEST, _FARTHEST = 5, 256, 8, 1 << 32, 1 << 40
-KEPT = 64  # encodings of one argument
+KEPT = 64  # the most cached encodings per argument
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """A map as the driver takes it, all innermost first; `strides` in bytes, without the innermost axis.
+    """A map as the driver takes it, innermost first; `strides` are in bytes, without the innermost axis.
 
-    `box` is what a box reaches over, of which it has one element in each of `steps`.
+    `box` is the extent that a box covers, of which it has one element in each of `steps`.
     """
 
     dtype: int
@@ -42,7 +42,7 @@ class Encoding:
 
 
 def encoding(m: Map) -> Encoding:
-    """The map's numbers; raises CompilerError for one that the copy engine cannot serve.
+    """The encoding of a map. Raises CompilerError for one that the copy engine cannot handle.
 
     >>> encoding(Map(0, "bf16", (64, 100), (2, 128), (64, 8), 128))
     Encoding(dtype=9, dims=(64, 100), strides=(128,), box=(64, 8), swizzle=3, promotion=3, steps=(1, 1))
@@ -50,7 +50,7 @@ def encoding(m: Map) -> Encoding:
     if problem := _problem(m):
         raise CompilerError(f"the copy engine cannot serve {m}: {problem}")
     dtype, size = _TYPES[m.dtype]
-    # How much of memory a miss brings to L2: two of its lines, unless the rest of a narrow row is nobody's.
+    # L2 promotion: a miss fetches 256 bytes, but 128 for narrow rows, whose neighbouring bytes are not used.
     promotion = _PROMOTE_256 if m.box[0] * size >= 128 else _PROMOTE_128
     steps = m.steps or (1,) * len(m.dims)
     reach = tuple(n * step for n, step in zip(m.box, steps, strict=True))
@@ -82,18 +82,18 @@ def _problem(m: Map) -> str:
 
 
 class Argument:
-    """A map's place among a kernel's arguments: the 128 bytes at `address`, written anew when the tensor moves."""
+    """A map as a kernel argument: the 128 bytes at `address`, rewritten when the tensor's address changes."""
 
     def __init__(self, m: Map, encode: Callable[[int, int, Encoding], None]) -> None:
         self.made, self._encode = encoding(m), encode
         self._memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
         start = ctypes.addressof(self._memory)
         self.address = start + -start % ALIGNMENT
-        self._over = 0  # the tensor's address that the bytes are for
+        self._over = 0  # the tensor's address encoded in the bytes
         self._known: dict[int, bytes] = {}
 
     def point(self, address: int) -> None:
-        """Make it a map over the tensor at `address`; what was encoded before is remembered."""
+        """Make it a map of the tensor at `address`; earlier encodings are cached."""
         if address == self._over:
             return
         if address % BASE:

@@ -1,6 +1,6 @@
-"""A Python file of functions for Triton in; calls of it out: on a GPU, or by Triton's interpreter where there is none.
+"""Load and call Python texts of Triton functions: on a GPU, or without one by Triton's interpreter.
 
-Triton is imported here alone, and only when asked for.
+Only this module imports Triton, and only on demand.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ INSTALL = "`pip install triton` (Linux; it comes with PyTorch for CUDA)"
 
 
 def missing() -> str:
-    """What to install, if anything; empty where Triton is here."""
+    """What to install; empty if Triton is installed."""
     found = importlib.util.find_spec("triton") is not None
     return "" if found else f"target triton needs triton to run: {INSTALL}"
 
 
 def on_gpu() -> bool:
-    """Whether a GPU runs what Triton compiles, rather than Triton's interpreter."""
+    """Whether Triton compiles for a GPU, rather than interprets."""
     return torch.cuda.is_available()
 
 
 def load(text: str, meanings: Meanings) -> Callable[..., None]:
-    """The function `launch` of the text; raises ToolchainError, which says what to install where Triton is not."""
+    """The function `launch` of the text. Raises ToolchainError, with installation advice, if Triton is missing."""
     if problem := missing():
         raise ToolchainError(problem)
     return _loaded(text, None if on_gpu() else meanings)
@@ -48,7 +48,7 @@ def _loaded(text: str, meanings: Meanings | None) -> Callable[..., None]:
         interpret()
     name = f"mlc_triton_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     file = f"<{name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # where Triton looks for its source
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # where Triton looks up the source
     module = types.ModuleType(name)
     exec(compile(text, file, "exec"), module.__dict__)
     if meanings is not None:
@@ -66,8 +66,8 @@ def _run(
 
 
 def entry(launch: Callable[..., None], kinds: Sequence[str], sizes: Sequence[int]) -> guarded.Call:
-    """A call of a text on memory of this machine, of which buffers of these types are parts; by way of the GPU's if
-    that runs it."""
+    """A call of a text on buffers of these types in this machine's memory, copied to the GPU and back if there is
+    one."""
 
     def call(memory: guarded.Bytes, places: Sequence[int], number: int) -> Sequence[str]:
         device = "cuda" if on_gpu() else "cpu"
@@ -84,7 +84,7 @@ def entry(launch: Callable[..., None], kinds: Sequence[str], sizes: Sequence[int
 
 
 def _at(memory: torch.Tensor, place: int, kind: str) -> torch.Tensor:
-    """What begins there, as a tensor of that type."""
+    """A tensor of that type that starts at byte `place`."""
     size = DTYPES[kind].itemsize
     return memory[place : place + (len(memory) - place) // size * size].view(DTYPES[kind])
 
@@ -98,7 +98,7 @@ def caller(
     device: torch.device,
     fails: bool,
 ) -> launcher.Launcher:
-    """The text as a function of the tensors that are not bound; data of which it `fails` are `invalid`."""
+    """The text as a function of the unbound tensors; with `fails`, it calls `invalid` for data that it rejects."""
 
     def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
         failed = torch.zeros(1, dtype=torch.int32, device=device) if fails else None

@@ -1,4 +1,4 @@
-"""Triton's interpreter, with what it lacks: functions of CUDA's library, bf16, and reductions that end before long."""
+"""Triton's interpreter, extended by CUDA's math library, correct bf16, and fast reductions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-# Functions of CUDA's library by their names, as functions of NumPy's arrays.
+# Functions of CUDA's math library, by name, as functions of NumPy arrays.
 Meanings = Callable[[str], Callable[..., Any]]
 
 
 class Library:
-    """CUDA's library for the interpreter."""
+    """CUDA's math library (libdevice) for the interpreter."""
 
     def __init__(self, meanings: Meanings) -> None:
         self._meanings = meanings
@@ -31,7 +31,7 @@ class Library:
             kind = args[0].dtype.scalar
             made = np.asarray(meaning(*np.broadcast_arrays(*(a.handle.data for a in args))))
             handle = interpreter.TensorHandle(made.astype(args[0].handle.data.dtype), kind)
-            tiles = any(a.type.is_block() for a in args)  # a number is held as an array too
+            tiles = any(a.type.is_block() for a in args)  # scalars are held as arrays too
             return tl.core.tensor(handle, tl.block_type(kind, list(made.shape)) if tiles else kind)
 
         return call
@@ -39,7 +39,7 @@ class Library:
 
 @functools.cache
 def interpret() -> None:
-    """Functions of Triton's own are interpreted from now on, whoever imported them; trees of a reduction at once."""
+    """Make Triton interpret its own functions from now on, in all modules that imported them, and patch it."""
     import triton  # noqa: PLC0415
 
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
@@ -58,7 +58,7 @@ def interpret() -> None:
 
 
 def _reduced(self: Any, given: Any) -> list[Any]:
-    """As `ReduceOps.generic_reduce`, which goes element by element, but halves the axis each time, as a GPU does."""
+    """`ReduceOps.generic_reduce` by halving the axis in each step, as a GPU does, instead of element by element."""
     kept, (given, axis) = self.axis, self.unravel(given, self.axis)
     data = [np.moveaxis(x.handle.data, axis, 0) for x in given]
     while len(data[0]) > 1:
@@ -73,12 +73,12 @@ def _reduced(self: Any, given: Any) -> list[Any]:
 
 
 def _wide(x: Any) -> Any:
-    """Bits of bf16 as f32."""
+    """Convert the bits of bf16 to f32."""
     return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _cast(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], x: Any, kind: Any) -> Any:
-    """The interpreter's own conversion to bf16 cuts off, and loses the least numbers."""
+    """Conversions from and to bf16. The interpreter's own truncates, and flushes subnormals."""
     match x.dtype.scalar, kind.scalar:
         case (tl.bfloat16, tl.float32):
             return interpreter.TensorHandle(_wide(x.data), tl.float32)
@@ -90,13 +90,13 @@ def _cast(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], x: An
 
 
 def _dot(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], a: Any, b: Any, *more: Any) -> Any:
-    """The interpreter's own multiplies the bits of bf16."""
+    """A matmul. The interpreter's own multiplies the bits of bf16."""
     if a.dtype.scalar == tl.bfloat16:
         a, b = (interpreter.TensorHandle(_wide(x.data), tl.float32) for x in (a, b))
     return other(self, a, b, *more)
 
 
 def _splat(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], kind: Any, x: Any) -> Any:
-    """The interpreter's own makes integers of how two of them compare, which are no mask."""
+    """Broadcast a scalar. The interpreter's own turns comparisons of scalars into integers, which are no masks."""
     made = other(self, kind, x)
     return interpreter.TensorHandle(made.data.astype(np.bool_), tl.int1) if x.data.dtype == np.bool_ else made

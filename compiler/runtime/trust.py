@@ -1,7 +1,7 @@
-"""Who could change what lies in a folder: the folder in, a complaint about it or about one above it out.
+"""Check that no other user can change the contents of a folder.
 
-Code is loaded from these folders, so nobody but this user and root may be able to write to them, nor to put another
-folder in their place. Then what was verified stays what it was until it is loaded.
+Code is loaded from these folders, so only this user and root may be able to write to them, or to replace them by
+another folder. Thus verified files stay unchanged until they are loaded.
 """
 
 import errno
@@ -12,14 +12,15 @@ import pwd
 import stat
 from pathlib import Path
 
-OURS = 0o700  # what folders are made with, whatever the umask
+OURS = 0o700  # the mode of created folders, whatever the umask
 
 
 def complaint(folder: Path, within: Path) -> str:
-    """What another user could do to `folder`, which lies in `within` or is it and has no links in its path; else "".
+    """Describe how another user could change `folder`, which is `within` or inside it and has no links in its path.
+    Returns "" if none could.
 
-    Parents of `within` may be of the kind of /tmp, in which everybody may write but only rename what is his own. What
-    does not exist is nobody's yet.
+    Parents of `within` may be sticky like /tmp, where everybody may write but rename only their own files. Missing
+    folders are ignored.
     """
     for place in (folder, *folder.parents):
         try:
@@ -36,19 +37,19 @@ def complaint(folder: Path, within: Path) -> str:
 
 
 def ours(found: os.stat_result) -> bool:
-    """Whether a file is this user's own or root's."""
+    """Whether a file belongs to this user or to root."""
     return found.st_uid in (0, os.geteuid())
 
 
 def others_write(found: os.stat_result) -> bool:
-    """Whether anybody else may write; a group of which this user is the only member is nobody else."""
+    """Whether others may write; a group with this user as its only member does not count."""
     if found.st_mode & stat.S_IWOTH:
         return True
     return bool(found.st_mode & stat.S_IWGRP) and found.st_gid != _own_group()
 
 
 def make(folder: Path) -> None:
-    """The folder and those above it that are missing, for this user alone."""
+    """Create the folder and its missing parents, for this user alone."""
     if not folder.is_dir():
         make(folder.parent)
         try:
@@ -60,7 +61,7 @@ def make(folder: Path) -> None:
 
 @functools.cache
 def _own_group() -> int:
-    """The group that systems make for each user alone; -1 where this user has none."""
+    """The group of this user alone that systems create for each user; -1 if there is none."""
     try:
         user = pwd.getpwuid(os.geteuid())
         group = grp.getgrgid(user.pw_gid)
@@ -71,7 +72,7 @@ def _own_group() -> int:
 
 @functools.cache
 def _unmapped() -> int:
-    """Who files of the system belong to inside a container that has other users than its host; -1 outside of any."""
+    """The owner of system files in a container with its own user namespace; -1 outside of one."""
     try:
         users = Path("/proc/self/uid_map").read_text().split()
         return -1 if users[:2] == ["0", "0"] else int(Path("/proc/sys/fs/overflowuid").read_text())

@@ -1,8 +1,8 @@
-"""Processes beside this one that call functions of this package: a function and its tasks in, the results in order out.
+"""Worker processes that call functions of this package, in parallel.
 
-Python runs one thread at a time, so that many kernels are lowered on several cores only in several processes. These
-know the package alone, not PyTorch: they begin in a third of a second, and never see a GPU. They end with this process,
-or when nobody has had a task for some time.
+Python's GIL makes lowering of many kernels on several cores possible only in several processes. They import the package
+but not PyTorch: they start in a third of a second and never see a GPU. They end with this process, or after a time
+without tasks.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from compiler.runtime import detect
 T = TypeVar("T")
 R = TypeVar("R")
 ROOT = Path(__file__).parents[2]
-FEWEST_CORES = 4  # with fewer, what results cost to be passed on takes back what is gained
+FEWEST_CORES = 4  # with fewer, passing on results costs what is gained
 FEWEST_TASKS = 6
 MANY = 64  # calls of a program, which become some tens of kernels
-MOST = 12  # processes: more wait for this one to read what they made
-DEEP = 5_000  # recursion of trees in a worker, whose stack has a fixed size
-IDLE = 60.0  # seconds until they end
-_POLL = 0.1  # seconds after which who waits for a free one looks whether there are any left
+MOST = 12  # processes: more would wait for this one to read their results
+DEEP = 5_000  # recursion limit in a worker, whose stack has a fixed size
+IDLE = 60.0  # seconds without tasks until they end
+_POLL = 0.1  # seconds after which a thread that waits for a worker checks whether any are left
 _SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from compiler.runtime.workers import serve; serve()"
 
 
 def each(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """`function` of each task, a module-level function of this package; by this process alone where that is as fast.
+    """Map `function`, a module-level function of this package, over the tasks; in this process if that is as fast.
 
-    Raises what `function` raises for the first task for which it does.
+    Raises the exception of the first task that raises.
     """
     if len(tasks) < FEWEST_TASKS or detect.usable_cores() < FEWEST_CORES:
         return list(map(function, tasks))
@@ -49,16 +49,16 @@ def each(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
 
 
 def start(calls: int) -> None:
-    """Let the processes begin where a program of so many calls is about to be lowered; this does not wait for them."""
+    """Start the workers, without waiting for them, if a program of that many calls is about to be lowered."""
     if calls >= MANY and detect.usable_cores() >= FEWEST_CORES:
         _started(min(detect.usable_cores(), MOST))
 
 
 def one(function: Callable[[T], R], task: T) -> R:
-    """`function` of a task, by one of the processes as soon as one is free; by this one where none has begun.
+    """Run `function` on a task in the next free worker; in this process if there is no worker, or if it failed there.
 
-    Threads that wait each for one of these do not wait for Python, and a compiler in a small process of its own does
-    not wait for the memory of this one.
+    Threads that each wait for a worker do not contend for the GIL, and a compiler in a small process of its own does
+    not contend for this process's memory.
     """
     while _all:
         try:
@@ -76,7 +76,7 @@ def one(function: Callable[[T], R], task: T) -> R:
 
 
 class _Worker:
-    """One of the processes; once it is lost it does nothing more."""
+    """A worker process; once it is lost, `call` returns None."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,32 +85,32 @@ class _Worker:
                 [sys.executable, "-I", "-S", "-c", _SERVE, str(ROOT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
             )  # fmt: skip
-        except OSError:  # no more processes, say: this one does it
+        except OSError:  # such as a limit on processes: this process does the work
             return
 
     def call(self, function: Callable[[T], R], task: T) -> tuple[R] | None:
-        """The result, or None where there is none: the function raises, or the process is lost."""
+        """The result in a tuple; None if the function raised or the process is lost."""
         if self._process is None:
             return None
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             asked = pickle.dumps((function, task), pickle.HIGHEST_PROTOCOL)
-        except Exception:  # a tree too deep, say
+        except Exception:  # such as too deep a tree
             return None
         try:
             pickle.dump(asked, self._process.stdin)
             self._process.stdin.flush()
             made: tuple[R] | None = pickle.load(self._process.stdout)
-        except Exception:  # it was killed, or what came of it is not whole
+        except Exception:  # it was killed, or its answer is incomplete
             self.close()
             return None
-        except BaseException:  # an interrupt: its answer would be taken for that of the next task
+        except BaseException:  # an interrupt: the answer would be taken for that of the next task
             self.close()
             raise
         return made
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -128,7 +128,7 @@ _ends: list[threading.Timer] = []
 
 
 def _started(count: int) -> int:
-    """How many workers there are, at least so many; they end once nobody has asked for a while."""
+    """Ensure at least `count` workers; return how many there are. They end after IDLE seconds without a call."""
     with _lock:
         while len(_all) < count:
             _all.append(_Worker())
@@ -142,7 +142,7 @@ def _started(count: int) -> int:
 
 
 def stop() -> None:
-    """End the processes that are free."""
+    """End the idle workers."""
     with _lock:
         while True:
             try:
@@ -154,7 +154,7 @@ def stop() -> None:
 
 
 def _forget() -> None:
-    """A process that was forked has no part in those of its parent."""
+    """After a fork, the child must not use its parent's workers."""
     global _lock, _workers
     _lock, _workers = threading.Lock(), queue.Queue()
     _all.clear()
@@ -168,10 +168,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def serve() -> None:
-    """Answer calls until there are no more: a result alone in a tuple, or None for an exception."""
+    """Answer calls until the input ends: a tuple of the result, or None for an exception."""
     sys.setrecursionlimit(DEEP)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what else is printed is no answer
+    os.dup2(2, 1)  # printed text must not mix with answers
     while True:
         try:
             asked: bytes = pickle.load(source)
@@ -185,5 +185,5 @@ def _answer(asked: bytes) -> bytes:
     try:
         function, task = pickle.loads(asked)
         return pickle.dumps((function(task),), pickle.HIGHEST_PROTOCOL)
-    except Exception:  # whoever asked calls it again, to have it where it can be seen
+    except Exception:  # the caller repeats the call, which raises there
         return pickle.dumps(None)

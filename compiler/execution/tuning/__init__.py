@@ -1,1 +1,1 @@
-"""Schedules found by timing: candidates built on all cores, raced in a process of their own, checked, kept."""
+"""Schedules found by timing: candidates are built on all cores, raced in another process, checked, and stored."""

@@ -1,4 +1,4 @@
-"""Programs in; schedules searched for their kernels, checked against eager at every stage, and kept, out."""
+"""Search schedules for the kernels of programs, check them against eager at every stage, and store them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from compiler.schedule.records import NOTHING, Record, Stored
 from compiler.targets.target import Target
 
 STRATEGY = search.DEFAULT
-INTERPRETED = 1 << 19  # iterations of its innermost loops up to which a program is interpreted as well
+INTERPRETED = 1 << 19  # a program of at most so many innermost iterations is also interpreted
 
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """How to search: the effort for each kernel, the strategy, the seed, who hears of it; the expression, if any."""
+    """How to search: effort per kernel, strategy, seed, progress callback, and the expression, if any."""
 
     effort: Effort = EFFORTS["quick"]
     strategy: str = STRATEGY
@@ -42,7 +42,7 @@ class Wish:
 
 
 def limits(effort: str, seconds: float | None, trials: int | None) -> Effort:
-    """A named effort, or as many trials or seconds as are given."""
+    """A named effort, overridden by the numbers of trials or seconds that are given."""
     chosen = EFFORTS[effort]
     return Effort(
         trials or (10**9 if seconds else chosen.trials),
@@ -52,7 +52,7 @@ def limits(effort: str, seconds: float | None, trials: int | None) -> Effort:
 
 
 def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
-    """Search for the kernels of an expression."""
+    """Search schedules for the kernels of an expression."""
     machine = named.target(target)
     with torch.no_grad():
         _, inputs, captured = expression.capture(code, wish.seed)
@@ -60,7 +60,7 @@ def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
 
 
 def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> list[Found]:
-    """Search quickly for those kernels of a program that no schedule is stored for."""
+    """Search quickly for those kernels of a program that have no stored schedule."""
     known = shelf.stored(cache, machine.name, gpu_programs.device_of(machine))
     kernels = search_of.kernels(captured.program, machine)
     if captured.program.sizes or kernels.keys() <= known.by_key.keys():
@@ -75,7 +75,7 @@ def tune(
     programs: Iterable[tuple[aten.Program, list[torch.Tensor]]], machine: Target, wish: Wish, known: Stored = NOTHING,
     cache: Path | None = None,
 ) -> Iterator[Found]:  # fmt: skip
-    """Search the kernels of programs with their inputs, each once and without those `known`; keep what passes."""
+    """Search schedules for the kernels of programs, each kernel once, except those `known`; store those that pass."""
     cache = cache or detect.default_cache(os.environ)
     done = {*known.by_key}
     running: set[Future[Found]] = set()
@@ -90,7 +90,7 @@ def tune(
                     while len(running) >= search_of.LANES[machine.kind]:
                         ended, running = wait(running, return_when=FIRST_COMPLETED)
                         yield from (f.result() for f in ended)
-        except BaseException as end:  # an interrupt keeps what was found; after anything else nothing goes on, either
+        except BaseException as end:  # an interrupt keeps what was found; any other exception ends the search
             at.stop.set()
             if not isinstance(end, KeyboardInterrupt):
                 raise
@@ -100,7 +100,7 @@ def tune(
 def _kept(
     program: aten.Program, inputs: list[torch.Tensor], kernel: Program, at: Bench, wish: Wish, cache: Path
 ) -> Found:
-    """What a search finds for a kernel of a program; kept if it passes."""
+    """Search a kernel of a program, and store the result if it passes."""
     with at.lane() as lane:
         found = search_of.tune(kernel, lane, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
     if found.record is not None and (wrong := problem(program, at.target, found.record, inputs, cache)):
@@ -113,7 +113,7 @@ def _kept(
 def problem(
     program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor], cache: Path | None = None
 ) -> str:
-    """What is wrong with a record's schedule in a program, at the first stage where it is; empty where nothing is."""
+    """The first stage at which the schedule of a record fails in a program, and why; empty if none does."""
     cache, device = cache or detect.default_cache(os.environ), gpu_programs.device_of(target)
     usual: Lowering | None = None
     with torch.no_grad():
@@ -128,7 +128,7 @@ def problem(
                 ours = executable.execute(lowering, stage, inputs)
             theirs = tuple(e.reshape(o.shape) for o, e in zip(ours, eager, strict=True))
             if wrong := measure.differs(ours, theirs, inputs):
-                # Eager rounds between its kernels. What the heuristic's schedule makes, the search did not get wrong.
+                # Eager rounds between its kernels: a difference that the heuristic's schedule also has is no fault.
                 usual = usual or pipeline.lower(program, target, stored=NOTHING)
                 if measure.differs(ours, executable.execute(usual, stage, inputs), inputs):
                     return f"stage {stage}: {wrong}"
@@ -136,5 +136,5 @@ def problem(
 
 
 def _work(body: tuple[Stmt, ...]) -> int:
-    """Iterations of innermost loops; of loops with unknown ends, as if there were one."""
+    """Number of innermost iterations; a loop of unknown trip count counts by `iterations`."""
     return sum(iterations(s) * _work(s.body) if isinstance(s, loop.For) else 1 for s in body)

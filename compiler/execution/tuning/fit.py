@@ -1,8 +1,8 @@
-"""Recorded tables in; how near estimates come to the times, and the costs with which they come nearest, out.
+"""Compare cost estimates with recorded times, and fit the costs of a target to them.
 
-Estimates are fitted by the method of Gauss and Newton, in logarithms of the costs: of residuals of the logarithm of
-time, of which those that are far off count less (Huber 1964), and what all candidates of a kernel have in common hardly
-counts, since a search compares candidates of one kernel. Each kernel has the same weight.
+The fit is by Gauss-Newton in the logarithms of the costs. Residuals are of the logarithm of time; large ones weigh less
+(Huber 1964), and the mean residual of a kernel hardly counts, since a search compares candidates of one kernel. All
+kernels have the same weight.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from compiler.ir import loop_text
 from compiler.schedule import space, steps
 from compiler.schedule.space.members import Price
 
-FOLDS = 4  # groups of kernels, each of which is once held out
+FOLDS = 4  # groups of kernels for cross-validation
 MOST_TURNS = 8
-MOST_EACH, FASTEST = 40, 12  # candidates of a kernel that costs are fitted to, and the fastest among them
-CLOCK = 1755e6  # of the GPU whose costs are known
-FAR = 0.15  # a residual that is this far off counts less
-COMMON = 0.4  # how much of what a kernel's residuals have in common counts
-KEPT = 0.2  # how much a logarithm of a cost that moves by 1 counts, beside a kernel's residuals of 0.1 each
-FARTHEST = 1.2  # that a logarithm of a cost moves
-LEAST_APART = 0.01  # times that differ by less are not told apart
-SHARES = ("reached", "reached.split", "sync.reached")  # costs that are of a whole
-EXPONENT = "close"  # costs whose names end so are exponents, and at least 1
+MOST_EACH, FASTEST = 40, 12  # candidates per kernel in a fit, and the fastest among them
+CLOCK = 1755e6  # Hz, of the GPU whose costs are known
+FAR = 0.15  # residuals beyond this weigh less
+COMMON = 0.4  # the weight of the mean residual of a kernel
+KEPT = 0.2  # the penalty for moving a log cost by 1, beside a kernel's residuals of 0.1 each
+FARTHEST = 1.2  # the most that a log cost moves
+LEAST_APART = 0.01  # relative differences of times below this are ignored
+SHARES = ("reached", "reached.split", "sync.reached")  # costs that are fractions, at most 1
+EXPONENT = "close"  # costs with this suffix are exponents, at least 1
 Costs = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A kernel of a family: the logarithm of each candidate's time, within how much it is known, its recorded estimate,
-    and what it is estimated at for other costs of the target, if that is known of all. Times are clocks, or where
-    they are not `whole`, what they are beside the first candidate's."""
+    """A kernel: log times of its candidates, known `within` an error; log estimates as recorded (`costs`), and as
+    functions of the target's costs (`prices`), if known for all. Times are in clocks if `whole`, else relative to the
+    first candidate's."""
 
     name: str
     family: str
@@ -54,9 +54,9 @@ class Recorded:
 
 
 def recorded(table: Table) -> Recorded:
-    """What of a table is compared.
+    """The data of a table for comparison.
 
-    On a GPU nothing else runs, and seconds are compared; what a CPU does beside a race its contestants share.
+    On a GPU seconds are compared, as nothing else runs there; on a CPU ratios, as other work slows all contestants.
     """
     good = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
     found = _prices(table, {table.head.schedules[t.number] for t in good})
@@ -69,7 +69,7 @@ def recorded(table: Table) -> Recorded:
     whole = not machine.startswith("cpu")
     times = seconds + np.log(CLOCK) if whole else ratios
     known = [t.high / t.low for t in good if 0 < t.low <= t.high < np.inf]
-    # Where no intervals are recorded: how much the time of the first candidate differs between races.
+    # Without recorded intervals: the variation of the first candidate's time between races.
     apart = np.log(known) if known else 2 * np.abs(ratios - seconds - np.median(ratios - seconds))
     within = max(float(np.median(apart)), LEAST_APART)
     costs = np.log([table.head.costs[t.number] for t in good])
@@ -77,7 +77,7 @@ def recorded(table: Table) -> Recorded:
 
 
 def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
-    """The prices of those of these candidates that the space of today has, if it has prices."""
+    """The prices of the wanted candidates that today's space contains, if it has prices."""
     try:
         program, target = loop_text.parse(table.head.program), named.target(table.head.target)
     except ValueError:
@@ -86,7 +86,7 @@ def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
         return {}
     found: dict[str, Price] = {}
     (kernel,), private = program.kernels, [t.name for t in program.temps]
-    # As planners make them, then as they are stored, which is slower to find out and has other names in some.
+    # As planners make them, then as they are stored, which is slower to compute and differs in some names.
     for made in (space.space(kernel, private, target), plain(program, target)):
         for p in itertools.takewhile(lambda p: p.price is not None, made):
             text = steps.show(p.schedule)
@@ -99,7 +99,7 @@ def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
 
 def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
     """How well estimates rank times: Spearman's correlation of all, and Goodman and Kruskal's gamma of the pairs whose
-    times differ by more than what they are known within."""
+    times differ by more than their error."""
     a, b = _ranks(estimates), _ranks(r.times)
     rho = float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
     first, second = np.triu_indices(len(r.times), 1)
@@ -110,12 +110,12 @@ def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks, equal ones for equal values."""
+    """Ranks, with ties averaged."""
     return np.array([((values < x).sum() + (values <= x).sum() - 1) / 2 for x in values])
 
 
 def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
-    """The logarithms of a kernel's estimates, by the target's costs or by others."""
+    """The log estimates of a kernel, by the target's costs or with some replaced."""
     if not r.prices:
         return r.costs
     target = named.target(r.target)
@@ -125,7 +125,7 @@ def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
 
 
 def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
-    """The costs of these names with which estimates of kernels of one target come nearest to their times."""
+    """Fit the named costs of one target to the times of its kernels."""
     some = [_thinned(r) for r in some]
     base = dict(named.target(some[0].target).costs)
     start = np.log([base[n] for n in names])
@@ -153,7 +153,7 @@ def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
     off = residuals(x)
     least = loss(x, off)
     for turn in range(MOST_TURNS):
-        near = 0.05 if turn % 2 else 0.15  # estimates have corners: a slope is of what is around
+        near = 0.05 if turn % 2 else 0.15  # estimates have corners, so take slopes over a distance
         slopes = np.stack([(residuals(x + near * e) - residuals(x - near * e)) / (2 * near) for e in np.eye(len(x))])
         share = weight**2 * np.minimum(1, FAR / np.maximum(np.abs(off), 1e-9))
         curve = (slopes * share) @ slopes.T + KEPT * np.eye(len(x))
@@ -173,7 +173,7 @@ def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
 
 
 def _thinned(r: Recorded) -> Recorded:
-    """The fastest candidates, and of the others some, evenly by their times."""
+    """The fastest candidates, and a sample of the others spread evenly over their times."""
     order = np.argsort(r.times)
     if len(order) <= MOST_EACH or not r.prices:
         return r
@@ -183,15 +183,15 @@ def _thinned(r: Recorded) -> Recorded:
 
 
 def moving(some: Sequence[Recorded]) -> list[str]:
-    """The names of costs that any estimate depends on."""
+    """The names of the costs that some estimate depends on."""
     costs = named.target(some[0].target).costs
     at = [estimates(r) for r in some]
     return [n for n, v in costs if any((estimates(r, {n: 1.1 * v}) != e).any() for r, e in zip(some, at, strict=True))]
 
 
 def report(paths: Sequence[Path]) -> str:
-    """How near estimates come, by family: as they are, after a fit, and of kernels that a fit has not seen; the costs
-    that were fitted after them."""
+    """The accuracy of estimates by family: as they are, after a fit, and on kernels held out of a fit; then the fitted
+    costs."""
     tables = [t for t in replay.read(paths) if sum(not x.failed for x in t.trials.values()) > 2]
     kernels = [recorded(t) for t in tables]
     rows = [
@@ -219,7 +219,7 @@ def report(paths: Sequence[Path]) -> str:
 
 
 def unseen(known: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
-    """For each kernel the costs that are fitted to kernels of other groups."""
+    """For each kernel, the costs fitted to the kernels of the other folds."""
     made: dict[str, Costs] = {}
     for out in (known[n::FOLDS] for n in range(FOLDS)):
         rest = [r for r in known if all(r is not x for x in out)]

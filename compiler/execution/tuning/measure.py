@@ -1,4 +1,4 @@
-"""Texts of one kernel in; how long each takes beside the first of them, on inputs that rotate past the caches, out."""
+"""Race texts of one kernel: time each relative to the first, on inputs that rotate past the caches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from compiler.runtime import launcher
 from compiler.targets.target import Target
 
 CONFIDENCE = 0.99
-MOST_SETS = 16  # of operands, which a race goes through in turn
-PAST = 3  # times the last cache is what they take together, if so many do
-SAMPLE = {"cpu": 500_000, "cuda": 300_000}  # ns that a sample of one contestant takes at least
-RELATIVE, ABSOLUTE, LEAST = 4, 4, 3e-5  # what results may differ by: ulps, roundings of the root mean square
+MOST_SETS = 16  # of operands, which a race cycles through
+PAST = 3  # all sets together are this many times the last cache, if that takes no more than MOST_SETS
+SAMPLE = {"cpu": 500_000, "cuda": 300_000}  # least ns per sample of a contestant
+RELATIVE, ABSOLUTE, LEAST = 4, 4, 3e-5  # allowed differences: ulps, roundings of the RMS
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[..., Tensors]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Seconds of a contestant, and its time over the first one's: the median of the rounds, and its interval."""
+    """Median seconds of a contestant, and the median and confidence interval of its time over the first one's."""
 
     seconds: float
     median: float
@@ -37,16 +37,16 @@ class Ratio:
 
 
 def lowering_of(text: str, target: Target) -> Lowering:
-    """What a text that was emitted is launched as."""
+    """An emitted text with the launches of its header."""
     return Lowering({"kernel": header.parse(text), TEXTS[target.kind]: text}, target, {})
 
 
 def operands(first: Sequence[torch.Tensor], target: Target) -> list[list[torch.Tensor]]:
-    """Sets of inputs like the first, as many as it takes to be past the caches, where the code runs."""
+    """Copies of the inputs on the target's device, enough sets to exceed the caches."""
     where = gpu_programs.tensors_on(target)
     size = sum(x.numel() * x.element_size() for x in first)
     most = min(MOST_SETS, math.ceil(PAST * max(target.l2, target.l3) / max(size, 1)))
-    # Copies: what they hold makes no difference to the time, where they lie does.
+    # Copies suffice: the time depends on addresses, not on values.
     moved = [x.to(where) if x.is_contiguous() else _as_it_lies(x, where) for x in first]
     return [moved, *([_as_it_lies(x, where) for x in moved] for _ in range(most - 1))]
 
@@ -66,7 +66,7 @@ def call(lowering: Lowering, cache: object) -> Call:
 
 
 def differs(ours: Tensors, theirs: Tensors, inputs: Sequence[torch.Tensor]) -> str:
-    """How results differ by more than the order of sums explains; empty where they do not."""
+    """Describe a difference of results beyond what the order of summation explains; empty if there is none."""
     kinds = {x.dtype for x in (*inputs, *theirs) if x.is_floating_point()}
     coarsest = max((torch.finfo(d).eps for d in kinds), default=0.0)
     for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -83,7 +83,7 @@ def differs(ours: Tensors, theirs: Tensors, inputs: Sequence[torch.Tensor]) -> s
 
 
 def race(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]], rounds: int, kind: str) -> list[Ratio]:
-    """All contestants in each round, in random order, against the first."""
+    """Time all contestants in each round, in random order, relative to the first."""
     timed, per = (_graphs if kind == "cuda" else _loops)(calls, sets)
     clock = _device_clock if kind == "cuda" else time.thread_time_ns
     rng = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def race(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]], rounds: 
 
 
 def _ratio(seconds: np.ndarray, logs: np.ndarray) -> Ratio:
-    """The interval is the narrowest of two order statistics that holds the median with the confidence asked."""
+    """The interval is the narrowest pair of order statistics that contains the median with CONFIDENCE."""
     ordered, count = np.sort(logs), len(logs)
     tail, rank = 0.0, 0
     for r in range((count + 1) // 2):
@@ -111,7 +111,7 @@ def _ratio(seconds: np.ndarray, logs: np.ndarray) -> Ratio:
 
 
 def _loops(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]]) -> tuple[list[Callable[[], None]], list[int]]:
-    """Calls in a row, enough of them for a sample."""
+    """For each contestant, a loop of calls long enough for a sample, and its number of calls."""
     made: list[Callable[[], None]] = []
     per = []
     for one in calls:
@@ -134,7 +134,7 @@ def _repeat(one: Call, turns: int, sets: Sequence[Sequence[torch.Tensor]]) -> No
 def _graphs(
     calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]]
 ) -> tuple[list[Callable[[], None]], list[int]]:
-    """CUDA graphs of calls in a row, which cost the host one launch."""
+    """For each contestant, a CUDA graph of several calls, which costs the host one launch, and its number of calls."""
     made: list[Callable[[], None]] = []
     per = []
     for one in calls:

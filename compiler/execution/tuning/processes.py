@@ -1,4 +1,4 @@
-"""Processes that build and race candidates: requests in, answers out; a crash or a hang is an answer as well."""
+"""Processes that build and race candidates: they answer requests, and a crash or a hang is an answer as well."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any
 from compiler.errors import CompilerError
 
 Answer = Mapping[str, Any]
-_SAID = 300  # characters of what a lost process said
+_SAID = 300  # characters quoted from a lost process
 
 
 class Process:
-    """One that is started when it is first asked, and anew after it was lost. `begin` is asked of each first."""
+    """A process started at the first request, and again after it was lost; `begin` is repeated then."""
 
     def __init__(self, target: str, cache: Path) -> None:
         self.target, self.cache = target, cache
@@ -31,17 +31,17 @@ class Process:
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Let it begin to import what it needs; whatever it is asked meanwhile it answers then."""
+        """Start it, so that its imports overlap other work."""
         if self._running is None:
             self._start()
 
     def begin(self, seconds: float, **request: Any) -> Answer:
-        """Ask for `begin`, now and of each process that takes the place of a lost one."""
+        """Send `begin` now, and to each process that replaces a lost one."""
         self.first = {"do": "begin", **request}
         return self._ask(self.first, seconds)
 
     def ask(self, do: str, seconds: float, **request: Any) -> Answer:
-        """What the process answers; `failed` says why it did not, as that it crashed or took longer than `seconds`."""
+        """The answer of the process. It has `failed`, with the reason, if it crashed or took longer than `seconds`."""
         if self._running is None and self.first is not None and "failed" in (again := self._ask(self.first, seconds)):
             return again
         return self._ask({"do": do, **request}, seconds)
@@ -61,12 +61,12 @@ class Process:
         if not line.endswith(b"\n"):
             return {"failed": self._lost(process)}
         answer: Answer = json.loads(line)
-        if answer.get("lost"):  # a GPU that a kernel has confused is of no use to its process any more
+        if answer.get("lost"):  # a failed kernel may have made the GPU unusable for the process
             self.close()
         return answer
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """A line of its answer, cut short if it ended; None if it takes too long."""
+        """A line of its answer, incomplete if the process ended; None after a timeout."""
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -78,7 +78,7 @@ class Process:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
-        # A session of its own: a terminal's Ctrl-C is for us, who end it.
+        # A session of its own: a terminal's Ctrl-C reaches this process, which ends it.
         self._running = subprocess.Popen(
             [sys.executable, "-P", "-m", "compiler.execution.tuning.worker", self.target, str(self.cache)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env={**os.environ, "PYTHONPATH": path},
@@ -98,7 +98,7 @@ class Process:
         return f"the process ended with status {status}: {said[-1] if said else 'without a word'}"[:_SAID]
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """The status of one that has ended, of which nothing is left open."""
+        """The exit status of a process that has ended; its files are closed."""
         status = process.wait()
         for file in (process.stdin, process.stdout, self._said):
             with contextlib.suppress(BrokenPipeError):
@@ -106,7 +106,7 @@ class Process:
         return status
 
     def close(self) -> None:
-        """End the process and what it has started."""
+        """Kill the process and those that it has started."""
         process, self._running = self._running, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -115,7 +115,7 @@ class Process:
 
 
 class Builders:
-    """As many processes as there are cores, which build at the same time."""
+    """Processes that build in parallel, one per core."""
 
     def __init__(self, target: str, cache: Path, count: int) -> None:
         self._free: SimpleQueue[Process] = SimpleQueue()
@@ -125,7 +125,7 @@ class Builders:
         self._threads = ThreadPoolExecutor(count)
 
     def start(self, seconds: float) -> None:
-        """Let all of them import PyTorch at once, and wait for the first; CompilerError if it cannot."""
+        """Start all, so that they import PyTorch concurrently, and wait for the first. CompilerError if it fails."""
         for p in self._all:
             p.start()
         answer = self.ask("ready", seconds)
@@ -133,11 +133,11 @@ class Builders:
             raise CompilerError(f"a process that builds candidates cannot be started: {answer['failed']}")
 
     def build(self, program: str, schedules: Sequence[str], seconds: float) -> list[Answer]:
-        """An answer for each schedule of the kernel."""
+        """Build a kernel with each of the schedules; an answer for each."""
         return list(self._threads.map(lambda s: self.ask("build", seconds, program=program, schedule=s), schedules))
 
     def ask(self, do: str, seconds: float, **request: Any) -> Answer:
-        """The answer of whichever process is free."""
+        """Ask a free process."""
         process = self._free.get()
         try:
             return process.ask(do, seconds, **request)

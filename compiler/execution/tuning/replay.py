@@ -1,4 +1,4 @@
-"""Recorded tables in; how soon each strategy comes near their best, and how well estimates rank their times, out."""
+"""Replay recorded tables: how soon each strategy approaches the best time, and how the best is ranked by estimates."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from compiler.execution.tuning.tables import Table
 from compiler.schedule import search, steps
 
 SEEDS = 5
-MOST = 64  # trials
-NEAR = 0.95  # of the best
+MOST = 64  # trials per run
+NEAR = 0.95  # of the best speed
 BUDGETS = (1, 4, 8, 16, 32, 64)
 BATCH = 4
 Curves = Mapping[str, np.ndarray]  # strategy -> shares of the best by run and by trial
 
 
 def read(paths: Sequence[Path]) -> list[Table]:
-    """Tables of files and folders, of those candidates that have a time or a reason; raises CompilerError."""
+    """The tables in files and folders. Raises CompilerError if there is none."""
     files = [f for p in paths for f in (sorted(p.glob("*.jsonl*")) if p.is_dir() else [p])]
     found = [t for f in files for t in tables.read_all(f)]
     if not found:
@@ -32,14 +32,14 @@ def read(paths: Sequence[Path]) -> list[Table]:
 
 
 def recorded(table: Table) -> tuple[list[search.Candidate], list[float]]:
-    """The candidates that were tried, and how long they took beside the heuristic's."""
+    """The candidates that were tried, and their times relative to the heuristic's schedule."""
     known = sorted(table.trials)
     schedules = [steps.parse(table.head.schedules[n]) for n in known]
     return search.candidates([table.head.costs[n] for n in known], schedules), [table.seen[n] for n in known]
 
 
 def run(some: list[search.Candidate], times: Sequence[float], strategy: str, seed: int) -> list[float]:
-    """After each trial the share of the best's speed, the heuristic's schedule being the first trial."""
+    """The share of the best speed after each trial; the first trial is the heuristic's schedule."""
     best, seen, rng = min(times), {0: times[0]}, Random(seed)
     while len(seen) < min(MOST, len(some)):
         named = search.STRATEGIES[strategy](some, seen, min(BATCH, MOST - len(seen)), rng)
@@ -51,13 +51,13 @@ def run(some: list[search.Candidate], times: Sequence[float], strategy: str, see
 
 
 def curves(some: Sequence[Table]) -> Curves:
-    """Every strategy on every table, of each seed a run, in one order."""
+    """Run every strategy on every table with every seed, in the same order."""
     known = [recorded(t) for t in some]
     return {s: np.array([run(*k, s, seed) for k in known for seed in range(SEEDS)]) for s in search.STRATEGIES}
 
 
 def report(paths: Sequence[Path], folder: Path | None) -> Iterator[Path]:
-    """A page and a picture of trials against the share of the best."""
+    """Write a page and a plot of the share of the best speed against the number of trials."""
     some = [t for t in read(paths) if t.best is not None and len(t.trials) > 1]
     made, out = curves(some), folder or Path("reports/search")
     out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def report(paths: Sequence[Path], folder: Path | None) -> Iterator[Path]:
 
 
 def page(some: Sequence[Table], made: Curves) -> str:
-    """The page, as Markdown."""
+    """The page in Markdown."""
     head = "| strategy | " + " | ".join(f"after {n}" for n in BUDGETS) + f" | within 16 trials at {NEAR:.0%} |"
     rows = [head, "|" + "---|" * (len(BUDGETS) + 2)]
     for name, shares in made.items():
@@ -94,7 +94,7 @@ def page(some: Sequence[Table], made: Curves) -> str:
 
 
 def picture(made: Curves) -> str:
-    """The mean share of the best by trials, as SVG."""
+    """The mean share of the best speed by trials, as SVG."""
     colours = ("#888", "#d62728", "#1f77b4", "#2ca02c", "#9467bd")
     low = min(float(s.mean(axis=0)[0]) for s in made.values())
     wide, high, left, top = 640, 320, 50, 20

@@ -1,4 +1,4 @@
-"""Stored schedules on disk: `tuned/*.jsonl` in the user's cache, and before that in `tuned/` beside this file."""
+"""Stored schedules on disk: `tuned/*.jsonl` in the user's cache, which override those in `tuned/` beside this file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SHIPPED = Path(__file__).parent / "tuned"
 
 
 def path_of(cache: Path, device: str) -> Path:
-    """The user's file of a device."""
+    """The user's file for a device."""
     return cache / "tuned" / (re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".jsonl")
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, none where there is no file; raises RecordError."""
+    """The records of a file; empty if it is missing. Raises RecordError."""
     try:
         return records.parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read(path: Path) -> list[Record]:
 
 
 def keep(cache: Path, found: Iterable[Record]) -> None:
-    """Put records into the user's files, in the place of those that they had for the same kernels."""
+    """Store records in the user's files, replacing those for the same kernels."""
     found = list(found)
     for device in sorted({r.device for r in found}):
         path = path_of(cache, device)
@@ -48,7 +48,7 @@ def keep(cache: Path, found: Iterable[Record]) -> None:
 
 
 def stored(cache: Path, target: str, device: str) -> Stored:
-    """What is known of a target on a device, the user's own before what is shipped."""
+    """The stored schedules for a target on a device; the user's override the shipped ones."""
     paths = [SHIPPED / path_of(cache, device).name, path_of(cache, device)]
     stamps = [(p, s.st_mtime_ns, s.st_size) for p in paths if (s := _stat(p)) is not None]
     return _stored(tuple(stamps), target, device) if stamps else NOTHING
@@ -69,7 +69,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 @contextmanager
 def turn(cache: Path, device: str) -> Iterator[None]:
-    """While a device is measured, by one process at a time."""
+    """Lock a device for measurements by this process alone."""
     path = cache / "tune" / path_of(cache, device).name
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path):
@@ -78,7 +78,7 @@ def turn(cache: Path, device: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """While a file is changed, or what it stands for is used, by one process at a time."""
+    """Lock a file, or what it stands for, for this process alone."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

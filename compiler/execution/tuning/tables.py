@@ -1,7 +1,7 @@
-"""What was measured of a kernel's candidates, as lines of JSON that are appended: a search goes on from it.
+"""Measurements of a kernel's candidates, as lines of JSON that are appended, so that a search can be resumed.
 
-The first line says what was measured, with the candidates in the order of their estimates; each of the others what
-became of one. A last line that is cut off, by `kill -9`, does not count.
+The first line describes the kernel and its candidates, in the order of their estimates; each other line is the outcome
+of one. A truncated last line, as after `kill -9`, is ignored.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a candidate: seconds a call, and its time over the heuristic's with its interval, if that was
-    recorded; or why it was refused."""
+    """The outcome of a candidate: seconds per call, and its time over the heuristic's with its interval, if recorded;
+    or why it failed."""
 
     number: int
     seconds: float = 0.0
@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Head:
-    """What is measured: the kernel, where, of which family; estimates and schedules of the candidates."""
+    """A kernel with its target, device and family, and the estimates and schedules of its candidates."""
 
     key: str
     name: str
@@ -48,7 +48,7 @@ class Head:
 
 @dataclass
 class Table:
-    """The candidates of a kernel, and what is known of them by their numbers."""
+    """The candidates of a kernel, and the trials so far, by number."""
 
     head: Head
     trials: dict[int, Trial] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Table:
 
 
 def begin(path: Path, head: Head) -> Table:
-    """What is known already of these candidates, in a file that goes on from there; an older table's is begun anew."""
+    """Open a table for appending: keep the trials of an earlier one with the same head, else start anew."""
     try:
         table = next(iter(read_all(path)), None)
     except (OSError, CompilerError):
@@ -71,21 +71,21 @@ def begin(path: Path, head: Head) -> Table:
     if table is None or table.head != head:
         table = Table(head)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")  # without the line that was cut off
+    draft = path.with_suffix(".draft")  # without a truncated line
     draft.write_text("".join([_line({"format": FORMAT, **asdict(head)}), *map(_said, table.trials.values())]))
     draft.replace(path)
     return table
 
 
 def append(path: Path, table: Table, trials: Sequence[Trial]) -> None:
-    """Note what became of candidates, for good."""
+    """Record the outcomes of candidates in the table and its file."""
     table.trials |= {t.number: t for t in trials}
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(map(_said, trials)))
 
 
 def read_all(path: Path) -> list[Table]:
-    """The tables of a file, which may be compressed; raises CompilerError for one that has none."""
+    """The tables of a file, which may be gzipped. Raises CompilerError for an invalid file."""
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
@@ -95,7 +95,7 @@ def read_all(path: Path) -> list[Table]:
 
 
 def tables(text: str, where: str) -> list[Table]:
-    """Tables, one after the other."""
+    """Parse consecutive tables."""
     made: list[Table] = []
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""The kernels of a program in; for each the fastest of its candidates, timed beside the heuristic's, out."""
+"""Search the fastest schedule for each kernel of a program, timed relative to the heuristic's."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import CacheHints
 from compiler.targets.target import Target
 
-LANES = {"cpu": 1, "cuda": 4}  # kernels that are searched at a time: one is measured, others are built
-BUILT_IN, RUN_IN = 120.0, 60.0  # seconds that building a candidate, or racing some, may take
+LANES = {"cpu": 1, "cuda": 4}  # kernels searched concurrently: one is measured while others are built
+BUILT_IN, RUN_IN = 120.0, 60.0  # timeouts in seconds for building a candidate and for a race
 ROUNDS, LAST_ROUNDS = 8, 40
 FINALISTS = 3
-BATCH, BATCHES = 4, 4  # candidates that are built at once at least, and how often at least
+BATCH, BATCHES = 4, 4  # least candidates per batch, and least number of batches
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a search may take for each kernel: trials, seconds, and candidates to choose those from."""
+    """The budget of a search per kernel: trials, seconds, and candidates to choose from."""
 
     trials: int
     seconds: float
@@ -54,7 +54,7 @@ EFFORTS = {"quick": Effort(16, 10.0, 200), "default": Effort(64, 60.0, 400), "fu
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for a kernel: its record, or why there is none; what was tried, and why some was refused."""
+    """The result of a search for a kernel: its record, or why there is none; statistics of the trials."""
 
     name: str
     record: Record | None
@@ -76,7 +76,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Bench:
-    """The processes and the folder that searches of a target use."""
+    """The processes and the folder used by searches for a target."""
 
     target: Target
     device: str
@@ -88,7 +88,7 @@ class Bench:
 
     @contextmanager
     def lane(self) -> Iterator[Bench]:
-        """The same with a process to race in that nobody else uses meanwhile."""
+        """The same bench with a racing process of its own."""
         racer = self.free.get()
         try:
             yield replace(self, racer=racer)
@@ -98,7 +98,7 @@ class Bench:
 
 @contextmanager
 def bench(target: Target, cache: Path) -> Iterator[Bench]:
-    """Processes for a target; raises CompilerError where its code cannot be timed here."""
+    """Start the processes for a target. Raises CompilerError if its code cannot be timed here."""
     device = gpu_programs.device_of(target)
     if not device:
         raise CompilerError(f"no GPU of this machine runs code for {target.name}, and what is emulated is not timed")
@@ -120,12 +120,12 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
 
 
 def versions() -> dict[str, str]:
-    """What a time depends on besides the text."""
+    """The versions, besides the text, that a time depends on."""
     return {"torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def kernels(program: aten.Program, target: Target) -> dict[str, Program]:
-    """The different kernels of a program, each alone, by their digests; those of unknown sizes are left out."""
+    """The distinct kernels of a program, each as a program, by key; those of symbolic sizes are left out."""
     reached = pipeline.lower(program, target, until="loop").stages["loop"]
     single = [alone(reached, k) for k in reached.kernels if not sizes_in(k)]
     return {key(p): p for p in single}
@@ -134,7 +134,7 @@ def kernels(program: aten.Program, target: Target) -> dict[str, Program]:
 def tune(
     what: Program, at: Bench, effort: Effort, strategy: str, seed: int = 0, tell: Tell = lambda _: None, code: str = ""
 ) -> Found:
-    """Search the space of a kernel that is a program of its own."""
+    """Search the schedules of a kernel that is a program of its own."""
     (kernel,) = what.kernels
     head = _head(what, at, effort)
     if isinstance(head, str):
@@ -147,7 +147,7 @@ def tune(
         return Found(kernel.name, None, f"the heuristic's schedule cannot be timed: {begun['failed']}")
     texts = {0: str(first["text"])}
     _search(table, path, texts, at, effort, strategy, seed, tell)
-    if at.stop.is_set():  # what was found until now is worth a last race
+    if at.stop.is_set():  # the best so far deserves a last race
         tell(f"{kernel.name}: interrupted; the best so far is raced and kept")
     record, refusal = _winner(table, texts, at, code)
     why = [t.failed.split(":")[0] for t in table.trials.values() if t.failed]
@@ -156,10 +156,10 @@ def tune(
 
 
 def _head(what: Program, at: Bench, effort: Effort) -> tables.Head | str:
-    """The candidates of a kernel, or why there are none."""
+    """The head of a kernel's table with its candidates, or why there are none."""
     program = loop_text.show(what)
     found = at.builders.ask("candidates", BUILT_IN, program=program, count=effort.candidates)
-    if "failed" in found:  # a defect of a family costs its kernels their search, and is said
+    if "failed" in found:  # a planner that fails costs its kernels their search, and is reported
         return f"no candidates: {found['failed']}"
     return tables.Head(
         key(what), what.kernels[0].name, at.target.name, at.device, found["family"], program, found["costs"],
@@ -168,8 +168,8 @@ def _head(what: Program, at: Bench, effort: Effort) -> tables.Head | str:
 
 
 def plain(what: Program, target: Target) -> Iterator[Planned]:
-    """The schedules of a kernel, cheapest first, as they are stored: what caches need not keep depends on the kernels
-    that are beside it, and is decided where it is used."""
+    """The schedules of a kernel, cheapest first, without cache hints: these depend on the neighbouring kernels and are
+    added where a schedule is used."""
 
     def kept(p: Planned) -> tuple[steps.Step, ...]:
         return tuple(s for s in p.schedule.steps if not isinstance(s, CacheHints))
@@ -182,13 +182,13 @@ def plain(what: Program, target: Target) -> Iterator[Planned]:
 def _search(
     table: Table, path: Path, texts: dict[int, str], at: Bench, effort: Effort, strategy: str, seed: int, tell: Tell
 ) -> None:
-    """Measure what the strategy names until the effort is spent, or nothing is left."""
+    """Measure the candidates that the strategy chooses, until the effort is spent or none is left."""
     some = _candidates(table)
     rng, end = Random(seed), time.monotonic() + effort.seconds
     if 0 not in table.trials:
         tables.append(path, table, _raced([0], texts, at))
     while len(table.trials) < effort.trials and time.monotonic() < end and not at.stop.is_set():
-        # As many as can be built at once, but a strategy learns nothing from what it has named at once.
+        # As many as can be built in parallel; but a strategy learns nothing within a batch.
         batch = max(BATCH, min(detect.usable_cores(), effort.trials // BATCHES))
         count = min(batch, effort.trials - len(table.trials))
         named = search.STRATEGIES[strategy](some, table.seen, count, rng)
@@ -212,7 +212,7 @@ def _candidates(table: Table) -> list[search.Candidate]:
 
 
 def _build(named: list[int], table: Table, path: Path, texts: dict[int, str], at: Bench) -> list[int]:
-    """Those that could be built, of each text one; what became of the others is noted."""
+    """Build candidates, and return those to race: one per distinct text. The outcomes of others are recorded."""
     missing = [n for n in named if n not in texts]
     answers = at.builders.build(table.head.program, [table.head.schedules[n] for n in missing], BUILT_IN)
     known = {text: n for n, text in texts.items()}
@@ -242,9 +242,10 @@ def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench) -> list[Tria
 
 
 def _winner(table: Table, texts: dict[int, str], at: Bench, code: str) -> tuple[Record | None, str]:
-    """The record of the best after a longer race among the best, which is the heuristic's unless one surely beats it.
+    """Race the best candidates again, longer; return the record of the best if it surely beats the heuristic's.
 
-    Of many that are about as fast the one that seemed fastest had luck: only the second race counts.
+    Otherwise return the record of the heuristic's schedule, or None and the problem if the race fails. Among many about
+    equally fast candidates, the seemingly fastest was lucky: only the second race counts.
     """
     good = sorted((t for t in table.trials.values() if not t.failed and t.ratio < 1), key=lambda t: t.ratio)
     finalists = [t.number for t in good[:FINALISTS] if _is_built(t.number, table, texts, at)]

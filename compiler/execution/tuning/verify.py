@@ -1,4 +1,4 @@
-"""Stored schedules in; each timed again beside the heuristic's, and what does not hold any more, out."""
+"""Time stored schedules again, relative to the heuristic's, and report those that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compiler.schedule.records import Record
 
 @dataclass(frozen=True)
 class Verified:
-    """A record, and how fast its schedule is now over the heuristic's, or what is wrong with it."""
+    """A record with its speedup now (median and interval) over the heuristic's schedule, or its problem."""
 
     record: Record
     speedup: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -29,7 +29,7 @@ class Verified:
 
 
 def verify(target: str) -> Iterator[Verified]:
-    """Every record of a target and this machine's device for it."""
+    """Verify every record for a target on this machine's device."""
     machine, cache = named.target(target), detect.default_cache(os.environ)
     with search_of.bench(machine, cache) as at:
         for record in shelf.stored(cache, machine.name, gpu_programs.device_of(machine)).records:

@@ -1,6 +1,6 @@
-"""A process that builds candidates, races them, or checks them: requests in, as lines of JSON; answers out likewise.
+"""A process that builds, races or checks candidates; requests and answers are lines of JSON.
 
-Whatever a candidate does, it does it here: a crash or a hang costs this process, and whoever asked starts another.
+Candidates run only here: a crash or a hang costs this process, and the requester starts another.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from compiler.runtime import cubin, resources
 from compiler.schedule import steps
 from compiler.targets.target import Target
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's names
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's mallopt
 
 
 @dataclass
 class Held:
-    """What a process keeps between requests: the operands of a kernel, and the call that others are raced against."""
+    """State between requests: the operands of a kernel, and the call and results that others are compared with."""
 
     target: Target
     cache: Path
@@ -44,17 +44,17 @@ class Held:
     results: measure.Tensors = ()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Alone on the device."""
+        """Lock the device."""
         return shelf.turn(self.cache, gpu_programs.device_of(self.target))
 
 
 def ready(_: Held) -> Mapping[str, Any]:
-    """Nothing but an answer."""
+    """Just answer, to show that the process is ready."""
     return {}
 
 
 def candidates(held: Held, program: str, count: int) -> Mapping[str, Any]:
-    """The cheapest schedules of a kernel, each once, with their estimates."""
+    """The cheapest schedules of a kernel, without duplicates, with their estimates."""
     chosen: dict[str, float] = {}
     members = list(itertools.islice(plain(loop_text.parse(program), held.target), count))
     for p in members:
@@ -63,7 +63,7 @@ def candidates(held: Held, program: str, count: int) -> Mapping[str, Any]:
 
 
 def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
-    """The text of a kernel under a schedule, compiled into the cache; refused where it spills registers."""
+    """The text of a kernel with a schedule, compiled into the cache; fails if it spills registers."""
     alone = loop_text.parse(program)
     (kernel,) = alone.kernels
     chosen = completed(alone, kernel, steps.parse(schedule), held.target)
@@ -80,7 +80,7 @@ def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
 
 
 def begin(held: Held, text: str, seed: int) -> Mapping[str, Any]:
-    """Make the operands, and the results that candidates have to give as well."""
+    """Make the operands, and the results that candidates have to match."""
     lowering = measure.lowering_of(text, held.target)
     drawn = trial.draw(lowering, seed, {})
     held.first = measure.call(lowering, held.cache)
@@ -91,7 +91,7 @@ def begin(held: Held, text: str, seed: int) -> Mapping[str, Any]:
 
 
 def race(held: Held, texts: list[str], rounds: int) -> Mapping[str, Any]:
-    """Texts against the one to begin with, which is the first of the answer; one with other results is refused."""
+    """Race texts against that of `begin`, which is first in the answer; fails if one has different results."""
     assert held.first is not None
     calls = [held.first, *(measure.call(measure.lowering_of(t, held.target), held.cache) for t in texts)]
     with held.turn():
@@ -104,7 +104,7 @@ def race(held: Held, texts: list[str], rounds: int) -> Mapping[str, Any]:
 
 
 def guard(held: Held, text: str) -> Mapping[str, Any]:
-    """Three runs between guard zones, with poisoned outputs."""
+    """Run a text three times between guard zones, with poisoned outputs."""
     inputs = [x.cpu() for x in held.sets[0]]
     with held.turn():
         done = executable.execute_guarded(measure.lowering_of(text, held.target), inputs, cache=held.cache)
@@ -121,7 +121,7 @@ OPERATIONS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 
 
 def answer(held: Held, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What becomes of a request; whatever is raised is its failure."""
+    """Answer a request; an exception becomes a failure."""
     arguments = dict(request)
     try:
         with torch.no_grad():
@@ -137,7 +137,7 @@ def answer(held: Held, request: Mapping[str, Any]) -> Mapping[str, Any]:
 def main() -> None:
     target, cache = sys.argv[1], Path(sys.argv[2])
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what anybody prints is no answer
+    os.dup2(2, 1)  # printed text must not mix with answers
     torch.set_num_threads(1)
     _keep_memory()
     held = Held(named.target(target), cache)
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def _keep_memory() -> None:
-    """Memory that a call gives back serves the next one, so that no contestant pays for pages."""
+    """Make freed memory serve the next call, so that no contestant pays for page faults."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         library.mallopt(_M_TRIM_THRESHOLD, 1 << 30)

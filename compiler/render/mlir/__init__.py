@@ -1,1 +1,1 @@
-"""Tensor IR as text of MLIR: `linalg`, which has all of it, and `tosa`, which has what TOSA has an operation for."""
+"""Tensor IR as MLIR text: `linalg`, which covers all of it, and `tosa`, as far as TOSA has operations."""

@@ -1,4 +1,4 @@
-"""What calls a function of tensors from C: MLIR, with buffers as they lie in memory, and LLVM IR around that."""
+"""Functions that make an MLIR function of tensors callable from C: one in MLIR on buffers, one in LLVM IR around it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from compiler.render.mlir.scalar import INVALID, Scope, as_index
 from compiler.render.mlir.text import Block, Value, Values, element
 
 TENSORS, ENTRY = "mlc_tensors", "mlc_entry"
-_OPEN = -(2**63)  # how MLIR writes a size that is an operand
+_OPEN = -(2**63)  # MLIR's notation for a dynamic size
 
 
 def entry(text: str, program: Program, word: str) -> str:
-    """The program's own text, and a function of its buffers, inputs then outputs, and its sizes that calls it. The
-    names of both end in `word`, which is its own, so that programs may share a module."""
+    """The program's own text, and a function that calls it on buffers (inputs, then outputs) and sizes. The names of
+    both end in `word`, so that programs can share a module."""
     own = f"{program.name}_{word}"
     b = Block()
     inputs = [Value(f"%in{n}", f"memref<1x{element(t.dtype)}>") for n, t in enumerate(program.inputs)]
@@ -29,12 +29,12 @@ def entry(text: str, program: Program, word: str) -> str:
         _store(x, _laid_out(place, t, b, scope), t, (), b, scope)
     b.do("func.return", ())
     head = ", ".join(f"{v.name}: {v.type}" for v in (*inputs, *outputs, *sizes, *invalid))
-    text = text.replace(f"func.func @{program.name}(", f"func.func private @{own}(", 1)  # that nobody else calls
+    text = text.replace(f"func.func @{program.name}(", f"func.func private @{own}(", 1)  # called from here only
     return "\n".join([f"{text}func.func @{TENSORS}_{word}({head}) {{", *(f"  {line}" for line in b.lines), "}", ""])
 
 
 def _laid_out(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
-    """A buffer that comes as its first element, with the extents and strides of a tensor."""
+    """A buffer, passed as its first element, with the shape and strides of a tensor."""
     free = [[as_index(n, b, scope) for n in some if not isinstance(n, Const)] for some in (t.shape, t.strides)]
     fixed = [[int(n.value) if isinstance(n, Const) else _OPEN for n in some] for some in (t.shape, t.strides)]
     arrays = [f"array<i64{': ' if some else ''}{', '.join(map(str, some))}>" for some in fixed]
@@ -48,8 +48,8 @@ def _laid_out(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
 
 
 def _load(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
-    """The tensor in a buffer, element by element unless it lies row by row: between layouts MLIR copies by a function
-    of a library."""
+    """The tensor in a buffer, copied element by element unless it is row-major: MLIR copies between layouts by a
+    library function."""
     kind = typed(t.dtype, t.shape)
     if t.strides == row_major(t.shape):
         return b.op("bufferization.to_tensor", (place,), kind, "restrict")
@@ -65,7 +65,7 @@ def _load(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
 
 
 def _store(x: Value, place: Value, t: Tensor, at: Values, b: Block, scope: Scope) -> None:
-    """Element by element, wherever these are."""
+    """Store a tensor element by element, in any layout."""
     if len(at) == len(t.shape):
         b.do("memref.store", (b.op("tensor.extract", (x, *at), element(t.dtype)), place, *at))
         return
@@ -78,8 +78,8 @@ def _store(x: Value, place: Value, t: Tensor, at: Values, b: Block, scope: Scope
 
 
 def around(program: Program, word: str) -> str:
-    """The entry that the launcher calls, in LLVM IR, called `mlc_entry_` and `word`: pointers to all buffers, and
-    sizes, in; whether the data may not be out."""
+    """The entry `mlc_entry_<word>` for the launcher, in LLVM IR. It takes pointers to all buffers, and sizes, and
+    returns 1 if the data is invalid, else 0."""
     count = len(program.inputs) + len(program.outputs)
     lines = ["  %flag = alloca i8", "  store i8 0, ptr %flag"]
     for what, kind, array, many in (("p", "ptr", "buffers", count), ("n", "i64", "sizes", len(program.sizes))):

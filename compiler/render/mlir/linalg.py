@@ -1,8 +1,8 @@
-"""All of Tensor IR in `linalg`: a map or reduction is a `linalg.generic`; a scan or scatter is loops of `scf`.
+"""Tensor IR in `linalg`: a map or reduction is a `linalg.generic`; a scan or scatter is loops of `scf`.
 
-A load that is evaluated for every point, at indices that are sums of axes, is an operand with an affine map; any other
-is a `tensor.extract`. Where something is required that does not hold, the last argument of the function is set to 1.
-A symbolic size is the extent of an axis of an argument that has it.
+A load that every point evaluates, at indices that are sums of axes, is an operand with an affine map; any other load is
+a `tensor.extract`. If a requirement fails, the last argument of the function is set to 1. A symbolic size is the extent
+of an axis of an argument.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DECLARED = {"lgamma": "func.func private @lgamma(f64) -> f64"}
 
 @dataclass(frozen=True)
 class Known:
-    """What equations may use: tensors with their shapes, and the sizes that are symbols."""
+    """The environment of equations: tensors with their shapes, and the symbolic sizes."""
 
     tensors: dict[str, Value]
     shapes: dict[str, Shape]
@@ -46,7 +46,7 @@ class Known:
 
 
 def render(program: Program) -> str:
-    """A function from tensors to tensors."""
+    """The program as a function from tensors to tensors."""
     b = Block()
     tensors = {t.name: Value(f"%{t.name}", typed(t.dtype, t.shape)) for t in program.inputs}
     arguments = [*tensors.values(), *([INVALID] if fails(program) else [])]
@@ -61,19 +61,19 @@ def render(program: Program) -> str:
 
 
 def typed(dtype: DType, shape: Iterable[Expr]) -> str:
-    """The type of a tensor, whose symbolic extents it leaves open."""
+    """The type of a tensor; its symbolic extents are dynamic."""
     return tensor_type(dtype, (int(n.value) if isinstance(n, Const) else "?" for n in shape))
 
 
 def _sizes(program: Program, tensors: Mapping[str, Value], b: Block) -> Indices:
-    """Each is the extent of some axis of an argument."""
+    """Read each symbolic size from the extent of an axis of an argument."""
     places = {n: (t.name, d) for t in reversed(program.inputs) for d, n in enumerate(t.shape) if isinstance(n, Size)}
     found = [(s.name, *places[s]) for s in program.sizes]
     return {name: b.op("tensor.dim", (tensors[x], b.index(d)), "index", called=name) for name, x, d in found}
 
 
 def fails(program: Program) -> bool:
-    """Whether it requires anything of its data."""
+    """Whether the program has requirements on its data."""
     return any(isinstance(n, Op) and n.name == "require" for e in equations(program) for n in e.walk())
 
 
@@ -101,14 +101,14 @@ def _generic(
     combine: str = "",
     called: str = "",
 ) -> Value:
-    """`value` at each point of the axes of `e`; with `combine`, combined over `over` with what is in `out`."""
+    """`value` at each point of the axes of `e`; with `combine`, accumulated over `over` into `out`."""
     axes = (*e.axes, *over)
     places = {a.name: f"d{n}" for n, a in enumerate(axes)}
     extents = {a.name: a.extent for a in axes}
     operands = {x: m for x in _certain(value) if (m := _affine(x, known.shapes[x.buffer], extents, places))}
     maps = list(operands.values())
     inputs = [known.tensors[x.buffer] for x in operands]
-    # Every axis must be an axis of some operand, or its extent is not known.
+    # Every axis must be an axis of some operand, which gives its extent.
     bare = [a for a in over if not any(a.name == i.name for x in operands for i in x.index if isinstance(i, Var))]
     if bare:
         inputs.append(known.empty(value.dtype, (a.extent for a in bare), b))
@@ -136,7 +136,7 @@ def _generic(
 
 
 def _certain(e: Expr) -> Iterator[Load]:
-    """The loads that are evaluated wherever `e` is."""
+    """The loads that are evaluated whenever `e` is."""
     match e:
         case Load(index=index):
             yield e
@@ -153,7 +153,7 @@ def _certain(e: Expr) -> Iterator[Load]:
 
 
 def _indexed(name: str, value: Expr, operands: dict[Load, str]) -> bool:
-    """Whether an axis is mentioned outside of the operands."""
+    """Whether an axis is used outside of the operands."""
     stack: list[Expr] = [value]
     while stack:
         e = stack.pop()
@@ -166,7 +166,7 @@ def _indexed(name: str, value: Expr, operands: dict[Load, str]) -> bool:
 
 
 def _affine(load: Load, sizes: Shape, extents: Mapping[str, Expr], places: Mapping[str, str]) -> str:
-    """The results of the affine map of a load; empty where it has none that MLIR's verifier takes."""
+    """The results of the affine map of a load; empty if it has none that MLIR's verifier accepts."""
     out = []
     for i, n in zip(load.index, sizes, strict=True):
         if isinstance(i, Var):
@@ -190,7 +190,7 @@ def _affine(load: Load, sizes: Shape, extents: Mapping[str, Expr], places: Mappi
 def _nest(
     axes: Sequence[Axis], carried: Value, b: Block, known: Known, body: Inside, called: str = "", at: Indices = NOWHERE
 ) -> Value:
-    """Loops over axes around `body(block, indices, tensor)`, which gives the tensor as it is then."""
+    """Loops over axes around `body(block, indices, tensor)`, which returns the updated tensor."""
     if not axes:
         return body(b, at, carried)
     first, *rest = axes

@@ -14,11 +14,11 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.render.mlir.text import Block, Value, Values, element
 
-# What `require` writes to where it does not hold: an argument of the function, after all tensors.
+# The flag that `require` sets on failure: an argument of the function, after all tensors.
 INVALID = Value("%invalid", "memref<i8>")
 
 _FLOAT, _INT, _UINT, _BOOL = "float", "int", "uint", "bool"
-# An operation for each kind of type, where there is one that means the same for all arguments.
+# The operation for each kind of type, if one has the same meaning for all arguments.
 _DIRECT: dict[str, dict[str, str]] = {
     "add": {_FLOAT: "arith.addf", _INT: "arith.addi", _UINT: "arith.addi"},
     "sub": {_FLOAT: "arith.subf", _INT: "arith.subi", _UINT: "arith.subi"},
@@ -36,33 +36,33 @@ _DIRECT: dict[str, dict[str, str]] = {
     **{name: {_FLOAT: f"math.{name}"} for name in FUNCTIONS if name not in ("pow", "lgamma", "exp2_ftz")},
     "pow": {_FLOAT: "math.powf"},
 }
-# Predicates of comparisons: of floats (ordered, but for `ne`), of integers with a sign, and without.
+# Predicates of comparisons: of floats (ordered, except `ne`), of signed and of unsigned integers.
 _COMPARE = {"eq": (1, 0, 0), "ne": (13, 1, 1), "lt": (4, 2, 6), "le": (5, 3, 7), "gt": (2, 4, 8), "ge": (3, 5, 9)}
-# Functions of f32 that are less exact in the C library than what is allowed here: they are computed in f64.
+# Functions of f32 that the C library computes less exactly than allowed here, so they are computed in f64.
 _WIDE = ("acosh", "asinh", "atanh", "cosh", "erfc", "lgamma", "pow", "sinh", "tanh", "tan")
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What expressions may mention: indices of axes, tensors, loads that are arguments of the block, and what has been
-    computed."""
+    """The environment of expressions: indices of axes, tensors, and values computed so far, including loads that are
+    arguments of the block."""
 
     axes: Mapping[str, Value]
     tensors: Mapping[str, Value]
     known: MutableMapping[Expr, Value]
 
     def inner(self) -> Scope:
-        """Of a region, whose values are not seen outside of it."""
+        """The scope of a nested region, whose values are not visible outside."""
         return replace(self, known=ChainMap({}, self.known))
 
 
 def guarded(e: Expr) -> bool:
-    """Something in it may only be evaluated where it is asked for."""
+    """Whether an expression must only be evaluated where it is needed: it has a load or a requirement."""
     return any(isinstance(n, Load) or (isinstance(n, Op) and n.name == "require") for n in e.walk())
 
 
 def lower(e: Expr, b: Block, scope: Scope) -> Value:
-    """The value of `e`, computed once in each region."""
+    """The value of `e`, computed once per region."""
     found = scope.known.get(e)
     if found is None:
         found = scope.known[e] = _lower(e, b, scope)
@@ -90,12 +90,12 @@ def _lower(e: Expr, b: Block, scope: Scope) -> Value:
 
 
 def _divisor(args: tuple[Expr, ...]) -> bool:
-    """The last argument is a positive literal."""
+    """Whether the last argument is a positive integer literal."""
     return isinstance(args[-1], Const) and not args[-1].dtype.is_float and args[-1].value > 0
 
 
 def as_index(e: Expr, b: Block, scope: Scope) -> Value:
-    """The value of an index, of MLIR's type for these."""
+    """The value of an index, as MLIR's `index` type."""
     if isinstance(e, Var) and e.name in scope.axes:
         return scope.axes[e.name]
     if isinstance(e, Const):
@@ -132,7 +132,7 @@ def compare(how: str, x: Value, y: Value, dtype: DType, b: Block) -> Value:
 
 
 def apply(name: str, args: Values, dtype: DType, b: Block, positive: bool = False) -> Value:
-    """`expr.OPS[name]` of values, the last of which has this type; `positive` says so of the last one."""
+    """`expr.OPS[name]` of values; `dtype` is the type of the last one, which is known to be `positive` or not."""
     if name in _COMPARE:
         return compare(name, args[0], args[1], dtype, b)
     if name in _WIDE and dtype is f32:
@@ -149,7 +149,7 @@ def apply(name: str, args: Values, dtype: DType, b: Block, positive: bool = Fals
 
 
 def _divide(name: str, x: Value, y: Value, dtype: DType, b: Block, positive: bool) -> Value:
-    """Of integers: anything by 0 is 0, and the least value by -1 wraps; the instruction would trap."""
+    """Integer division: by 0 it gives 0, and the minimum by -1 wraps; the instruction would trap."""
     signed = dtype.kind == "int"
     unsigned = "s" if signed else "u"
     zero = b.constant(0, dtype)
@@ -181,20 +181,20 @@ def _divide(name: str, x: Value, y: Value, dtype: DType, b: Block, positive: boo
 
 
 def _crosses(r: Value, y: Value, dtype: DType, b: Block) -> Value:
-    """What is left over has another sign than the divisor."""
+    """Whether the remainder is nonzero and differs in sign from the divisor."""
     zero = b.constant(0, dtype)
     negative = [compare("lt", v, zero, dtype, b) for v in (r, y)]
     return b.op("arith.andi", (compare("ne", r, zero, dtype, b), b.op("arith.xori", negative)))
 
 
 def _floor_mod(x: Value, y: Value, dtype: DType, b: Block) -> Value:
-    """Of floats: a zero keeps the sign of `x`."""
+    """Of floats; a zero remainder keeps the sign of `x`."""
     r = b.op("arith.remf", (x, y))
     return b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.addf", (r, y)), r))
 
 
 def _floor_divide(x: Value, y: Value, dtype: DType, b: Block) -> Value:
-    """Of floats: `x` is close to `y` times it plus the remainder even where `x / y` rounds up."""
+    """Of floats; consistent with the remainder even where `x / y` rounds up."""
     zero, one = b.constant(0.0, dtype), b.constant(1.0, dtype)
     quotient = b.op("arith.divf", (x, y))
     r = b.op("arith.remf", (x, y))
@@ -233,7 +233,7 @@ def _invert(x: Value, *, dtype: DType, b: Block) -> Value:
 
 
 def _shift(x: Value, count: Value, *, dtype: DType, b: Block, left: bool) -> Value:
-    """By a negative count, or the width and more, all bits fall out, but a sign."""
+    """A shift by a negative count, or by at least the width, gives 0, or copies of the sign bit (arithmetic right)."""
     width = b.constant(dtype.bits - 1, dtype)
     inside = b.op("arith.cmpi", (count, width), "i1", "predicate = 7 : i64")
     by = b.op("arith.select", (inside, count, width))
@@ -271,7 +271,7 @@ def _exp2_ftz(x: Value, *, dtype: DType, b: Block) -> Value:
 
 
 def _log_gamma(x: Value, *, dtype: DType, b: Block) -> Value:
-    """There is no operation for it; the C library's function is declared where it is called."""
+    """MLIR has no operation for it; the C library's function is declared where it is called."""
     return b.op("func.call", (x,), element(dtype), "callee = @lgamma")
 
 
@@ -283,7 +283,7 @@ _COMPOUND: dict[str, Callable[..., Value]] = {
 
 
 def convert(x: Value, source: DType, target: DType, b: Block) -> Value:
-    """`x` of type `source` as `target`: NaN and what is out of range of an integer give its least value."""
+    """Convert `x` from `source` to `target`; NaN and values out of an integer's range give its minimum."""
     if source is target:
         return x
     if target is boolean:
@@ -300,7 +300,7 @@ def convert(x: Value, source: DType, target: DType, b: Block) -> Value:
 
 
 def _to_float(x: Value, source: DType, target: DType, b: Block) -> Value:
-    """16 bits are reached by way of f32, as in torch."""
+    """Conversions to 16 bits go through f32, as in torch."""
     if target.bits == 16 and source is not f32:
         return convert(convert(x, source, f32, b), f32, target, b)
     if source.is_float:
@@ -309,7 +309,7 @@ def _to_float(x: Value, source: DType, target: DType, b: Block) -> Value:
 
 
 def _to_integer(x: Value, source: DType, target: DType, b: Block) -> Value:
-    """What is narrower than 32 bits is cut out of 32."""
+    """Integers narrower than 32 bits are truncated from 32."""
     if source.bits == 16:
         return convert(convert(x, source, f32, b), f32, target, b)
     wide = i64 if target is i64 else i32

@@ -1,8 +1,8 @@
-"""Tensor IR in TOSA, as far as that has an operation: whole tensors in place of points, the rest refused by name.
+"""Tensor IR in TOSA, on whole tensors; operations that TOSA lacks are refused by name.
 
-An expression is a tensor with a dimension for each axis of its equation, 1 long where the expression does not mention
-it. A load at indices that are axes is a slice, a transpose and a reshape; any other is a gather. What is only loaded
-where a condition holds is loaded everywhere, at an index within the tensor.
+An expression is a tensor with a dimension for each axis of its equation, of extent 1 if the expression does not use the
+axis. A load whose indices are axes is a slice, a transpose and a reshape; any other is a gather. A load guarded by a
+condition is performed everywhere, at an index clamped into the tensor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from compiler.ir.text import show_size
 from compiler.render.mlir.text import Block, Value, function, literal, tensor_type
 
 Shape = tuple[int, ...]
-LONGEST = 1 << 14  # of an axis whose indices are written down
+LONGEST = 1 << 14  # the longest axis whose indices are written as a constant
 
-# Operations that mean the same for all arguments, by the kind of type.
+# Operations that have the same meaning for all arguments, by kind of type.
 _FLOATS = {
     "floor": "floor", "ceil": "ceil", "exp": "exp", "log": "log", "tanh": "tanh", "erf": "erf", "sin": "sin",
     "cos": "cos", "rsqrt": "rsqrt", "pow": "pow", "abs": "abs", "add": "add", "sub": "sub", "min": "minimum",
@@ -45,7 +45,7 @@ _REDUCE_BOOL = {"and": "reduce_all", "or": "reduce_any", "min": "reduce_all", "m
 
 @dataclass(frozen=True)
 class Array:
-    """A tensor and its extents."""
+    """A tensor value with its shape and element type."""
 
     value: Value
     shape: Shape
@@ -54,7 +54,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where expressions of an equation are written; `guarded` are those of which only some points count."""
+    """The context of an equation's expressions; in a `guarded` one only some points are valid."""
 
     equation: Equation
     axes: tuple[Axis, ...]
@@ -68,7 +68,7 @@ class Grid:
         return max(1, len(self.axes))
 
     def make(self, name: str, dtype: DType, *arguments: Array, more: Sequence[Value] = ()) -> Array:
-        """An operation on each point."""
+        """An elementwise operation."""
         shape = tuple(map(max, zip(*(a.shape for a in arguments), strict=True)))
         given = [*(a.value for a in arguments), *more]
         return Array(self.block.op(f"tosa.{name}", given, tensor_type(dtype, shape)), shape, dtype)
@@ -84,7 +84,7 @@ class Grid:
         return Array(made, shape, x.dtype)
 
     def fill(self, x: Array, shape: Shape) -> Array:
-        """With all of its elements along each axis."""
+        """Broadcast along each axis to this shape."""
         if x.shape == shape:
             return x
         times = tuple(n // m if m else 1 for n, m in zip(shape, x.shape, strict=True))
@@ -104,7 +104,7 @@ def _shape(sizes: Shape, b: Block) -> Value:
 
 
 def render(program: Program) -> str:
-    """A function of tensors; raises Unsupported naming the operation that TOSA does not have."""
+    """The program as a function of tensors. Raises Unsupported with the operation that TOSA lacks."""
     if program.sizes:
         raise _refused([show_size(s) for s in program.sizes], "sizes must be known when the text is made")
     b = Block()
@@ -163,7 +163,8 @@ def _reduce(e: Reduce, grid: Grid) -> Array:
 
 
 def _factors(e: Reduce) -> tuple[Expr, Expr] | None:
-    """The two factors of a product of matrices: each lacks an axis of the other, neither a summed one."""
+    """The two factors of a matmul, each with a free axis that the other lacks and with all summed axes; None if
+    none."""
     free, summed = {a.name for a in e.axes}, {a.name for a in e.over}
     groups: list[Expr] = []
     for f in factors_of(e.value):
@@ -182,7 +183,7 @@ def _subset(a: Expr, b: Expr, free: set[str]) -> bool:
 
 
 def _contract(e: Reduce, left: Expr, right: Expr, grid: Grid) -> Array:
-    """A product of matrices: (batch, rows, summed) by (batch, summed, columns)."""
+    """A matmul: (batch, rows, summed) by (batch, summed, columns)."""
     of = [names(left), names(right)]
     batch = [a for a in e.axes if a.name in of[0] and a.name in of[1]]
     rows = [a for a in e.axes if a.name in of[0] and a not in batch]
@@ -218,7 +219,7 @@ def _transposed(x: Array, order: tuple[int, ...], grid: Grid) -> Array:
 
 
 def lower(e: Expr, grid: Grid) -> Array:
-    """The tensor of an expression, made once."""
+    """The tensor of an expression, computed once."""
     key = (e, grid.guarded)
     if key not in grid.known:
         grid.known[key] = _lower(e, grid)
@@ -281,7 +282,7 @@ def _load(e: Load, grid: Grid) -> Array:
 
 
 def _along(index: Expr, size: int, extents: dict[str, int]) -> tuple[str, int] | None:
-    """The axis, "" if none, that an index follows, and where it begins; None where it is anything else."""
+    """The axis that an index follows ("" for none) and its start; None for any other index."""
     terms, begin = linear(index)
     if not terms:
         return ("", begin) if 0 <= begin < size else None
@@ -292,7 +293,7 @@ def _along(index: Expr, size: int, extents: dict[str, int]) -> tuple[str, int] |
 
 
 def _gather(e: Load, held: Array, grid: Grid) -> Array:
-    """By the number of the element; where a load is guarded, its index is moved into the tensor."""
+    """A gather by flat index; in a guarded context, indices are clamped into the tensor."""
     flat: Array | None = None
     for i, n in zip(e.index, held.shape, strict=True):
         at = lower(i, grid)
@@ -313,7 +314,7 @@ def _gather(e: Load, held: Array, grid: Grid) -> Array:
 
 
 def apply(name: str, args: list[Array], grid: Grid, given: tuple[Expr, ...] = ()) -> Array:
-    """`expr.OPS[name]` of tensors."""
+    """`expr.OPS[name]` of tensors. Raises Unsupported if TOSA has no operation for it."""
     dtype = args[-1].dtype
     if name == "where":
         return grid.make("select", dtype, *args)
@@ -383,7 +384,7 @@ def _truncate(grid: Grid, x: Array) -> Array:
 
 
 def _root(grid: Grid, x: Array) -> Array:
-    """Zeros keep their sign, and what is below has no root."""
+    """Square root: zeros keep their sign, and negative numbers give NaN."""
     zero, dtype = grid.constant(0.0, x.dtype), x.dtype
     made = grid.make("pow", dtype, x, grid.constant(0.5, dtype))
     made = grid.make("select", dtype, grid.make("greater", boolean, zero, x), grid.constant(math.nan, dtype), made)
@@ -410,7 +411,7 @@ _COMPOUND: dict[str, Callable[..., Array | None]] = {
 
 
 def _divide(name: str, x: Array, y: Array, grid: Grid) -> Array:
-    """By a positive literal."""
+    """Integer division by a positive literal."""
     dtype = x.dtype
     quotient = grid.make("intdiv", dtype, x, y)
     if name == "truncdiv":
@@ -426,7 +427,7 @@ def _divide(name: str, x: Array, y: Array, grid: Grid) -> Array:
 
 
 def _convert(x: Array, target: DType, grid: Grid) -> Array:
-    """TOSA rounds to the nearest integer, and to the greatest where an integer is too large."""
+    """Convert with truncation. TOSA itself rounds to the nearest integer, and saturates."""
     if x.dtype is target:
         return x
     if target is boolean:

@@ -1,1 +1,1 @@
-"""Scheduled Tile IR as kernels of Triton."""
+"""Scheduled Tile IR as Triton kernels."""

@@ -1,4 +1,4 @@
-"""Where a plan's buffers lie during a run: addresses in; words of arguments out, in check mode of guarded copies."""
+"""Buffers and argument words of a plan during a run; in check mode buffers are guarded copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "f8e4m3": 1, "f8e5m2": 1, "i6
 
 @dataclass
 class Arguments:
-    """The words of kernel arguments; tensor maps stay alive with it."""
+    """Buffer addresses and tensor maps of a run, which this object keeps alive."""
 
     addresses: Sequence[int]
     maps: dict[Map, int] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class Arguments:
 
 @contextlib.contextmanager
 def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -> Iterator[Arguments]:
-    """The arguments of a plan on buffers at `given`; outputs are as the kernels left them when the block ends."""
+    """The arguments of a plan on buffers at `given`; the kernels' outputs are copied back when the block ends."""
     if not machine.checks:
         yield _with_maps(machine, plan, Arguments(given))
         return
-    # Pages of guard between buffers, and each at its own offset from 256 bytes: what is misaligned stays so.
+    # Guard pages separate buffers, and each keeps its offset modulo 256 bytes, so that misalignment is preserved.
     room = sum(buffer.size + 3 * 4096 for buffer in plan.buffers) + (1 << 20)
     largest = max((math.prod(launch.cluster) for launch in plan.launches), default=1)
     if machine.begin(room, largest) != 0:
@@ -65,7 +65,7 @@ def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -
 
 
 def left_over(plan: LaunchPlan, made: Arguments) -> list[tuple[Buffer, int]]:
-    """Buffers that should hold zeros again and do not, with how many bytes into them."""
+    """Temporaries that should be zero again and are not, each with the offset of its first nonzero byte."""
     out = []
     count = len(plan.buffers)
     for number in range(count - plan.zeros, count):

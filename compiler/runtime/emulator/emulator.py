@@ -1,8 +1,8 @@
-"""CUDA on the CPU: the text of kernels in; an object that holds them, and what a launch plan does with it, out.
+"""Build CUDA text for the CPU, and run launch plans on it.
 
-Fast mode runs blocks over the cores. Check mode looks at every access and reports what a GPU need not forgive: races,
-missing and divergent barriers, deadlocks, accesses out of bounds, misaligned or to what nobody wrote, and asynchronous
-copies and products that are not waited for.
+Fast mode runs blocks on all cores. Check mode inspects every access and reports what a GPU need not forgive: races,
+missing and divergent barriers, deadlocks, accesses that are out of bounds, misaligned or uninitialised, and
+asynchronous copies and matmuls that are not waited for.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _COMMON = (
     *builder.SOUND,
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
-# Texts read memory as vectors of another type, which nvcc takes as it is meant. It takes signed integers never to wrap
-# around, and checked texts are held to that. Nor may sums of floats become vectors, of which GCC 12 adds up the wrong
-# elements (its bug 110381).
+# Texts access memory as vectors of another type, which nvcc permits. nvcc assumes that signed integers do not overflow,
+# so checked texts must not overflow. Sums of floats must not be vectorised: GCC 12 adds up the wrong elements (its bug
+# 110381).
 _KERNEL = (
     *_COMMON, "-fno-tree-loop-vectorize", "-fno-strict-aliasing", "-x", "c++",
     "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
 )  # fmt: skip
-# The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else. A
-# vector's access stays one access, so that its alignment is looked at.
+# The runtime replaces the sanitizer's library, so its callbacks see the kernel's accesses and nothing else. SRA is off,
+# so that a vector access stays one access, whose alignment is checked.
 _CHECKED = (
     "-O1", "-g1", "-fno-tree-sra", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread",
     "--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1",
     "-fsanitize=bounds,signed-integer-overflow", "-fno-sanitize-recover=bounds,signed-integer-overflow",
 )  # fmt: skip
-_FILLED = "-ftrivial-auto-var-init=pattern"  # registers that nobody has written hold numbers that show; since GCC 12
+_FILLED = "-ftrivial-auto-var-init=pattern"  # uninitialised registers hold conspicuous numbers; since GCC 12
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found; `complete` is False if a finding ended it early. `switches` and `accesses` are for figures.
-    `invalid` says that kernels do not approve of the data."""
+    """Findings of a run. `complete` is False if a finding ended it early, and `invalid` is True if kernels reject the
+    data. `switches` and `accesses` are statistics."""
 
     reports: tuple[Report, ...]
     complete: bool
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def runtime(check: bool, cache: Path | None = None) -> Path:
-    """The machine that kernels of one mode run on, built into `cache` unless it is there."""
+    """The machine for one mode, built into `cache` unless it is there. Raises CompilerError except on x86-64."""
     if platform.machine() != "x86_64":
         raise CompilerError(
             f"CUDA texts run on the CPU of x86-64 machines, and this one is {platform.machine()}; use a GPU"
@@ -73,12 +73,12 @@ def runtime(check: bool, cache: Path | None = None) -> Path:
 
 
 def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache: Path | None = None) -> Path:
-    """The shared object of a text of CUDA kernels for one mode; raises ToolchainError with the compiler's message.
+    """The shared object of a text of CUDA kernels for one mode. Raises ToolchainError with the compiler's message.
 
-    `include` has the headers that the text names; those of the emulator are added.
+    `include` has the headers that the text includes; those of the emulator are added.
     """
     machine = runtime(check, cache)
-    # Found beside the kernel's own folder of the cache, so that a cache may be moved.
+    # The machine is found relative to the kernel's own folder in the cache, so that a cache may be moved.
     found = (
         "-Wl,--no-as-needed",
         f"-L{machine.parent}",
@@ -103,9 +103,9 @@ def run(
     timeout: float = 60.0,
     threads: int = 0,
 ) -> Outcome:
-    """Run a plan on arrays, inputs then outputs, which must be contiguous and as long as the plan says.
+    """Run a plan on arrays, inputs then outputs, which must be contiguous and have the sizes of the plan.
 
-    See `run_pointers` for the rest.
+    See `run_pointers` for the other arguments.
     """
     wanted = (*plan.inputs, *plan.outputs)
     if len(tensors) != len(wanted):
@@ -125,12 +125,11 @@ def run_pointers(
     timeout: float = 60.0,
     threads: int = 0,
 ) -> Outcome:
-    """Run a plan on addresses of its inputs and outputs, and of its temporaries unless they are to be allocated here.
+    """Run a plan on addresses of its inputs, outputs and temporaries; without those of temporaries, allocate them.
 
-    `seed` orders threads and blocks: 0 forward, 1 backward, any other at random. `timeout` is in seconds, for each
-    launch. In check mode kernels work on copies between guards; outputs are copied back even after a finding. A finding
-    in fast mode (a deadlock, a collective out of step) ends the run as well. `threads` is 0 for all cores; check mode
-    uses one.
+    `seed` orders threads and blocks: 0 forward, 1 backward, any other at random. `timeout` is in seconds per launch. In
+    check mode kernels work on guarded copies; outputs are copied back even after a finding. A finding in fast mode (a
+    deadlock, a divergent collective) also ends the run. `threads` 0 means all cores; check mode uses one.
     """
     named = plan.buffers
     given = list(pointers)
@@ -174,7 +173,7 @@ def run_pointers(
 
 @functools.lru_cache(maxsize=64)
 def _text(path: Path) -> str:
-    """What a shared object was made of, which is published with it."""
+    """The source of a shared object, which is published with it."""
     text = store.read(path.with_suffix(".cpp"))
     if text is None:
         raise CompilerError(f"the text of the compiled kernel {path} is lost; run the same again, which builds it anew")
@@ -183,7 +182,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Manner:
-    """How launches run."""
+    """How launches run: order, timeout in seconds, threads of the host."""
 
     seed: int
     timeout: float

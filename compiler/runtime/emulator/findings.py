@@ -1,4 +1,4 @@
-"""What a launch found, for people: the runtime's numbers in; reports with file, line, buffer and threads out."""
+"""Findings of a launch: turn the machine's numbers into reports with file, line, buffer and threads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from compiler.runtime.emulator.native import Result
 
-TEXT = "kernel.cpp"  # what the build calls the emitted text
+TEXT = "kernel.cpp"  # the build's name for the emitted text
 Block = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Report:
-    """One finding at one place. `line` is of the kernel's text, 0 if unknown; `header` is the device function's place.
+    """A finding at one place. `line` is in the kernel's text, 0 if unknown; `header` is the place in a device function.
 
-    `offset` and `bytes` are of the access in `buffer`, -1 and 0 where there is none. The other thread is the one that
-    raced with this one, -1 if unknown; `other_block` is that of an access by another block. `times` counts repetitions.
+    `offset` and `bytes` describe the access in `buffer`; -1 and 0 without a buffer. `other_thread` raced with `thread`,
+    -1 if unknown; `other_block` is its block, if another one. `times` counts repetitions.
     """
 
     kind: str
@@ -55,14 +55,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an address comes from: a line of the text and, in a device function, `header` as file:line."""
+    """The origin of an address: a line of the text and, in a device function, `header` as file:line."""
 
     line: int = 0
     header: str = ""
 
 
 def reports(result: Result, kernel: str, path: Path) -> tuple[Report, ...]:
-    """The findings of a launch, with addresses as places."""
+    """The findings of a launch, with addresses resolved to places."""
     found = list(result.findings[: result.count])
     sites = sorted({s for f in found for s in (f.site, f.other_site) if s})
     at = dict(zip(sites, places(path, tuple(sites)), strict=True)) if sites else {}
@@ -90,11 +90,11 @@ def reports(result: Result, kernel: str, path: Path) -> tuple[Report, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def places(path: Path, sites: tuple[int, ...]) -> tuple[Place, ...]:
-    """The places of return addresses in an object; unknown ones where there is no addr2line, which g++ comes with."""
+    """The places of return addresses in an object; all unknown without addr2line, which comes with g++."""
     tool = shutil.which("addr2line")
     if tool is None:
         return tuple(Place() for _ in sites)
-    # A return address is behind its call, perhaps in the next line.
+    # A return address is after its call, perhaps on the next line.
     command = [tool, "-a", "-i", "-e", str(path), *(hex(site - 1) for site in sites)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     chains: list[list[str]] = []
@@ -107,7 +107,7 @@ def places(path: Path, sites: tuple[int, ...]) -> tuple[Place, ...]:
 
 
 def _place(chain: Sequence[str]) -> Place:
-    """The innermost frame that is of the text; what lies within it is a device function."""
+    """The line of the innermost frame in the text; a frame inside it is in a device function."""
     frames = [(Path(name).name, number) for name, _, number in (frame.rpartition(":") for frame in chain)]
     line = next((int(number) for name, number in frames if name == TEXT and number.isdigit()), 0)
     inner = next(((name, number) for name, number in frames if not name.startswith("mlc_")), ("", ""))

@@ -1,4 +1,4 @@
-"""The runtime's C interface as ctypes: its structs, field by field as machine.h and reports.h have them, and calls."""
+"""The machine's C interface in ctypes: the structs of machine.h and reports.h, field by field, and its functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Request(ctypes.Structure):
 
 
 class Finding(ctypes.Structure):
-    """One report; sites are offsets into the kernel's object, numbers that do not apply are -1 or 0."""
+    """A report. Sites are offsets in the kernel's object; numbers that do not apply are -1 or 0."""
 
     _fields_ = (
         ("kind", ctypes.c_char * 64), ("note", ctypes.c_char * 160), ("buffer", ctypes.c_char * 48),
@@ -34,7 +34,7 @@ class Finding(ctypes.Structure):
 
 
 class Result(ctypes.Structure):
-    """What a launch did; `failed` if a finding ended it."""
+    """The result of a launch; `failed` if a finding ended it."""
 
     _fields_ = (
         ("switches", ctypes.c_uint64), ("accesses", ctypes.c_uint64), ("failed", ctypes.c_uint32),
@@ -53,7 +53,7 @@ class TensorMap(ctypes.Structure):
 
 
 class Machine:
-    """The runtime that a kernel's object is linked to."""
+    """The machine that a kernel's object is linked to."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.launch = _function(library, "mlc_launch", None, ctypes.c_void_p, ctypes.c_void_p)
