@@ -1,1 +1,1 @@
-"""What the compiler is checked by: trials of every instruction, planted miscompiles, the resources of kernels."""
+"""Checks of the compiler: trials of every instruction, planted miscompiles, the resources of kernels."""

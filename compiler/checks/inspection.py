@@ -1,6 +1,6 @@
-"""Programs lowered for GPUs in; what each kernel takes of the machine, and what is wrong with that, out. Nothing runs.
+"""Report the resources of the kernels of programs lowered for GPUs, with complaints. Nothing is run.
 
-Many texts go into one compilation, since starting the compiler costs more than most kernels do.
+Many texts are compiled together, since starting the compiler costs more than most kernels.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from compiler.runtime import cubin, detect, resources
 from compiler.runtime.resources import Contract
 from compiler.targets.target import Target
 
-BATCH = 24  # texts of one compilation: what is wrong with one costs the others one more
-# CUDA's trigonometric functions multiply large arguments with many digits of 2/pi, and index the product. They load the
-# digits from global memory one by one, which no opcode tells from a narrow access of the kernel's own.
+BATCH = 24  # texts per compilation; if one is rejected, each is compiled again alone
+# CUDA's trigonometric functions multiply large arguments by many digits of 2/pi, and index the product. They load the
+# digits from global memory one by one, which opcodes do not distinguish from narrow accesses of the kernel itself.
 _REDUCING = frozenset({"sin", "cos", "tan"})
-# A condition that does not hold is told by a store of its own.
+# A failed requirement is reported by a narrow store.
 _TELLING = frozenset({"require"})
-PRODUCT = 48  # bytes
+PRODUCT = 48  # bytes of local memory
 WIDE = 16  # bytes of the widest access
-# Moves of neighbours: those that count elements, and those that count bytes.
+# Accesses to adjacent elements: functions that count in elements, and functions that count in bytes.
 _ELEMENTS = frozenset({"mlc_load", "mlc_load_where", "mlc_store", "mlc_store_global"})
 _BYTES = frozenset({"mlc_load_once", "mlc_load_keep", "mlc_store_once"})
-# Where the warpgroup has an instruction, that of a warp is half as fast.
+# If a warpgroup has an instruction, that of a warp is half as fast.
 _INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
 
 
@@ -66,7 +66,7 @@ def inspect(
     """
     cubin.installed()
     folder = cache if cache is not None else detect.default_cache(os.environ)
-    made: dict[tuple[str, str], tuple[Kernel, ...]] = {}  # by architecture and text, of which there are equal ones
+    made: dict[tuple[str, str], tuple[Kernel, ...]] = {}  # by architecture and text; equal texts are compiled once
     waiting: dict[str, dict[str, Lowering]] = {}
     for x in lowerings:
         waiting.setdefault(x.target.name, {}).setdefault(x.stages["cuda"], x)
@@ -81,7 +81,8 @@ def inspect(
 
 
 def _held_to(kernels: tuple[Kernel, ...], family: tuple[str, str] | None) -> tuple[Kernel, ...]:
-    """The program's kernels, all of them together as its family must be; the first one has the complaints."""
+    """Check the opcodes of a program's kernels, taken together, against its family; complaints go to the first
+    kernel."""
     if family is None or not all(x.opcodes for x in kernels):
         return kernels
     together = sum((collections.Counter(x.opcodes) for x in kernels), collections.Counter())
@@ -93,7 +94,7 @@ def _held_to(kernels: tuple[Kernel, ...], family: tuple[str, str] | None) -> tup
 
 
 def _compiled(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """All of them at once; each on its own, where one is refused or nobody can say whom a complaint is about."""
+    """Compile texts together; each alone if one is rejected or a complaint names no kernel."""
     try:
         found = _together(arch, texts, cache)
     except ToolchainError as refusal:
@@ -108,7 +109,7 @@ def _compiled(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> I
 
 
 def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> list[tuple[Kernel, ...]] | None:
-    """One compilation; None if a complaint names no kernel and there are several texts."""
+    """Compile texts together; None if a complaint names no kernel and there are several texts."""
     programs: list[k.Program] = [x.stages["kernel"] for x in texts.values()]
     names = [cuda.names(program) for program in programs]
     contracts = {
@@ -141,7 +142,7 @@ def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> l
 
 
 def _renamed(text: str, n: int, names: Sequence[str]) -> str:
-    """The text with its kernels called k<n>_<name>."""
+    """The text with its kernels renamed to k<n>_<name>."""
     for name in names:
         text = re.sub(
             rf'^(extern "C" __global__ [^{{]*?\s){re.escape(name)}\(', rf"\1k{n}_{name}(", text, flags=re.MULTILINE
@@ -150,7 +151,8 @@ def _renamed(text: str, n: int, names: Sequence[str]) -> str:
 
 
 def contract(f: k.Function, target: Target) -> Contract:
-    """What the machine code of a function must show: the instructions that it calls, and wide accesses if all are."""
+    """The requirements on a function's machine code: the instructions that it calls, and wide accesses if all are
+    wide."""
     needs: dict[str, None] = {}
     for call in (n for n in f.walk() if isinstance(n, k.Call)):
         needs |= dict.fromkeys(_opcodes(call, f, target))
@@ -162,7 +164,7 @@ def contract(f: k.Function, target: Target) -> Contract:
 
 
 def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
-    """Of the rows that the device function performs, the opcode of those that have the call's types."""
+    """The opcode of the instruction that a call performs, if the call's types determine it."""
     rows = [r for r in target.instructions if r.function == call.function]
     if rows:
         arrays = {a.name: a.dtype.name for a in f.walk() if isinstance(a, k.Array)}
@@ -175,7 +177,7 @@ def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
 
 
 def _all_wide(f: k.Function) -> bool:
-    """Whether every access to global memory is written as one of 16 bytes or a multiple."""
+    """Whether every access to global memory is a multiple of 16 bytes."""
     bytes_of = {p.name: p.dtype.bytes for p in f.params}
     some = False
     for n in f.walk():

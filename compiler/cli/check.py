@@ -1,4 +1,4 @@
-"""`mlcomp check`: run a CUDA text, perhaps edited, under the emulator's checks and print findings with their lines."""
+"""`mlcomp check`: run a CUDA text, possibly edited, under the emulator's checks and print findings with their lines."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _run_onnx(options: argparse.Namespace) -> int:
 
 
 def _judge(difference: float, verdict: Verdict) -> None:
-    """Say what the suite would say of these results."""
+    """Print the verdict that the suite would give."""
     far = f"largest difference from eager {difference:.3g}"
     if verdict.ok:
         print(f"{far}, largest error {verdict.err_over_tol:.2g} of its bound: ok")

@@ -1,4 +1,4 @@
-"""Kernel IR for a CPU to C++ text: one static function for each of the program's, and the entry that calls them.
+"""Kernel IR for a CPU to C++ text: one static function per function of the program, and the entry that calls them.
 
 The text includes the device functions of `render/cpp`. Integers wrap, so it must be compiled with -fwrapv.
 """
@@ -33,11 +33,11 @@ from compiler.render.cpp_expression import (
 from compiler.render.integer_ranges import data_of, ranges_of
 
 ENTRY = "mlc_entry"
-FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # what the text needs, whatever else is chosen
-PART = 16_000  # characters, which take g++ half a second
-LARGE_ARRAY = 32 * 1024  # bytes; larger ones do not go on the stack, which threads have little of
+FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # flags that the text requires, besides others
+PART = 16_000  # characters; g++ compiles them in half a second
+LARGE_ARRAY = 32 * 1024  # bytes; larger arrays do not go on the stack, which is small in threads
 
-# header: the functions that it declares, as far as the text calls them by themselves.
+# header: the functions that it declares, as far as the text calls them.
 HEADERS = {
     "parallel.h": "parallel",
     "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma in_order "
@@ -58,7 +58,7 @@ HEADERS = {
     "copy.h": "copy_block",
     "order.h": "order",
 }  # fmt: skip
-_STOP = f"if (*{c.FAILED}) return;"  # what follows may rely on what has not been computed then
+_STOP = f"if (*{c.FAILED}) return;"  # later statements may rely on what was then not computed
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
 RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}
 
@@ -67,9 +67,9 @@ _FAILED = f"int* __restrict {c.FAILED}"
 
 
 def render(program: k.Program, *, target: str) -> str:
-    """The C++ text of `program`; raises ValueError for what a CPU cannot do.
+    """The C++ text of `program`. Raises ValueError for what a CPU cannot do.
 
-    Of functions that are the same but for names the first stands for all.
+    Functions that are equal up to names are rendered once.
     """
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
     names = {name: spelled[first] for name, first in alike.firsts(program.functions).items()}
@@ -95,8 +95,8 @@ _HEAD = re.compile(r"^(?:#include|using ).*\n", re.MULTILINE)
 
 
 def parts(text: str) -> list[str]:
-    """A rendered text as several, which can be compiled side by side and linked: the functions that the entry calls,
-    with what each calls by itself, and the entry. A short one is left as it is."""
+    """Split a rendered text into parts that can be compiled in parallel and linked: groups of the functions that the
+    entry calls, with their helpers, and the entry. A short text is not split."""
     body, mark, entry = text.partition('\nextern "C"')
     called = set(_CALL.findall(entry))
     found = [f for f in _DEFINED.finditer(body) if f[1] in called]
@@ -135,7 +135,7 @@ def _function(
 
 
 def _buffers(w: Writer, body: tuple[k.Stmt, ...], buffers: Iterable[str], writes: set[str]) -> list[str]:
-    """Parameters for buffers; the names of those that are not used are commented out."""
+    """Parameters for buffers; names of unused ones are commented out."""
     used = c.touched(body)
     shown = [w.names[b] if b in used else f"/* {w.names[b]} */" for b in buffers]
     kinds = [f"{'' if b in writes else 'const '}{memory(w.buffers[b])}* __restrict" for b in buffers]
@@ -152,7 +152,7 @@ def _threaded(f: k.Function) -> bool:
 
 
 def _spread(s: k.For) -> bool:
-    """Whether a loop can keep more than one thread busy."""
+    """Whether a loop can occupy more than one thread."""
     match s:
         case k.For(_, Const(start), Const(stop), step):
             return s.mark == "parallel" and stop - start > step
@@ -160,7 +160,8 @@ def _spread(s: k.For) -> bool:
 
 
 def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
-    """The one visible function: unpacks pointers and sizes, calls the others, returns 0 unless a requirement failed."""
+    """The only visible function: unpacks pointers and sizes, calls the others, returns 0 unless a requirement
+    failed."""
     places = c.used_buffers(program)
     names = c.spelled(
         [*(t.name for _, t in places), *(s.name for s in program.sizes)], RESERVED | frozenset(functions.values())
@@ -242,7 +243,7 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
 
 
 def _parallel(w: Writer, s: k.For) -> list[str]:
-    """The loop goes into a function over part of its range, so that what `__restrict` says of buffers is not lost."""
+    """Outline the loop as a function over part of its range, so that `__restrict` on the buffers is not lost."""
     nodes = [n for t in s.body for n in t.walk()]
     bound = {
         s.var,
@@ -279,7 +280,7 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
 
 
 def _leaves(s: k.If) -> bool:
-    """Nothing is left to do where a condition, which is required, does not hold."""
+    """Whether nothing remains to be done if a condition, which is required, is false."""
     match s:
         case k.If(Op("require", (Var() as valid, Var() as same)), _, ()):
             return valid is same
@@ -291,30 +292,30 @@ def _by_lane(w: Writer, index: Expr) -> bool:
 
 
 def _telling(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
-    """The lines of a function's own statements, with what they need to tell at the end what else was found wrong."""
+    """The lines of a function; unless all of its requirements return at once, with code that reports failed ones."""
     nodes = [n for s in body for n in s.walk()]
     leaving = Counter(n.value for n in nodes if isinstance(n, k.Declare) and below(n.value) is not None)
     leaving += Counter(n.cond for n in nodes if isinstance(n, k.If) and _leaves(n))
-    if Counter(n for n in nodes if isinstance(n, Op) and n.name == "require") <= leaving:  # one may stand elsewhere too
+    if Counter(n for n in nodes if isinstance(n, Op) and n.name == "require") <= leaving:  # it may also occur elsewhere
         return lines
     tell = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
     return [f"  mlc_failures {FAILURES};", *lines, f"  {tell};"]
 
 
 def _fence(w: Writer, body: Iterable[k.Stmt]) -> list[str]:
-    """What makes the stores past the caches in a function's body visible to all before it returns."""
+    """A fence if the body has non-temporal stores, to make them visible before the function returns."""
     past = any(isinstance(n, k.For) and n.mark == "past" for s in body for n in s.walk())
     return [f"  {w.call('mlc_fence').text};"] if past else []
 
 
 def _at(w: Writer, s: k.For, turn: str) -> str:
-    """The value of a loop's variable at its turn number `turn`."""
+    """The value of a loop's variable in its iteration number `turn`."""
     scaled = turn if s.step == 1 else f"{turn} * {s.step}"
     return scaled if s.start is Const(0, s.start.dtype) else f"{w.plain(s.start, c.ADD)} + {scaled}"
 
 
 def _array(w: Writer, s: k.Array) -> list[str]:
-    """A large array keeps its memory between calls, each thread its own; others see it through a pointer."""
+    """Declare an array. A large one is static, per thread, and used through a pointer."""
     _type(w, s.dtype)
     kind, name = memory(s.dtype), w.names[s.name]
     if s.space != "local":
@@ -333,7 +334,7 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
             return [f"#pragma GCC unroll {-(-(stop - start) // step)}"]
         case k.For(mark="unroll"):
             return ["#pragma GCC unroll 4"]
-        case k.For(mark="rolled"):  # GCC unrolls this by its last passes; all of the loop it would unroll by its first
+        case k.For(mark="rolled"):  # so GCC unrolls in its last passes, instead of completely in its first
             return ["#pragma GCC unroll 4"]
     return []
 

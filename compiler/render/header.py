@@ -1,4 +1,4 @@
-"""The head of a text: a program's launches as comments, by which the text can be run by itself; and back again.
+"""The header of a text: the program's launches as comments, from which the text can be run; and their parser.
 
 ```
 // f, for sm_90a
@@ -6,9 +6,8 @@
 //     with function("rows", [x, y], writes=[y], grid=[64], block=[32, 1, 1]):
 //         pass
 ```
-They are Kernel IR with what the launches need left in: the shared memory that comes with them, the waiting for the
-kernels before, and whether there are requirements, by one that stands for all. A CPU calls one entry, so only its
-buffers stand there.
+They are Kernel IR, reduced to what the launches need: dynamic shared memory, the wait for preceding kernels, and one
+requirement in place of all, if there are any. A CPU text has a single entry, so only the buffers are listed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from compiler.ir.expr import Op, op
 from compiler.passes.gpu.dependent_launch import WAIT, overlaps
 from compiler.render import c
 
-# Stands for all requirements: a function that has any is told where to say that one is not met.
+# Stands for all requirements: a function that has any takes an argument to report failures.
 _CHECKED = k.Declare("checked", Op("require", (op("ge", k.Builtin("thread.x"), 0), k.Builtin("thread.x"))))
 _NAMED = re.compile(r"// .+, for (\S+)$")
 
@@ -34,8 +33,8 @@ def lines(program: k.Program, target: str) -> list[str]:
 
 
 def launched(program: k.Program) -> k.Program:
-    """The program with no more of its functions than what launches of them need."""
-    firsts = alike.firsts(program.functions)  # one function of the text may be launched for several of the program's
+    """The program with its functions reduced to what their launches need."""
+    firsts = alike.firsts(program.functions)  # several functions of the program may share one in the text
     return program.replace(functions=tuple(_launch(f.replace(name=firsts[f.name])) for f in program.functions))
 
 
@@ -47,12 +46,12 @@ def _launch(f: k.Function) -> k.Function:
 
 
 def is_launch(f: k.Function) -> bool:
-    """Whether no more than the launch of a function is known: its text may do anything."""
+    """Whether only the launch of a function is known: its text may do anything."""
     return bool(f.block) and all(s in (WAIT, _CHECKED) or isinstance(s, k.Array) for s in f.body)
 
 
 def parse(text: str) -> k.Program:
-    """The program at the head of a text; raises ValueError where there is none, or none that is well formed."""
+    """The program in the header of a text. Raises ValueError if the header is missing or malformed."""
     rows = text.splitlines()
     first = next((n for n, row in enumerate(rows) if row.startswith("// def ")), None)
     if first is None:
@@ -60,7 +59,7 @@ def parse(text: str) -> k.Program:
     last = first + 1
     while last < len(rows) and rows[last].startswith("//   "):
         last += 1
-    # With empty lines before it, so that messages have the line of the whole text.
+    # Preceded by empty lines, so that messages have line numbers of the whole text.
     program = kernel_text.parse(
         "\n" * first + "\n".join(row[len("// ") :] for row in rows[first:last]) + "\n    pass\n"
     )
@@ -69,6 +68,6 @@ def parse(text: str) -> k.Program:
 
 
 def target(text: str) -> str | None:
-    """Which target a text says that it is for, in its first line."""
+    """The target that the first line of a text names; None if it names none."""
     found = _NAMED.match(text.split("\n", 1)[0])
     return found[1] if found else None

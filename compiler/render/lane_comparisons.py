@@ -1,8 +1,7 @@
-"""Comparisons of whole numbers that go up evenly from lane to lane: of the lanes' places with one number.
+"""Comparisons of affine index vectors, narrowed from 64 bits to the lane width of the values that they guard.
 
-Kernel IR counts in 64 bits; lanes of the values that a comparison decides about are mostly narrower. What numbers at
-equal distances are compared with is moved to one side, as one number; where its range is known, as of indices, narrower
-lanes hold it.
+Kernel IR counts in 64 bits, but the lanes that a comparison decides about are mostly narrower. All terms equal in every
+lane are moved to one side, as one scalar; if its range is known, as it is for indices, narrower lanes hold it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LANES: tuple[DType, ...] = (i8, i16, i32)
 
 
 def line(e: Expr) -> tuple[Expr, Expr] | None:
-    """Start and step of a vector of indices that are equally far apart; None for others."""
+    """Start and step of a vector of equidistant indices; None for other vectors."""
     match e:
         case k.Ramp(start, step, _):
             return start, Const(step, start.dtype)
@@ -40,7 +39,7 @@ def line(e: Expr) -> tuple[Expr, Expr] | None:
 
 
 def in_lanes(e: Expr, bits: int, ranges: Mapping[str, Range]) -> Expr | None:
-    """The same comparison in lanes of at least so many bits and fewer than 64; None where that is not known to do.
+    """The same comparison in lanes of at least `bits` and at most 32 bits; None if it may not fit.
 
     >>> from compiler.ir.expr import Var
     >>> j, row = k.Ramp(Var("j"), 1, 16), k.Broadcast(Var("row"), 16)
@@ -64,7 +63,7 @@ def in_lanes(e: Expr, bits: int, ranges: Mapping[str, Range]) -> Expr | None:
 
 
 def _of_places(e: Expr) -> tuple[str, int, Expr] | None:
-    """A comparison's name, the distance from lane to lane, and what multiples of it are compared with."""
+    """A comparison as operator, step per lane, and the scalar that the multiples of the step are compared with."""
     match e:
         case Op(name, (a, b)) if name in _COMPARISONS and e.dtype.lanes > 1 and a.dtype.name == "i64":
             first, second = _started(a), _started(b)
@@ -75,7 +74,7 @@ def _of_places(e: Expr) -> tuple[str, int, Expr] | None:
 
 
 def _started(e: Expr) -> tuple[Expr, int] | None:
-    """The first lane of numbers at equal distances, and their distance."""
+    """The first lane of equidistant numbers, and their step."""
     match e:
         case Const(value, dtype):
             return Const(value, dtype.replace(lanes=1)), 0

@@ -1,4 +1,4 @@
-"""What each lane of a vector of whole numbers is, where that is known when compiling."""
+"""The values of the lanes of an integer vector, as far as they are constant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KNOWN: dict[str, Callable[[int, int], int]] = {
 
 
 def lane_values(e: Expr) -> tuple[int, ...] | None:
-    """The lanes; None where one depends on what is not a number.
+    """The value of each lane; None if one is not constant.
 
     >>> from compiler.ir.expr import const
     >>> lane_values(k.Ramp(const(1), 1, 4) // k.Broadcast(const(2), 4))

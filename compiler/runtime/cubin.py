@@ -1,6 +1,6 @@
 """Compile CUDA text to a cubin (machine code and ptxas' report), in a cache keyed by source, architecture and flags.
 
-NVRTC is used if installed (0.05 s for a small kernel, in a worker), else nvcc (0.4 s).
+NVRTC is used if installed (0.05 s for a small kernel, without starting a process), else nvcc (0.4 s).
 """
 
 import functools

@@ -52,7 +52,7 @@ def _refuse_foreign(path: Path) -> None:
         _own.add(folder)
 
 
-_own: set[Path] = set()  # folders found to be writable by this user only
+_own: set[Path] = set()  # folders found to be writable by this user only, who alone could have changed that since
 
 
 def intact(*paths: Path) -> bool:

@@ -1,6 +1,6 @@
-"""Whether rows of instructions are true: a row goes in; kernels that use it, their inputs and what must come out, out.
+"""Check instruction tables: for each row, kernels that use it, with inputs and expected outputs.
 
-Each row says three things of one instruction: its meaning as Tile IR, where its operands lie, and the device function
-that performs it, which has a body for the GPU and one for the CPU. The kernels are made from the row alone, so a new
-row brings its own checks.
+A row states three things about an instruction: its meaning as Tile IR, the layouts of its operands, and the device
+function that performs it, with one body for the GPU and one for the CPU. Kernels are generated from the row alone, so a
+new row brings its own checks.
 """

@@ -1,7 +1,7 @@
-"""All checks of all rows: nothing goes in, checks that a test runner may run in any order come out.
+"""All checks of all rows, which a test runner may run in any order.
 
-What a row claims is held against three others: its meaning against NumPy, the CPU body of its device function against
-the meaning, and the GPU body against the meaning, so that a mistake made twice cannot cancel.
+A row is checked three times: its meaning against NumPy, the CPU body of its device function against the meaning, and
+the GPU body against the meaning, so that a mistake made twice cannot cancel.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from compiler.targets.layout import Layout, is_bijection, threads
 from compiler.targets.target import Fragments, Instruction, Target, Transfer
 
 Row = Instruction | Fragments | Transfer
-Together = Callable[[int], Mapping[str, Sequence[Trial]]]  # a seed in, trials by name out
+Together = Callable[[int], Mapping[str, Sequence[Trial]]]  # from a seed to trials by name
 
 
 class NotRun(Exception):
-    """A check that this machine has no means for; the message says which."""
+    """A check that this machine cannot run; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """`run` takes the seed of random inputs; it raises AssertionError, or NotRun."""
+    """`run` takes the seed of random inputs. It raises AssertionError if the check fails, or NotRun."""
 
     name: str
     kind: str
@@ -74,10 +74,9 @@ def _of_kernels(name: str, needs: str, opcode: str, together: Together) -> Itera
             yield Check(f"{name}::{target.name}", "assembled", run)
 
 
-# Rows of one text: compiling few texts of several kernels is quicker than many of one.
+# Rows per text: compiling few texts of several kernels is faster than many texts of one.
 _TOGETHER = 6
-# The full cross of swizzles for the narrowest, a middling and the widest n; one swizzle for each order of axes for the
-# others.
+# These widths n (narrowest, medium, widest) get all combinations of swizzles; others get one swizzle per order of axes.
 _THOROUGH = (8, 64, 256)
 
 
@@ -130,7 +129,7 @@ def _layout(row: Instruction | Fragments, seed: int) -> None:
 
 
 def _meaning(row: Instruction, seed: int) -> None:
-    """The text of the row is a matmul."""
+    """The row's Tile IR computes a matmul."""
     rng = np.random.default_rng(seed)
     a, b, acc = (
         rng.integers(-64, 65, shape).astype(storage(dt.DTYPES[t]))
@@ -165,13 +164,13 @@ def _on_gpu(name: str, needs: str, together: Together, seed: int) -> None:
         judge(trial, memory[len(trial.inputs) :])
 
 
-# Bytes of stack that ptxas 13.0 itself writes beside every load by a tensor map.
+# Bytes of stack that ptxas 13.0 itself adds for every load by a tensor map.
 _STACK = {"sm_120": 8}
 
 
 def _assembled(name: str, opcode: str, target: Target, together: Together,
                seed: int) -> None:  # fmt: skip
-    """ptxas takes it without a complaint, and the instruction is in the machine code."""
+    """ptxas accepts it without complaints, and the machine code has the instruction."""
     if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
         raise NotRun(f"no CUDA compiler: {cubin.INSTALL_COMPILER}")
     family = together(seed)

@@ -1,4 +1,4 @@
-"""Trials of arithmetic that a GPU has its own instructions or sequences for, and how such kernels are put together."""
+"""Trials of arithmetic with dedicated instructions or sequences on a GPU, and the construction of such kernels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from compiler.interpret.scalar import Array, storage
 from compiler.ir.dtype import DType, f32, i32, u8
 from compiler.runtime.launches import Extent, Launch, Map
 
-Memory = tuple[str, DType, Array]  # values as the interpreters hold them
-Named = tuple[str, str, Trial]  # name, the feature of the target that it needs
+Memory = tuple[str, DType, Array]  # values as the interpreters represent them
+Named = tuple[str, str, Trial]  # name, required feature of the target, trial
 Trials = Iterator[Named]
 
 
 def by_hand(name: str, needs: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...],
            outputs: tuple[Memory, ...], *, threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1),
            maps: tuple[Map, ...] = (), shared: int = 0, mbarriers: Mapping[str, int] = {}) -> Named:  # fmt: skip
-    """Parameters are the inputs, the outputs, and then the maps, as m0, m1, ..; thread 0 begins with making mbarriers
-    of so many arrivals."""
+    """A handwritten kernel. Its parameters are the inputs, the outputs, then the maps as m0, m1, ...; thread 0 first
+    initialises `mbarriers`, each with its number of arrivals."""
     params = [
         *(f"const {TYPES[t.name]}* __restrict__ {x}" for x, t, _ in inputs),
         *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
@@ -42,25 +42,25 @@ def by_hand(name: str, needs: str, body: str, includes: tuple[str, ...], inputs:
 def elementwise(
     name: str, header: str, call: str, inputs: tuple[Memory, ...], wanted: Array, tolerance: Array | None = None
 ) -> Named:
-    """Each element i is `call`, to within a tolerance."""
+    """A kernel that computes each element i by `call`, within a tolerance."""
     body = f"for (int i = t; i < {wanted.size}; i += 64) out[i] = {call};"
     _, needs, trial = by_hand(name, "", body, (header,), inputs, (("out", f32, wanted),), threads=64)
     return name, needs, trial if tolerance is None else replace(trial, tolerance=tolerance)
 
 
 def small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
-    """Small whole numbers, of which any sum here is exact in every type."""
+    """Small integers, whose sums here are exact in every type."""
     return rng.integers(0 if dtype is u8 else low, high, shape).astype(storage(dtype))
 
 
 def formulas(rng: np.random.Generator) -> Trials:
-    """All of them."""
+    """All trials of this module."""
     for made in (_sequences, _conversions, _extremes, _powers):
         yield from made(rng)
 
 
 def _sequences(rng: np.random.Generator) -> Trials:
-    """Functions that have a sequence of their own on the GPU, over all of f32, within an ulp of correct rounding."""
+    """Functions with a dedicated sequence on the GPU, over all of f32, within an ulp of correct rounding."""
     places = [0.0, 2.0**-149, 2.0**-126, 2.0**-124, 1.0, 0.921875, 4.0, 2.0**124, 2.0**126, (2 - 2.0**-23) * 2.0**127]
     special = np.array([*places, np.inf, np.nan], np.float32)
     special = np.concatenate((special, -special))
@@ -82,7 +82,7 @@ def _sequences(rng: np.random.Generator) -> Trials:
 
 
 def _conversions(rng: np.random.Generator) -> Trials:
-    """Every number of 16 bits to f32, and of f32 to 16 bits some of each exponent, halfway cases and special ones."""
+    """All 16-bit floats to f32; and from f32 to 16 bits, samples of each exponent, halfway cases and special values."""
     every = np.arange(1 << 16, dtype=np.int32)
     wide = (every.astype(np.uint32) << 16).view(np.float32)
     half = every.astype(np.uint16).view(np.float16).astype(np.float32)
@@ -113,7 +113,7 @@ for (int i = t; i < {x.size // 2}; i += 64) pairs[i] = (int)mlc_pack_{name}(x[2 
 
 
 def _extremes(rng: np.random.Generator) -> Trials:
-    """NaN wins."""
+    """Minimum and maximum propagate NaN."""
     special = np.array([0.0, 2.0**-149, 1.0, 3.0e38, np.inf, np.nan], np.float32)
     special = np.concatenate((special, -special))
     x, y = np.repeat(special, special.size), np.tile(special, special.size)
@@ -123,7 +123,7 @@ def _extremes(rng: np.random.Generator) -> Trials:
 
 
 def _powers(rng: np.random.Generator) -> Trials:
-    """Powers of two to 2^-22 of them, reciprocal roots to two ulp; below the normal range powers are zero."""
+    """Powers of two within a relative 2^-22, and zero if subnormal; reciprocal roots within two ulp."""
     x = np.concatenate((rng.uniform(-150, 130, 4096), [0.0, -0.0, 1.0, -126.0, 127.0, 128.0, np.inf, -np.inf, np.nan]))
     x = x.astype(np.float32)
     with np.errstate(all="ignore"):

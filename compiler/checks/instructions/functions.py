@@ -1,6 +1,6 @@
-"""Trials of device functions that are no rows: atomics, votes, hinted accesses, barriers, clusters, bulk copies.
+"""Trials of device functions without a row: atomics, votes, hinted accesses, barriers, clusters, bulk copies.
 
-Each is a kernel by hand with what it must give, by NumPy. `needs` is the feature of the target.
+Each is a handwritten kernel with outputs expected by NumPy. `needs` is the required feature of the target.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compiler.runtime.launches import Map
 
 
 def functions(seed: int) -> Trials:
-    """All of them."""
+    """The trials of all device functions."""
     rng = np.random.default_rng(seed)
     arithmetic = (formulas, _extremes, _atomics, _vectors_added, _warp)
     for made in (*arithmetic, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
@@ -23,7 +23,7 @@ def functions(seed: int) -> Trials:
 
 
 def _extremes(rng: np.random.Generator) -> Trials:
-    """Of three, of which one is negated or an absolute value: on some targets that is one instruction."""
+    """Min and max of three operands, one negated or an absolute value: a single instruction on some targets."""
     negations = [(dtype, "", "-{}" if dtype.is_float else "mlc_negated({})") for dtype in (i8, i16, i32, i64, f32)]
     negations += [(i32, "_as_difference", "mlc_sub(0, {})"), (i32, "_as_product", "mlc_mul({}, -1)")]
     negations += [(i32, "_as_complement", "mlc_add(~{}, 1)"), (i32, "_as_quotient", "mlc_truncdiv({}, -1)")]
@@ -52,7 +52,7 @@ out[64 + t] = mlc_min(mlc_max(s, q), c - 5);
 def _atomics(rng: np.random.Generator) -> Trials:
     for dtype in (f32, f64, bf16, f16, i64, i32, i16, i8, u8):
         for op, combine in (("add", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)):
-            # Four threads combine into each of 8 places.
+            # Four threads combine into each of 8 elements.
             x, start = small(rng, dtype, (4, 8), -2, 3), small(rng, dtype, (8,), -4, 5)
             if dtype.is_float and op in ("max", "min"):
                 x[1, 3] = np.nan
@@ -153,7 +153,7 @@ mlc_store_once<{size}>(out + t * {size}, mine);
 
 def _barriers(rng: np.random.Generator) -> Trials:
     x = small(rng, f32, (4, 64))
-    # Two warps fill, two others use, twice over one buffer: barrier 1 says that it is full, barrier 2 that it is empty.
+    # Two warps fill and two others read one buffer repeatedly: barrier 1 signals full, barrier 2 empty.
     body = """
 MLC_SHARED(float, s, 64, 16);
 for (long i = 0; i < 4; i++) {
@@ -294,7 +294,7 @@ if (t == 0) {{
 }}
 """
     yield by_hand("bulk", "tma", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
-    # Block 0 loads for both; each takes the sum of what it got and its rank.
+    # Block 0 loads for both; each block stores what it received plus its rank.
     y = small(rng, f32, (8, 32))
     body = f"""{arrived}
 mlc_cluster_barrier();

@@ -1,4 +1,4 @@
-"""Trials of what moves data: matrices between shared memory and registers, and asynchronous copies."""
+"""Trials of data movement: matrices between shared memory and registers, and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compiler.targets.target import Fragments, Transfer
 
 
 def fragments(row: Fragments, seed: int) -> list[Trial]:
-    """All elements of the matrices to their places in a tile, or from there."""
+    """Move all elements of the matrices to their places in a tile, or from there."""
     rng = np.random.default_rng(seed)
     (rows, columns), count = row.layout.shape, registers(row.layout)
     values = rng.integers(-(2**15), 2**15, (rows, columns)).astype(np.int16)
@@ -40,7 +40,7 @@ def fragments(row: Fragments, seed: int) -> list[Trial]:
 
 
 def transfers(row: Transfer, seed: int) -> list[Trial]:
-    """Copies that hang over the edges of tensors of random sizes."""
+    """Copies that extend beyond the edges of tensors of random sizes."""
     rng = np.random.default_rng(seed)
     match row.name, row.source:
         case "cp.async", _:
@@ -57,7 +57,7 @@ def transfers(row: Transfer, seed: int) -> list[Trial]:
 def copied(
     how: str, tensors: Sequence[tuple[str, DType, tuple[int, ...]]], copy: str, arrays: Sequence[Array]
 ) -> Array:
-    """What one copy of Tile IR makes of its target, the second tensor, which holds something before."""
+    """The result of a Tile IR copy to the second tensor, which has previous contents."""
     words = [f"{name}: {t}[{', '.join(map(str, shape))}]" for name, t, shape in tensors]
     text = (
         f'def f({words[0]}, *, {words[1]}):\n    with kernel("f", [x, y], writes=[y]):\n        copy({copy}, "{how}")\n'
@@ -133,7 +133,7 @@ class _Box:
 
     @property
     def room(self) -> int:
-        """Bytes of shared memory for it, up to where something else may begin."""
+        """Bytes of shared memory for it, rounded up to the alignment of tiles."""
         return -(-self.bytes // TILE_ALIGNMENT) * TILE_ALIGNMENT
 
     def map(self, buffer: int) -> Map:
@@ -141,7 +141,7 @@ class _Box:
         return Map(buffer, self.dtype.name, self.dims[::-1], steps[::-1], self.lengths[::-1], self.swizzle)
 
     def each(self, statement: str) -> list[str]:
-        """A statement about the element p in shared memory, number e of the box."""
+        """A statement for every element: p points to it in shared memory, e is its number in the box."""
         kind, size = TYPES[self.dtype.name], self.dtype.bytes
         return [
             f"for (long e = t; e < {math.prod(self.lengths)}; e += 32) {{",
@@ -153,12 +153,12 @@ class _Box:
 
 
 def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Generator) -> Trial:
-    """A box that may hang over the tensor's edges, and begin before an axis only in a load."""
+    """A box that may extend beyond the tensor's edges; only a load may start before an axis."""
     load, dtype = row.target == "shared", dt.DTYPES[element]
     inner, whole = (swizzle or 16 * int(rng.integers(1, 5))) // dtype.bytes, 16 // dtype.bytes
     lengths = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
     dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), whole * int(rng.integers(1, 5)))
-    # Along the innermost axis in steps of 16 bytes.
+    # In multiples of 16 bytes along the innermost axis.
     units = (*(1,) * (rank - 1), whole)
     starts = tuple(
         u * int(rng.integers(1 - b // u, 0) if load and rng.random() < 0.5 and b > u else rng.integers(d // u + 1))
@@ -175,7 +175,7 @@ def _tma_load(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
     tensors = (("x", box.dtype, box.dims), ("y", box.dtype, box.lengths))
     copy = f"y{slices((0,) * len(box.dims), box.lengths)}, x{slices(box.starts, box.lengths)}"
     wanted = copied(row.name, tensors, copy, [values, before])
-    # The barrier comes last: as a static array it would take 1 KB, for what follows to begin where copies must.
+    # The barrier comes last: as a static array before tiles aligned to 1 KB it would take 1 KB.
     body = [
         "MLC_DYNAMIC_SHARED(s);",
         f"unsigned long* const full = (unsigned long*)(s + {box.room});",
@@ -197,7 +197,7 @@ def _tma_load(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
 
 
 def _tma_store(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
-    """The tensor holds something before, so that what must not be written shows."""
+    """The tensor has previous contents, so that writes outside of the box show."""
     values, before = random_values(rng, box.dtype, box.lengths), random_values(rng, box.dtype, box.dims)
     tensors = (("x", box.dtype, box.lengths), ("y", box.dtype, box.dims))
     copy = f"y{slices(box.starts, box.lengths)}, x{slices((0,) * len(box.dims), box.lengths)}"

@@ -1,4 +1,4 @@
-"""Trials of tensor instructions: operands from global memory to where the row wants them, one instruction, and back."""
+"""Trials of tensor instructions: load operands from global memory to their layouts, run one instruction, store."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ TILE_ALIGNMENT = 1024
 
 @dataclass(frozen=True)
 class Use:
-    """One way to use a row: the operands' axes, the swizzles of those in shared memory, bytes at which their rows are
-    entered, whether the accumulator is added to, whether operands have bits that the instruction cuts off, and how many
-    blocks of a cluster do the same, each in its own shared memory, whose addresses begin with the block's rank."""
+    """One use of a row: the operands' axes; the swizzles of those in shared memory, and the byte offset at which their
+    rows are entered; whether the accumulator is added to; whether operands have bits that the instruction truncates;
+    and how many blocks of a cluster do the same, each in its own shared memory, at addresses that include the block's
+    rank."""
 
     axes: tuple[str, str]
     spans: tuple[int, int] = (128, 128)
@@ -39,7 +40,7 @@ class Use:
 
 
 def uses(row: Instruction, thorough: bool) -> list[Use]:
-    """Every order of axes; for operands in shared memory each with one swizzle, or when `thorough` with all."""
+    """Every order of axes; operands in shared memory with one swizzle each, or if `thorough` with all."""
     shared = "shared" in (row.a_space, row.b_space)
     out = []
     for i, axes in enumerate(row.layouts if shared else row.layouts[:1]):
@@ -57,8 +58,8 @@ def uses(row: Instruction, thorough: bool) -> list[Use]:
 
 
 def _strides(row: Instruction, use: Use) -> bool:
-    """Whether an operand has several panels, whose distance is what a descriptor has beside the address. Only wgmma
-    reads operands in shared memory, and what has it has clusters."""
+    """Whether an operand has several panels, whose stride is in its descriptor beside the address. Only wgmma reads
+    operands from shared memory, and targets with wgmma have clusters."""
     return any(
         space == "shared" and (not span or (axes in ("km", "kn") and rows * dt.DTYPES[row.a_type].bytes > span))
         for space, axes, span, rows in zip((row.a_space, row.b_space), use.axes, use.spans, (row.m, row.n), strict=True)
@@ -66,13 +67,13 @@ def _strides(row: Instruction, use: Use) -> bool:
 
 
 def trials(row: Instruction, seed: int, thorough: bool = False) -> list[Trial]:
-    """The kernels of a row with random inputs whose products and sums are exact, so that the order of sums is free."""
+    """The kernels of a row, with random inputs whose products and sums are exact, whatever the order of summation."""
     rng = np.random.default_rng(seed)
     return [_trial(row, use, f"{identifier(row.name)}_{n}", rng) for n, use in enumerate(uses(row, thorough))]
 
 
 def said(row: Instruction) -> Program:
-    """The row's own text as a program that adds to its input acc."""
+    """The row's Tile IR as a program that adds to its input acc."""
     acc, a, b = _tensors(row)
     words = {t.name: f"{t.name}: {t.dtype}[{', '.join(show(n) for n in t.shape)}]" for t in (acc, a, b)}
     head = f'def f({words["a"]}, {words["b"]}, *, {words["acc"]}):\n    with kernel("f", [a, b, acc], writes=[acc]):\n'
@@ -81,14 +82,14 @@ def said(row: Instruction) -> Program:
 
 
 def meaning(row: Instruction, acc: Array, a: Array, b: Array) -> Array:
-    """acc[m, n] + a[m, k] . b[k, n] by the row's own text."""
+    """acc[m, n] + a[m, k] . b[k, n], computed by the row's Tile IR."""
     left, right = row.layouts[0]
     (made,) = interpreter.run(said(row), [acc, a if left == "mk" else a.T.copy(), b if right == "kn" else b.T.copy()])
     return made
 
 
 def cut(values: Array, fraction: int) -> Array:
-    """f32 values without all but the leading bits of their fractions."""
+    """Truncate the fractions of f32 values to their leading bits."""
     return (values.view(np.uint32) & np.uint32(0xFFFFFFFF << (23 - fraction) & 0xFFFFFFFF)).view(np.float32)
 
 
@@ -100,7 +101,7 @@ def _tensors(row: Instruction) -> tuple[Tensor, ...]:
 
 
 def identifier(name: str) -> str:
-    """A row's name as a kernel may be called."""
+    """A row's name as an identifier for its kernel."""
     return name.replace(".", "_")
 
 
@@ -111,11 +112,11 @@ def _trial(row: Instruction, use: Use, name: str, rng: np.random.Generator) -> T
         acc = rng.standard_normal((row.m, row.n)).astype(np.float32)
         cut_a, cut_b = cut(a, row.fraction), cut(b, row.fraction)
         wanted = meaning(row, acc, cut_a, cut_b)
-        # Far less than what rounding in place of cutting would change, far more than the order of sums does.
+        # Far below the effect of rounding instead of truncation, far above that of the order of summation.
         tolerance = 2.0**-18 * (np.abs(acc) + np.abs(cut_a) @ np.abs(cut_b))
     else:
-        # Sixteenths up to 4 in size, less where they are rounded: the product has 14 bits, the sum of 32 of them 19.
-        # Tensor cores keep 13 bits of a sum of 8-bit floats: of halves up to 2 it has 12, beginning with sixteenths.
+        # Multiples of 1/16 up to 4 (fewer bits after rounding): a product has 14 bits, the sum of 32 of them 19.
+        # Tensor cores keep 13 bits of a sum of 8-bit floats: for multiples of 1/2 up to 2 it has 12, from 1/16 on.
         scale = 1 if acc_type.is_integer else 16
         most, parts = (4, 2) if a_type in dt.EIGHTHS else (64, scale)
         a, b, acc = (
@@ -179,14 +180,14 @@ def _text(row: Instruction, use: Use, name: str) -> tuple[str, tuple[str, ...], 
 
 
 def kernel(name: str, threads: int, params: Sequence[str], body: Sequence[str], cluster: int = 1) -> str:
-    """A kernel whose body knows its thread as t."""
+    """A kernel; in its body, t is the thread's index."""
     blocks = f"MLC_CLUSTER({cluster}, 1, 1) " if cluster > 1 else ""
     head = f'extern "C" __global__ void {blocks}__launch_bounds__({threads}, 1) {name}(\n    {", ".join(params)}) {{'
     return "\n".join([head, "    const long t = threadIdx.x;", *(f"    {line}" for line in body), "}", ""])
 
 
 def each(layout: Layout, statement: str) -> list[str]:
-    """A statement about every register r of the thread t, whose offset in the tile is `at`."""
+    """A statement for every register r of thread t, at offset `at` in the tile."""
     return [
         "#pragma unroll",
         f"for (int r = 0; r < {registers(layout)}; r++) {{",
@@ -197,7 +198,7 @@ def each(layout: Layout, statement: str) -> list[str]:
 
 
 def offset(digits: Digits, number: str) -> str:
-    """What the digits of a number add to the offset, in C."""
+    """The contribution of the digits of a number to the offset, in C."""
     terms, below = [], 1
     for extent, stride in digits:
         digit = f"{number} / {below} % {extent}" if below > 1 else f"{number} % {extent}"
@@ -207,7 +208,7 @@ def offset(digits: Digits, number: str) -> str:
 
 
 def _placed(row: Instruction, x: str, axes: str, span: int, enter: int, base: int) -> tuple[list[str], int, int]:
-    """Statements that put an operand into panels of shared memory; bytes of all panels; bytes of one."""
+    """Statements that store an operand to panels in shared memory; bytes of all panels; bytes of one panel."""
     size, width, depth = dt.DTYPES[row.a_type].bytes, span or 16, row.k
     rows, along_k = (row.m, axes == "mk") if x == "a" else (row.n, axes == "nk")
     place = f"i = e / {depth}, l = e % {depth}" if x == "a" else f"l = e / {rows}, i = e % {rows}"

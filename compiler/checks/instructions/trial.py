@@ -1,4 +1,4 @@
-"""A kernel with its inputs and what it must give: run on the CPU or on a GPU, and compared element by element."""
+"""A kernel with inputs and expected outputs: runs on the CPU or a GPU, and is compared element by element."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TYPES = {
 
 
 class Different(AssertionError):
-    """A kernel computed something else than its row says."""
+    """A kernel computed something other than its row states."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`inputs` and `wanted` by name, as memory holds them (see `stored`); the outputs come last among the arguments.
+    """`inputs` and `wanted` by name, as represented in memory (see `stored`); outputs are the last arguments.
 
-    The kernel is launched once, its arguments numbered in this order unless `launch` has others. Outputs start as
-    poison. Differences up to `tolerance`, an array like the one output or 0, are allowed.
+    The kernel is launched once, with arguments in this order unless `launch` says otherwise. Outputs start poisoned.
+    Differences up to `tolerance`, an array like the only output or 0, are allowed.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Trial:
 
 
 def stored(values: Array, dtype: DType) -> Array:
-    """Values as the interpreters hold them, as bytes in memory; those of bf16 are exact in it."""
+    """Convert values from the interpreters' representation to that in memory; bf16 values must be exact."""
     if dtype in EIGHTHS:
         return to_memory(values, dtype)
     if dtype is bf16:
@@ -50,14 +50,14 @@ def stored(values: Array, dtype: DType) -> Array:
 
 
 def read(held: Array, dtype: DType) -> Array:
-    """The reverse of `stored`."""
+    """The inverse of `stored`."""
     if dtype in EIGHTHS:
         return from_memory(held, dtype)
     return (held.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else held
 
 
 def source(trials: Sequence[Trial]) -> str:
-    """One text with the kernels of all."""
+    """A text with the kernels of all trials."""
     includes = dict.fromkeys(f'#include "mlc/{name}.cuh"' for t in trials for name in ("prelude", *t.includes))
     return "\n".join([*includes, "", *(t.text for t in trials)])
 
@@ -69,18 +69,18 @@ def plan(trial: Trial) -> LaunchPlan:
 
 
 def poisoned(trial: Trial) -> tuple[Array, ...]:
-    """Outputs before the kernel runs, as memory holds them."""
+    """The outputs before the kernel runs, as represented in memory."""
     return tuple(stored(poison(array.shape, dtype), dtype) for _, dtype, array in trial.wanted)
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Values of which every byte is 0xa5, as the interpreters hold them."""
+    """Values whose bytes are all 0xa5, as the interpreters represent them."""
     raw = np.full((*shape, dtype.bytes), 0xA5, np.uint8)
     return read(raw.view(memory_type(dtype)).reshape(shape), dtype)
 
 
 def judge(trial: Trial, outputs: Sequence[Array]) -> None:
-    """Raise Different, naming the first element, unless the outputs are those wanted."""
+    """Raise Different, with the first wrong element, unless the outputs are those expected."""
     for (name, dtype, wanted), memory in zip(trial.wanted, outputs, strict=True):
         made = read(memory, dtype)
         with np.errstate(invalid="ignore"):

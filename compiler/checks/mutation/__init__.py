@@ -1,4 +1,4 @@
-"""Planted miscompiles (mutants): copies of a program of any stage that differ from it at one place.
+"""Planted miscompiles (mutants): copies of a program of any stage, each changed at one place.
 
 They test the checks: a fault that a stage's check misses here would also be missed in a pass. Places are chosen
 uniformly. A mutant is well formed (it verifies and prints), but most of them compute something else.
@@ -15,7 +15,7 @@ from compiler.checks.mutation.tree import Change, changes
 from compiler.ir.stages import IRS
 from compiler.pipeline import IR_STAGES, TEXTS
 
-Mutant = tuple[str, Any]  # what was changed, and the program after it
+Mutant = tuple[str, Any]  # description of the change, changed program
 
 _CHANGES: dict[str, Callable[[Any], list[Change]]] = {
     **dict.fromkeys(IRS, lambda program: changes(program, statements.edits, statements.show)),
@@ -34,7 +34,7 @@ def mutants(stage: str, program: Any, rng: random.Random, count: int) -> list[Mu
 
 
 def draw(stage: str, program: Any, rng: random.Random) -> Iterator[Mutant]:
-    """All mutants, each place once and then again with other changes, in random order."""
+    """All mutants in random order: one change at each place, then further changes at each place."""
     places = [[(c.what, build) for build in c.builds] for c in _CHANGES[stage](program)]
     rng.shuffle(places)
     for choices in places:
@@ -49,12 +49,12 @@ def draw(stage: str, program: Any, rng: random.Random) -> Iterator[Mutant]:
 
 
 def _well_formed(stage: str, program: Any, build: Callable[[], Any]) -> Any | None:
-    """The program that a change gives, unless it is no other program, or none at all."""
+    """The changed program; None if it is invalid or equal to the original."""
     try:
         made = build()
         if stage in IRS:
             IRS[stage].verify(made)
-    except (ValueError, TypeError, AttributeError):  # the change does not fit its surroundings
+    except (ValueError, TypeError, AttributeError):  # the change is invalid in its context
         return None
     return None if made is program or made == program else made
 

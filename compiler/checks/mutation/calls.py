@@ -1,4 +1,4 @@
-"""Wrong Torch IR: a program in, the places where the arguments of a call may go wrong out."""
+"""Mutations of Torch IR: the places where arguments of a call can be changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.ir import aten
 from compiler.ir.aten import Call, Program, Ref, Type
 
 Edit = tuple[str, Call]
-# Calls that take the same arguments.
+# Calls with the same arguments.
 _SWAPS = {
     "aten.add.Tensor": "aten.sub.Tensor", "aten.sub.Tensor": "aten.add.Tensor", "aten.mul.Tensor": "aten.div.Tensor",
     "aten.amax.default": "aten.amin.default", "aten.amin.default": "aten.amax.default",

@@ -1,4 +1,4 @@
-"""Wrong expressions: an expression of any IR below Torch IR in, the expressions it may be mistaken for out."""
+"""Mutations of expressions, of any IR below Torch IR."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compiler.ir.expr import COMBINE, OPS, Cast, Const, Expr, Load, Op, Select
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.node import Node
 
-# What each operation is mistaken for.
+# Plausible wrong operations in place of each.
 SWAPS: dict[str, tuple[str, ...]] = {
     "add": ("sub", "mul"), "sub": ("add",), "mul": ("add", "div"), "div": ("mul",), "floordiv": ("truncdiv", "mod"),
     "mod": ("rem", "floordiv"), "truncdiv": ("floordiv",), "rem": ("mod",), "gcd": ("min",), "neg": ("abs",),
@@ -26,13 +26,13 @@ SWAPS: dict[str, tuple[str, ...]] = {
 REDUCTIONS = {"sum": "max", "prod": "sum", "max": "min", "min": "max", "and": "or", "or": "and"}
 _ORDERED = {"sub", "div", "floordiv", "mod", "truncdiv", "rem", "shl", "shr", "lt", "le", "gt", "ge"}
 _ORDERED |= {name for name, row in FUNCTIONS.items() if row.arity == 2}
-# A value of the first type is rounded on the way to the second.
+# Narrower types through which a value of each type is rounded.
 _NARROW = {"f64": dt.f32, "f32": dt.bf16, "i64": dt.i32, "i32": dt.i16}
 assert all(name in OPS for row in SWAPS.items() for name in (row[0], *row[1]))
 
 
 def edits(node: Node) -> Iterator[Edit]:
-    """What may stand in the place of an expression."""
+    """Replacements for an expression."""
     match node:
         case Const(value, dtype):
             yield from (("constant changed", Const(v, dtype)) for v in _other_values(value, dtype))
@@ -50,7 +50,7 @@ def edits(node: Node) -> Iterator[Edit]:
 
 
 def through(value: Expr, narrow: DType) -> Expr:
-    """`value` after a detour by a narrower type."""
+    """`value` rounded through a narrower type."""
     wide = value.dtype
     return Cast(Cast(value, narrow.replace(lanes=wide.lanes)), wide)
 
@@ -94,7 +94,7 @@ def _other_values(value: bool | int | float, dtype: DType) -> Iterator[Any]:
 
 
 def reductions(node: Any) -> Iterator[Edit]:
-    """A node that reduces by its `op`, by what that is mistaken for."""
+    """Replace the operation `op` of a reduction by a plausible wrong one."""
     if node.op in COMBINE:
         for other in (REDUCTIONS[node.op], "prod" if node.op == "sum" else "sum"):
             yield "reduction changed", node.replace(op=other)

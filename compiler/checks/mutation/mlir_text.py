@@ -1,4 +1,4 @@
-"""Wrong MLIR: the text in, the places where an operation may go wrong out; types stay, so that it still verifies."""
+"""Mutations of MLIR text. Types are kept, so that it still verifies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from compiler.checks.mutation.tree import Change
 
-# An operation, or a number in it, and what it becomes.
+# Pattern of an operation or number, its replacement, description.
 _TOKENS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r'"arith\.add([fi])"', r'"arith.sub\1"', "sub instead of add"),
     (r'"arith\.sub([fi])"', r'"arith.add\1"', "add instead of sub"),

@@ -1,4 +1,4 @@
-"""Wrong Tensor, Loop, Tile and Kernel IR: a program in, the places where one of its nodes may go wrong out."""
+"""Mutations of nodes of Tensor, Loop, Tile and Kernel IR."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONE = Const(1, i64)
 
 
 def edits(node: Node) -> Iterator[Edit]:
-    """What may stand in the place of an equation, statement or expression."""
+    """Replacements for an equation, statement or expression."""
     yield from expressions.edits(node)
     match node:
         case Store(op=op) | k.Store(op=op):
@@ -61,7 +61,7 @@ _DROPPED: dict[type[Node], str] = {Copy: "copy", k.Assign: "assignment", k.Call:
 
 
 def _equations(node: Node) -> Iterator[Edit]:
-    """Of Tensor IR."""
+    """Replacements specific to Tensor IR."""
     match node:
         case Reduce(over=over):
             yield from expressions.reductions(node)
@@ -81,7 +81,7 @@ def _equations(node: Node) -> Iterator[Edit]:
 
 
 def _values(node: Node) -> Iterator[Edit]:
-    """Of what only Kernel IR has."""
+    """Replacements for expressions specific to Kernel IR."""
     match node:
         case k.Across():
             yield from expressions.reductions(node)
@@ -112,7 +112,7 @@ def _loops(node: k.For) -> Iterator[Edit]:
 
 
 def show(node: Node) -> str:
-    """A place in words."""
+    """A short description of a node."""
     match node:
         case loop.For(var) | tile.For(var) | k.For(var):
             return f"loop {var}"

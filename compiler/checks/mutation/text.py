@@ -1,8 +1,7 @@
-"""Wrong C++, CUDA and Triton: the generated text in, the places where a line may go wrong out.
+"""Mutations of generated C++, CUDA and Triton text.
 
-Only the kernels are touched: not the lines that include headers, comments, or the entry that hands out the buffers.
-Beside what can go wrong in any C++, CUDA has what goes wrong between threads: barriers, guards, and who has which
-element.
+Only lines of kernels are changed: no includes, no comments, and not the entry that passes the buffers. Besides general
+mistakes, CUDA has those between threads: barriers, guards, and the assignment of elements to threads.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from compiler.checks.mutation.tree import Change
 
-Edit = tuple[str, str]  # how, and the line that takes the place
+Edit = tuple[str, str]  # description, replacement line
 Tokens = tuple[tuple[str, str, str], ...]
 _ENTRY = 'extern "C"'
 _DROPPABLE = re.compile(r"^ *(mlc_store|mlc_\w+_block|[\w\[\]* +().]+ = |\w+\[[^=]*\] \+= ).*;$")
@@ -21,7 +20,7 @@ _DECLARED = re.compile(
 )
 _RESET = re.compile(r"^ +(?:float|double|long|int|[fi]\d+x\d+) \w+ = [^;]*;$")
 _SCALAR = re.compile(r"^( +(?:const )?float \w+ = )(.*);$")
-# A pattern, and what its match becomes.
+# Pattern, replacement, description.
 _TOKENS: Tokens = (
     (r" \+ ", " - ", "sub instead of add"),
     (r" - ", " + ", "add instead of sub"),
@@ -103,7 +102,7 @@ def _in_kernel(line: str) -> bool:
 def _by_line(
     text: str, end: int, inside: Callable[[str], bool], tokens: Tokens, statements: Callable[[str], Iterator[Edit]]
 ) -> list[Change]:
-    """The places in the lines `inside` kernels, as far as `end` if that is not negative, that may go wrong."""
+    """Changes in the lines `inside` kernels, up to position `end` if that is not negative."""
     lines = text.split("\n")
     found: list[Change] = []
     for k, line in enumerate(text[:end].split("\n") if end >= 0 else lines):
@@ -131,7 +130,7 @@ def _addresses(line: str) -> Iterator[Edit]:
 
 
 def _numbers(line: str) -> Iterator[list[Edit]]:
-    """Literals; a loop's step is one that goes to the double."""
+    """Changes of literals; a loop's step is doubled."""
     for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.>])", line):
         n = int(m[1])
         values = (n * 2,) if line[: m.start()].endswith("+= ") else (n + 1, n - 1)
@@ -164,11 +163,11 @@ def _cuda_statements(line: str) -> Iterator[Edit]:
 
 
 def _hoisted(lines: list[str], k: int) -> list[Change]:
-    """A variable that is declared in a loop and changes there, declared before it instead."""
+    """Move a variable that is declared and changed in a loop before the loop."""
     line, at = lines[k], k - 1
     name = line.split(" = ")[0].split(" ")[-1]
     changed = any(re.match(rf" +{re.escape(name)} = ", other) for other in lines[k + 1 :])
-    while at > 0 and not re.search(r"[{}]\s*$", lines[at]):  # up to where the block begins, or another ends
+    while at > 0 and not re.search(r"[{}]\s*$", lines[at]):  # up to the start of the block, or the end of another
         at -= 1
     if not _RESET.match(line) or not lines[at].lstrip().startswith("for (") or not changed:
         return []

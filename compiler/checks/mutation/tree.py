@@ -1,6 +1,6 @@
-"""Places in a program: a node in, every occurrence of every node below it out, each with the way to put another there.
+"""Find the places in a program where a node can be replaced: every occurrence of every node.
 
-Nodes are shared, so one node has many occurrences; a miscompile is at one of them.
+Nodes are shared, so a node has many occurrences; a miscompile replaces one of them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 from compiler.ir.node import Node
 from compiler.ir.tensor import Axis, Tensor
 
-Path = tuple[tuple[str, int], ...]  # a field and, if it is a tuple, a position there, else -1
-LIMIT = 20_000  # places looked at: shared expressions may unfold to very many
+Path = tuple[tuple[str, int], ...]  # a field, and the position if it is a tuple, else -1
+LIMIT = 20_000  # the most places visited: shared expressions may unfold to very many
 
 
 @dataclass(frozen=True)
 class Change:
-    """A place, in words, and the programs that it may become: each how it changes, and what builds it."""
+    """A place, described in words, and its mutations: (description, function that builds the program)."""
 
     what: str
     builds: tuple[tuple[str, Callable[[], Any]], ...]
 
 
-Edit = tuple[str, Any]  # how, and the node (or tuple of statements) that takes the place
+Edit = tuple[str, Any]  # description, and the replacement: a node or a tuple of statements
 Rules = Callable[[Node], Iterator[Edit]]
 
 
 def changes(program: Node, rules: Rules, show: Callable[[Node], str]) -> list[Change]:
-    """Every place for which `rules` know an edit."""
+    """Every place for which `rules` have an edit."""
     found = []
     for path, node in _occurrences(program):
         edits = list(rules(node))
@@ -44,7 +44,7 @@ def _builder(program: Node, path: Path, new: Any) -> Callable[[], Any]:
 
 
 def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
-    """Declared shapes are left out: they are the caller's, and no pass makes them."""
+    """All nodes with their paths, except declared shapes, which come from the caller and not from passes."""
     stack: list[tuple[Path, Node]] = [((), root)]
     for _ in range(LIMIT):
         if not stack:
@@ -60,7 +60,7 @@ def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
 
 
 def put(root: Any, path: Path, new: Any) -> Any:
-    """`root` with what lies at `path` replaced; a tuple takes the place of a statement by all of its members."""
+    """`root` with the node at `path` replaced; a tuple replaces a statement by its members."""
     if not path:
         return new
     (name, k), *rest = path

@@ -1,6 +1,6 @@
-"""Operations of MLIR in their generic form, whose syntax is the same for every dialect and version: lines of text.
+"""Write MLIR operations in generic form, whose syntax is the same for every dialect and version.
 
-The custom form of many operations changes between versions of LLVM; `mlir-opt` prints it for whoever wants to read it.
+The custom form of many operations changes between versions of LLVM; `mlir-opt` prints it for reading.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from compiler.errors import Unsupported
 from compiler.ir.dtype import EIGHTHS, DType
 
-# MLIR's integers have no sign; a bool is a bit that takes a byte of memory.
+# MLIR's integers are signless; a bool is one bit, and a byte in memory.
 _TYPES = {"u8": "i8", "bool": "i1"}
 
 
 @dataclass(frozen=True)
 class Value:
-    """A name of MLIR and its type."""
+    """An SSA value: its name and type."""
 
     name: str
     type: str
@@ -30,14 +30,14 @@ Body = Callable[["Block", tuple[Value, ...]], Values]
 
 
 def element(dtype: DType) -> str:
-    """The type of one element; raises Unsupported for floats of 8 bits, which MLIR's own passes do not lower."""
+    """The type of an element. Raises Unsupported for 8-bit floats, which MLIR's own passes do not lower."""
     if dtype in EIGHTHS:
         raise Unsupported(str(dtype), (), "target mlir has no conversions of it")
     return _TYPES.get(dtype.name, dtype.name)
 
 
 def function(name: str, arguments: Values, results: Values, b: Block, *declared: str) -> str:
-    """The text of a function with the block as its body, and of what is declared behind it."""
+    """The text of a function with the block as its body, followed by declarations."""
     head = ", ".join(f"{v.name}: {v.type}" for v in arguments)
     text = f"func.func @{name}({head}) -> ({', '.join(v.type for v in results)}) {{"
     return "\n".join([text, *(f"  {line}" for line in b.lines), "}", *declared, ""])
@@ -53,7 +53,7 @@ def tensor_type(dtype: DType, shape: Iterable[int | str]) -> str:
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:
-    """An attribute; of floats that have no decimal text, their bits.
+    """An attribute; for floats without decimal notation, their bits.
 
     >>> from compiler.ir.dtype import f32, i64
     >>> literal(1e-05, f32), literal(math.inf, f32), literal(3, i64)
@@ -75,7 +75,7 @@ def literal(value: bool | int | float, dtype: DType) -> str:
 
 @dataclass
 class Block:
-    """Where operations are written, one after the other; `counter` numbers the values of a whole function."""
+    """A sequence of operations; `counter` numbers the values of the whole function."""
 
     lines: list[str] = field(default_factory=list)
     counter: itertools.count[int] = field(default_factory=itertools.count)
@@ -84,7 +84,7 @@ class Block:
         self, name: str, arguments: Values, results: Sequence[str], attributes: str = "",
         regions: Sequence[Block] = (), called: str = "",
     ) -> tuple[Value, ...]:  # fmt: skip
-        """An operation; its results have these types, and the last is `called` so."""
+        """An operation with results of these types; the last one has the name `called`, if given."""
         names = [f"%{next(self.counter)}" for _ in results[bool(called) :]] + ([f"%{called}"] if called else [])
         made = tuple(map(Value, names, results))
         kinds = ", ".join(a.type for a in arguments)
@@ -105,7 +105,7 @@ class Block:
         self, name: str, arguments: Values, result: str = "", attributes: str = "", regions: Sequence[Block] = (),
         called: str = "",
     ) -> Value:  # fmt: skip
-        """An operation with one result, of the type of its last argument unless said."""
+        """An operation with one result, by default of the type of its last argument."""
         return self.many(name, arguments, (result or arguments[-1].type,), attributes, regions, called)[0]
 
     def do(self, name: str, arguments: Values) -> None:
@@ -128,7 +128,7 @@ class Block:
         return inner
 
     def choose(self, cond: Value, then: Body, other: Body, result: str) -> Value:
-        """What one of two regions yields; the other is not run."""
+        """The value that one of two regions yields; the other is not executed."""
         return self.op("scf.if", (cond,), result, regions=(self.region(then), self.region(other)))
 
     def loop(
@@ -138,7 +138,7 @@ class Block:
         body: Callable[[Block, Value, tuple[Value, ...]], Values],
         called: str = "",
     ) -> tuple[Value, ...]:
-        """Run `body(block, index, carried)` from 0 on; what it yields is carried to the next round."""
+        """Loop over `body(block, index, carried)` from 0 on; its results are carried to the next iteration."""
         kinds = [v.type for v in carried]
         ends = (self.index(0), extent, self.index(1))
         region = self.region(lambda b, given: body(b, given[0], given[1:]), ("index", *kinds))

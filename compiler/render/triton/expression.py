@@ -1,4 +1,4 @@
-"""Expressions as Triton's: loads through pointers with masks, and operations on whole tiles."""
+"""Expressions in Triton: masked loads through pointers, and operations on whole tiles."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compiler.render.triton import operations
 from compiler.render.triton.values import ATOM, LOOSE, NONE, PRODUCT, Axes, Value, literal, negated, to, widened
 from compiler.render.triton.writer import LONGEST, Writer, conjunction
 
-_WRAPS = ("add", "sub", "mul", "neg", "abs", "shl")  # of narrow indices: these may need more bits than they have
+_WRAPS = ("add", "sub", "mul", "neg", "abs", "shl")  # may overflow narrow indices
 _ROUNDED = ("floordiv", "mod")
 
 
 def count(w: Writer, expressions: Iterable[Expr]) -> None:
-    """How often each part is needed, so that what is needed again has a name."""
+    """Count the uses of each subexpression, so that repeated ones get a name."""
     uses: Counter[Node] = Counter()
     seen: set[Node] = set()
     open_: list[Node] = list(expressions)
@@ -36,7 +36,7 @@ def count(w: Writer, expressions: Iterable[Expr]) -> None:
 
 
 def value(w: Writer, e: Expr) -> Value:
-    """The value of an expression here, where the guards hold."""
+    """The value of an expression at this place, under the current guards."""
     match e:
         case Const(x, dtype):
             return literal(x, dtype)
@@ -84,7 +84,7 @@ def _operation(w: Writer, e: Op) -> Value:
 
 
 def _level(e: Op, code: str) -> int:
-    """How tightly an operation binds."""
+    """The precedence level of an operation's text."""
     level = operations.LEVELS.get(e.name, LOOSE)
     return level if level != ATOM or code.endswith(")") else LOOSE
 
@@ -112,7 +112,7 @@ def _select(w: Writer, cond: Expr, then: Expr, other: Expr) -> Value:
 
 
 def _require(w: Writer, cond: Value, x: Value) -> Value:
-    """What is not as it must be is told; nothing else may come of it."""
+    """Report a failed requirement; its value is then 0."""
     cond = cond if cond.atom else w.named(cond, "valid")
     said = mask(w, cond.axes, (negated(cond),))
     assert said is not None
@@ -127,7 +127,7 @@ def _require(w: Writer, cond: Value, x: Value) -> Value:
 
 
 def mask(w: Writer, axes: Axes, more: tuple[Value, ...] = ()) -> Value | None:
-    """Where elements along these axes are there, and what guards them holds."""
+    """The mask of elements along these axes: inside the loops' extents, under the guards and `more`. None for all."""
     inside = [_inside(w, var) for var in sorted(axes, key=w.places.__getitem__) if w.lanes[var].end is not None]
     return conjunction(list(dict.fromkeys((*inside, *w.guards, *more))))
 
@@ -146,7 +146,7 @@ def _inside(w: Writer, var: str) -> Value:
 
 
 def place(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Expr:
-    """The offset of an element, from the buffer's first one."""
+    """The offset of an element in its buffer."""
     return access.address(index, w.tensors[buffer], w.ranges)
 
 
@@ -167,7 +167,7 @@ def load(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Value:
 
 
 def _pointer(w: Writer, buffer: str, at: Expr, along: Axes) -> tuple[Value, Value | None]:
-    """Pointers to elements, along these axes at least, and where they may be followed."""
+    """Pointers to elements, at least along these axes, and their mask."""
     offset = value(w, at)
     said = mask(w, offset.axes | along)
     axes = offset.axes | along | (said.axes if said is not None else NONE)

@@ -1,5 +1,4 @@
-"""What a kernel does with its loops over lanes: how many are inside each other, which are products of matrices, and
-what they accumulate."""
+"""Analysis of a kernel's loops over lanes: their nesting depth, which of them are matmuls, and what they accumulate."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Body = tuple[Stmt, ...]
 
 @dataclass(frozen=True)
 class Dot:
-    """A loop over the lanes `k` that adds a[m, k] * b[k, n] for the lanes m and n around it."""
+    """A loop over the lanes `k` that accumulates a[m, k] * b[k, n], inside loops over the lanes m and n."""
 
     k: str
     m: str
@@ -28,7 +27,7 @@ class Dot:
 
 
 def rank(body: Body, besides: Collection[str]) -> int:
-    """How many loops over lanes are inside each other, those of sums of products aside."""
+    """The nesting depth of loops over lanes, not counting those in `besides`."""
     deepest = 0
     for s in body:
         match s:
@@ -41,7 +40,7 @@ def rank(body: Body, besides: Collection[str]) -> int:
 
 
 def products(body: Body, around: tuple[str, ...] = ()) -> Iterator[Dot]:
-    """The loops over lanes that are products of matrices."""
+    """The loops over lanes that are matmuls."""
     for s in body:
         if isinstance(s, tile.For):
             found = dot(s, around) if is_bound(s, "lanes") else None
@@ -52,7 +51,7 @@ def products(body: Body, around: tuple[str, ...] = ()) -> Iterator[Dot]:
 
 
 def dot(f: tile.For, around: Sequence[str]) -> Dot | None:
-    """What a loop over lanes multiplies, if that is two matrices along it and the lanes around it."""
+    """The matmul that a loop over lanes computes with the lanes around it; None if it is none."""
     if f.kind != "reduce" or len(around) != 2:
         return None
     *lets, last = f.body
@@ -75,7 +74,7 @@ def dot(f: tile.For, around: Sequence[str]) -> Dot | None:
 
 
 def accumulated(body: Body, path: tuple[tile.For, ...]) -> Iterator[tuple[Accum, tuple[tile.For, ...]]]:
-    """Accumulations with the loops over lanes around them."""
+    """Accumulations, with the loops over lanes around them."""
     for s in body:
         match s:
             case Accum():

@@ -1,4 +1,4 @@
-"""Scalar operations of the IRs as expressions of Triton, a row each; what has none is refused by name."""
+"""Scalar operations of the IRs in Triton, as tables; operations that it lacks are refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.ir.functions import FUNCTIONS
 from compiler.render.triton.values import ATOM, LOOSE, PRODUCT, SUM, Value, converted, negated, to
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
-# Functions that a kernel may call, by name; Triton's own `//` and `%` round to zero.
+# Helper functions of kernels, by name; Triton's own `//` and `%` round toward zero.
 HELPERS = {
     "mlc_max": f"def mlc_max(a, b):\n    return tl.maximum(a, b, {_NAN})",
     "mlc_min": f"def mlc_min(a, b):\n    return tl.minimum(a, b, {_NAN})",
@@ -31,16 +31,16 @@ HELPERS = {
 COMBINERS = {"sum": "", "prod": "mlc_mul", "max": "mlc_max", "min": "mlc_min", "and": "mlc_and", "or": "mlc_or"}
 _LIBRARY = {"trunc": "trunc", "round": "rint", **{name: name for name, f in FUNCTIONS.items() if name != "exp2_ftz"}}
 
-# How tightly the text of an operation binds.
+# The precedence level of an operation's text.
 LEVELS = {"add": SUM, "sub": SUM, "mul": PRODUCT} | dict.fromkeys(
     (*_LIBRARY, "where", "min", "max", "abs", "sqrt", "fma"), ATOM
 )
-# What functions of CUDA's library mean, as rows of `expr.OPS`.
+# The row of `expr.OPS` for each function of CUDA's math library.
 FUNCTION_OF = {function: name for name, function in _LIBRARY.items()} | {"fmod": "rem"}
 
 
 def apply(e: Op, args: Sequence[Value]) -> str:
-    """The text of an operation on these arguments, which no narrow index is where that matters; raises Unsupported."""
+    """The text of an operation; narrow indices must have been widened where it matters. Raises Unsupported."""
     name, kind = e.name, args[0].dtype
     if row := OPS[name].infix:
         plain = _infix(name, row, args, kind)
@@ -68,7 +68,7 @@ def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
 
 
 def _beside(args: Sequence[Value], left: int = ATOM, right: int = ATOM) -> tuple[str, str]:
-    """Operands, of which at most one is a number of Python's."""
+    """Operands, of which at most one is a Python number."""
     a, b = args
     return (a.typed if a.literal and b.literal else a.at(left)), b.at(right)
 
@@ -110,7 +110,7 @@ def _extreme(name: str) -> Callable[[Sequence[Value], DType], str]:
 
 
 def _shift(sign: str) -> Callable[[Sequence[Value], DType], str]:
-    """By no less than the width, or less than 0, nothing is left but the sign."""
+    """Shifts by a negative count, or by at least the width, leave nothing but the sign."""
 
     def call(args: Sequence[Value], kind: DType) -> str:
         a, b = args[0].typed_operand, args[1].typed_operand
@@ -124,11 +124,11 @@ def _shift(sign: str) -> Callable[[Sequence[Value], DType], str]:
 
 
 def _neg(args: Sequence[Value], kind: DType) -> str:
-    return f"{args[0].typed_operand} * -1.0" if kind.is_float else f"-{args[0].operand}"  # -x would make 0.0 of 0.0
+    return f"{args[0].typed_operand} * -1.0" if kind.is_float else f"-{args[0].operand}"  # -x would turn 0.0 into 0.0
 
 
 def _not(args: Sequence[Value], kind: DType) -> str:
-    """Triton's interpreter makes `~` of -1, which u8 has not."""
+    """In Triton's interpreter `~` of a u8 gives a negative number."""
     if kind is boolean:
         return negated(args[0]).code
     return f"{args[0].typed_operand} ^ 255" if kind is u8 else f"~{args[0].typed_operand}"
@@ -160,7 +160,7 @@ _CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
 
 
 def cast(v: Value, dtype: DType) -> Value:
-    """`v` converted: by way of f32 to 16 bits, and from floats to narrow integers by way of 32 bits."""
+    """Convert `v`: to 16-bit floats through f32, and from floats to narrow integers through 32 bits."""
     if dtype is boolean:
         return Value(f"{v.typed_operand} != 0", boolean, v.axes, level=LOOSE)
     if dtype.bits == 16 and dtype.is_float and v.dtype is not f32 and v.dtype is not dtype:

@@ -1,5 +1,5 @@
-"""A scheduled program of Tile IR as a Python file: a function for Triton for each kernel, and `launch`, which runs
-them on buffers."""
+"""A scheduled program of Tile IR as a Python file: a Triton function per kernel, and `launch`, which runs them on
+buffers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LAUNCH = "launch"
 
 
 def render(program: Program) -> str:
-    """The text, in which kernels that are the same but for names are one function.
+    """The text, in which kernels equal up to names are one function.
 
-    Raises Unsupported for what Triton has no words for, ValueError for schedules that it cannot follow.
+    Raises Unsupported for what Triton lacks, ValueError for schedules that it cannot follow.
     """
     for t in (*program.inputs, *program.outputs, *program.temps):
         if t.dtype in EIGHTHS:
@@ -62,7 +62,7 @@ def render(program: Program) -> str:
 
 
 def head(program: Program) -> list[str]:
-    """What `launch` is to be called with."""
+    """Comments on the parameters of `launch`."""
     groups = (("inputs", program.inputs), ("outputs", program.outputs), ("temporaries", program.temps))
     rows = [f"# {what}: {', '.join(_shown(t) for t in some)}" for what, some in groups if some]
     return [*rows, "# mlc_failed: i32[1], set to 1 where data are invalid"]
@@ -76,7 +76,7 @@ def _shown(t: Tensor) -> str:
 
 
 def _number(e: Expr, names: Mapping[str, str]) -> str:
-    """A number that sizes give, in Python."""
+    """A function of the sizes, in Python."""
     match e:
         case Const(n):
             return str(n)

@@ -1,4 +1,4 @@
-"""Values of a Triton kernel as text: what they vary along, their types, literals and names."""
+"""Values of a Triton kernel as text, with their axes, types, literals and names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOOSE, SUM, PRODUCT, ATOM = range(4)
 
 @dataclass(frozen=True)
 class Value:
-    """`code` is a tensor of Triton's that varies along `axes`, loops over lanes; without any it is one number.
+    """`code` is a Triton tensor that varies along `axes`, which are loops over lanes; without axes, a scalar.
 
-    An index that 32 bits hold is `narrow`, though its type is i64. What is `literal` is a number of Python's, which
-    takes the type of what it meets. `level` says how tightly the text binds.
+    A `narrow` index has type i64 but is held in 32 bits. A `literal` is a Python number, which takes the type of the
+    other operand. `level` is the precedence of the text.
     """
 
     code: str
@@ -42,22 +42,22 @@ class Value:
         return self.at(ATOM)
 
     def at(self, level: int) -> str:
-        """As an operand of something that binds less than this level does."""
+        """The text as an operand of at least this level, in parentheses if necessary."""
         return self.code if self.level >= level else f"({self.code})"
 
     @property
     def typed(self) -> str:
-        """The same, of its own type whatever it meets."""
+        """The text with a fixed type, whatever the other operand is."""
         return f"tl.full([], {self.code}, {self.type})" if self.literal else self.code
 
     @property
     def typed_operand(self) -> str:
-        """The same where something binds to it."""
+        """The same, as an operand."""
         return self.typed if self.literal else self.operand
 
     @property
     def argument(self) -> str:
-        """As an argument of a function of Triton's own, which takes numbers of Python's for f32."""
+        """The text as an argument of one of Triton's own functions, which take Python numbers for f32."""
         return self.code if self.dtype is f32 else self.typed
 
     @property
@@ -66,7 +66,7 @@ class Value:
 
 
 def literal(value: bool | int | float, dtype: DType) -> Value:
-    """A number; indices are narrow if they may be."""
+    """A literal; an index is narrow if it fits 32 bits."""
     if dtype.is_float and not math.isfinite(value):
         return Value(f'float("{value}")', dtype, literal=True)
     text = repr(float(value)) if dtype.is_float else repr(bool(value)) if dtype is boolean else repr(int(value))
@@ -74,21 +74,21 @@ def literal(value: bool | int | float, dtype: DType) -> Value:
 
 
 def to(v: Value, dtype: DType) -> Value:
-    """As another type, which has all values that matter, or the very type where a narrow index stands for it."""
+    """Convert to another type, or a narrow index to 64 bits."""
     if v.dtype is dtype and not v.narrow:
         return v
     return Value(converted(v, dtype), dtype, v.axes)
 
 
 def converted(v: Value, dtype: DType) -> str:
-    """The text of a conversion; Triton's interpreter has counters of loops as Python's numbers."""
+    """The text of a conversion; loop counters are Python numbers in Triton's interpreter."""
     if v.literal or v.axes or not v.narrow:
         return f"{v.typed_operand}.to(tl.{TYPES[dtype.name]})"
     return f"tl.cast({v.code}, tl.{TYPES[dtype.name]})"
 
 
 def negated(v: Value) -> Value:
-    """Where a condition does not hold, be it one of Python's."""
+    """The negation of a condition, which may be a Python bool."""
     return Value(f"{v.operand} == 0", boolean, v.axes, level=LOOSE)
 
 

@@ -1,5 +1,4 @@
-"""What is known while the text of one kernel is written: loops over lanes as axes of tensors, masks, values that are
-computed already, and lines."""
+"""State of rendering one kernel for Triton: loops over lanes as tensor axes, masks, computed values, and lines."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.render.triton.values import LOOSE, NONE, RESERVED, Axes, Value
 
-LONGEST = 90  # letters of an expression that is not given a name
+LONGEST = 90  # characters; longer expressions are given a name
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A loop over lanes: a tensor axis of `size` elements, of which those below `end` are there; None: all."""
+    """A loop over lanes: a tensor axis of `size` elements, of which those below `end` exist (None: all)."""
 
     var: str
     size: int
@@ -31,7 +30,7 @@ class Lane:
 
 
 def lane(f: tile.For, ranges: Mapping[str, Range], least: int = 1) -> Lane:
-    """The axis of a loop, no shorter than `least`; raises ValueError where nobody knows how long it may be."""
+    """The axis of a loop, of at least `least` elements. Raises ValueError if its extent has no known bound."""
     _, most = value_range(f.extent, ranges)
     if most is None:
         raise ValueError(f"loop {f.var} over lanes has no known length")
@@ -45,10 +44,9 @@ def lane(f: tile.For, ranges: Mapping[str, Range], least: int = 1) -> Lane:
 
 
 class Writer:
-    """Lines, and by name what is in scope.
+    """The lines so far, and what is in scope, by name.
 
-    `places` says which dimension, of `rank`, each lane has. `memo` has what expressions were found to be, for each
-    loop that is still open.
+    `places` has the dimension, of `rank`, of each lane. `memo` has the values of expressions, one dict per open loop.
     """
 
     def __init__(
@@ -67,9 +65,9 @@ class Writer:
         self.memo: list[dict[object, Value]] = [{}]
         self.uses: Counter[Node] = Counter()
         self.helpers: set[str] = set()
-        self.local: set[str] = set()  # tiles that are never in memory
-        self.reread: set[str] = set()  # buffers for which threads wait
-        self.written: set[str] = set()  # buffers that were stored to since threads last waited for each other
+        self.local: set[str] = set()  # tiles kept in registers
+        self.reread: set[str] = set()  # buffers whose accesses need barriers
+        self.written: set[str] = set()  # buffers stored to since the last barrier
         self.read: set[str] = set()
         self.failing = False
 
@@ -87,14 +85,14 @@ class Writer:
         return v
 
     def named(self, v: Value, stem: str) -> Value:
-        """The value under a name of its own."""
+        """Assign the value to a new name."""
         name = self.name(stem)
         self.line(f"{name} = {v.code}")
         return Value(name, v.dtype, v.axes, v.narrow)
 
     @contextmanager
     def loop(self, head: str) -> Iterator[None]:
-        """Lines of a loop, which leave nothing behind."""
+        """Lines of a loop; values named in it are forgotten after it."""
         self.line(head)
         self.indent += 1
         self.memo.append({})
@@ -110,7 +108,7 @@ class Writer:
 
     @contextmanager
     def placed(self, order: Sequence[str]) -> Iterator[None]:
-        """Lanes as the axes of tensors of their own, in this order."""
+        """Make these lanes the axes of tensors, in this order."""
         before = self.places, self.rank
         self.places, self.rank = {var: d for d, var in enumerate(order)}, len(order)
         yield
@@ -125,7 +123,7 @@ class Writer:
         return f"[{', '.join(map(str, sizes))}]"
 
     def index(self, var: str) -> Value:
-        """The places along a lane, as a tensor of the rank that is asked for."""
+        """The indices along a lane, as a tensor of the current rank."""
         if var not in self.places:
             raise ValueError(f"{var} is not an axis here")
         key = ("index", var, self.places[var], self.rank)
@@ -137,7 +135,7 @@ class Writer:
         return found
 
     def broadcast(self, v: Value, axes: Axes) -> Value:
-        """Along more axes."""
+        """Broadcast along more axes."""
         if axes <= v.axes:
             return v
         if not v.axes:
@@ -145,14 +143,14 @@ class Writer:
         return Value(f"tl.broadcast_to({v.typed}, {self.shape(axes | v.axes)})", v.dtype, axes | v.axes, v.narrow)
 
     def barrier(self) -> None:
-        """Threads of a program see what others have stored."""
+        """A barrier of the program's threads, if there are accesses to order."""
         if self.written or self.read:
             self.line("tl.debug_barrier()")
             self.written, self.read = set(), set()
 
 
 def conjunction(conditions: Sequence[Value]) -> Value | None:
-    """All of them."""
+    """The conjunction of all; None if there are none."""
     if not conditions:
         return None
     axes = NONE.union(*(c.axes for c in conditions))
