@@ -26,7 +26,7 @@ BATCH = 24  # texts per compilation; if one is rejected, each is compiled again 
 # CUDA's trigonometric functions multiply large arguments by many digits of 2/pi, and index the product. They load the
 # digits from global memory one by one, which opcodes do not distinguish from narrow accesses of the kernel itself.
 _REDUCING = frozenset({"sin", "cos", "tan"})
-# A failed requirement is reported by a narrow store.
+# A failed requirement is reported by a store of its own, which is narrow.
 _TELLING = frozenset({"require"})
 PRODUCT = 48  # bytes of local memory
 WIDE = 16  # bytes of the widest access

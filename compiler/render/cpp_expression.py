@@ -111,8 +111,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
 
 
 def _wraps(w: Writer, e: Expr) -> bool:
-    """Whether arithmetic on `e` must wrap, as data may be the minimum: g++ takes x < 0 ? -x : x for an absolute value,
-    and concludes from <= 0 that it is zero, even with -fwrapv. It does neither for vectors, and narrower types are
+    """Whether arithmetic on `e` must wrap, as data may be the minimum: even with -fwrapv, g++ takes x < 0 ? -x : x for
+    an absolute value, and one that is not positive for zero. It does neither for vectors, and narrower types are
     computed as int."""
     return e.dtype is i32 or (e.dtype is i64 and is_data(e, w.data))
 

@@ -47,7 +47,7 @@ typedef struct {  // a tensor map of a buffer; `over` is the address that it is 
 } Map;
 
 #define KEPT 8             // the most graphs
-#define SIGHTS 3           // the same addresses seen so often: a graph is captured
+#define SIGHTS 3           // times that the same addresses are seen until a graph is captured
 #define PAYS 8             // replays that make up for a capture; if a graph is evicted before, the sights needed double
 #define LONGEST (1 << 20)  // up to this
 #define RECENT 16          // sets of addresses whose sights are counted
@@ -65,7 +65,7 @@ typedef struct {
 } Slot;
 
 typedef struct {
-  int32_t status, device;  // CUDA's status of the last call
+  int32_t status, device;  // CUDA's status of the last call, and its number of the device
   Handle context, side;    // side: a stream for captures
   int64_t n_launches, n_maps, n_buffers, graphs, calls;
   Launch* launches;

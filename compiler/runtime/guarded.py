@@ -117,8 +117,8 @@ def run(
 ) -> Outcome:
     """Run the program `runs` times; with `patience`, in a forked process with a timeout of that many seconds.
 
-    `inputs` are all inputs of the plan, including constants. A fork survives any crash of the kernel, but must not use
-    threads.
+    `inputs` are all inputs of the plan, including constants. This process survives any crash of a kernel in a fork,
+    where kernels must not use threads.
     """
     memory = _laid_out(plan, inputs, temps, runs)
     data, kept = memory.data, memory.kept

@@ -1,7 +1,7 @@
 """Symbolic execution of one path through a kernel's machine code, for one thread: find contradictory branches.
 
 A value is a 32-bit constant, or a symbol plus one; a condition compares two values. Anything not understood is a new
-symbol, so a path that is called impossible is indeed impossible.
+symbol, so a path that is reported as impossible really is.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _lasting(where: Path) -> bytes:
             file.write(secrets.token_bytes(_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was first; a link is never half a key
+        with contextlib.suppress(FileExistsError):  # another process was first; readers never see half a key
             os.link(draft, where)
     finally:
         os.unlink(draft)

@@ -136,5 +136,5 @@ def problem(
 
 
 def _work(body: tuple[Stmt, ...]) -> int:
-    """Number of innermost iterations; a loop of unknown trip count counts by `iterations`."""
+    """Number of innermost iterations; a loop of unknown trip count counts as one iteration."""
     return sum(iterations(s) * _work(s.body) if isinstance(s, loop.For) else 1 for s in body)
