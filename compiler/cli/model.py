@@ -1,4 +1,4 @@
-"""The options of `mlcomp run --model` and `mlcomp explain --model`, and the former: models of transformers."""
+"""`mlcomp run --model`: run a model of transformers; and the options that it shares with `mlcomp explain --model`."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Ta
 
 
 def _tell(applications: list[Application], seconds: list[float], verbose: int) -> None:
-    """With -v, print the time of each pass to stderr; with -vv, the diff of each pass or step to stdout, in markers."""
+    """With -v, print the time of each pass to stderr; with -vv, print the diff of each pass or step between markers."""
     if verbose == 1:
         spent = 0.0
         for a, s in zip(applications, seconds, strict=True):

@@ -160,8 +160,7 @@ def _spread(s: k.For) -> bool:
 
 
 def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
-    """The only visible function: unpacks pointers and sizes, calls the others, returns 0 unless a requirement
-    failed."""
+    """The visible function: unpacks pointers and sizes, calls the others, returns 0 unless a requirement failed."""
     places = c.used_buffers(program)
     names = c.spelled(
         [*(t.name for _, t in places), *(s.name for s in program.sizes)], RESERVED | frozenset(functions.values())

@@ -132,7 +132,7 @@ def compare(how: str, x: Value, y: Value, dtype: DType, b: Block) -> Value:
 
 
 def apply(name: str, args: Values, dtype: DType, b: Block, positive: bool = False) -> Value:
-    """`expr.OPS[name]` of values; `dtype` is the type of the last one, which is known to be `positive` or not."""
+    """`expr.OPS[name]` of values; `dtype` is the type of the last one, which `positive` declares to be positive."""
     if name in _COMPARE:
         return compare(name, args[0], args[1], dtype, b)
     if name in _WIDE and dtype is f32:

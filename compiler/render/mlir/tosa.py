@@ -163,8 +163,7 @@ def _reduce(e: Reduce, grid: Grid) -> Array:
 
 
 def _factors(e: Reduce) -> tuple[Expr, Expr] | None:
-    """The two factors of a matmul, each with a free axis that the other lacks and with all summed axes; None if
-    none."""
+    """The factors of a matmul: each has all summed axes and a free axis that the other lacks; None for other values."""
     free, summed = {a.name for a in e.axes}, {a.name for a in e.over}
     groups: list[Expr] = []
     for f in factors_of(e.value):
