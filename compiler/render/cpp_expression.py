@@ -118,8 +118,7 @@ def _wraps(w: Writer, e: Expr) -> bool:
 
 
 def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:
-    """The limit n, equal in all lanes, and the vectors that `cond` requires to be in 0 .. n - 1 in all lanes; or
-    None."""
+    """The limit n, equal in all lanes, and the vectors whose lanes `cond` requires to be in 0 .. n - 1; or None."""
     match cond:
         case Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))) if a is b and _known(zero, -1) == 0 and _alike(n):
             return (n, [a]) if a.dtype.kind == "int" else None

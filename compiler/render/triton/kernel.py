@@ -58,8 +58,7 @@ def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Seque
 
 
 class _Kernel:
-    """Renders the statements of a kernel; `since` has the lanes and the loop depth at which a scalar was
-    initialised."""
+    """Renders the statements of a kernel; `since` has the lanes and loop depth at each scalar's initialisation."""
 
     def __init__(self, w: Writer, dots: dict[str, Dot]) -> None:
         self.w, self.dots = w, dots
@@ -170,8 +169,7 @@ class _Kernel:
         return next(n.op for n in f.walk() if isinstance(n, Accum) and n.name == scalar)
 
     def carried(self, f: tile.For) -> dict[str, tuple[Value, Axes]]:
-        """The tensors that replace scalars until the end of the loop, for those that loops over lanes inside
-        accumulate."""
+        """The tensors that replace scalars until the loop ends, for those that inner loops over lanes accumulate."""
         found: dict[str, list[tuple[tile.For, ...]]] = {}
         types: dict[str, tuple[DType, str]] = {}
         for a, path in accumulated(f.body, ()):
