@@ -23,12 +23,12 @@ def closed_form(e: Equation) -> Equation:
     """
     match e:
         case Reduce(op="sum", over=(over,), value=Cast(Op() as cond)) if e.dtype is i64 and _is_static(over):
-            count = _count(cond, over)
+            count = _count_points(cond, over)
             return e if count is None else Map(e.name, e.axes, simplify(count, axis_ranges(e.axes)), e.narrow)
         case Reduce(op="and" | "or", value=Const() as value) if all(map(_is_static, e.over)):
             return Map(e.name, e.axes, value, e.narrow)
         case Scatter():
-            return _in_runs(e) or e
+            return _scatter_as_reduction(e) or e
     return e
 
 
@@ -36,7 +36,7 @@ def _is_static(a: Axis) -> bool:
     return isinstance(a.extent, Const) and a.extent.value > 0
 
 
-def _count(cond: Op, over: Axis) -> Expr | None:
+def _count_points(cond: Op, over: Axis) -> Expr | None:
     """The number of points of an axis at which a comparison of indices holds; None for other conditions."""
     if cond.name not in ("lt", "le", "gt", "ge") or cond.args[0].dtype is not i64:
         return None
@@ -51,15 +51,15 @@ def _count(cond: Op, over: Axis) -> Expr | None:
     if not by or any(over.var in set(atom.walk()) for atom in others[0]):
         return None
     if by > 0:
-        return _kept((from_linear(times(others, -1)) + (by - 1)) // by, over)
-    return over.extent - _kept(from_linear(others) // -by + 1, over)
+        return _clamp_to_extent((from_linear(times(others, -1)) + (by - 1)) // by, over)
+    return over.extent - _clamp_to_extent(from_linear(others) // -by + 1, over)
 
 
-def _kept(bound: Expr, over: Axis) -> Expr:
+def _clamp_to_extent(bound: Expr, over: Axis) -> Expr:
     return op("min", op("max", bound, dim(0)), over.extent)
 
 
-def _in_runs(e: Scatter) -> Reduce | None:
+def _scatter_as_reduction(e: Scatter) -> Reduce | None:
     """Return a scatter as a reduction, if each index is one of its axes or such an axis divided by a constant."""
     start = identity(e.op, e.dtype) if e.op != "set" and e.dtype not in STORAGE_ONLY else None
     if start is None or e.base is not start or not (isinstance(e.guard, Const) and e.guard.value):

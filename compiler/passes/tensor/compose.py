@@ -38,7 +38,7 @@ from compiler.ir.tensor import (
     with_expressions,
 )
 from compiler.passes.tensor.closed_forms import closed_form
-from compiler.passes.tensor.contractions import is_joined, multiplies_joined
+from compiler.passes.tensor.contractions import is_concatenation, multiplies_concatenation
 from compiler.passes.tensor.windows import narrow_windows
 
 _MOST_NESTED = 3  # loads of a view, each in the index of another
@@ -49,7 +49,7 @@ def compose(program: Program, joins: bool = False) -> Program:
 
     With `joins`, concatenated tensors are stored if a contraction would read each of their elements often.
     """
-    program = narrow_windows(remove_dead(_forward(_squeeze(program), joins)))
+    program = narrow_windows(remove_dead(_forward_views(_squeeze(program), joins)))
     program = _reindex_reductions(program)
     program = _alias_outputs(program)
     return remove_dead(program)
@@ -58,17 +58,17 @@ def compose(program: Program, joins: bool = False) -> Program:
 def _squeeze(program: Program) -> Program:
     """Remove axes of extent 1, from outputs too: the memory is the same."""
     kept: dict[str, list[int]] = {}
-    made: dict[str, Equation] = {}
+    squeezed: dict[str, Equation] = {}
     for e in equations(program):
-        kept[e.name] = [n for n, a in enumerate(e.axes) if not _unit(a)]
-        made[e.name] = _without_units(e, kept)
-    outputs = [_squeezed(t, kept[t.name]) if t.name in kept else t for t in program.outputs]
-    return _rewrite(program, made).replace(outputs=tuple(outputs))
+        kept[e.name] = [n for n, a in enumerate(e.axes) if not _is_unit_axis(a)]
+        squeezed[e.name] = _without_unit_axes(e, kept)
+    outputs = [_select_axes(t, kept[t.name]) if t.name in kept else t for t in program.outputs]
+    return _replace_equations(program, squeezed).replace(outputs=tuple(outputs))
 
 
-def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
+def _without_unit_axes(e: Equation, kept: dict[str, list[int]]) -> Equation:
     """The equation without axes of extent 1; `kept` has the remaining axes of each tensor."""
-    zero: dict[Node, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _unit(a)}
+    zero: dict[Node, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _is_unit_axis(a)}
     read = (n for x in expressions(e) for n in loads(x))
     if not zero and all(len(kept.get(n.buffer, n.index)) == len(n.index) for n in read):
         return e
@@ -76,85 +76,91 @@ def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
     def without(node: Node) -> Node | None:
         if isinstance(node, Load) and node.buffer in kept:
             staying = kept[node.buffer]
-            gone = [i for n, i in enumerate(node.index) if n not in staying]
-            return requiring(node.replace(index=tuple(node.index[n] for n in staying)), gone)
+            dropped = [i for n, i in enumerate(node.index) if n not in staying]
+            return requiring(node.replace(index=tuple(node.index[n] for n in staying)), dropped)
         return zero.get(node)
 
-    new = with_expressions(e, lambda x: nodes(x, without)).replace(axes=tuple(a for a in e.axes if not _unit(a)))
+    new = with_expressions(e, lambda x: nodes(x, without)).replace(
+        axes=tuple(a for a in e.axes if not _is_unit_axis(a))
+    )
     if isinstance(new, Scan) and not any(a.name == new.along for a in new.axes):
         new = Map(new.name, new.axes, new.value, new.narrow)
     if isinstance(new, Scatter):
         new = new.replace(index=tuple(new.index[n] for n in kept[e.name]))
     if isinstance(new, Reduce | Scatter | Order):
-        new = new.replace(over=tuple(a for a in new.over if not _unit(a)))
+        new = new.replace(over=tuple(a for a in new.over if not _is_unit_axis(a)))
     return new
 
 
-def _unit(a: Axis) -> bool:
+def _is_unit_axis(a: Axis) -> bool:
     return isinstance(a.extent, Const) and a.extent.value == 1
 
 
-def _squeezed(t: Tensor, kept: list[int]) -> Tensor:
+def _select_axes(t: Tensor, kept: list[int]) -> Tensor:
     return t.replace(shape=tuple(t.shape[n] for n in kept), strides=tuple(t.strides[n] for n in kept))
 
 
 def is_view(e: Equation) -> bool:
     """Whether a map only moves values, widens 16-bit floats or computes from indices: free to repeat in readers."""
-    return isinstance(e, Map) and _moves(e.value)
+    return isinstance(e, Map) and _only_moves_values(e.value)
 
 
-def in_steps(value: Expr, var: Var) -> bool:
+def has_constant_stride(value: Expr, var: Var) -> bool:
     """Whether `value` loads elements at a constant stride in memory as `var` grows."""
     if not isinstance(value, Load):
         return False
     return all(var not in set(atom.walk()) or atom is var for i in value.index for atom in linear(i)[0])
 
 
-def _moves(value: Expr) -> bool:
+def _only_moves_values(value: Expr) -> bool:
     match value:
         case Const() | Load() | Var():
             return True
         case Cast(arg, dtype):
-            return dtype not in dt.STORAGE_ONLY and (arg.dtype in dt.STORAGE_ONLY or not _data(arg)) and _moves(arg)
+            return (
+                dtype not in dt.STORAGE_ONLY
+                and (arg.dtype in dt.STORAGE_ONLY or not _loads_data(arg))
+                and _only_moves_values(arg)
+            )
         case Select(cond, then, other) | Op("where", (cond, then, other)):
-            return not _data(cond) and _moves(then) and _moves(other)
+            return not _loads_data(cond) and _only_moves_values(then) and _only_moves_values(other)
         case Op(_, args):
-            return not any(map(_data, args)) and not value.dtype.is_float
+            return not any(map(_loads_data, args)) and not value.dtype.is_float
     return False
 
 
-def _data(e: Expr) -> bool:
+def _loads_data(e: Expr) -> bool:
     return any(isinstance(n, Load) for n in e.walk())
 
 
-def _rewrite(program: Program, replaced: dict[str, Equation]) -> Program:
+def _replace_equations(program: Program, replaced: dict[str, Equation]) -> Program:
     groups = []
     for g in program.groups:
-        made = tuple(replaced[e.name] for e in g.equations if e.name in replaced)
-        groups.append(g if made == g.equations else g.replace(equations=made))
+        kept = tuple(replaced[e.name] for e in g.equations if e.name in replaced)
+        groups.append(g if kept == g.equations else g.replace(equations=kept))
     return program.replace(groups=tuple(g for g in groups if g.equations))
 
 
-def _forward(program: Program, joins: bool) -> Program:
+def _forward_views(program: Program, joins: bool) -> Program:
     """Make readers of a view read what it views. The views themselves stay until they are dead."""
     views: dict[str, Map] = {}
     out: dict[str, Equation] = {}
     for e in equations(program):
         new = inline(e, views)
-        if joins and multiplies_joined(new):
-            new = inline(e, {name: v for name, v in views.items() if not is_joined(v.value)})
+        if joins and multiplies_concatenation(new):
+            new = inline(e, {name: v for name, v in views.items() if not is_concatenation(v.value)})
         new = closed_form(new)
-        if isinstance(new, Order) and not in_steps(new.value, new.over[0].var):
+        if isinstance(new, Order) and not has_constant_stride(new.value, new.over[0].var):
             new = e
         out[e.name] = new
-        if isinstance(new, Map) and is_view(new) and _nested(new.value) <= _MOST_NESTED:
+        if isinstance(new, Map) and is_view(new) and _load_nesting(new.value) <= _MOST_NESTED:
             views[e.name] = new
-    return _rewrite(program, out)
+    return _replace_equations(program, out)
 
 
-def _nested(e: Expr) -> int:
+def _load_nesting(e: Expr) -> int:
     """The depth of loads within indices of loads. The text of an index grows exponentially with it."""
-    return max((1 + max(map(_nested, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
+    return max((1 + max(map(_load_nesting, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
 
 
 def inline(e: Equation, producers: dict[str, Map]) -> Equation:
@@ -181,50 +187,50 @@ def _uses(program: Program) -> Counter[str]:
 def _reindex_reductions(program: Program) -> Program:
     """Move reductions, and the maps between, to the axes of their only reader if it reads each element at most once."""
     uses = _uses(program)
-    made: dict[str, Equation] = {}
+    by_name: dict[str, Equation] = {}
 
     def reindex(e: Map) -> None:
-        for load in _whole_loads(e.value):
-            source = made.get(load.buffer)
-            if uses[load.buffer] != 1 or load.index == _own(e) or not _follows_reduction(source, made, uses):
+        for load in _loads_at_one_index(e.value):
+            source = by_name.get(load.buffer)
+            if uses[load.buffer] != 1 or load.index == _axis_vars(e) or not _follows_reduction(source, by_name, uses):
                 continue
             if not injective(load.index, shape(source), e.axes):
                 continue
             if e.value is load and isinstance(source, Reduce):
-                made[e.name] = _reindexed(source, e.name, e.axes, load.index)
-                del made[source.name]
-            elif numel(shape(source)) is numel(shape(e)) and _inside(load.index, shape(source), e.axes):
-                made[source.name] = moved = _reindexed(source, source.name, e.axes, load.index)
-                made[e.name] = e = e.replace(value=substitute(e.value, {load: load.replace(index=_own(e))}))
+                by_name[e.name] = _reindexed(source, e.name, e.axes, load.index)
+                del by_name[source.name]
+            elif numel(shape(source)) is numel(shape(e)) and _is_in_bounds(load.index, shape(source), e.axes):
+                by_name[source.name] = moved = _reindexed(source, source.name, e.axes, load.index)
+                by_name[e.name] = e = e.replace(value=substitute(e.value, {load: load.replace(index=_axis_vars(e))}))
                 if isinstance(moved, Map):
                     reindex(moved)
 
     for e in equations(program):
-        made[e.name] = e
+        by_name[e.name] = e
         if isinstance(e, Map):
             reindex(e)
-    return _rewrite(program, made)
+    return _replace_equations(program, by_name)
 
 
 def _follows_reduction(
-    source: Equation | None, made: dict[str, Equation], uses: Counter[str]
+    source: Equation | None, by_name: dict[str, Equation], uses: Counter[str]
 ) -> TypeGuard[Map | Reduce]:
     """Whether `source` is a reduction, or a map elementwise on one that only it reads, possibly via such maps."""
     if not isinstance(source, Map):
         return isinstance(source, Reduce)
-    behind = [x for x in _whole_loads(source.value) if x.index == _own(source) and uses[x.buffer] == 1]
+    sources = [x for x in _loads_at_one_index(source.value) if x.index == _axis_vars(source) and uses[x.buffer] == 1]
     return any(
-        numel(shape(made[x.buffer])) is numel(shape(source)) and _follows_reduction(made[x.buffer], made, uses)
-        for x in behind
-        if x.buffer in made
+        numel(shape(by_name[x.buffer])) is numel(shape(source)) and _follows_reduction(by_name[x.buffer], by_name, uses)
+        for x in sources
+        if x.buffer in by_name
     )
 
 
-def _own(e: Equation) -> tuple[Expr, ...]:
+def _axis_vars(e: Equation) -> tuple[Expr, ...]:
     return tuple(a.var for a in e.axes)
 
 
-def _whole_loads(value: Expr) -> list[Load]:
+def _loads_at_one_index(value: Expr) -> list[Load]:
     """The loads of buffers that `value` reads at one index only."""
     found: dict[str, dict[Load, None]] = {}
     for n in value.walk():
@@ -249,7 +255,7 @@ def _reindexed(source: Map | Reduce, name: str, axes: tuple[Axis, ...], index: t
     return Map(name, axes, value) if isinstance(source, Map) else Reduce(name, axes, source.op, tuple(over), value)
 
 
-def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Expr:
+def flat_index(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Expr:
     """The position of `index` in a contiguous tensor of these extents, simplified over `axes`."""
     out: Expr = dim(0)
     for i, s in zip(index, row_major(extents), strict=True):
@@ -261,7 +267,7 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
     """Whether no two points of `axes` read the same element: the position is a mixed-radix number of the axes."""
     if not all(isinstance(n, Const) for n in (*extents, *(a.extent for a in axes))):
         return all(isinstance(i, Var) for i in index) and len(set(index)) == len(index) == len(axes)
-    terms, _ = linear(flat(index, extents, axes))
+    terms, _ = linear(flat_index(index, extents, axes))
     size = {a.var: int(a.extent.value) for a in axes if isinstance(a.extent, Const) and a.extent.value != 1}
     if set(terms) != set(size):
         return False
@@ -273,33 +279,35 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
     return True
 
 
-def _inside(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
+def _is_in_bounds(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
     """Whether every point of `axes` reads an existing element, even where a guard of the reader selects another."""
-    own: dict[Expr, Expr] = {a.var: a.extent for a in axes}
+    extent_of: dict[Expr, Expr] = {a.var: a.extent for a in axes}
     ranges = axis_ranges(axes)
 
-    def inside(i: Expr, n: Expr) -> bool:
+    def in_bounds(i: Expr, n: Expr) -> bool:
         low, high = value_range(i, ranges)
-        if own.get(i) is n:
+        if extent_of.get(i) is n:
             return True
         return isinstance(n, Const) and low is not None and high is not None and low >= 0 and high < int(n.value)
 
-    return all(map(inside, index, extents))
+    return all(map(in_bounds, index, extents))
 
 
 def _alias_outputs(program: Program) -> Program:
     """Replace an output that is a contiguous reshape of an equation by that equation; the caller restores the shape."""
-    made = {e.name: e for e in equations(program)}
+    by_name = {e.name: e for e in equations(program)}
     taken = {t.name for t in program.outputs}
     outputs = []
     for t in program.outputs:
         new = t
-        match made.get(t.name):
+        match by_name.get(t.name):
             case Map(axes=axes, value=Load(buffer, index)) if (
-                buffer in made and buffer not in taken and t.strides == row_major(t.shape)
+                buffer in by_name and buffer not in taken and t.strides == row_major(t.shape)
             ):
-                source = made[buffer]
-                same = flat(index, shape(source), axes) is flat(tuple(a.var for a in axes), shape(made[t.name]), axes)
+                source = by_name[buffer]
+                same = flat_index(index, shape(source), axes) is flat_index(
+                    tuple(a.var for a in axes), shape(by_name[t.name]), axes
+                )
                 if same and numel(shape(source)) is numel(t.shape):
                     new = t.replace(name=buffer, shape=shape(source), strides=row_major(shape(source)))
                     taken.add(buffer)
@@ -322,4 +330,4 @@ def remove_dead(program: Program) -> Program:
     for e in reversed(equations(program)):
         if e.name in live:
             live |= set(reads(e))
-    return _rewrite(program, {e.name: e for e in equations(program) if e.name in live})
+    return _replace_equations(program, {e.name: e for e in equations(program) if e.name in live})

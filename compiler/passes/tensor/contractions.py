@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.tensor import Axis, Equation, Reduce
 
-OFTEN = 16  # multiplications per element that repay storing it, at worst a write and a read
+LEAST_REUSE = 16  # multiplications per element that repay storing it, at worst a write and a read
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -37,17 +37,17 @@ def factors_of(value: Expr) -> tuple[Expr, Expr] | None:
     return None
 
 
-def multiplies_joined(e: Equation) -> bool:
+def multiplies_concatenation(e: Equation) -> bool:
     """Whether a contraction multiplies elements of concatenated tensors often without computing on them first.
 
     No instruction copies a block of such elements, which come from several tensors.
     """
     if not isinstance(e, Reduce) or not is_contraction(e):
         return False
-    return any(is_joined(f) and _times(f, e.axes) >= OFTEN for f in factors_of(e.value) or ())
+    return any(is_concatenation(f) and _reuse_count(f, e.axes) >= LEAST_REUSE for f in factors_of(e.value) or ())
 
 
-def is_joined(value: Expr) -> bool:
+def is_concatenation(value: Expr) -> bool:
     """Whether elements are selected from different tensors, as in a concatenation."""
     choices = [(n.then, n.other) for n in value.walk() if isinstance(n, Select)]
     choices += [(n.args[1], n.args[2]) for n in value.walk() if isinstance(n, Op) and n.name == "where"]
@@ -55,7 +55,7 @@ def is_joined(value: Expr) -> bool:
     return any(a and b and a != b for a, b in parts)
 
 
-def _times(factor: Expr, axes: tuple[Axis, ...]) -> float:
+def _reuse_count(factor: Expr, axes: tuple[Axis, ...]) -> float:
     """The number of times that a contraction over these free axes multiplies each element of a factor, at least."""
     return count(a.extent for a in axes if a.var not in set(factor.walk()))
 

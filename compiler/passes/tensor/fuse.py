@@ -41,12 +41,12 @@ from compiler.ir.tensor import (
     shape,
 )
 from compiler.passes.tensor.compose import injective, is_view, readers_of
-from compiler.passes.tensor.contractions import count, is_contraction, is_joined, is_long
+from compiler.passes.tensor.contractions import count, is_concatenation, is_contraction, is_long
 from compiler.passes.tensor.neighbours import axes_of_neighbours
 
 # The cost of an operation, in fused multiply-adds of a vector lane (rough, for CPUs and GPUs alike).
-_DEAR = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "gcd": 100}
-_DEAR |= {name: row.cost for name, row in FUNCTIONS.items()}
+_EXPENSIVE = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "gcd": 100}
+_EXPENSIVE |= {name: row.cost for name, row in FUNCTIONS.items()}
 _CHEAP = {
     "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",
     "shl", "shr", "where", "isnan", "signbit", "floor", "ceil", "trunc", "round", "sign", "fma", "require",
@@ -66,7 +66,7 @@ MOST_SWEEPS = 8
 MOST_EQUATIONS = 100
 # A contraction computes a factor in its prologue if the sources have at most this share of the factor's bytes, and at
 # most this many rows of the result read it (about as many as one block computes, so that it is computed once).
-WIDENED = 0.75
+MOST_SOURCE_SHARE = 0.75
 MOST_ROWS = 64
 
 
@@ -77,7 +77,7 @@ def cost(value: Expr) -> int:
 
 
 def _cost(e: Op) -> int:
-    return 1 if e.name in _CHEAP else _DEAR.get(e.name, COST)
+    return 1 if e.name in _CHEAP else _EXPENSIVE.get(e.name, COST)
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Nest:
 def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
     """The loop nest that holds `members`; `stored` are those written to memory. None if one nest cannot hold them."""
     stored = set(stored)
-    names = _unify(members)
+    names = _name_loops(members)
     if names is None:
         return None
     sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
     if any(isinstance(e, Scatter | Order) for e in members):
         return Nest(names, members[0].axes) if len(members) == 1 else None
-    rows = [_rows(e, names) for e in sweeps] or [
+    rows = [_row_loops(e, names) for e in sweeps] or [
         tuple(names[e.name, a.name] for a in e.axes) for e in members if e.name in stored
     ][:1]
     if not rows or any(set(r) != set(rows[0]) for r in rows):
@@ -111,23 +111,23 @@ def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
         if e.name in stored and not (own >= shared if sweeps else own == shared):
             return None
     extents = {names[e.name, a.name]: a.extent for e in members for a in e.axes}
-    order = _order(members, names, shared)
+    order = _loop_order(members, names, shared)
     return Nest(names, tuple(Axis(n, extents[n]) for n in order))
 
 
-def _rows(e: Equation, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
+def _row_loops(e: Equation, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
     along = e.along if isinstance(e, Scan) else None
     return tuple(names[e.name, a.name] for a in e.axes if a.name != along)
 
 
-def _order(members: Sequence[Equation], names: dict[tuple[str, str], str], shared: set[str]) -> list[str]:
+def _loop_order(members: Sequence[Equation], names: dict[tuple[str, str], str], shared: set[str]) -> list[str]:
     """The shared loops in the order of the largest member, which matches memory."""
     largest = max(members, key=lambda e: len(e.axes))
     loops = [names[e.name, a.name] for e in (largest, *members) for a in e.axes]
     return list(dict.fromkeys(n for n in loops if n in shared))
 
 
-def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
+def _name_loops(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
     """Name loops such that a reduction or scan is always read at its own axes; None if its readers disagree."""
     parent: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -136,38 +136,38 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
             x = parent[x]
         return x
 
-    made: dict[str, Equation] = {}
+    by_name: dict[str, Equation] = {}
     for e in members:
         over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
         for a in (*e.axes, *over):
             find((e.name, a.name))
-        for load in [n for x in expressions(e) for n in loads(x) if n.buffer in made]:
-            producer = made[load.buffer]
+        for load in [n for x in expressions(e) for n in loads(x) if n.buffer in by_name]:
+            producer = by_name[load.buffer]
             extents = {a.var: a.extent for a in (*e.axes, *over)}
             # A guarded load may cover only part of its producer, or exceed it: then the loops are not the same.
             plain = all(extents.get(i) is a.extent for i, a in zip(load.index, producer.axes, strict=True))  # type: ignore[call-overload]
             plain = plain and len(set(load.index)) == len(load.index)
             if not plain:
-                if _holds_sweep(producer, made):
+                if _depends_on_sweep(producer, by_name):
                     return None
                 continue
             for a, i in zip(producer.axes, load.index, strict=True):
                 assert isinstance(i, Var)
                 parent[find((e.name, i.name))] = find((producer.name, a.name))
-        made[e.name] = e
+        by_name[e.name] = e
     for e in members:  # two axes of one equation must not be unified
         over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
         roots = [find((e.name, a.name)) for a in (*e.axes, *over)]
         if len(set(roots)) != len(roots):
             return None
     # A class of axes is named after its root axis, unless another class has the same name.
-    tops = Counter(x[1] for x in parent if parent[x] == x)
+    root_count = Counter(x[1] for x in parent if parent[x] == x)
     roots_of = {x: find(x) for x in list(parent)}
-    return {x: top[1] if tops[top[1]] == 1 else "_".join(reversed(top)) for x, top in roots_of.items()}
+    return {x: top[1] if root_count[top[1]] == 1 else "_".join(reversed(top)) for x, top in roots_of.items()}
 
 
-def _holds_sweep(e: Equation, made: dict[str, Equation]) -> bool:
-    return isinstance(e, Reduce | Scan) or any(_holds_sweep(made[n], made) for n in reads(e) if n in made)
+def _depends_on_sweep(e: Equation, by_name: dict[str, Equation]) -> bool:
+    return isinstance(e, Reduce | Scan) or any(_depends_on_sweep(by_name[n], by_name) for n in reads(e) if n in by_name)
 
 
 def fuse(program: Program, cores: int = 1) -> Program:
@@ -186,10 +186,13 @@ def fuse(program: Program, cores: int = 1) -> Program:
     for k, e in enumerate(every):
         groups.members[k] = [e]
         groups.owner[e.name] = k
-        while _join_once(groups, k):
+        while _merge_once(groups, k):
             pass
-    made = [sorted(g, key=lambda e: place[e.name]) for g in _schedule(_numbers_together(groups.members.values()))]
-    fused = [_group(g, sources) for g in made]
+    made = [
+        sorted(g, key=lambda e: place[e.name])
+        for g in _topological_order(_merge_scalar_groups(groups.members.values()))
+    ]
+    fused = [_make_group(g, sources) for g in made]
     names = kernel_names.numbered(g.name for g in fused)
     return program.replace(groups=tuple(g.replace(name=name) for g, name in zip(fused, names, strict=True)))
 
@@ -207,34 +210,34 @@ class _Groups:
     bytes_of: dict[str, float]  # inputs and equations
 
 
-def _join_once(groups: _Groups, newest: int) -> bool:
+def _merge_once(groups: _Groups, newest: int) -> bool:
     """Merge the newest group with the latest group that it reads from, if legal. Returns whether it did."""
     found = {groups.owner[n] for e in groups.members[newest] for n in reads(e) if n in groups.owner}
     for k in sorted(found - {newest}, reverse=True):
         both = groups.members[k] + groups.members[newest]
-        if not _between(groups, k, newest) and _legal(both, groups):
+        if not _would_make_cycle(groups, k, newest) and _is_legal(both, groups):
             groups.owner.update({e.name: newest for e in groups.members.pop(k)})
             groups.members[newest] = both
             return True
     return False
 
 
-def _between(groups: _Groups, k: int, newest: int) -> bool:
+def _would_make_cycle(groups: _Groups, k: int, newest: int) -> bool:
     """Whether another group lies on a path from group k to the newest one, so that merging them would make a cycle."""
     reached: set[int] = set()
     front = [k]
     while front:
         group = front.pop()
-        into = {groups.owner.get(r) for e in groups.members[group] for r in groups.readers.get(e.name, ())}
-        if group != k and newest in into:
+        successors = {groups.owner.get(r) for e in groups.members[group] for r in groups.readers.get(e.name, ())}
+        if group != k and newest in successors:
             return True
-        later = [g for g in into - reached if g is not None and g not in (k, newest)]
+        later = [g for g in successors - reached if g is not None and g not in (k, newest)]
         reached.update(later)
         front += later
     return False
 
 
-def _legal(members: list[Equation], groups: _Groups) -> bool:
+def _is_legal(members: list[Equation], groups: _Groups) -> bool:
     sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
     if len(sweeps) > MOST_SWEEPS or len(members) > MOST_EQUATIONS:
         return False
@@ -245,80 +248,89 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
         return False
     contractions = [e for e in members if is_contraction(e)]
     if contractions:
-        return len(contractions) == 1 and _around(members, contractions[0], found, groups)
+        return len(contractions) == 1 and _fits_contraction(members, contractions[0], found, groups)
     if any(isinstance(e, Scan) for e in sweeps):
-        return len(sweeps) == 1 and _follow(sweeps[0], members, found) and _nothing_dear_twice(members, found, stored)
+        return (
+            len(sweeps) == 1
+            and _has_legal_epilogue(sweeps[0], members, found)
+            and _avoids_recomputation(members, found, stored)
+        )
     rows = {a.name for a in found.rows}
-    follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
-    if sweeps and follows and _few(found.rows) and not (groups.cores > 1 and _short(members, sweeps, found.rows)):
+    has_epilogue = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
+    if (
+        sweeps
+        and has_epilogue
+        and _has_few_rows(found.rows)
+        and not (groups.cores > 1 and _has_short_rows(members, sweeps, found.rows))
+    ):
         return False
-    if len(sweeps) + follows > 1 and 2 * count(a.extent for a in found.rows) <= COLUMNS * groups.cores:
-        beside = _beside(sweeps, members, groups)
-        few = 2 * count(a.extent for a in found.rows) <= beside * groups.cores
-        if few and beside * _longest(sweeps) >= LONG_ROW:
+    if len(sweeps) + has_epilogue > 1 and 2 * count(a.extent for a in found.rows) <= COLUMNS * groups.cores:
+        adjacent = _count_adjacent_rows(sweeps, members, groups)
+        few = 2 * count(a.extent for a in found.rows) <= adjacent * groups.cores
+        if few and adjacent * _longest_row(sweeps) >= LONG_ROW:
             return False
-    return _nothing_dear_twice(members, found, stored)
+    return _avoids_recomputation(members, found, stored)
 
 
-def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
+def _has_legal_epilogue(scan: Equation, members: list[Equation], found: Nest) -> bool:
     """Whether the maps after a scan have its domain and are cheap: the loop of a scan is sequential."""
     own = {found.names[scan.name, a.name] for a in scan.axes}
     return all(
         {found.names[e.name, a.name] for a in e.axes} == own and cost(expressions(e)[0]) < WORTH_KEEPING
-        for e in _after(members, scan)
+        for e in _dependents(members, scan)
     )
 
 
-def _few(rows: tuple[Axis, ...]) -> bool:
+def _has_few_rows(rows: tuple[Axis, ...]) -> bool:
     return count(a.extent for a in rows) < FEW_ROWS
 
 
-def _short(members: Sequence[Equation], sweeps: Sequence[Equation], rows: tuple[Axis, ...]) -> bool:
+def _has_short_rows(members: Sequence[Equation], sweeps: Sequence[Equation], rows: tuple[Axis, ...]) -> bool:
     """Whether rows are short, both those reduced and those computed from them."""
-    made = max(count(a.extent for a in e.axes) for e in members) / max(1, count(a.extent for a in rows))
-    return max(made, _longest(sweeps)) <= SHORT_ROW
+    longest = max(count(a.extent for a in e.axes) for e in members) / max(1, count(a.extent for a in rows))
+    return max(longest, _longest_row(sweeps)) <= SHORT_ROW
 
 
-def _longest(sweeps: Sequence[Equation]) -> float:
+def _longest_row(sweeps: Sequence[Equation]) -> float:
     """The number of elements of a row in the longest of these reductions."""
     return max(count(a.extent for a in e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
 
 
-def _beside(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Groups) -> float:
+def _count_adjacent_rows(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Groups) -> float:
     """The number of rows that a block reads together because they are adjacent in memory; 1 for contiguous rows."""
-    longest = max(sweeps, key=lambda e: _longest([e]))
-    near = axes_of_neighbours(longest, groups.inputs, {e.name: e for e in members})
-    if any(a.name in near for a in getattr(longest, "over", ())):
+    longest = max(sweeps, key=lambda e: _longest_row([e]))
+    contiguous = axes_of_neighbours(longest, groups.inputs, {e.name: e for e in members})
+    if any(a.name in contiguous for a in getattr(longest, "over", ())):
         return 1
-    return min(COLUMNS, count(a.extent for a in longest.axes if a.name in near))
+    return min(COLUMNS, count(a.extent for a in longest.axes if a.name in contiguous))
 
 
-def _is_of(x: Expr, e: Equation) -> bool:
+def _is_load_of(x: Expr, e: Equation) -> bool:
     return isinstance(x, Load) and x.buffer == e.name
 
 
-def _around(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:
+def _fits_contraction(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:
     """Whether the other members can be the prologue and epilogue of a contraction.
 
     All must be maps. Only views of one tensor and widened factors may feed the contraction. Maps after it have no loops
     but the rows: others would conflict with its tiles.
     """
-    made = {e.name: e for e in members}
-    rows, after = {a.name for a in found.rows}, _after(members, contraction)
+    by_name = {e.name: e for e in members}
+    rows, after = {a.name for a in found.rows}, _dependents(members, contraction)
     if any(is_long(a) and found.names[e.name, a.name] not in rows for e in after for a in e.axes):
         return False
-    feeds = [made[n] for n in reads(contraction) if n in made and not _is_plain_view(made[n])]
+    prologue = [by_name[n] for n in reads(contraction) if n in by_name and not _is_plain_view(by_name[n])]
     if not all(e is contraction or isinstance(e, Map) for e in members):
         return False
-    return not feeds or all(_widens(e, contraction, made, groups) for e in feeds)
+    return not prologue or all(_widens(e, contraction, by_name, groups) for e in prologue)
 
 
 def _is_plain_view(e: Equation) -> bool:
     """Whether `e` is a view that is not a concatenation."""
-    return isinstance(e, Map) and is_view(e) and not is_joined(e.value)
+    return isinstance(e, Map) and is_view(e) and not is_concatenation(e.value)
 
 
-def _after(members: list[Equation], first: Equation) -> list[Equation]:
+def _dependents(members: list[Equation], first: Equation) -> list[Equation]:
     """The members that depend on `first`."""
     after: set[str] = set()
     front = {first.name}
@@ -328,32 +340,35 @@ def _after(members: list[Equation], first: Equation) -> list[Equation]:
     return [e for e in members if e.name in after]
 
 
-def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], groups: _Groups) -> bool:
+def _widens(e: Equation, contraction: Equation, by_name: dict[str, Equation], groups: _Groups) -> bool:
     """Whether a map read only by the contraction has more bytes than all of its sources, and few rows read it."""
-    behind, front = {e.name}, [e]
+    ancestors, front = {e.name}, [e]
     while front:
-        front = [made[n] for x in front for n in reads(x) if n in made and n not in behind]
-        behind |= {x.name for x in front}
-    outside = {n for name in behind for n in reads(made[name]) if n not in made}
-    if any((groups.readers.get(n, set()) - behind) not in (set(), {contraction.name}) for n in behind):
+        front = [by_name[n] for x in front for n in reads(x) if n in by_name and n not in ancestors]
+        ancestors |= {x.name for x in front}
+    outside = {n for name in ancestors for n in reads(by_name[name]) if n not in by_name}
+    if any((groups.readers.get(n, set()) - ancestors) not in (set(), {contraction.name}) for n in ancestors):
         return False
     (value,) = expressions(contraction)
     seen = {v for n in loads(value) if n.buffer == e.name for i in n.index for v in names(i)}
     rows = count(a.extent for a in contraction.axes if a.name not in seen)
-    short = any(isinstance(n, Cast) and n.dtype in STORAGE_ONLY and _is_of(n.arg, e) for n in value.walk())
-    made_of = sum(groups.bytes_of[n] for n in outside)
-    return rows <= MOST_ROWS and made_of <= WIDENED * groups.bytes_of[e.name] / (2 if short and e.dtype is f32 else 1)
+    short = any(isinstance(n, Cast) and n.dtype in STORAGE_ONLY and _is_load_of(n.arg, e) for n in value.walk())
+    source_bytes = sum(groups.bytes_of[n] for n in outside)
+    return rows <= MOST_ROWS and source_bytes <= MOST_SOURCE_SHARE * groups.bytes_of[e.name] / (
+        2 if short and e.dtype is f32 else 1
+    )
 
 
-def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
+def _avoids_recomputation(members: list[Equation], found: Nest, stored: set[str]) -> bool:
     """Whether no expensive map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
-    prices = _with_what_they_read(members)
+    prices = _recomputation_costs(members)
     readings: dict[str, list[Reading]] = {}
     for r in members:
         for n in (n for x in expressions(r) for n in loads(x)):
             readings.setdefault(n.buffer, []).append((n, r))
     return not any(
-        isinstance(e, Map) and _dear_twice(e, prices[e.name], readings.get(e.name, []), members, found, stored)
+        isinstance(e, Map)
+        and _is_recomputed_too_often(e, prices[e.name], readings.get(e.name, []), members, found, stored)
         for e in members
     )
 
@@ -361,14 +376,14 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
 Reading = tuple[Load, Equation]  # a load and the equation that it is in
 
 
-def _dear_twice(
+def _is_recomputed_too_often(
     e: Map, price: int, read: list[Reading], members: list[Equation], found: Nest, stored: set[str]
 ) -> bool:
     """Whether a map is recomputed more often than pays. `price` is an element's cost with the maps that it reads."""
-    short = _shortens(e, price)
+    short = _narrows_to_bytes(e, price)
     if price < WORTH_KEEPING and not short:
         return False
-    if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
+    if len(read) + (e.name in stored) > 1 and any(_has_computed_index(n) for n, _ in read):
         return True
     if e.name in stored or (not short and cost(e.value) < WORTH_KEEPING):
         return False
@@ -377,7 +392,7 @@ def _dear_twice(
     own = _long_loops(e, found)
     if own <= {a.name for a in found.rows}:
         sweeps = any(isinstance(r, Reduce | Scan) for r in members)
-        return not sweeps and _again_and_again(cost(e.value), own, found.rows)
+        return not sweeps and _is_repeated_by_outer_loop(cost(e.value), own, found.rows)
     return any(_long_loops(r, found) - own for r in members if e.name in reads(r))
 
 
@@ -387,46 +402,48 @@ def _long_loops(e: Equation, found: Nest) -> set[str]:
     return {found.names[e.name, a.name] for a in axes if is_long(a)}
 
 
-def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
+def _recomputation_costs(members: Iterable[Equation]) -> dict[str, int]:
     """The cost of an element of each map, including the maps that it reads, which are recomputed with it."""
     own: dict[str, int] = {}
-    behind: dict[str, set[str]] = {}
+    recomputed: dict[str, set[str]] = {}
     for e in members:
         if isinstance(e, Map):
             own[e.name] = cost(e.value)
-            behind[e.name] = {e.name}.union(*(behind.get(n, ()) for n in reads(e)))
-    return {name: sum(own[n] for n in names) for name, names in behind.items()}
+            recomputed[e.name] = {e.name}.union(*(recomputed.get(n, ()) for n in reads(e)))
+    return {name: sum(own[n] for n in names) for name, names in recomputed.items()}
 
 
-def _shortens(e: Map, price: int) -> bool:
+def _narrows_to_bytes(e: Map, price: int) -> bool:
     """Whether a map computes bytes from wider numbers by more than a move, so that loading beats recomputing them."""
     return e.dtype in (i8, u8, *EIGHTHS) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
 
 
-def _moved(load: Load) -> bool:
+def _has_computed_index(load: Load) -> bool:
     """Whether the index is computed: another iteration needs the same elements."""
     return not all(isinstance(i, Var) for i in load.index)
 
 
-def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
+def _is_repeated_by_outer_loop(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
     """Whether a loop outside the last of `own` repeats a map over `own`, with too few iterations inside for it."""
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
     repeats = any(is_long(a) and a.name not in own for a in rows[:last])
     return repeats and price >= WORTH_KEEPING * count(a.extent for a in rows[last + 1 :])
 
 
-def _numbers_together(groups: Iterable[list[Equation]]) -> list[list[Equation]]:
+def _merge_scalar_groups(groups: Iterable[list[Equation]]) -> list[list[Equation]]:
     """Merge the groups that only compute scalars from inputs, such as step counters."""
     every = list(groups)
-    made = {e.name for g in every for e in g}
-    alone = [g for g in every if all(isinstance(e, Map) and not e.axes for e in g)]
-    alone = [g for g in alone if not {n for e in g for n in reads(e)} & (made - {e.name for e in g})]
-    numbers = [e for g in alone for e in g]
-    shared = [numbers[n : n + MOST_EQUATIONS] for n in range(0, len(numbers), MOST_EQUATIONS)]
-    return [*shared, *(g for g in every if g not in alone)]
+    computed = {e.name for g in every for e in g}
+    scalar_groups = [g for g in every if all(isinstance(e, Map) and not e.axes for e in g)]
+    scalar_groups = [
+        g for g in scalar_groups if not {n for e in g for n in reads(e)} & (computed - {e.name for e in g})
+    ]
+    scalars = [e for g in scalar_groups for e in g]
+    shared = [scalars[n : n + MOST_EQUATIONS] for n in range(0, len(scalars), MOST_EQUATIONS)]
+    return [*shared, *(g for g in every if g not in scalar_groups)]
 
 
-def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
+def _topological_order(groups: list[list[Equation]]) -> list[list[Equation]]:
     """Order groups topologically: each after all that it reads."""
     owner = {e.name: k for k, g in enumerate(groups) for e in g}
     done: list[int] = []
@@ -454,7 +471,7 @@ def _sources(e: Equation, group: Group, whole: dict[str, str]) -> list[tuple[str
     return [(whole.get(source, source), "" if "/" in source else part) for source in group.origin]
 
 
-def _group(members: list[Equation], sources: dict[str, list[tuple[str, str]]]) -> Group:
+def _make_group(members: list[Equation], sources: dict[str, list[tuple[str, str]]]) -> Group:
     """Make one kernel, named after its origin, or without one after its last result."""
     origin = kernel_names.origin(source for e in members for source in sources[e.name])
     return Group(kernel_names.name(origin, members) if origin else members[-1].name, tuple(members), origin)

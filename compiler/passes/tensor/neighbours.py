@@ -21,20 +21,20 @@ def _axes(
     e: Equation, inputs: Mapping[str, Tensor], made: Mapping[str, Equation], known: dict[str, set[str]]
 ) -> set[str]:
     if e.name not in known:
-        found = (_last(load, inputs, made, known) for x in expressions(e) for load in set(loads(x)))
+        found = (_axes_in_contiguous_index(load, inputs, made, known) for x in expressions(e) for load in set(loads(x)))
         known[e.name] = set[str]().union(*found)
     return known[e.name]
 
 
-def _last(
+def _axes_in_contiguous_index(
     load: Load, inputs: Mapping[str, Tensor], made: Mapping[str, Equation], known: dict[str, set[str]]
 ) -> set[str]:
     source, places = made.get(load.buffer), range(len(load.index))
     if isinstance(source, Map):
         axes = _axes(source, inputs, made, known)
-        near = [n for n in places if source.axes[n].name in axes]
+        contiguous = [n for n in places if source.axes[n].name in axes]
     elif load.buffer in inputs:
-        near = [n for n in places if inputs[load.buffer].strides[n] is dim(1)]
+        contiguous = [n for n in places if inputs[load.buffer].strides[n] is dim(1)]
     else:
-        near = [*places][-1:]
-    return {v.name for n in near for v in load.index[n].walk() if isinstance(v, Var)}
+        contiguous = [*places][-1:]
+    return {v.name for n in contiguous for v in load.index[n].walk() if isinstance(v, Var)}

@@ -15,12 +15,12 @@ from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.contractions import count, is_contraction
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, nest
 
-LEAST = 1 << 20  # bytes; smaller tensors stay in a cache
-SHARE = 0.8  # bytes moved afterwards, at most, as a share of those before
+LEAST_BYTES = 1 << 20  # bytes; smaller tensors stay in a cache
+MOST_MOVED_SHARE = 0.8  # bytes moved afterwards, at most, as a share of those before
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Context:
     """The inputs, the equations with their groups, the readers of each tensor, and the outputs."""
 
     inputs: dict[str, Tensor]
@@ -45,53 +45,53 @@ def remake(program: Program) -> Program:
     """Recompute maps in their readers for as long as one is left for which fewer bytes move."""
     if program.sizes:
         return program
-    while (made := _once(program)) is not None:
+    while (made := _remake_one(program)) is not None:
         program = made
     return program
 
 
-def _once(program: Program) -> Program | None:
-    known = _known(program)
+def _remake_one(program: Program) -> Program | None:
+    known = _make_context(program)
     for p in reversed(equations(program)):
-        if isinstance(p, Map) and (made := _remade(program, p, known)) is not None:
+        if isinstance(p, Map) and (made := _recompute_in_readers(program, p, known)) is not None:
             return made
     return None
 
 
-def _known(program: Program) -> _Known:
+def _make_context(program: Program) -> _Context:
     every = equations(program)
-    made = {e.name: e for e in every}
-    readers: dict[str, list[Equation]] = {name: [] for name in (*(t.name for t in program.inputs), *made)}
+    by_name = {e.name: e for e in every}
+    readers: dict[str, list[Equation]] = {name: [] for name in (*(t.name for t in program.inputs), *by_name)}
     for e in every:
         for name in reads(e):
             readers[name].append(e)
     group = {e.name: g for g in program.groups for e in g.equations}
     inputs = {t.name: t for t in program.inputs}
-    return _Known(inputs, made, group, readers, frozenset(t.name for t in program.outputs))
+    return _Context(inputs, by_name, group, readers, frozenset(t.name for t in program.outputs))
 
 
-def _remade(program: Program, p: Map, known: _Known) -> Program | None:
+def _recompute_in_readers(program: Program, p: Map, known: _Context) -> Program | None:
     """The program with `p` recomputed by its readers; None if that is illegal or does not pay."""
     own = known.group[p.name]
     outside = [r for r in known.readers[p.name] if known.group[r.name] is not own]
-    if not outside or p.name in known.results or known.bytes(p.name) < LEAST:
+    if not outside or p.name in known.results or known.bytes(p.name) < LEAST_BYTES:
         return None
-    if not all(_elementwise(r, p, known) for r in outside):
+    if not all(_reads_elementwise(r, p, known) for r in outside):
         return None
-    whole = _whole(p, known)
-    there = {known.group[r.name] for r in outside}
-    if whole is None or not _pays(p, whole, there, known):
+    whole = _in_stored_tensors(p, known)
+    reader_groups = {known.group[r.name] for r in outside}
+    if whole is None or not _pays(p, whole, reader_groups, known):
         return None
     changed = {r.name: inline(r, {p.name: whole}) for r in outside}
     groups = (
-        g.replace(equations=tuple(changed.get(e.name, e) for e in g.equations)) if g in there else g
+        g.replace(equations=tuple(changed.get(e.name, e) for e in g.equations)) if g in reader_groups else g
         for g in program.groups
     )
     made = remove_dead(program.replace(groups=tuple(groups)))
     return made if all(_is_one_nest(g, made) for g in {*made.groups} - {*program.groups}) else None
 
 
-def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
+def _reads_elementwise(r: Equation, p: Map, known: _Context) -> bool:
     """Whether the reader loads each element of `p` once, in a kernel without matmuls."""
     if not isinstance(r, Map | Reduce) or any(map(is_contraction, known.group[r.name].equations)):
         return False
@@ -100,7 +100,7 @@ def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
     return plain and count(a.extent for a in bound(r)) == count(shape(p))
 
 
-def _whole(p: Map, known: _Known) -> Map | None:
+def _in_stored_tensors(p: Map, known: _Context) -> Map | None:
     """The map in terms of stored tensors only; None if it needs others or is expensive."""
     while inner := [n for n in reads(p) if not known.stored(n)]:
         producers = {n: e for n in inner if isinstance(e := known.made[n], Map)}
@@ -113,13 +113,13 @@ def _whole(p: Map, known: _Known) -> Map | None:
     return p if plain and cost(p.value) < WORTH_KEEPING else None
 
 
-def _pays(p: Map, whole: Map, groups: set[Group], known: _Known) -> bool:
+def _pays(p: Map, whole: Map, groups: set[Group], known: _Context) -> bool:
     stored = known.bytes(p.name) * (1 + len(groups))
     read = 0.0
     for g in groups:
-        there = {n for e in g.equations for n in reads(e)}
-        read += sum(known.bytes(n) for n in reads(whole) if n not in there)
-    return read <= SHARE * stored
+        already_read = {n for e in g.equations for n in reads(e)}
+        read += sum(known.bytes(n) for n in reads(whole) if n not in already_read)
+    return read <= MOST_MOVED_SHARE * stored
 
 
 def _is_one_nest(g: Group, program: Program) -> bool:

@@ -16,21 +16,21 @@ from compiler.passes.tensor.compose import injective, inline, readers_of, remove
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
-MANY = 16  # with fewer numbers, comparing each with each place is as fast
+LEAST_COUNTED = 16  # with fewer numbers, comparing each with each place is as fast
 
 
 def scatters(program: Program) -> Program:
     """Turn counts into scatters and running totals, and inline maps into the scatters that alone read them."""
     every = {e.name: e for e in equations(program)}
-    program = _with(program, {e.name: _running_total(e, every) for e in every.values()})
-    while fed := _fed(program):
-        program = _with(program, {e.name: (fed.get(e.name, e),) for e in equations(program)})
+    program = _replace_equations(program, {e.name: _running_total(e, every) for e in every.values()})
+    while inlined := _inline_into_scatters(program):
+        program = _replace_equations(program, {e.name: (inlined.get(e.name, e),) for e in equations(program)})
     return program
 
 
-def _with(program: Program, made: Mapping[str, tuple[Equation, ...]]) -> Program:
+def _replace_equations(program: Program, replacements: Mapping[str, tuple[Equation, ...]]) -> Program:
     """Replace each equation by those made from it, and remove dead ones."""
-    groups = (g.replace(equations=tuple(x for e in g.equations for x in made[e.name])) for g in program.groups)
+    groups = (g.replace(equations=tuple(x for e in g.equations for x in replacements[e.name])) for g in program.groups)
     return remove_dead(program.replace(groups=tuple(groups)))
 
 
@@ -40,35 +40,39 @@ def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation
         return (e,)
     compared = {n: p for n in reads(e) if isinstance(p := every.get(n), Map) and p.dtype is boolean}
     match inline(e, compared):
-        case Reduce(axes=(place,), over=(over,), value=Cast(Op("le" | "lt" as how, (Load() as x, Var() as i)))):
-            few = isinstance(over.extent, Const) and over.extent.value < MANY
-            each = f"{e.name}_each"
-            if few or x.dtype is not i64 or i is not place.var or i in set(x.walk()) or each in every:
+        case Reduce(axes=(place,), over=(over,), value=Cast(Op("le" | "lt" as comparison, (Load() as x, Var() as i)))):
+            few = isinstance(over.extent, Const) and over.extent.value < LEAST_COUNTED
+            count_name = f"{e.name}_each"
+            if few or x.dtype is not i64 or i is not place.var or i in set(x.walk()) or count_name in every:
                 return (e,)
-            later = int(how == "lt")  # 1 if a number counts only at places after its own
+            later = int(comparison == "lt")  # 1 if a number counts only at places after its own
             at, guard = op("max", x, dim(-later)) + later, op("lt", x, place.extent - later)
             return (
-                Scatter(each, e.axes, identity("sum", i64), "sum", e.over, (at,), dim(1), guard),
-                Scan(e.name, e.axes, "sum", place.name, Load(each, (place.var,), i64)),
+                Scatter(count_name, e.axes, identity("sum", i64), "sum", e.over, (at,), dim(1), guard),
+                Scan(e.name, e.axes, "sum", place.name, Load(count_name, (place.var,), i64)),
             )
     return (e,)
 
 
-def _fed(program: Program) -> dict[str, Equation]:
+def _inline_into_scatters(program: Program) -> dict[str, Equation]:
     """The scatters that can take further maps, with these inlined, by name."""
-    made = {e.name: e for e in equations(program)}
+    by_name = {e.name: e for e in equations(program)}
     results = {t.name for t in program.outputs}
-    readers = readers_of(made.values())
+    readers = readers_of(by_name.values())
     out: dict[str, Equation] = {}
-    for e in made.values():
+    for e in by_name.values():
         if isinstance(e, Scatter):
-            alone = [made[n] for n in reads(e) if n in made and n not in results and readers[n] == {e.name}]
-            fitting = {p.name: p for p in alone if isinstance(p, Map) and _once(p, e) and _light(p, made)}
+            private = [by_name[n] for n in reads(e) if n in by_name and n not in results and readers[n] == {e.name}]
+            fitting = {
+                p.name: p
+                for p in private
+                if isinstance(p, Map) and _reads_each_element_once(p, e) and _is_cheap_to_inline(p, by_name)
+            }
             out |= {e.name: inline(e, fitting)} if fitting else {}
     return out
 
 
-def _once(p: Map, e: Scatter) -> bool:
+def _reads_each_element_once(p: Map, e: Scatter) -> bool:
     """Whether a scatter reads the map at one index, and no element twice except in loops absent from that index."""
     found = {n.index for x in expressions(e) for n in loads(x) if n.buffer == p.name}
     (index,) = found if len(found) == 1 else ((),)
@@ -76,8 +80,8 @@ def _once(p: Map, e: Scatter) -> bool:
     return len(found) == 1 and injective(index, shape(p), own)
 
 
-def _light(p: Map, made: dict[str, Equation]) -> bool:
+def _is_cheap_to_inline(p: Map, by_name: dict[str, Equation]) -> bool:
     """Whether a map is cheap and reads at most one computed tensor of its own size or larger."""
     size = count(shape(p))
-    behind = [n for n in reads(p) if n in made and count(shape(made[n])) >= size]
-    return cost(p.value) < WORTH_KEEPING and len(behind) <= 1
+    large_sources = [n for n in reads(p) if n in by_name and count(shape(by_name[n])) >= size]
+    return cost(p.value) < WORTH_KEEPING and len(large_sources) <= 1

@@ -17,11 +17,11 @@ from compiler.passes.tensor.compose import inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
-FEW = 0.5  # share of a map's elements
+MOST_READ_SHARE = 0.5  # share of a map's elements
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Context:
     """The current equations, their readers, and the outputs, which must be kept."""
 
     made: dict[str, Equation]
@@ -31,40 +31,42 @@ class _Known:
 
 def sink(program: Program) -> Program:
     """Inline maps into equations that read few of their elements."""
-    made = {e.name: e for e in equations(program)}
-    readers = readers_of(made.values())
-    known = _Known(made, readers, frozenset(t.name for t in program.outputs))
-    for name in reversed(tuple(made)):
-        while producers := {n: p for n in reads(made[name]) if (p := _sinkable(n, made[name], known)) is not None}:
-            before, made[name] = made[name], inline(made[name], producers)
+    by_name = {e.name: e for e in equations(program)}
+    readers = readers_of(by_name.values())
+    known = _Context(by_name, readers, frozenset(t.name for t in program.outputs))
+    for name in reversed(tuple(by_name)):
+        while producers := {
+            n: p for n in reads(by_name[name]) if (p := _sinkable(n, by_name[name], known)) is not None
+        }:
+            before, by_name[name] = by_name[name], inline(by_name[name], producers)
             for n in reads(before):
                 readers[n].discard(name)
-            for n in reads(made[name]):
+            for n in reads(by_name[name]):
                 readers.setdefault(n, set()).add(name)
-    groups = tuple(g.replace(equations=tuple(made[e.name] for e in g.equations)) for g in program.groups)
+    groups = tuple(g.replace(equations=tuple(by_name[e.name] for e in g.equations)) for g in program.groups)
     return remove_dead(program.replace(groups=groups))
 
 
-def _sinkable(name: str, reader: Equation, known: _Known) -> Map | None:
+def _sinkable(name: str, reader: Equation, known: _Context) -> Map | None:
     """The map of this name if it should be computed in the reader, else None."""
     p = known.made.get(name)
-    if not isinstance(p, Map) or name in known.results or not _few(reader, p):
+    if not isinstance(p, Map) or name in known.results or not _reads_few_elements(reader, p):
         return None
     others = (known.made[n] for n in known.readers[name])
-    if cost(p.value) >= WORTH_KEEPING and not all(_few(r, p) for r in others):
+    if cost(p.value) >= WORTH_KEEPING and not all(_reads_few_elements(r, p) for r in others):
         return None
     return p if all(_is_kept(n, p, reader, known) for n in reads(p)) else None
 
 
-def _few(reader: Equation, p: Map) -> bool:
+def _reads_few_elements(reader: Equation, p: Map) -> bool:
     """Whether the reader is a map or a reduction that loads at most half of the elements of `p`."""
     if not isinstance(reader, Map | Reduce):
         return False
     times = sum(isinstance(n, Load) and n.buffer == p.name for x in expressions(reader) for n in set(x.walk()))
-    return times * _share(bound(reader), p.axes) <= FEW
+    return times * _points_ratio(bound(reader), p.axes) <= MOST_READ_SHARE
 
 
-def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
+def _points_ratio(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
     """The number of points of `axes` per point of `whole`; infinite if unknown sizes decide it or `whole` is empty."""
     points, elements = [a.extent for a in axes], [a.extent for a in whole]
     for extent in tuple(points):
@@ -75,10 +77,10 @@ def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
     return count(points) / whole_count if 0 < whole_count < math.inf else math.inf
 
 
-def _is_kept(name: str, p: Map, reader: Equation, known: _Known) -> bool:
+def _is_kept(name: str, p: Map, reader: Equation, known: _Context) -> bool:
     """Whether a tensor that `p` reads is in memory anyway, is far smaller than `p`, or can be sunk with it."""
     e = known.made.get(name)
-    if e is None or name in known.results or _share(e.axes, p.axes) <= FEW:
+    if e is None or name in known.results or _points_ratio(e.axes, p.axes) <= MOST_READ_SHARE:
         return True
     if isinstance(e, Map):
         return cost(e.value) < WORTH_KEEPING and all(_is_kept(n, e, reader, known) for n in reads(e))

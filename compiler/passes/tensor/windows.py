@@ -70,14 +70,14 @@ def _span(a: Axis, conditions: list[Expr], ranges: Ranges) -> tuple[int, int]:
     first, last = 0, int(a.extent.value) - 1
     for cond in conditions:
         match cond:
-            case Op("lt" | "le" | "gt" | "ge" | "eq" as how, (left, right)) if left.dtype is i64:
-                low, high = _ends(how, left - right, a, ranges)
+            case Op("lt" | "le" | "gt" | "ge" | "eq" as comparison, (left, right)) if left.dtype is i64:
+                low, high = _bounds_on_axis(comparison, left - right, a, ranges)
                 first = first if low is None else max(first, low)
                 last = last if high is None else min(last, high)
     return first, last
 
 
-def _ends(how: str, difference: Expr, a: Axis, ranges: Ranges) -> tuple[int | None, int | None]:
+def _bounds_on_axis(comparison: str, difference: Expr, a: Axis, ranges: Ranges) -> tuple[int | None, int | None]:
     """The bounds on `a` within which the difference can be below (`lt`), above (`gt`), ... zero; None if unbounded."""
     terms, rest = linear(difference)
     factor = terms.get(a.var, 0)
@@ -90,12 +90,12 @@ def _ends(how: str, difference: Expr, a: Axis, ranges: Ranges) -> tuple[int | No
     if len(scaled) < len(others):
         return None, None
     least, most = (rest + sum(x[n] for x in scaled) for n in (0, 1))
-    strict = 1 if how in ("lt", "gt") else 0
+    strict = 1 if comparison in ("lt", "gt") else 0
     low = high = None
-    if how in ("lt", "le", "eq"):  # factor * a <= -least - strict
+    if comparison in ("lt", "le", "eq"):  # factor * a <= -least - strict
         bound = -least - strict
         low, high = (low, bound // factor) if factor > 0 else (-(bound // -factor), high)
-    if how in ("gt", "ge", "eq"):  # factor * a >= -most + strict
+    if comparison in ("gt", "ge", "eq"):  # factor * a >= -most + strict
         bound = -most + strict
         low, high = (-(-bound // factor), high) if factor > 0 else (low, -bound // -factor)
     return low, high

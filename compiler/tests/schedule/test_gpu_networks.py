@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import compiler
 from compiler.ir.dtype import f32
 from compiler.ir.tensor import known_bytes
-from compiler.passes.tensor.remake import LEAST
+from compiler.passes.tensor.remake import LEAST_BYTES
 from compiler.targets.nvidia import SM_90A
 
 
@@ -61,7 +61,7 @@ def test_images_lie_in_16_bits() -> None:
     stem = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     network = nn.Sequential(*stem, Bottleneck(64, 64, 256), Bottleneck(256, 64, 256))
     temps = _lowered(network, (8, 3, 224, 224)).stages["loop"].temps
-    assert len(temps) > 8 and not [t for t in temps if t.dtype is f32 and known_bytes(t) >= LEAST]
+    assert len(temps) > 8 and not [t for t in temps if t.dtype is f32 and known_bytes(t) >= LEAST_BYTES]
 
 
 def test_attention_within_a_layer_is_one_kernel() -> None:
