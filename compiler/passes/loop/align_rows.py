@@ -18,23 +18,23 @@ from compiler.schedule.contraction_nest import recognise
 
 def align_rows(program: Program) -> Program:
     """Pad the rows of temporaries that contractions use, if every kernel accesses the whole temporary."""
-    used = {name for k in program.kernels for name in _of_contraction(k)}
+    used = {name for k in program.kernels for name in _contraction_buffers(k)}
     users = users_by_name(program)
     chosen = {
         t.name: t.replace(strides=strides) for t in program.temps
-        if t.name in used and (strides := aligned_rows(t)) is not t.strides and seen_whole(users[t.name], t)
+        if t.name in used and (strides := aligned_rows(t)) is not t.strides and is_used_in_own_shape(users[t.name], t)
     }  # fmt: skip
-    return laid_out(program, chosen) if chosen else program
+    return replace_temporaries(program, chosen) if chosen else program
 
 
-def laid_out(program: Program, chosen: Mapping[str, Tensor]) -> Program:
+def replace_temporaries(program: Program, chosen: Mapping[str, Tensor]) -> Program:
     """The program with the temporaries in `chosen` replaced by those of the same name there."""
 
-    def placed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def replaced(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(chosen.get(t.name, t) for t in tensors)
 
-    kernels = tuple(k.replace(params=placed(k.params)) for k in program.kernels)
-    return program.replace(temps=placed(program.temps), kernels=kernels)
+    kernels = tuple(k.replace(params=replaced(k.params)) for k in program.kernels)
+    return program.replace(temps=replaced(program.temps), kernels=kernels)
 
 
 def users_by_name(program: Program) -> Mapping[str, Sequence[Kernel]]:
@@ -46,7 +46,7 @@ def users_by_name(program: Program) -> Mapping[str, Sequence[Kernel]]:
     return found
 
 
-def _of_contraction(kernel: Kernel) -> Iterator[str]:
+def _contraction_buffers(kernel: Kernel) -> Iterator[str]:
     """The buffers of a contraction's factors, and those that it writes."""
     found = recognise(kernel)
     if found is not None:
@@ -54,7 +54,7 @@ def _of_contraction(kernel: Kernel) -> Iterator[str]:
         yield from (n.buffer for side in (found.left, found.right) for n in side.walk() if isinstance(n, Load))
 
 
-def seen_whole(users: Sequence[Kernel], t: Tensor) -> bool:
+def is_used_in_own_shape(users: Sequence[Kernel], t: Tensor) -> bool:
     """Whether each kernel sees the temporary in its own shape and no index divides an axis, which needs dense rows."""
     if any(p != t for k in users for p in k.params if p.name == t.name):
         return False

@@ -24,9 +24,9 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.targets.target import Target
 
-LOADS = 32  # loads that a multiprocessor serves per clock
-WEIGHT = 8  # scalar operations of an element made from several products, an exponential among them
-LAUNCH = 4000  # clocks from the end of a kernel until the next one has started
+LOADS_PER_CLOCK = 32  # loads that a multiprocessor serves per clock
+OPERATIONS_PER_ELEMENT = 8  # scalar operations of an element made from several products, an exponential among them
+LAUNCH_CLOCKS = 4000  # clocks from the end of a kernel until the next one has started
 
 # For GPUs; measured on an H200 unless stated otherwise. With fewer queries, the matmuls are of a matrix and few rows:
 # they are bound by memory, whatever multiplies them.
@@ -40,7 +40,7 @@ GROUP_ROWS, STAGES, STEP = 64, 2, 16
 RESERVED = 1024  # bytes of shared memory reserved in each block besides its own (CUDA C++ Programming Guide 13)
 
 
-def scores_stay(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
+def scores_stay_on_chip(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
     """Whether a kernel is such a sum and takes less time than separate kernels that pass the scores through memory.
 
     `private` names the temporaries that no other kernel uses. All sizes must be known.
@@ -52,7 +52,7 @@ def scores_stay(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
     return _stay_in_vectors(*found, target) if target.kind == "cpu" else _stay_in_registers(*found, tensors, target)
 
 
-def known_for_all_sizes(kernel: Kernel) -> bool:
+def holds_for_all_sizes(kernel: Kernel) -> bool:
     """Whether this holds for all values of the symbolic sizes.
 
     It does if depth and features are constant, and rows of buffers start where tiles may.
@@ -88,14 +88,14 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
     types = kind.name, kind.name, f32.name
     functions = {r.function for r in target.instructions if (r.a_type, r.b_type, r.acc_type) == types}
     if widest > WARP_FEATURES:
-        return kind is not f32 and _fits_group(f, scores, tensors, target)
+        return kind is not f32 and _fits_warpgroup(f, scores, tensors, target)
     if kind is f32 and "mlc_wgmma_rs" in functions and widest > NARROW_F32 and keys > FEW_KEYS_F32:
         handed_over = math.prod(static(r.extent) for r in f.batch) * queries * keys * f32.bytes
         return "mlc_mma_sync" in functions and handed_over > target.l2
     return "mlc_mma_sync" in functions
 
 
-def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
+def _fits_warpgroup(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
     """Whether a warpgroup can do it: it has an instruction for the features, TMA loads operands, and tiles fit."""
     features, depth, kind = static(f.feature.extent), static(scores.depth.extent), f.weight
     wide = [r for r in target.instructions if r.function == "mlc_wgmma_rs" and r.n == features]
@@ -118,30 +118,35 @@ def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: T
     return tiles + bits * STAGES * GROUP_ROWS**2 + RESERVED <= target.shared
 
 
-def products_cost_less(before: Iterable[Kernel], made: Iterable[Kernel], handed: int, target: Target) -> bool:
-    """Whether the kernels `made`, which recompute products, take less time than the kernels `before` that they replace.
+def recomputation_pays(
+    replaced: Iterable[Kernel], recomputing: Iterable[Kernel], elements: int, target: Target
+) -> bool:
+    """Whether the kernels `recomputing`, which recompute products, take less time than those `replaced` by them.
 
-    The replaced kernels store and load `handed` elements. The estimate counts products by tensor instructions and
+    The replaced kernels store and load `elements` elements. The estimate counts products by tensor instructions and
     scalar operations on them.
     """
     costs, rates = dict(target.costs), dict(target.rates)
     clocks = 0.0
     kinds = set()
-    for k in made:
+    for k in recomputing:
         found = chained_products.recognise(k)
-        if found is None or not _products_stay(found, target):
+        if found is None or not _has_tensor_instruction(found, target):
             return False
         kinds.add(found.kind)
         weights = math.prod(static(e) for e in (found.columns, *(f.extent for f in found.rows)))
-        clocks += weights * WEIGHT / costs["sync.lanes"] + _sums(k.body) / rates[f"mma.{found.kind.name}"]
+        clocks += (
+            weights * OPERATIONS_PER_ELEMENT / costs["sync.lanes"]
+            + _count_terms(k.body) / rates[f"mma.{found.kind.name}"]
+        )
     if len(kinds) != 1:
         return False
     (kind,) = kinds
-    clocks -= sum(_sums(k.body) for k in before) / rates[f"mma.{kind.name}"]
-    return clocks < handed * kind.bytes / costs["stream"]
+    clocks -= sum(_count_terms(k.body) for k in replaced) / rates[f"mma.{kind.name}"]
+    return clocks < elements * kind.bytes / costs["stream"]
 
 
-def _products_stay(f: Chained, target: Target) -> bool:
+def _has_tensor_instruction(f: Chained, target: Target) -> bool:
     """Whether tensor cores can multiply blocks of rows and columns, and what is computed from them with the values."""
     factors = (f.value, *(x for p in f.products for x in (p.left, p.right)))
     widest = max(static(x.extent) for x in (f.feature, *(p.depth for p in f.products)))
@@ -153,19 +158,21 @@ def _products_stay(f: Chained, target: Target) -> bool:
     return any(r.function == "mlc_mma_sync" and (r.a_type, r.b_type, r.acc_type) == types for r in target.instructions)
 
 
-def _sums(body: tuple[Stmt, ...]) -> int:
+def _count_terms(body: tuple[Stmt, ...]) -> int:
     """The number of terms that statements accumulate."""
-    return sum(static(s.extent) * _sums(s.body) if isinstance(s, loop.For) else isinstance(s, Accum) for s in body)
+    return sum(
+        static(s.extent) * _count_terms(s.body) if isinstance(s, loop.For) else isinstance(s, Accum) for s in body
+    )
 
 
-def starts_cost_more(kernel: Kernel, rows: int, target: Target) -> bool:
+def launch_costs_more(kernel: Kernel, rows: int, target: Target) -> bool:
     """Whether running a kernel on one block per row costs less extra time than a launch."""
-    every = sum(map(_loads, kernel.body)) / LOADS
-    return every / rows * -(-rows // target.cores) - every / target.cores < LAUNCH
+    clocks = sum(map(_count_loads, kernel.body)) / LOADS_PER_CLOCK
+    return clocks / rows * -(-rows // target.cores) - clocks / target.cores < LAUNCH_CLOCKS
 
 
-def _loads(s: Stmt) -> int:
+def _count_loads(s: Stmt) -> int:
     """The number of elements that a statement loads."""
     if isinstance(s, loop.For):
-        return iterations(s) * sum(map(_loads, s.body))
+        return iterations(s) * sum(map(_count_loads, s.body))
     return sum(isinstance(n, Load) for n in s.walk())

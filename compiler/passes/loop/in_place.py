@@ -20,32 +20,32 @@ def in_place(program: Program, into: Mapping[str, str]) -> Program:
     """Return the program with each output named in `into` written in the memory of its input, if possible."""
     inputs = {t.name: t for t in program.inputs}
     for name, place in into.items():
-        program = _placed(program, name, inputs[place]) or program
+        program = _place_output(program, name, inputs[place]) or program
     return program
 
 
-def _placed(program: Program, name: str, place: Tensor) -> Program | None:
+def _place_output(program: Program, name: str, place: Tensor) -> Program | None:
     """The program with the tensor `name` in the memory of `place`; None if that is not possible."""
     writers = [k for k in program.kernels if name in k.writes]
-    source = _copied(writers[0]) if len(writers) == 2 else None
+    source = _copied_buffer(writers[0]) if len(writers) == 2 else None
     if source in {t.name for t in program.temps}:
-        made = _placed(program, str(source), place)
-        return _placed(made, name, place) if made is not None else None
-    first, move = writers[0], _same_axes
+        placed = _place_output(program, str(source), place)
+        return _place_output(placed, name, place) if placed is not None else None
+    first, match_axes = writers[0], _same_axes
     if source == place.name:
         program = program.replace(kernels=tuple(k for k in program.kernels if k is not writers[0]))
-        first, move = writers[1], lambda old, place: _of_base(writers[0])
+        first, match_axes = writers[1], lambda old, place: _axes_of_copy(writers[0])
     old = next(p for p in first.params if p.name == name)
-    behind = program.kernels[program.kernels.index(first) :]
-    if any(place in k.params for k in behind) or old.dtype is not place.dtype:
+    later = program.kernels[program.kernels.index(first) :]
+    if any(place in k.params for k in later) or old.dtype is not place.dtype:
         return None
-    if not _apart(place) or not _rows_end_whole(place):
+    if not _has_disjoint_elements(place) or not _has_aligned_row_ends(place):
         return None
-    axes = move(old, place)
-    return _moved(program, name, place, axes) if axes is not None else None
+    axes = match_axes(old, place)
+    return _store_in(program, name, place, axes) if axes is not None else None
 
 
-def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
+def _store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
     """The program without the tensor `name`, stored in `place` instead.
 
     `axes` has for each axis of `place` the corresponding one of `name`, or -1 for an axis of one element.
@@ -70,7 +70,7 @@ def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) ->
     )
 
 
-def _copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
+def _match_copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
     """The loops, the store and the load of a kernel that only copies; None for others."""
     loops, body = perfect(loop.For, k.body, loop.KINDS)
     match body:
@@ -79,24 +79,24 @@ def _copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
     return None
 
 
-def _copied(k: Kernel) -> str:
+def _copied_buffer(k: Kernel) -> str:
     """The buffer that a kernel copies entirely, doing nothing else; "" for other kernels."""
-    found = _copy(k)
+    found = _match_copy(k)
     if found is None:
         return ""
     loops, store, load = found
     extents = {Var(f.var): f.extent for f in loops}
-    held = next(p for p in k.params if p.name == load.buffer)
+    source = next(p for p in k.params if p.name == load.buffer)
     used = [i for i in load.index if not isinstance(i, Const)]
-    ends = [extents.get(i, dim(1)) if isinstance(i, Var) else dim(1) for i in load.index]
-    whole = all(n is end for n, end in zip(held.shape, ends, strict=True))
-    same = {*used} == {*store.index} == {*extents} and len(used) == len(store.index) == len(extents)
-    return load.buffer if whole and same else ""
+    lengths = [extents.get(i, dim(1)) if isinstance(i, Var) else dim(1) for i in load.index]
+    whole = all(n is end for n, end in zip(source.shape, lengths, strict=True))
+    is_bijective = {*used} == {*store.index} == {*extents} and len(used) == len(store.index) == len(extents)
+    return load.buffer if whole and is_bijective else ""
 
 
-def _of_base(k: Kernel) -> tuple[int, ...]:
+def _axes_of_copy(k: Kernel) -> tuple[int, ...]:
     """For each axis of the source of a copy the corresponding axis of the copy, or -1."""
-    found = _copy(k)
+    found = _match_copy(k)
     assert found is not None
     _, store, load = found
     return tuple(store.index.index(i) if i in store.index else -1 for i in load.index)
@@ -110,7 +110,7 @@ def _same_axes(old: Tensor, place: Tensor) -> tuple[int, ...] | None:
     return tuple(axes.index(d) if d in axes else -1 for d in range(len(place.shape)))
 
 
-def _apart(t: Tensor) -> bool:
+def _has_disjoint_elements(t: Tensor) -> bool:
     """Whether no two elements share memory. With symbolic sizes, this is known only of contiguous tensors."""
     if not is_static(t):
         return t.strides == row_major(t.shape)
@@ -123,9 +123,9 @@ def _apart(t: Tensor) -> bool:
     return True
 
 
-def _rows_end_whole(t: Tensor) -> bool:
+def _has_aligned_row_ends(t: Tensor) -> bool:
     """Whether no row ends inside 16 bytes that also hold other data: a bulk store of a GPU writes all 16."""
     if t.strides == row_major(t.shape) or not is_static(t):
         return True
-    near = [n for n, step in zip(t.shape, t.strides, strict=True) if step is dim(1) and n is not dim(1)]
-    return all(static(n) * t.dtype.bytes % ALIGNMENT == 0 for n in near)
+    row_lengths = [n for n, step in zip(t.shape, t.strides, strict=True) if step is dim(1) and n is not dim(1)]
+    return all(static(n) * t.dtype.bytes % ALIGNMENT == 0 for n in row_lengths)

@@ -27,25 +27,27 @@ TILE = 64  # rows of a warpgroup's smallest tile
 
 def merge_axes(program: Program) -> Program:
     """Merge as many loops of contractions as their buffers allow."""
-    return program.replace(kernels=tuple(map(_kernel, program.kernels)))
+    return program.replace(kernels=tuple(map(_merge_in_kernel, program.kernels)))
 
 
-def _kernel(kernel: Kernel) -> Kernel:
+def _merge_in_kernel(kernel: Kernel) -> Kernel:
     if recognise(kernel) is None and chained_products.recognise(kernel) is None:
         return kernel
-    kernel = squeezed(kernel)
-    plain, in_order = _merged(kernel), _merged(_in_memory_order(kernel))
-    return in_order if _loops(in_order) < _loops(plain) else plain
+    kernel = without_unit_axes(kernel)
+    plain, in_order = _merge_all(kernel), _merge_all(_in_memory_order(kernel))
+    return in_order if _count_loops(in_order) < _count_loops(plain) else plain
 
 
-def _merged(kernel: Kernel) -> Kernel:
+def _merge_all(kernel: Kernel) -> Kernel:
     """The kernel with all mergeable pairs of loops merged."""
-    while (made := next((m for pair in _pairs(kernel) if (m := merged(kernel, *pair)) is not None), None)) is not None:
+    while (
+        made := next((m for pair in _mergeable_pairs(kernel) if (m := merge_loops(kernel, *pair)) is not None), None)
+    ) is not None:
         kernel = made
     return kernel
 
 
-def _pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
+def _mergeable_pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
     """Adjacent loops over rows, and adjacent reduction loops."""
     if (found := recognise(kernel)) is not None:
         for loops in (found.rows, found.depth):
@@ -54,7 +56,7 @@ def _pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
         yield from (pair for pair in pairwise(perfect(loop.For, kernel.body)[0]) if pair[1].var == chain.row.var)
 
 
-def _loops(kernel: Kernel) -> int:
+def _count_loops(kernel: Kernel) -> int:
     return sum(1 for _ in within(kernel.body, loop.For))
 
 
@@ -68,37 +70,37 @@ def _in_memory_order(kernel: Kernel) -> Kernel:
     return kernel.replace(body=wrap(nest, body))
 
 
-def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
+def merge_loops(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     """The kernel with two loops merged; None if they are not two adjacent axes of every buffer that they index.
 
     For example, `for i in parallel(4)` around `for j in parallel(8)` with y[7, i, j] = x[i, j] becomes one loop `for ij
     in parallel(32)` with y[7, ij] = x[ij].
     """
-    pair, one = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
-    if outer.body != (inner,) or one.name in bound(kernel) | {p.name for p in kernel.params}:
+    pair, merged_var = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
+    if outer.body != (inner,) or merged_var.name in bound(kernel) | {p.name for p in kernel.params}:
         return None
     axes: dict[str, int] = {}
     tensors = {p.name: p for p in kernel.params}
     accesses = [n for s in kernel.body for n in s.walk() if isinstance(n, Load | Store)]
     for n in accesses:
-        d = next((d for d, near in enumerate(pairwise(n.index)) if near == pair), None)
+        d = next((d for d, adjacent_indices in enumerate(pairwise(n.index)) if adjacent_indices == pair), None)
         if d is not None:
             axes.setdefault(n.buffer, d)
     if any(n.index[axes[n.buffer] :][:2] != pair for n in accesses if n.buffer in axes):
         return None
-    if not all(_together(tensors[name], d, inner.extent) for name, d in axes.items()):
+    if not all(_is_one_memory_axis(tensors[name], d, inner.extent) for name, d in axes.items()):
         return None
-    neighbours = any(tensors[name].strides[d + 1] is const(1) for name, d in axes.items())
-    if not axes or (not neighbours and static(inner.extent) % TILE == 0):
+    is_contiguous = any(tensors[name].strides[d + 1] is const(1) for name, d in axes.items())
+    if not axes or (not is_contiguous and static(inner.extent) % TILE == 0):
         return None
 
     def one_axis(n: Node) -> Node | None:
         match n:
             case Load() | Store() if n.buffer in axes:
                 d = axes[n.buffer]
-                return n.replace(index=(*n.index[:d], one, *n.index[d + 2 :]))
+                return n.replace(index=(*n.index[:d], merged_var, *n.index[d + 2 :]))
             case loop.For(var, _, kind, (loop.For() as within,)) if var == outer.var:
-                return loop.For(one.name, outer.extent * inner.extent, kind, within.body)
+                return loop.For(merged_var.name, outer.extent * inner.extent, kind, within.body)
         return None
 
     body = nodes(kernel.body, one_axis)
@@ -108,7 +110,7 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     return kernel.replace(body=body, params=params)
 
 
-def squeezed(kernel: Kernel) -> Kernel:
+def without_unit_axes(kernel: Kernel) -> Kernel:
     """The kernel with axes of one element removed from its view of its buffers."""
     return _with_axes(kernel, {p.name: [d for d, n in enumerate(p.shape) if n is not const(1)] for p in kernel.params})
 
@@ -116,16 +118,16 @@ def squeezed(kernel: Kernel) -> Kernel:
 def _with_axes(kernel: Kernel, axes: Mapping[str, Sequence[int]]) -> Kernel:
     """The kernel with its buffers viewed with these axes only, in this order."""
 
-    def seen(n: Load | Store) -> Node | None:
+    def select_axes(n: Load | Store) -> Node | None:
         return n.replace(index=tuple(n.index[d] for d in axes[n.buffer])) if n.buffer in axes else None
 
     params = tuple(
         p.replace(shape=tuple(p.shape[d] for d in axes[p.name]), strides=tuple(p.strides[d] for d in axes[p.name]))
         for p in kernel.params
     )
-    return kernel.replace(body=accesses(kernel.body, seen), params=params)
+    return kernel.replace(body=accesses(kernel.body, select_axes), params=params)
 
 
-def _together(t: Tensor, d: int, extent: Expr) -> bool:
+def _is_one_memory_axis(t: Tensor, d: int, extent: Expr) -> bool:
     """Whether axes d and d + 1 of a tensor are one axis of memory, the second as long as the loop."""
     return isinstance(extent, Const) and t.shape[d + 1] is extent and adjacent(t, d)

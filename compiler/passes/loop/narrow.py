@@ -25,7 +25,7 @@ def narrow(program: Program) -> Program:
     wide = {t.name for t in program.temps if t.dtype is f32 and writers[t.name] == 1}
     types: dict[str, DType] = {}
     for k in program.kernels:
-        types |= _stored(k, wide, types)
+        types |= _narrowable_temporaries(k, wide, types)
     if not types:
         return program
 
@@ -53,7 +53,7 @@ def _uses(k: Kernel, types: Mapping[str, DType]) -> bool:
     return any(p.name in types for p in k.params)
 
 
-def _stored(k: Kernel, wide: set[str], types: Mapping[str, DType]) -> dict[str, DType]:
+def _narrowable_temporaries(k: Kernel, wide: set[str], types: Mapping[str, DType]) -> dict[str, DType]:
     """The temporaries that a kernel only sets, to values that one 16-bit type holds, with that type."""
     every = [n for s in k.body for n in s.walk()]
     stores = [n for n in every if isinstance(n, Store) and n.buffer in wide]
@@ -63,19 +63,19 @@ def _stored(k: Kernel, wide: set[str], types: Mapping[str, DType]) -> dict[str, 
     for n in every:
         if isinstance(n, Let | Init):
             lets.setdefault(n.name, []).append(n.value)
-    changing = {n.name for n in every if isinstance(n, Init)}
-    values = {name: found[0] for name, found in lets.items() if len(found) == 1 and name not in changing}
+    accumulators = {n.name for n in every if isinstance(n, Init)}
+    values = {name: found[0] for name, found in lets.items() if len(found) == 1 and name not in accumulators}
     kinds: dict[str, set[DType | str | None]] = {}
     for s in stores:
-        kinds.setdefault(s.buffer, set()).add(_kind(s.value, values, types) if s.op == "set" else None)
+        kinds.setdefault(s.buffer, set()).add(_exact_type(s.value, values, types) if s.op == "set" else None)
     return {name: kind for name, found in kinds.items() if len(found) == 1 and isinstance(kind := found.pop(), DType)}
 
 
-def _kind(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DType | str | None:
+def _exact_type(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DType | str | None:
     """The 16-bit type that holds an f32 value exactly, `ANY` for a zero; None if none is known to."""
 
-    def of(*parts: Expr) -> DType | str | None:
-        kinds = {_kind(x, lets, types) for x in parts}
+    def common_type(*parts: Expr) -> DType | str | None:
+        kinds = {_exact_type(x, lets, types) for x in parts}
         kinds = kinds - {ANY} or kinds
         return kinds.pop() if len(kinds) == 1 else None
 
@@ -87,12 +87,12 @@ def _kind(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DTyp
         case Load(buffer):
             return types.get(buffer)
         case Var(name):
-            return of(lets[name]) if name in lets else None
+            return common_type(lets[name]) if name in lets else None
         case Select(_, a, b) | Op("where", (_, a, b)):
-            return of(a, b)
+            return common_type(a, b)
         case Op("add"):
             parts = terms(e, lets)
-            return of(*parts) if chosen(parts) is not None else None
+            return common_type(*parts) if selecting_index(parts) is not None else None
     return None
 
 
@@ -108,7 +108,7 @@ def terms(e: Expr, lets: Mapping[str, Expr]) -> list[Expr]:
     return [e]
 
 
-def chosen(parts: list[Expr]) -> tuple[Var, list[int]] | None:
+def selecting_index(parts: list[Expr]) -> tuple[Var, list[int]] | None:
     """The index that selects the one nonzero term, and the value of it that selects each term; None for other sums."""
     found: list[tuple[Var, int]] = []
     for x in parts:
@@ -118,5 +118,5 @@ def chosen(parts: list[Expr]) -> tuple[Var, list[int]] | None:
             case _:
                 return None
     numbers = [n for _, n in found]
-    one = len({v for v, _ in found}) == 1 and len(set(numbers)) == len(numbers)
-    return (found[0][0], numbers) if one else None
+    is_selection = len({v for v, _ in found}) == 1 and len(set(numbers)) == len(numbers)
+    return (found[0][0], numbers) if is_selection else None

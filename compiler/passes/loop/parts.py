@@ -16,7 +16,7 @@ from compiler.ir.expr import Cast, Expr, Load, Select, Var, cast, const, dim, lo
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.loop.narrow import chosen, terms
+from compiler.passes.loop.narrow import selecting_index, terms
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ def parts(program: Program) -> Program:
     if program.sizes:
         return program
     for k in program.kernels:
-        found = _whole(program, k)
+        found = _match_assembly(program, k)
         if found is not None:
-            program = _in_place(program, k, *found)
+            program = _store_parts_in_place(program, k, *found)
     return program
 
 
-def _whole(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
+def _match_assembly(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
     """The store of a kernel that only assembles parts, with its lets inlined, and the parts; None for other kernels."""
     loops, body = perfect(loop.For, k.body)
-    store = _stored(body)
+    store = _inline_lets(body)
     if store is None or store.op != "set" or k.writes != (store.buffer,):
         return None
     value = store.value.arg if isinstance(store.value, Cast) else store.value
     selected = [term for term in terms(value, {}) if isinstance(term, Select)]
-    found = chosen(terms(value, {}))
+    found = selecting_index(terms(value, {}))
     if found is None or any(len(loads(term)) != 1 for term in selected):
         return None
     axis, numbers = found
@@ -57,13 +57,16 @@ def _whole(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
         return None
     if set(store.index) != set(extents) or len(store.index) != len(extents) or store.index[-1] is axis:
         return None
-    made = [_Part(loads(term)[0], axis, number, term) for term, number in zip(selected, numbers, strict=True)]
-    if not all(_alone(program, k, part.load.buffer) and _fills(part, store, extents, k) for part in made):
+    pieces = [_Part(loads(term)[0], axis, number, term) for term, number in zip(selected, numbers, strict=True)]
+    if not all(
+        _is_written_once_read_once(program, k, part.load.buffer) and _covers_temporary(part, store, extents, k)
+        for part in pieces
+    ):
         return None
-    return (store, made) if len({p.load.buffer for p in made}) == len(made) else None
+    return (store, pieces) if len({p.load.buffer for p in pieces}) == len(pieces) else None
 
 
-def _stored(body: tuple[Stmt, ...]) -> Store | None:
+def _inline_lets(body: tuple[Stmt, ...]) -> Store | None:
     """The store after lets, with these inlined; None for other bodies."""
     if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
         return None
@@ -74,7 +77,7 @@ def _stored(body: tuple[Stmt, ...]) -> Store | None:
     return body[-1].replace(value=substitute(body[-1].value, table))
 
 
-def _fills(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -> bool:
+def _covers_temporary(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -> bool:
     """Whether a part reads its whole temporary, along the other axes of the whole, with the same last axis."""
     index = part.load.index
     shape = next(p.shape for p in k.params if p.name == part.load.buffer)
@@ -83,7 +86,7 @@ def _fills(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -
     return set(index) == others and len(index) == len(others) and whole == shape and index[-1] is store.index[-1]
 
 
-def _alone(program: Program, k: Kernel, name: str) -> bool:
+def _is_written_once_read_once(program: Program, k: Kernel, name: str) -> bool:
     """Whether one other kernel sets the temporary without reading it, and only this one reads it."""
     users = [x for x in program.kernels if x is not k and any(p.name == name for p in x.params)]
     if len(users) != 1 or not any(t.name == name for t in program.temps) or name not in users[0].writes:
@@ -93,16 +96,18 @@ def _alone(program: Program, k: Kernel, name: str) -> bool:
     return all(s.op == "set" for s in stores) and not any(isinstance(n, Load) and n.buffer == name for n in every)
 
 
-def _in_place(program: Program, k: Kernel, store: Store, made: list[_Part]) -> Program:
+def _store_parts_in_place(program: Program, k: Kernel, store: Store, pieces: list[_Part]) -> Program:
     whole = next(p for p in k.params if p.name == store.buffer)
     kernels = [x for x in program.kernels if x is not k]
-    for part in made:
-        kernels = [_storing(x, store, part, made, whole) if part.load.buffer in x.writes else x for x in kernels]
-    gone = {p.load.buffer for p in made}
-    return program.replace(kernels=tuple(kernels), temps=tuple(t for t in program.temps if t.name not in gone))
+    for part in pieces:
+        kernels = [
+            _store_to_whole(x, store, part, pieces, whole) if part.load.buffer in x.writes else x for x in kernels
+        ]
+    removed = {p.load.buffer for p in pieces}
+    return program.replace(kernels=tuple(kernels), temps=tuple(t for t in program.temps if t.name not in removed))
 
 
-def _storing(k: Kernel, store: Store, part: _Part, made: list[_Part], whole: Tensor) -> Kernel:
+def _store_to_whole(k: Kernel, store: Store, part: _Part, pieces: list[_Part], whole: Tensor) -> Kernel:
     """The kernel with stores to its part of the whole instead of to the temporary."""
     name = part.load.buffer
 
@@ -110,9 +115,9 @@ def _storing(k: Kernel, store: Store, part: _Part, made: list[_Part], whole: Ten
         if not isinstance(s, Store) or s.buffer != name:
             return None
         place: dict[Expr, Expr] = dict(zip(part.load.index, s.index, strict=True)) | {part.axis: dim(part.number)}
-        mine = substitute(part.term.then, {part.load: cast(s.value, part.load.dtype)})
-        zeros: dict[Expr, Expr] = {p.term: const(0.0, p.term.dtype) for p in made if p is not part}
-        value = substitute(store.value, zeros | {part.term: mine})
+        part_value = substitute(part.term.then, {part.load: cast(s.value, part.load.dtype)})
+        zeros: dict[Expr, Expr] = {p.term: const(0.0, p.term.dtype) for p in pieces if p is not part}
+        value = substitute(store.value, zeros | {part.term: part_value})
         return Store(store.buffer, tuple(substitute(i, place) for i in store.index), value)
 
     def named(p: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Accum, Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, row_major
 
-ROW = 128  # bytes of a row of a tile: an axis made of whole tiles needs no end of its own
+ROW_BYTES = 128  # bytes of a row of a tile: an axis made of whole tiles needs no end of its own
 MOST_AXES = 5  # of a tensor map, and of temporaries whose axes are permuted
 
 Index = tuple[Expr, ...]
@@ -29,18 +29,18 @@ Index = tuple[Expr, ...]
 def views(program: Program) -> Program:
     """Lay out temporaries with the axes adjacent that readers view as one; give each kernel its view of a buffer."""
     for t in program.temps:
-        order = _order(program, t)
+        order = _best_order(program, t)
         if order is not None:
-            program = _reordered(program, t, order)
-    return program.replace(kernels=tuple(map(_kernel, program.kernels)))
+            program = _reorder(program, t, order)
+    return program.replace(kernels=tuple(map(_view_buffers, program.kernels)))
 
 
-def _kernel(kernel: Kernel) -> Kernel:
-    ranges, batches = loop_ranges(within(kernel.body, loop.For)), _batches(kernel)
+def _view_buffers(kernel: Kernel) -> Kernel:
+    ranges, batches = loop_ranges(within(kernel.body, loop.For)), _batch_variables(kernel)
     for p in kernel.params:
         t = p
-        while (seen := _merged(kernel, t, ranges) or _split(kernel, t, ranges, batches)) is not None:
-            kernel, t = seen
+        while (viewed := _merge_axes(kernel, t, ranges) or _split_axis(kernel, t, ranges, batches)) is not None:
+            kernel, t = viewed
     return kernel
 
 
@@ -49,24 +49,24 @@ def _indices(kernel: Kernel, buffer: str) -> list[Index]:
     return list(dict.fromkeys(n.index for n in found if isinstance(n, Load | Store) and n.buffer == buffer))
 
 
-def _batches(kernel: Kernel) -> set[str]:
+def _batch_variables(kernel: Kernel) -> set[str]:
     """The variables of parallel loops that occur in several factors of a sum."""
     every = [n for s in kernel.body for n in s.walk()]
-    out: set[str] = set()
+    shared: set[str] = set()
     for s in (n for n in every if isinstance(n, Accum)):
-        moved = [names(n) for n in dict.fromkeys(s.walk()) if isinstance(n, Load)]
-        out |= {v for one, other in combinations(moved, 2) for v in one & other}
-    return out & {n.var for n in every if isinstance(n, loop.For) and n.kind == "parallel"}
+        load_variables = [names(n) for n in dict.fromkeys(s.walk()) if isinstance(n, Load)]
+        shared |= {v for one, other in combinations(load_variables, 2) for v in one & other}
+    return shared & {n.var for n in every if isinstance(n, loop.For) and n.kind == "parallel"}
 
 
-def _seen(kernel: Kernel, t: Tensor, seen: Tensor, change: dict[Index, Index]) -> tuple[Kernel, Tensor]:
-    """The kernel with `seen` as its view of a buffer; `change` maps the indices."""
+def _with_view(kernel: Kernel, t: Tensor, view: Tensor, change: dict[Index, Index]) -> tuple[Kernel, Tensor]:
+    """The kernel with `view` as its view of a buffer; `change` maps the indices."""
 
     body = accesses(kernel.body, lambda n: n.replace(index=change[n.index]) if n.buffer == t.name else None)
-    return kernel.replace(params=tuple(seen if p.name == t.name else p for p in kernel.params), body=body), seen
+    return kernel.replace(params=tuple(view if p.name == t.name else p for p in kernel.params), body=body), view
 
 
-def _parts(indices: Iterable[Expr]) -> int:
+def _count_divisions(indices: Iterable[Expr]) -> int:
     """The number of quotients and remainders in indices."""
     return sum(isinstance(n, Op) and n.name in ("floordiv", "mod") for e in indices for n in e.walk())
 
@@ -74,22 +74,22 @@ def _parts(indices: Iterable[Expr]) -> int:
 # ---- two axes as one
 
 
-def _merged(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] | None:
+def _merge_axes(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] | None:
     """The kernel with two adjacent axes of a buffer, indexed by quotient and remainder, merged; None without such."""
     indices = _indices(kernel, t.name)
-    for d in range(len(t.shape) - 1) if _parts(i for index in indices for i in index) else ():
-        made = _as_one(t, d, indices, ranges)
-        if made is not None:
-            return _seen(kernel, t, joined(t, d), dict(zip(indices, made, strict=True)))
+    for d in range(len(t.shape) - 1) if _count_divisions(i for index in indices for i in index) else ():
+        merged = _merged_indices(t, d, indices, ranges)
+        if merged is not None:
+            return _with_view(kernel, t, joined(t, d), dict(zip(indices, merged, strict=True)))
     return None
 
 
-def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list[Index] | None:
+def _merged_indices(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list[Index] | None:
     """The indices with axes d and d + 1 merged; None if that leaves no fewer quotients and remainders."""
     if not adjacent(t, d):
         return None
     flat = [simplify(i[d] * t.shape[d + 1] + i[d + 1], ranges, index=True) for i in indices]
-    if _parts(flat) >= _parts(e for i in indices for e in i[d : d + 2]):
+    if _count_divisions(flat) >= _count_divisions(e for i in indices for e in i[d : d + 2]):
         return None
     return [(*i[:d], e, *i[d + 2 :]) for i, e in zip(indices, flat, strict=True)]
 
@@ -97,36 +97,38 @@ def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list
 # ---- one axis as two
 
 
-def _split(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) -> tuple[Kernel, Tensor] | None:
+def _split_axis(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) -> tuple[Kernel, Tensor] | None:
     """The kernel with an axis of a buffer split in two, the outer one indexed by batches only; None without such."""
     if len(t.shape) >= MOST_AXES or not batches:
         return None
     indices = _indices(kernel, t.name)
     for d, size in enumerate(t.shape[:-1]):
-        for length in _lengths(size, t, [i[d] for i in indices]):
-            each = const(length)
-            pairs = [tuple(simplify(op(how, i[d], each), ranges) for how in ("floordiv", "mod")) for i in indices]
-            if any(_parts(p) or not names(p[0]) or not names(p[0]) <= batches for p in pairs):
+        for length in _split_lengths(size, t, [i[d] for i in indices]):
+            inner_length = const(length)
+            pairs = [
+                tuple(simplify(op(how, i[d], inner_length), ranges) for how in ("floordiv", "mod")) for i in indices
+            ]
+            if any(_count_divisions(p) or not names(p[0]) or not names(p[0]) <= batches for p in pairs):
                 continue
-            shape = (*t.shape[:d], const(static(size) // length), each, *t.shape[d + 1 :])
-            strides = (*t.strides[:d], t.strides[d] * each, *t.strides[d:])
-            made = {i: (*i[:d], *p, *i[d + 1 :]) for i, p in zip(indices, pairs, strict=True)}
-            return _seen(kernel, t, t.replace(shape=shape, strides=strides), made)
+            shape = (*t.shape[:d], const(static(size) // length), inner_length, *t.shape[d + 1 :])
+            strides = (*t.strides[:d], t.strides[d] * inner_length, *t.strides[d:])
+            split = {i: (*i[:d], *p, *i[d + 1 :]) for i, p in zip(indices, pairs, strict=True)}
+            return _with_view(kernel, t, t.replace(shape=shape, strides=strides), split)
     return None
 
 
-def _lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
+def _split_lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
     """The lengths into which an axis may be split: coefficients in its indices, unless they are whole tiles anyway."""
     if isinstance(size, Const) and all(isinstance(n, Const) for n in t.strides):
         for c in sorted({c for e in indices for c in linear(e)[0].values()}):
-            if 1 < c < int(size.value) and int(size.value) % c == 0 and c % (ROW // t.dtype.bytes):
+            if 1 < c < int(size.value) and int(size.value) % c == 0 and c % (ROW_BYTES // t.dtype.bytes):
                 yield c
 
 
 # ---- axes in another order
 
 
-def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
+def _best_order(program: Program, t: Tensor) -> tuple[int, ...] | None:
     """The order of a temporary's axes that leaves the fewest quotients and remainders; None for the present one."""
     if not 2 < len(t.shape) <= MOST_AXES or not all(isinstance(n, Const) for n in t.shape):
         return None
@@ -134,40 +136,45 @@ def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
     if any(p != t for _, p in users):
         return None
     found = [(_indices(k, t.name), loop_ranges(within(k.body, loop.For))) for k, _ in users]
-    if t.strides != row_major(t.shape) or not _parts(e for indices, _ in found for i in indices for e in i):
+    if t.strides != row_major(t.shape) or not _count_divisions(e for indices, _ in found for i in indices for e in i):
         return None
 
-    def left(order: tuple[int, ...]) -> int:
-        return sum(_left(_permuted(t, order), [tuple(i[d] for d in order) for i in x], ranges) for x, ranges in found)
+    def remaining(order: tuple[int, ...]) -> int:
+        return sum(
+            _remaining_divisions(_permute(t, order), [tuple(i[d] for d in order) for i in x], ranges)
+            for x, ranges in found
+        )
 
     last = len(t.shape) - 1
-    best = min(((*order, last) for order in permutations(range(last))), key=left)
+    best = min(((*order, last) for order in permutations(range(last))), key=remaining)
     return None if best == tuple(range(last + 1)) else best
 
 
-def _left(t: Tensor, indices: list[Index], ranges: Ranges) -> int:
+def _remaining_divisions(t: Tensor, indices: list[Index], ranges: Ranges) -> int:
     """The number of quotients and remainders that remain after a kernel's own view of a buffer."""
     d = 0
     while d < len(t.shape) - 1:
-        made = _as_one(t, d, indices, ranges)
-        if made is None:
+        merged = _merged_indices(t, d, indices, ranges)
+        if merged is None:
             d += 1
             continue
         shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
-        t, indices, d = t.replace(shape=shape, strides=row_major(shape)), made, 0
-    return _parts(e for i in indices for e in i)
+        t, indices, d = t.replace(shape=shape, strides=row_major(shape)), merged, 0
+    return _count_divisions(e for i in indices for e in i)
 
 
-def _permuted(t: Tensor, order: Sequence[int]) -> Tensor:
+def _permute(t: Tensor, order: Sequence[int]) -> Tensor:
     shape = tuple(t.shape[d] for d in order)
     return t.replace(shape=shape, strides=row_major(shape))
 
 
-def _reordered(program: Program, t: Tensor, order: tuple[int, ...]) -> Program:
-    held = _permuted(t, order)
+def _reorder(program: Program, t: Tensor, order: tuple[int, ...]) -> Program:
+    permuted = _permute(t, order)
     kernels = [
-        _seen(k, t, held, {i: tuple(i[d] for d in order) for i in _indices(k, t.name)})[0] if t in k.params else k
+        _with_view(k, t, permuted, {i: tuple(i[d] for d in order) for i in _indices(k, t.name)})[0]
+        if t in k.params
+        else k
         for k in program.kernels
     ]
-    temps = tuple(held if x is t else x for x in program.temps)
+    temps = tuple(permuted if x is t else x for x in program.temps)
     return program.replace(temps=temps, kernels=tuple(kernels))

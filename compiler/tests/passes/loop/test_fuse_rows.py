@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from compiler.execution.expression import capture
-from compiler.passes.loop.costs import starts_cost_more
+from compiler.passes.loop.costs import launch_costs_more
 from compiler.pipeline import lower
 from compiler.targets.nvidia import SM_90A
 
@@ -32,4 +32,4 @@ def test_rows_too_long_for_a_block_stay_apart_until_few_elements_are_left() -> N
 def test_rows_for_every_multiprocessor_make_one_kernel_worth_while(rows: int, does: bool) -> None:
     """As many loads in one row cost more than a launch."""
     heaviest = lowered("torch.sort(torch.randn(132, 1024))", "loop", apart=True).kernels[0]
-    assert starts_cost_more(heaviest, rows, SM_90A) is does
+    assert launch_costs_more(heaviest, rows, SM_90A) is does
