@@ -16,7 +16,7 @@ from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.statement import Kernel, Program
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.fresh_names import schedule_under
+from compiler.passes.tile.fresh_names import rename_schedule
 from compiler.schedule.steps import Schedule, show
 
 REMEMBERED = 512  # kinds that are cached
@@ -156,7 +156,7 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
     def named(names: Iterable[str], known: dict[str, str]) -> dict[str, str]:
         return _called_after(names, known, {*known.values(), *sizes})
 
-    schedule, inner = schedule_under(found.schedule, table, named)
+    schedule, inner = rename_schedule(found.schedule, table, named)
     inner |= named((name for x in found.tiles for name in alike.names(x)), inner)
     text = show(schedule)
 
@@ -183,7 +183,7 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
 def under(schedule: Schedule, source: Kernel, kernel: Kernel) -> Schedule:
     """Rename a schedule of `source` for a kernel that differs only in names. Raises ValueError for other kernels."""
     table = dict(zip(alike.names(source), alike.names(kernel), strict=True))
-    return schedule_under(schedule, table, lambda names, known: _called_after(names, known, {*known.values()}))[0]
+    return rename_schedule(schedule, table, lambda names, known: _called_after(names, known, {*known.values()}))[0]
 
 
 def _called_after(

@@ -17,10 +17,10 @@ from compiler.ir.expr import Op, const, fresh, static
 from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, Kernel, Program, within
 from compiler.passes.loop_to_tile import loop_to_tile
-from compiler.passes.tile.instruction_options import Operands, columns_in, operands, with_options
-from compiler.passes.tile.nests import filled_by, loops_in, ranges_of, vectors_into
+from compiler.passes.tile.instruction_options import Operands, instructions_with_columns, operands, with_options
+from compiler.passes.tile.nests import fill_width_of, loops_in, ranges_of, vector_loops_filling
 from compiler.passes.tile.schedule import neighbours
-from compiler.passes.tile.steps import apply, bound
+from compiler.passes.tile.steps import apply, bound_names
 from compiler.schedule.steps import Bind, Checks, Pack, PartialSums, Schedule, Step, Tensorize
 from compiler.targets.target import Target, instruction
 
@@ -63,7 +63,7 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
 
 def _in_parts(scheduled: Kernel) -> Iterator[PartialSums]:
     """Steps that split long sums into partial sums."""
-    taken = set(bound(scheduled))
+    taken = set(bound_names(scheduled))
     for long in long_sums(scheduled.body):
         piece = fresh(f"{long.loop.var}_piece", taken)
         yield PartialSums(
@@ -86,14 +86,14 @@ def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
     row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
     shared = len(held.shape) > 1 and row * held.dtype.bytes % FAR == 0
     pad = LINE // held.dtype.bytes if shared else 0
-    over = any(f.var in again for _, f in vectors_into(scheduled, step.tile))
-    return step.replace(width=filled_by(scheduled, step.tile), pad=step.pad or pad, again=step.again or over)
+    over = any(f.var in again for _, f in vector_loops_filling(scheduled, step.tile))
+    return step.replace(width=fill_width_of(scheduled, step.tile), pad=step.pad or pad, again=step.again or over)
 
 
 def _again(scheduled: Kernel, target: Target) -> dict[Operands, dict[str, Any]]:
     """The option `again` for tensorized sums along vectors, where an overlapping last block recomputes few columns."""
     options: dict[Operands, dict[str, Any]] = {}
-    for s, columns, ranges in columns_in(scheduled):
+    for s, columns, ranges in instructions_with_columns(scheduled):
         row = instruction(target, s.instruction)
         twice = row.n - remainder(columns, row.n)
         seldom = twice <= row.n and twice * SELDOM <= (value_range(columns, ranges)[0] or 0)

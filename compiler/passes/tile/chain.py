@@ -12,7 +12,7 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import SERIAL, Body
-from compiler.passes.tile.places import Places, check_own, pieces, without
+from compiler.passes.tile.places import Places, check_private, pieces, without_buffers
 from compiler.schedule.block_steps import Chain
 from compiler.schedule.steps import ScheduleError
 
@@ -81,15 +81,17 @@ def chain(program: Program, kernel: Kernel, step: Chain) -> Kernel:
         raise ScheduleError(step, f"{step.accumulator} is no sum of what products make, within perfectly nested rows")
     if tuple(p.name.name for p in found.products) != step.products:
         raise ScheduleError(step, f"its weights are made of {', '.join(p.name.name for p in found.products)}")
-    check_own(step, program, kernel, found.inner)
+    check_private(step, program, kernel, found.inner)
     made = recognised.made(found)
     if len(step.tiles) != 1 + len(made.rows) + len(made.columns):
         count = len(made.rows), len(made.columns)
         raise ScheduleError(step, f"it names the weights, and what is loaded for a row and for a column: {count}")
-    return without(kernel, found.inner, _Maker(found, made, step, {p.name: p for p in kernel.params}).body())
+    return without_buffers(
+        kernel, found.inner, _ChainBuilder(found, made, step, {p.name: p for p in kernel.params}).body()
+    )
 
 
-class _Maker(Places):
+class _ChainBuilder(Places):
     def __init__(
         self, found: recognised.Chained, made: recognised.Made, step: Chain, tensors: dict[str, Tensor]
     ) -> None:
@@ -106,7 +108,7 @@ class _Maker(Places):
         self.blocks = place, count
         # Blocks of rows with the most columns start first.
         self.top = (count - 1 - place if any(s > 0 for s, _, _ in self.reach) else place) * self.rows
-        self.start = (self.turn + self.least()) * self.cols
+        self.start = (self.turn + self.first_block()) * self.cols
         self.weights, *held = step.tiles
         self.held = {v: x for v, x in zip((*made.rows, *made.columns), held, strict=True)}
 
@@ -115,13 +117,13 @@ class _Maker(Places):
         return self.over_blocks(
             self.found.batch,
             self.alloc(o, self.width),
-            *self.loaded(step.row, self.rows, self.made.rows, "row"),
-            self.rows_and(step.begin, dim(self.width), lambda i, d: Store(o, (i, d), zero)),
-            tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
-            self.last(),
+            *self.load_tiles(step.row, self.rows, self.made.rows, "row"),
+            self.over_rows(step.begin, dim(self.width), lambda i, d: Store(o, (i, d), zero)),
+            tile.For(self.turn.name, self.block_count(), "scan", SERIAL, tuple(self.column_block())),
+            self.epilogue(),
         )
 
-    def least(self) -> Expr:
+    def first_block(self) -> Expr:
         """The first block of columns with nonzero weights."""
         first: Expr = dim(0)
         for sign, slope, most in self.reach:
@@ -129,54 +131,58 @@ class _Maker(Places):
                 first = op("max", first, (self.top * slope + most) // self.cols)
         return simplify(first, self.ranges, index=True)
 
-    def turns(self) -> Expr:
+    def block_count(self) -> Expr:
         """The number of blocks of columns with nonzero weights, from the first on."""
         count = pieces(self.keys, self.cols)
         for sign, slope, most in self.reach:
             if sign > 0:
                 last = (self.top + (self.rows - 1)) * slope + most
                 count = op("min", count, op("max", last // self.cols + 1, dim(0)))
-        return simplify(op("max", count - self.least(), dim(0)), self.ranges, index=True)
+        return simplify(op("max", count - self.first_block(), dim(0)), self.ranges, index=True)
 
-    def loaded(self, loops: tuple[str, ...], count: int, made: dict[Var, Expr], what: str) -> Iterator[Stmt]:
+    def load_tiles(self, loops: tuple[str, ...], count: int, made: dict[Var, Expr], what: str) -> Iterator[Stmt]:
         """Load the values of each row or column into tiles, zero beyond the ends."""
         stores: list[Stmt] = []
         *around, var = loops
         for v, e in made.items():
             at = self.at(e, var, "") if what == "row" else self.at(e, "", var)
-            value = select(self.inside(what, var), at, const(0.0, v.dtype))
+            value = select(self.validity(what, var), at, const(0.0, v.dtype))
             yield tile.Alloc(self.tensor(self.held[v], v.dtype, count), "registers")
             stores.append(Store(self.held[v], (Var(var),), value))
         if stores:
             yield self.nest([*((x, dim(1), "parallel") for x in around), (var, dim(count), "parallel")], stores)
 
-    def turned(self) -> Iterator[Stmt]:
+    def column_block(self) -> Iterator[Stmt]:
         """A block of columns: its products, their weights, and the update of the sums."""
         f, step = self.found, self.step.made
         zero = identity("sum", self.dtype)
-        yield from self.loaded(step.column, self.cols, self.made.columns, "column")
+        yield from self.load_tiles(step.column, self.cols, self.made.columns, "column")
         for p, first, loops in zip(f.products, step.zero, step.score, strict=True):
             tiles = p.name.name
             self.depth = static(p.depth.extent)
             yield self.alloc(tiles, self.cols)
-            yield self.rows_and(first, self.columns, lambda i, j: Store(tiles, (i, j), zero))  # noqa: B023
-            yield self.product(tiles, loops, p)
+            yield self.over_rows(first, self.columns, lambda i, j: Store(tiles, (i, j), zero))  # noqa: B023
+            yield self.add_product(tiles, loops, p)
         yield tile.Alloc(self.tensor(self.weights, f.kind, self.rows, self.cols), "registers")
         weight = cast(self.weight(*map(Var, step.weight)), f.kind)
-        yield self.rows_and(step.weight, self.columns, lambda i, j: Store(self.weights, (i, j), weight))
-        yield self.weighted(f.accumulator.name, (self.weights, f.kind), step.value, f.value)
+        yield self.over_rows(step.weight, self.columns, lambda i, j: Store(self.weights, (i, j), weight))
+        yield self.add_weighted(f.accumulator.name, (self.weights, f.kind), step.value, f.value)
 
     def weight(self, row: Var, column: Var) -> Expr:
         """A weight, zero for a column beyond the end. Buffers are not read out of bounds."""
-        held: dict[Expr, Expr] = {p.name: Load(p.name.name, (row, column), p.name.dtype) for p in self.found.products}
-        held |= {v: Load(self.held[v], (row,), v.dtype) for v in self.made.rows}
-        held |= {v: Load(self.held[v], (column,), v.dtype) for v in self.made.columns}
+        tile_loads: dict[Expr, Expr] = {
+            p.name: Load(p.name.name, (row, column), p.name.dtype) for p in self.found.products
+        }
+        tile_loads |= {v: Load(self.held[v], (row,), v.dtype) for v in self.made.rows}
+        tile_loads |= {v: Load(self.held[v], (column,), v.dtype) for v in self.made.columns}
         value = self.at(self.made.weight, row.name, column.name)
-        return self.counting(substitute(value, held), row, column, 0.0, loads(value))
+        return self.where_valid(substitute(value, tile_loads), row, column, 0.0, loads(value))
 
-    def last(self) -> Stmt:
+    def epilogue(self) -> Stmt:
         """The epilogue: what is computed from the sums and stored."""
         f, (row, feature) = self.found, self.step.made.last
         own: dict[Expr, Expr] = {f.accumulator: Load(f.accumulator.name, (Var(row), Var(feature)), self.dtype)}
-        body = self.stored(f.after, own, row, feature, self.inside("row", row), self.inside("feature", feature))
+        body = self.guarded_stores(
+            f.after, own, row, feature, self.validity("row", row), self.validity("feature", feature)
+        )
         return self.nest([(row, dim(self.rows), "parallel"), (feature, dim(self.width), "parallel")], body)

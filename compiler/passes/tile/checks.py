@@ -17,9 +17,9 @@ def checks(kernel: Kernel, step: Checks) -> Kernel:
         for i in serial(100):
             y[i] = x[i]
     """
-    made = (step.ahead, step.scalars, step.within, step.vectors)
-    if min(made) < 0:
+    counts = (step.ahead, step.scalars, step.within, step.vectors)
+    if min(counts) < 0:
         raise ScheduleError(step, "there is no negative number of iterations")
     if step.scalars & (step.scalars - 1) or 0 < step.scalars < NARROWEST:
         raise ScheduleError(step, f"whole vectors compare {NARROWEST} scalars or twice as many, and so on")
-    return kernel.replace(checks=made)
+    return kernel.replace(checks=counts)

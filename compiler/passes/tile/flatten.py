@@ -23,22 +23,22 @@ def flatten(kernel: Kernel, step: Flatten) -> Kernel:
             for lm in serial(48):
                 y[i, lm] = w[i, lm]
     """
-    given = next((p for p in kernel.params if p.name == step.buffer), None)
-    if given is None:
+    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
+    if buffer is None:
         raise ScheduleError(step, f"the kernel has no parameter {step.buffer}")
-    if step.axis < 0 or step.axes < 2 or step.axis + step.axes > len(given.shape):
-        raise ScheduleError(step, f"{step.buffer} has no {step.axes} axes from {step.axis} on, but {len(given.shape)}")
-    seen = flattened(given, step.axis, step.axes)
-    if seen is None:
+    if step.axis < 0 or step.axes < 2 or step.axis + step.axes > len(buffer.shape):
+        raise ScheduleError(step, f"{step.buffer} has no {step.axes} axes from {step.axis} on, but {len(buffer.shape)}")
+    view = flattened(buffer, step.axis, step.axes)
+    if view is None:
         raise ScheduleError(step, f"the axes of {step.buffer} do not lie one after the other in memory")
     ranges = ranges_of(tuple(f for _, f in loops_in(kernel.body)))
     last = step.axis + step.axes
 
-    def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def merge_axes(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         flat = index[step.axis]
-        for e, extent in zip(index[step.axis + 1 : last], given.shape[step.axis + 1 : last], strict=True):
+        for e, extent in zip(index[step.axis + 1 : last], buffer.shape[step.axis + 1 : last], strict=True):
             flat = flat * extent + e
         return (*index[: step.axis], simplify(flat, ranges, index=True), *index[last:])
 
-    body = accesses(kernel.body, lambda n: n.replace(index=place(n.index)) if n.buffer == step.buffer else None)
-    return kernel.replace(body=body, params=tuple(seen if p is given else p for p in kernel.params))
+    body = accesses(kernel.body, lambda n: n.replace(index=merge_axes(n.index)) if n.buffer == step.buffer else None)
+    return kernel.replace(body=body, params=tuple(view if p is buffer else p for p in kernel.params))

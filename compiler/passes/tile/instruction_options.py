@@ -26,7 +26,7 @@ def matmuls(kernel: Kernel) -> list[tile.Mma]:
     return list(within(kernel.body, tile.Mma))
 
 
-def columns_in(kernel: Kernel) -> Iterator[tuple[tile.Mma, Expr, dict[str, Range]]]:
+def instructions_with_columns(kernel: Kernel) -> Iterator[tuple[tile.Mma, Expr, dict[str, Range]]]:
     """Each tensor instruction of a kernel, with its number of columns and the ranges of variables there."""
     for around, f in loops_in(kernel.body):
         yield from ((s, _columns(s), ranges_of((*around, f))) for s in f.body if isinstance(s, tile.Mma))
@@ -48,8 +48,8 @@ def with_options(
         before = kernel
         program, kernel = apply_step(program, kernel, step)
         if isinstance(step, Tensorize):
-            made = next((s for s in matmuls(kernel) if s not in matmuls(before)), None)
-            said = options.get(operands(made), {}) if made is not None else {}
-            step = step.replace(**{field: value for field, value in said.items() if not getattr(step, field)})
+            instruction = next((s for s in matmuls(kernel) if s not in matmuls(before)), None)
+            added = options.get(operands(instruction), {}) if instruction is not None else {}
+            step = step.replace(**{field: value for field, value in added.items() if not getattr(step, field)})
         steps.append(step)
     return Schedule(tuple(steps))

@@ -11,8 +11,8 @@ from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel, within
-from compiler.passes.tile.instruction_options import columns_in
-from compiler.passes.tile.nests import filled_by, loops_in, ranges_of
+from compiler.passes.tile.instruction_options import instructions_with_columns
+from compiler.passes.tile.nests import fill_width_of, loops_in, ranges_of
 from compiler.schedule.steps import Bind, CacheHints, Checks, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
@@ -28,8 +28,8 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     """
     if target.kind == "triton":
         return  # unsupported constructs are refused when its text is written
-    on_cpu = chain(_vectors(kernel), _options(kernel, schedule, target))
-    on_gpu = chain(legal.problems(kernel, target), _copies(kernel), _checks(kernel))
+    on_cpu = chain(_loop_problems(kernel), _option_problems(kernel, schedule, target))
+    on_gpu = chain(legal.problems(kernel, target), _copy_problems(kernel), _check_problems(kernel))
     problems = on_cpu if target.kind == "cpu" else on_gpu
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
@@ -52,13 +52,13 @@ def _subjects(step: Step) -> set[str]:
     return set(names_made(step))
 
 
-def _checks(kernel: Kernel) -> Iterator[Problem]:
+def _check_problems(kernel: Kernel) -> Iterator[Problem]:
     """Hoisted data checks, which GPUs do not have: each thread checks for itself."""
     if kernel.checks:
         yield Problem({CHECKS}, "threads check data one iteration at a time, where it is used")
 
 
-def _copies(kernel: Kernel) -> Iterator[Problem]:
+def _copy_problems(kernel: Kernel) -> Iterator[Problem]:
     """Copies that threads cannot make, or not with this width or number of rounds."""
     threads = block_size(kernel.body)
     for s, place in copies(kernel):
@@ -68,7 +68,7 @@ def _copies(kernel: Kernel) -> Iterator[Problem]:
             yield Problem({s.target.buffer, s.source.buffer}, reason)
 
 
-def _vectors(kernel: Kernel) -> Iterator[Problem]:
+def _loop_problems(kernel: Kernel) -> Iterator[Problem]:
     """Loop bindings and cache hints that a CPU does not support."""
     tensors, types = tile.tensors(kernel), scalars(kernel.body)
     if kernel.once or kernel.past:
@@ -91,9 +91,9 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
                 yield Problem({f.var}, reason)
 
 
-def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Problem]:
+def _option_problems(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Problem]:
     """Options of tensor instructions, copies and `pack` that a CPU does not support."""
-    for s, columns, ranges in columns_in(kernel):
+    for s, columns, ranges in instructions_with_columns(kernel):
         if s.neighbours:
             yield Problem({s.instruction}, f"the threads that would hold neighbours along {s.neighbours} are a GPU's")
         reason = again_problem(columns, instruction(target, s.instruction), ranges) if s.again else ""
@@ -104,10 +104,10 @@ def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Pro
             reason = "one thread copies all: there is no width, no rounds and no prefetch"
             yield Problem({copy.target.buffer, copy.source.buffer}, reason)
     for step in schedule.steps:
-        if isinstance(step, Pack) and step.width != (made := filled_by(kernel, step.tile)):
-            how = f"in vectors of {made}" if made > 1 else "by a copy, or element by element"
+        if isinstance(step, Pack) and step.width != (fill_width := fill_width_of(kernel, step.tile)):
+            how = f"in vectors of {fill_width}" if fill_width > 1 else "by a copy, or element by element"
             yield Problem(
-                {step.tile}, f"tile {step.tile} is filled {how}, not in vectors of {step.width}: width={made}"
+                {step.tile}, f"tile {step.tile} is filled {how}, not in vectors of {step.width}: width={fill_width}"
             )
         if isinstance(step, Pack) and step.again and step.width == 1:
             yield Problem({step.tile}, f"no vectors fill tile {step.tile}, which would leave elements over")

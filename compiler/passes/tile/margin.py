@@ -12,7 +12,7 @@ from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import loops_along, loops_in, named, ranges_of, ranges_within
+from compiler.passes.tile.nests import loop_variables, loops_along, loops_in, ranges_of, ranges_within
 from compiler.schedule.steps import Margin, ScheduleError
 
 
@@ -42,10 +42,10 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
     outside = next(around for around, g in loops_in(kernel.body) if g is f)
     around = ranges_of((*outside, f))
     inside = ranges_within(f)
-    value, load = _guarded(kernel, step, f)
-    axes = [_axis(step, k, i, set(around), inside) for k, i in enumerate(load.index)]
+    value, load = _match_guarded_load(kernel, step, f)
+    axes = [_used_part(step, k, i, set(around), inside) for k, i in enumerate(load.index)]
     kept = [a for a in axes if a.count > 1]
-    loops = named(step, step.into, len(kept))
+    loops = loop_variables(step, step.into, len(kept))
     at = dict(zip(kept, loops, strict=True))
     around |= {v.name: (0, a.count - 1) for a, v in at.items()}
     place = tuple(simplify(at[a] + a.start, around) if a in at else a.start for a in axes)
@@ -60,7 +60,7 @@ def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
     return (f.replace(body=(tile.Alloc(held, "local"), *copy, *body)),)
 
 
-def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
+def _match_guarded_load(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
     """The single value that is an element of the buffer or zero beyond its edges, and the load in it.
 
     If more than the element is zero beyond the edges, or something else replaces it there, the value is the load alone.
@@ -79,7 +79,7 @@ def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _UsedPart:
     """The part of a buffer's axis that is used: its `start`, the index `inside` it, and its length `count`."""
 
     start: Expr
@@ -87,11 +87,11 @@ class _Axis:
     count: int
 
 
-def _axis(step: Margin, number: int, index: Expr, around: set[str], inside: dict[str, Range]) -> _Axis:
+def _used_part(step: Margin, number: int, index: Expr, around: set[str], inside: dict[str, Range]) -> _UsedPart:
     terms, rest = linear(index)
     fixed = {t: n for t, n in terms.items() if names(t) <= around}
     moving = from_linear(({t: n for t, n in terms.items() if t not in fixed}, 0))
     low, high = value_range(moving, inside)
     if low is None or high is None:
         raise ScheduleError(step, f"how far {step.buffer} is used along axis {number} is not known")
-    return _Axis(from_linear((fixed, rest + low)), from_linear(linear(moving - low)), high - low + 1)
+    return _UsedPart(from_linear((fixed, rest + low)), from_linear(linear(moving - low)), high - low + 1)

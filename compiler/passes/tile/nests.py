@@ -37,7 +37,7 @@ def find_nest(kernel: Kernel, step: Step, loops: Sequence[str]) -> tuple[Loops, 
     )
 
 
-def read_by(kernel: Kernel, step: Step, name: str) -> Tensor:
+def find_input(kernel: Kernel, step: Step, name: str) -> Tensor:
     """The buffer of that name, which the kernel must read and not write."""
     buffer = next((p for p in kernel.params if p.name == name), None)
     if buffer is None or name in kernel.writes:
@@ -45,9 +45,9 @@ def read_by(kernel: Kernel, step: Step, name: str) -> Tensor:
     return buffer
 
 
-def whole_lengths(step: Step, loops: Loops, ranges: dict[str, Range]) -> dict[str, int]:
+def constant_lengths(step: Step, loops: Loops, ranges: dict[str, Range]) -> dict[str, int]:
     """The lengths of loops; raises ScheduleError if one is cut short at the end."""
-    long = {f.var: longest(step, f, ranges) for f in loops}
+    long = {f.var: max_length(step, f, ranges) for f in loops}
     if any(names(f.extent) for f in loops):
         raise ScheduleError(step, f"{', '.join(f.var for f in loops)} are cut short, pad them first")
     return long
@@ -71,7 +71,7 @@ def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]
                 yield from loops_in(inner, around)
 
 
-def sums_in(body: Body) -> Iterator[tuple[Loops, Store]]:
+def contractions_in(body: Body) -> Iterator[tuple[Loops, Store]]:
     """Every contraction that accumulates into a tile, with the loops around it."""
     for around, f in loops_in(body):
         for s in f.body:
@@ -95,7 +95,7 @@ def factors_from(kernel: Kernel, buffer: str, loops: Sequence[str]) -> list[tupl
     """
     found = [
         (around, total, factor, other)
-        for around, total in sums_in(kernel.body)
+        for around, total in contractions_in(kernel.body)
         if set(loops) <= {f.var for f in around}
         for factor, other in factors(total.value)
         if buffer in {n.buffer for n in loads(factor)}
@@ -122,7 +122,7 @@ def ranges_around(kernel: Kernel, target: tile.For) -> dict[str, Range]:
     return next(ranges_of((*around, f)) for around, f in loops_in(kernel.body) if f is target)
 
 
-def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
+def max_length(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
     high = ranges[f.var][1]
     if high is None:
         raise ScheduleError(step, f"how long {f.var} is must be known when compiling")
@@ -131,12 +131,14 @@ def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
 
 def pieces(extent: Expr, length: int, piece: Var) -> tuple[Expr, Expr]:
     """The number of pieces of this length in a loop, and the iterations of a piece: the last may be shorter."""
-    most = Const(length, piece.dtype)
-    exact = isinstance(extent, Const) and int(extent.value) % length == 0
-    return (extent + (length - 1)) // most, most if exact else op("min", most, extent - piece * most)
+    piece_length = Const(length, piece.dtype)
+    is_exact = isinstance(extent, Const) and int(extent.value) % length == 0
+    return (extent + (length - 1)) // piece_length, piece_length if is_exact else op(
+        "min", piece_length, extent - piece * piece_length
+    )
 
 
-def named(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:
+def loop_variables(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:
     """The variables for the loops that a step creates; raises ScheduleError if it names more or fewer than `count`."""
     if len(called) != count:
         raise ScheduleError(step, f"it makes {count} loops here, and names {', '.join(called) or 'none'}")
@@ -150,7 +152,7 @@ def loops_along(loops: Sequence[Var], extents: Sequence[Expr], *body: Stmt) -> B
     return body
 
 
-def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
+def copy_nest(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
     """A copy of a nest with parallel loops of these names around another body; nothing for an empty body."""
     if not body:
         return ()
@@ -162,7 +164,7 @@ def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
     return body
 
 
-def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice] | None:
+def match_slice(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice] | None:
     """The loop of `long` that moves each axis by one, and the slice that they cover.
 
     None if an index depends on them in another way, or two axes on the same loop.
@@ -172,28 +174,32 @@ def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile
     axes: list[str] = []
     for e in index:
         terms, rest = linear(e)
-        moving = [v for v in terms if isinstance(v, Var) and v.name in long]
-        if names(e) & set(long) != {v.name for v in moving} or len(moving) > 1 or any(terms[v] != 1 for v in moving):
+        loop_vars = [v for v in terms if isinstance(v, Var) and v.name in long]
+        if (
+            names(e) & set(long) != {v.name for v in loop_vars}
+            or len(loop_vars) > 1
+            or any(terms[v] != 1 for v in loop_vars)
+        ):
             return None
-        starts.append(from_linear(({v: c for v, c in terms.items() if v not in moving}, rest)))
-        lengths.append(long[moving[0].name] if moving else 0)
-        axes += [v.name for v in moving]
+        starts.append(from_linear(({v: c for v, c in terms.items() if v not in loop_vars}, rest)))
+        lengths.append(long[loop_vars[0].name] if loop_vars else 0)
+        axes += [v.name for v in loop_vars]
     return (axes, tile.Slice("", tuple(starts), tuple(lengths))) if len(set(axes)) == len(axes) else None
 
 
-def padded(shape: tuple[Expr, ...], pad: int) -> tuple[Expr, ...]:
+def padded_strides(shape: tuple[Expr, ...], pad: int) -> tuple[Expr, ...]:
     """Row-major strides of a tile whose rows are followed by `pad` unused elements."""
     return row_major((*shape[:-1], shape[-1] + pad)) if pad and len(shape) > 1 else row_major(shape)
 
 
-def vectors_into(kernel: Kernel, held: str) -> list[tuple[Loops, tile.For]]:
+def vector_loops_filling(kernel: Kernel, tile_name: str) -> list[tuple[Loops, tile.For]]:
     """The vector loops that fill a tile, with the loops around them."""
     return [
         (around, f) for around, f in loops_in(kernel.body)
-        if f.bind.level == "vector" and any(s.buffer == held for s in within(f.body, Store))
+        if f.bind.level == "vector" and any(s.buffer == tile_name for s in within(f.body, Store))
     ]  # fmt: skip
 
 
-def filled_by(kernel: Kernel, held: str) -> int:
+def fill_width_of(kernel: Kernel, tile_name: str) -> int:
     """The width of the vectors that fill a tile; 1 if none do."""
-    return max((dict(f.bind.args).get("width", 1) for _, f in vectors_into(kernel, held)), default=1)
+    return max((dict(f.bind.args).get("width", 1) for _, f in vector_loops_filling(kernel, tile_name)), default=1)

@@ -15,7 +15,7 @@ from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.tile.nests import SERIAL, Body
 from compiler.passes.tile.online_block import Block
-from compiler.passes.tile.places import check_own, divides, pieces, without
+from compiler.passes.tile.places import check_private, divides, pieces, without_buffers
 from compiler.schedule.block_steps import Online
 from compiler.schedule.steps import ScheduleError
 
@@ -106,7 +106,7 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     found = recognised.recognise(kernel)
     if found is None or found.accumulator.name != step.accumulator:
         raise ScheduleError(step, f"{step.accumulator} is no sum weighted by a softmax, within perfectly nested rows")
-    check_own(step, program, kernel, found.inner)
+    check_private(step, program, kernel, found.inner)
     if not isinstance(found.feature.extent, Const):
         raise ScheduleError(step, "how many features there are must be known when compiling")
     unknown = set(step.masks) - {x.buffer for x in recognised.masks(found.score, found.query.var)}
@@ -116,10 +116,10 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
         raise ScheduleError(step, f"it copies {len(step.masks)} masks, and names {len(step.held)} tiles for them")
     if step.mask_swizzle and (step.space == "local" or not step.masks):
         raise ScheduleError(step, "only masks in shared memory are swizzled")
-    return without(kernel, found.inner, _Maker(found, step, {p.name: p for p in kernel.params}).body())
+    return without_buffers(kernel, found.inner, _OnlineBuilder(found, step, {p.name: p for p in kernel.params}).body())
 
 
-class _Maker(Block):
+class _OnlineBuilder(Block):
     def body(self) -> Body:
         f = self.found
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
@@ -132,12 +132,14 @@ class _Maker(Block):
             self.alloc(total),
             self.alloc(self.scale),
             self.nest([(first.name, rows, "parallel")], [Store(m, (first,), low), Store(total, (first,), zero)]),
-            self.rows_and(self.step.made.begin, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
-            tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
-            *self.last(),
+            self.over_rows(
+                self.step.made.begin, dim(self.width), lambda i, d: Store(o, self.in_memory_order(i, d), zero)
+            ),
+            tile.For(self.turn.name, self.block_count(), "scan", SERIAL, tuple(self.key_block())),
+            *self.epilogue(),
         )
 
-    def turns(self) -> Expr:
+    def block_count(self) -> Expr:
         """The number of blocks of keys that count for a block of queries."""
         count = pieces(self.keys, self.cols)
         for slope, most in reach(self.found.score, self.query):
@@ -145,33 +147,39 @@ class _Maker(Block):
             count = op("min", count, op("max", last // self.cols + 1, dim(0)))
         return simplify(count, self.ranges, index=True)
 
-    def turned(self) -> list[Stmt]:
+    def key_block(self) -> list[Stmt]:
         """A block of keys: its scores, their weights under the new maximum, and the update of the rescaled sums."""
         f, step = self.found, self.step.made
         o, scores, weights = f.accumulator.name, self.scores, self.weights
-        out = [*self.copied(), self.alloc(scores, self.cols)]
+        out = [*self.copy_masks(), self.alloc(scores, self.cols)]
         if f.scores:
             zero = identity("sum", self.dtype)
-            out.append(self.rows_and(step.zero, self.columns, lambda i, j: Store(scores, self.lying(i, j), zero)))
-            out.append(self.product(scores, step.score, f.scores))
-        held = self.tensor(weights, self.weight, *self.lying(self.rows, self.cols))
+            out.append(
+                self.over_rows(step.zero, self.columns, lambda i, j: Store(scores, self.in_memory_order(i, j), zero))
+            )
+            out.append(self.add_product(scores, step.score, f.scores))
+        held = self.tensor(weights, self.weight, *self.in_memory_order(self.rows, self.cols))
         out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
-        out += [*self.counted(scores), self.softmax(scores, weights)]
+        out += [*self.finish_scores(scores), self.softmax(scores, weights)]
 
         def rescaled(i: Expr, d: Expr) -> Stmt:
-            place = self.lying(i, d)
+            place = self.in_memory_order(i, d)
             return Store(o, place, Load(o, place, self.dtype) * Load(self.scale, (i,), self.dtype))
 
         def rounded(i: Expr, j: Expr) -> Stmt:
-            return Store(weights, self.lying(i, j), cast(Load(scores, self.lying(i, j), self.dtype), self.weight))
+            return Store(
+                weights,
+                self.in_memory_order(i, j),
+                cast(Load(scores, self.in_memory_order(i, j), self.dtype), self.weight),
+            )
 
-        out.append(self.rows_and(step.scale, dim(self.width), rescaled))
+        out.append(self.over_rows(step.scale, dim(self.width), rescaled))
         if self.step.late:
-            out.append(self.rows_and(step.weight, self.columns, rounded))
-        out.append(self.weighted(o, (weights, self.weight), step.value, f.value))
+            out.append(self.over_rows(step.weight, self.columns, rounded))
+        out.append(self.add_weighted(o, (weights, self.weight), step.value, f.value))
         return out
 
-    def copied(self) -> Iterator[Stmt]:
+    def copy_masks(self) -> Iterator[Stmt]:
         """Copies of blocks of masks, into shared memory, or into local tiles laid out like the scores."""
         for x in self.masks:
             held = self.tensor(self.held[x.buffer], x.dtype, self.rows, self.cols)
@@ -190,13 +198,17 @@ class _Maker(Block):
         row, *both = map(Var, self.step.made.row)
         columns = dict(zip(("max", "exp"), both, strict=True))
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
-        more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
+        row_sum, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
         root, factor = Var(f"{m}_root", dtype), Var(f"{m}_factor", dtype)
-        near = (Let(root.name, op("rsqrt", op("abs", safe))), Let(factor.name, self.near(root))) if self.fused else ()
-        held, value = (scores, weight) if self.step.late else (weights, cast(cast(weight, f.weight), self.weight))
+        exponent_lets = (
+            (Let(root.name, op("rsqrt", op("abs", safe))), Let(factor.name, self.exponent_scale(root)))
+            if self.uses_fma
+            else ()
+        )
+        stored_to, value = (scores, weight) if self.step.late else (weights, cast(cast(weight, f.weight), self.weight))
 
         def score(end: str) -> Load:
-            return Load(scores, self.lying(row, columns[end]), dtype)
+            return Load(scores, self.in_memory_order(row, columns[end]), dtype)
 
         def over(end: str, kind: str, *body: Stmt) -> Stmt:
             return self.nest([(columns[end].name, self.columns, kind)], body)
@@ -208,36 +220,36 @@ class _Maker(Block):
                 Init(new.name, old),
                 over("max", "reduce", Accum(new.name, "max", score("max"))),
                 Let(safe.name, guarded(new)),
-                *near,
-                Init(more.name, identity("sum", dtype)),
+                *exponent_lets,
+                Init(row_sum.name, identity("sum", dtype)),
                 over(
                     "exp",
                     "reduce",
-                    Let(weight.name, self.weighed(score("exp"), safe, factor)),
-                    Store(held, self.lying(row, columns["exp"]), value),
-                    Accum(more.name, "sum", weight),
+                    Let(weight.name, self.weight_of(score("exp"), safe, factor)),
+                    Store(stored_to, self.in_memory_order(row, columns["exp"]), value),
+                    Accum(row_sum.name, "sum", weight),
                 ),
-                Let(scale.name, self.power(self.scaled(old - safe))),
-                Store(total, (row,), sums * scale + more),
+                Let(scale.name, self.exponential(self.exponent(old - safe))),
+                Store(total, (row,), sums * scale + row_sum),
                 Store(m, (row,), new),
                 Store(self.scale, (row,), scale),
             ],
         )
 
-    def scaled(self, e: Expr) -> Expr:
+    def exponent(self, e: Expr) -> Expr:
         """The exponent of a score that still lacks its factor."""
         return e * const(self.factor * math.log2(math.e), self.dtype) if self.dtype is f32 else e
 
-    def power(self, e: Expr) -> Expr:
+    def exponential(self, e: Expr) -> Expr:
         """The exponential of an exponent. Weights that are denormal are flushed to zero."""
         return op("exp2_ftz", e) if self.dtype is f32 else op("exp", e)
 
     @property
-    def fused(self) -> bool:
+    def uses_fma(self) -> bool:
         """Whether an exponent takes a single operation, a fused multiply-add."""
         return self.dtype is f32 and not self.local
 
-    def near(self, root: Expr) -> Expr:
+    def exponent_scale(self, root: Expr) -> Expr:
         """The scale of exponents, given the root of 1 / |maximum|.
 
         It is reduced where its product with the maximum would exceed `_FAR`, because the rounding error of that product
@@ -246,36 +258,38 @@ class _Maker(Block):
         """
         return op("min", root * root * _FAR, const(self.factor * math.log2(math.e), self.dtype))
 
-    def weighed(self, score: Expr, most: Expr, factor: Expr) -> Expr:
+    def weight_of(self, score: Expr, most: Expr, factor: Expr) -> Expr:
         """The weight of a score, with one operation before the power if `fused`.
 
         The product with the maximum is rounded once for the row: all its weights, and hence their sum, have that error
         in common.
         """
-        if not self.fused:
-            return self.power(self.scaled(score - most))
-        return self.power(op("fma", score, factor, op("neg", most * factor)))
+        if not self.uses_fma:
+            return self.exponential(self.exponent(score - most))
+        return self.exponential(op("fma", score, factor, op("neg", most * factor)))
 
     def score(self, row: Var, column: Var, scores: str) -> Expr:
         """The argument of the softmax, -inf for a column beyond the end. Buffers are not read out of bounds."""
         f = self.found
         value = self.at(self.base, row.name, column.name)
         if f.scores:
-            value = substitute(value, {f.scores.name: Load(scores, self.lying(row, column), self.dtype)})
+            value = substitute(value, {f.scores.name: Load(scores, self.in_memory_order(row, column), self.dtype)})
         for x in self.masks:
-            there = self.at(x, row.name, column.name)
-            value = substitute(value, {there: Load(self.held[x.buffer], (row, column), x.dtype)})
+            mask_load = self.at(x, row.name, column.name)
+            value = substitute(value, {mask_load: Load(self.held[x.buffer], (row, column), x.dtype)})
         reads = [x for x in loads(value) if x.buffer not in (scores, *self.held.values())]
-        return self.counting(value, row, column, -math.inf, reads)
+        return self.where_valid(value, row, column, -math.inf, reads)
 
-    def counted(self, scores: str) -> Body:
+    def finish_scores(self, scores: str) -> Body:
         """Statements that turn the results of matmuls into scores, where these differ or may differ."""
         f = self.found
         row, column = map(Var, self.step.made.edge)
         value = self.score(row, column, scores)
         if f.scores and isinstance(value, Load):
             return ()
-        nest = self.rows_and(self.step.made.edge, self.columns, lambda i, j: Store(scores, self.lying(i, j), value))
+        nest = self.over_rows(
+            self.step.made.edge, self.columns, lambda i, j: Store(scores, self.in_memory_order(i, j), value)
+        )
         if f.scores is None or not recognised.told_by_places(self.base, self.query, f.scores.name):
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
@@ -285,7 +299,7 @@ class _Maker(Block):
         cond = functools.reduce(lambda x, y: op("or", x, y), (simplify(e, self.ranges, index=True) for e in ends))
         return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
 
-    def last(self) -> Iterator[Stmt]:
+    def epilogue(self) -> Iterator[Stmt]:
         """The epilogue, row by row. Local sums are transposed for it."""
         f = self.found
         row, feature = map(Var, self.step.made.last)
@@ -297,19 +311,21 @@ class _Maker(Block):
         place, rows = f.accumulator.name, dim(self.rows)
         if self.local:
             place, shape = self.turned_sums, (self.width, self.rows)
-            turned = self.tensor(place, self.dtype, *shape).replace(strides=(dim(1), dim(self.width)))
-            yield tile.Alloc(turned, "local")
+            transposed = self.tensor(place, self.dtype, *shape).replace(strides=(dim(1), dim(self.width)))
+            yield tile.Alloc(transposed, "local")
             whole = tile.Slice(place, (dim(0), dim(0)), shape)
             yield tile.Copy(whole, whole.replace(buffer=f.accumulator.name), "plain")
             rows = rows if divides(self.rows, self.queries) else op("min", rows, self.queries - self.block * self.rows)
-        held = Load(place, self.lying(row, feature), self.dtype)
-        divided = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
-        done = held * inverse if divided else substitute(f.last, own | {f.accumulator: held})
-        table = own | {f.accumulator: done}
+        sum_load = Load(place, self.in_memory_order(row, feature), self.dtype)
+        uses_inverse = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
+        result = sum_load * inverse if uses_inverse else substitute(f.last, own | {f.accumulator: sum_load})
+        table = own | {f.accumulator: result}
 
-        there = [] if self.local else [self.inside("row", row.name)]
-        each = self.stored(f.row_after, table, row.name, feature.name, *there)
-        body = self.stored(f.after, table, row.name, feature.name, *there, self.inside("feature", feature.name))
-        before = (Let(inverse.name, const(1.0, self.dtype) / total),) if divided else ()
+        row_guard = [] if self.local else [self.validity("row", row.name)]
+        row_stores = self.guarded_stores(f.row_after, table, row.name, feature.name, *row_guard)
+        body = self.guarded_stores(
+            f.after, table, row.name, feature.name, *row_guard, self.validity("feature", feature.name)
+        )
+        before = (Let(inverse.name, const(1.0, self.dtype) / total),) if uses_inverse else ()
         columns = self.nest([(feature.name, dim(self.width), "parallel")], body)
-        yield self.nest([(row.name, rows, "parallel")], [*each, *before, columns])
+        yield self.nest([(row.name, rows, "parallel")], [*row_stores, *before, columns])

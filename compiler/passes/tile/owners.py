@@ -8,7 +8,7 @@ from __future__ import annotations
 from compiler.ir import rewrite, tile
 from compiler.ir.expr import Expr, Load, Op, dim, names, op
 from compiler.ir.statement import If, Kernel, Store
-from compiler.passes.tile.nests import SERIAL, named
+from compiler.passes.tile.nests import SERIAL, loop_variables
 from compiler.schedule.steps import Bind, Owners, ScheduleError
 
 
@@ -28,14 +28,14 @@ def owners(kernel: Kernel, step: Owners) -> Kernel:
     """
     if step.parts < 2:
         raise ScheduleError(step, "there must be at least 2 owners")
-    (owner,) = named(step, (step.into,), 1)
-    ordered: set[str] = set()
+    (owner,) = loop_variables(step, (step.into,), 1)
+    sequential: set[str] = set()
     scan, body = None, kernel.body
     while len(body) == 1 and isinstance(body[0], tile.For):
-        scan, ordered = (body[0], ordered | {body[0].var}) if body[0].kind == "scan" else (scan, ordered)
+        scan, sequential = (body[0], sequential | {body[0].var}) if body[0].kind == "scan" else (scan, sequential)
         body = body[0].body
     match body:
-        case (Store() as update,) | (If(body=(Store() as update,)),) if scan is not None and step.loop in ordered:
+        case (Store() as update,) | (If(body=(Store() as update,)),) if scan is not None and step.loop in sequential:
             pass
         case _:
             raise ScheduleError(step, f"{step.loop} is not all of kernel {kernel.name}, or makes more than one update")
@@ -44,14 +44,14 @@ def owners(kernel: Kernel, step: Owners) -> Kernel:
     tensor = next(p for p in kernel.params if p.name == update.buffer)
     place: Expr = dim(0)
     for index, extent in zip(update.index, tensor.shape, strict=True):
-        if ordered & set(names(index)):
-            place = place * extent + _known(index)
+        if sequential & set(names(index)):
+            place = place * extent + _without_requirements(index)
     mine = scan.replace(body=(If(op("eq", place % step.parts, owner), scan.body),))
     body = rewrite.replaced(kernel.body, scan, mine)
     return kernel.replace(body=(tile.For(owner.name, dim(step.parts), "parallel", SERIAL, body),))
 
 
-def _known(index: Expr) -> Expr:
+def _without_requirements(index: Expr) -> Expr:
     """An index, with 0 in place of each value that fails its requirement, as the update then is at 0."""
 
     def rule(n: Expr) -> Expr | None:

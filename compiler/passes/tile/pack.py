@@ -16,8 +16,18 @@ from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, padded, ranges_of
-from compiler.passes.tile.peel import guarded, peel
+from compiler.passes.tile.nests import (
+    Body,
+    Loops,
+    copy_nest,
+    factors_from,
+    loop_variables,
+    match_slice,
+    max_length,
+    padded_strides,
+    ranges_of,
+)
+from compiler.passes.tile.peel import is_peelable, peel
 from compiler.schedule.steps import Pack, Peel, ScheduleError, Step
 
 
@@ -42,60 +52,62 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
     if step.pad < 0:
         raise ScheduleError(step, "rows cannot lie closer together than they are long")
     for around, total, factor, other in factors_from(kernel, step.buffer, step.loops):
-        named = {f.var: f for f in around}
-        deciding = names(factor).union(*(names(named[v].extent) for v in step.loops))
-        left = {f.var for f in around} & deciding - set(step.loops)
-        depth = max((d + 1 for d, f in enumerate(around) if f.var in left), default=0)
+        loop_of = {f.var: f for f in around}
+        dependencies = names(factor).union(*(names(loop_of[v].extent) for v in step.loops))
+        outer_names = {f.var for f in around} & dependencies - set(step.loops)
+        depth = max((d + 1 for d, f in enumerate(around) if f.var in outer_names), default=0)
         if any(f.var in step.loops for f in around[:depth]):
             continue
-        loops = tuple(named[v] for v in step.loops)
+        loops = tuple(loop_of[v] for v in step.loops)
         _check_extents(step, loops, around[:depth])
         tensors = tile.tensors(kernel)
-        kept = unwidened(factor) if step.narrow else factor
-        if step.narrow and kept is factor:
+        packed = unwidened(factor) if step.narrow else factor
+        if step.narrow and packed is factor:
             raise ScheduleError(step, f"what is loaded of {step.buffer} is not widened")
-        held, own, fill = _filled(step, kept, loops, ranges_of(around), tensors)
-        product = total.replace(value=cast(Load(held.name, own, kept.dtype), factor.dtype) * other)
+        tile_tensor, index, fill = _fill_tile(step, packed, loops, ranges_of(around), tensors)
+        product = total.replace(value=cast(Load(tile_tensor.name, index, packed.dtype), factor.dtype) * other)
         target = around[depth]
         new = rewrite.replaced((target,), total, product)
-        return kernel.replace(body=rewrite.replaced(kernel.body, target, (tile.Alloc(held, "local"), *fill, *new)))
+        return kernel.replace(
+            body=rewrite.replaced(kernel.body, target, (tile.Alloc(tile_tensor, "local"), *fill, *new))
+        )
     raise ScheduleError(
         step, f"no contraction within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )
 
 
-def _filled(
+def _fill_tile(
     step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range], tensors: Mapping[str, Tensor]
 ) -> tuple[Tensor, tuple[Expr, ...], Body]:
     """The tile, its index for an element of the factor, and the statements that fill it: block copies, or loops."""
-    long = {f.var: longest(step, f, ranges) for f in loops}
+    long = {f.var: max_length(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
-    held = Tensor(step.tile, factor.dtype, shape, padded(shape, step.pad))
-    called = named(step, step.into, len(loops))
+    tile_tensor = Tensor(step.tile, factor.dtype, shape, padded_strides(shape, step.pad))
+    called = loop_variables(step, step.into, len(loops))
     load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
-    if load is not None and not _begins(load, tensors[load.buffer], {f.var for f in loops}, ranges):
+    if load is not None and not _starts_inside(load, tensors[load.buffer], {f.var for f in loops}, ranges):
         load = None
-    copied = _copied(load, held, loops, long, called) if load is not None else None
+    copied = _fill_by_copies(load, tile_tensor, loops, long, called) if load is not None else None
     if copied is not None:
         return copied
-    own = tuple(Var(f.var) for f in loops)
-    fill = again(loops, called, (Store(held.name, own, factor),))
+    index = tuple(Var(f.var) for f in loops)
+    fill = copy_nest(loops, called, (Store(tile_tensor.name, index, factor),))
     renamed = {v.name: ranges[f.var] for f, v in zip(loops, called, strict=True)}
-    return held, own, _shaped(fill, step, ranges | renamed, {**tensors, held.name: held})
+    return tile_tensor, index, _vectorize_fill(fill, step, ranges | renamed, {**tensors, tile_tensor.name: tile_tensor})
 
 
-def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Range]) -> bool:
+def _starts_inside(load: Load, tensor: Tensor, loop_names: set[str], ranges: dict[str, Range]) -> bool:
     """Whether a block starts inside its buffer, without zeros before it. It may run past the end of an axis."""
     for e, size in zip(load.index, tensor.shape, strict=True):
         low = value_range(e, ranges)[0]
         left = value_range(simplify(size - e, ranges), ranges)[0]
-        if low is None or low < 0 or (not names(e) & moving and (left is None or left < 1)):
+        if low is None or low < 0 or (not names(e) & loop_names and (left is None or left < 1)):
             return False
     return True
 
 
-def _copied(
-    factor: Load, held: Tensor, loops: Loops, long: dict[str, int], called: Sequence[Var]
+def _fill_by_copies(
+    factor: Load, tile_tensor: Tensor, loops: Loops, long: dict[str, int], called: Sequence[Var]
 ) -> tuple[Tensor, tuple[Expr, ...], Body] | None:
     """Copies of blocks that fill the tile, in the order of the buffer's axes; None if the factor is not made of blocks.
 
@@ -103,39 +115,41 @@ def _copied(
     """
     panels = loops[:-2] if len(loops) == 3 else ()
     inside = {f.var: long[f.var] for f in loops[len(panels) :]}
-    axes = moving(factor.index, inside)
+    axes = match_slice(factor.index, inside)
     if axes is None or set(axes[0]) != set(inside):
         return None
     order, source = axes
     outer = tuple(f.var for f in panels)
     every = (*outer, *order)
-    steps = dict(zip(long, held.strides, strict=True))
-    held = held.replace(shape=tuple(dim(long[v]) for v in every), strides=tuple(steps[v] for v in every))
+    steps = dict(zip(long, tile_tensor.strides, strict=True))
+    tile_tensor = tile_tensor.replace(shape=tuple(dim(long[v]) for v in every), strides=tuple(steps[v] for v in every))
     starts = (*map(Var, outer), *(dim(0) for _ in order))
-    whole = tile.Slice(held.name, starts, (*(0 for _ in outer), *(inside[v] for v in order)))
+    whole = tile.Slice(tile_tensor.name, starts, (*(0 for _ in outer), *(inside[v] for v in order)))
     copy = tile.Copy(whole, source.replace(buffer=factor.buffer), "plain")
-    return held, tuple(map(Var, every)), again(panels, called[: len(panels)], (copy,))
+    return tile_tensor, tuple(map(Var, every)), copy_nest(panels, called[: len(panels)], (copy,))
 
 
-def _shaped(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
+def _vectorize_fill(body: Body, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
     """A nest of loops around one store, with a loop for each digit of a variable, and vectors innermost."""
     (f,) = body
     assert isinstance(f, tile.For)
     if step.masked:
-        return _masked(f, step, ranges, tensors)
-    f = _unravelled(f, ranges, tensors)
+        return _vectorize_masked(f, step, ranges, tensors)
+    f = _split_by_digits(f, ranges, tensors)
     nest, _ = perfect(tile.For, (f,))
     inner = nest[-1]
     for g in nest[1:]:
-        ranges = ranges | {g.var: (0, longest_of(g.extent, ranges))}
+        ranges = ranges | {g.var: (0, last_value(g.extent, ranges))}
     out: Body = (inner,)
-    if guarded(inner):
+    if is_peelable(inner):
         out = peel(Peel(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
-    out = tuple(_lanes(g, step, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
+    out = tuple(
+        _bind_vector(g, step, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out
+    )
     return wrap(nest[:-1], out)
 
 
-def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
+def _vectorize_masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
     """The innermost loop in vectors, with guards as lane masks, and the other loops inside it.
 
     Loops that affect no guard go innermost. Digits that make addresses uneven along the vector loop get their own
@@ -145,31 +159,31 @@ def _masked(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[
     (*around, inner), body = perfect(tile.For, (_with_even_addresses(inner, ranges, tensors),))
     outer += around
     if outer:
-        known = ranges | {g.var: (0, longest_of(g.extent, ranges)) for g in (*around, inner)}
-        (above,) = wrap(outer, body)
-        assert isinstance(above, tile.For)
-        nest, body = perfect(tile.For, (_unravelled(above, known, tensors),))
-        deciding = {n for s in body for x in s.walk() if isinstance(x, Select) for n in names(x.cond)}
-        body = wrap(sorted(nest, key=lambda g: g.var not in deciding), body)
-    over = (("again", 1),) if step.again else ()
-    args = (("width", fitting_width(step.width, inner.extent)), ("unroll", 1), ("masked", 1), *over)
+        known = ranges | {g.var: (0, last_value(g.extent, ranges)) for g in (*around, inner)}
+        (outer_nest,) = wrap(outer, body)
+        assert isinstance(outer_nest, tile.For)
+        nest, body = perfect(tile.For, (_split_by_digits(outer_nest, known, tensors),))
+        guard_names = {n for s in body for x in s.walk() if isinstance(x, Select) for n in names(x.cond)}
+        body = wrap(sorted(nest, key=lambda g: g.var not in guard_names), body)
+    option = (("again", 1),) if step.again else ()
+    args = (("width", fitting_width(step.width, inner.extent)), ("unroll", 1), ("masked", 1), *option)
     return (inner.replace(bind=tile.Bind("vector", args), body=body),)
 
 
 def _with_even_addresses(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
     """The loop, split by as few digits as make its innermost loop traverse adjacent elements."""
     plain = f.replace(body=rewrite.nodes(f.body, lambda n: n.then if isinstance(n, Select) else None))
-    digits = _digits(plain, ranges, tensors)
-    for some in (digits[: n + 1] for n in range(len(digits))):
-        *around, inner = perfect(tile.For, (_split_by(plain, some, ranges),))[0]
-        known = ranges | {g.var: (0, longest_of(g.extent, ranges)) for g in (*around, inner)}
+    digits = _divisors(plain, ranges, tensors)
+    for first_digits in (digits[: n + 1] for n in range(len(digits))):
+        *around, inner = perfect(tile.For, (_split_by(plain, first_digits, ranges),))[0]
+        known = ranges | {g.var: (0, last_value(g.extent, ranges)) for g in (*around, inner)}
         loads = [n for n in inner.walk() if isinstance(n, Load)]
         if all(stride(address(n.index, tensors[n.buffer], known), Var(inner.var)) in (0, 1) for n in loads):
-            return _split_by(f, some, ranges)
+            return _split_by(f, first_digits, ranges)
     return f
 
 
-def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
+def _bind_vector(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
     """The loop in the widest vectors that are legal; serial if none are."""
     args = (("width", fitting_width(step.width, f.extent)), ("unroll", 1))
     bound = f.replace(bind=tile.Bind("vector", args))
@@ -178,28 +192,28 @@ def _lanes(f: tile.For, step: Pack, ranges: dict[str, Range], tensors: Mapping[s
     return f.replace(bind=tile.Bind("vector", (*args, ("again", 1)))) if step.again else bound
 
 
-def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
+def _split_by_digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
     """Split loops by digits where `//` and `%` of their variables make an address or a guard uneven."""
     (inner,) = f.body
     if isinstance(inner, tile.For):
-        inner = _unravelled(inner, ranges, tensors)
+        inner = _split_by_digits(inner, ranges, tensors)
         f = f.replace(body=(inner,))
-    digits = _digits(f, ranges, tensors)
+    digits = _divisors(f, ranges, tensors)
     if not digits:
         return f
     fewer = [digits[:n] for n in range(1, len(digits))] if not isinstance(inner, tile.For) else []
-    split = (_split_by(f, some, ranges) for some in fewer)
-    return next((g for g in split if _even(g, ranges, tensors)), None) or _split_by(f, digits, ranges)
+    split = (_split_by(f, first_digits, ranges) for first_digits in fewer)
+    return next((g for g in split if _has_even_addresses(g, ranges, tensors)), None) or _split_by(f, digits, ranges)
 
 
 def _split_by(f: tile.For, digits: Sequence[int], ranges: dict[str, Range]) -> tile.For:
     """The loop split into one for each digit."""
     parts = [Var(f"{f.var}{n}") for n in range(len(digits) + 1)]
-    extents = [divided(f.extent, digits[0]), *(dim(a // b) for a, b in pairwise(digits)), dim(digits[-1])]
+    extents = [divide_exactly(f.extent, digits[0]), *(dim(a // b) for a, b in pairwise(digits)), dim(digits[-1])]
     value: Expr = parts[-1]
     for part, digit in zip(parts, digits, strict=False):
         value = value + part * digit
-    known = ranges | {p.name: (0, longest_of(e, ranges)) for p, e in zip(parts, extents, strict=True) if e is not None}
+    known = ranges | {p.name: (0, last_value(e, ranges)) for p, e in zip(parts, extents, strict=True) if e is not None}
     body = simplify(substitute(f.body, {Var(f.var): value}), known)
     for part, extent in reversed(list(zip(parts, extents, strict=True))):
         assert extent is not None
@@ -209,20 +223,20 @@ def _split_by(f: tile.For, digits: Sequence[int], ranges: dict[str, Range]) -> t
     return outer
 
 
-def _even(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> bool:
+def _has_even_addresses(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> bool:
     """Whether every address has a constant stride along the innermost loop, and guards there are bounds of it."""
     while isinstance(f.body[0], tile.For):
-        ranges = ranges | {f.var: (0, longest_of(f.extent, ranges))}
+        ranges = ranges | {f.var: (0, last_value(f.extent, ranges))}
         f = f.body[0]
-    ranges = ranges | {f.var: (0, longest_of(f.extent, ranges))}
+    ranges = ranges | {f.var: (0, last_value(f.extent, ranges))}
     loads = [n for n in f.walk() if isinstance(n, Load)]
     known = all(n.buffer in tensors for n in loads)
     conds = any(isinstance(n, Select) and f.var in names(n.cond) for n in f.walk())
     even = known and all(stride(address(n.index, tensors[n.buffer], ranges), Var(f.var)) is not None for n in loads)
-    return even and (guarded(f) or not conds)
+    return even and (is_peelable(f) or not conds)
 
 
-def _digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> list[int]:
+def _divisors(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> list[int]:
     """The divisors of a loop's variable, largest first, if each divides the one before and all divide the extent."""
     var = Var(f.var)
     nodes = list(f.walk())
@@ -240,14 +254,14 @@ def _digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]
         return []
     digits = sorted(found, reverse=True)
     chain = all(a % b == 0 for a, b in pairwise(digits))
-    return digits if digits and chain and divided(f.extent, digits[0]) is not None else []
+    return digits if digits and chain and divide_exactly(f.extent, digits[0]) is not None else []
 
 
-def divided(extent: Expr, by: int) -> Expr | None:
+def divide_exactly(extent: Expr, by: int) -> Expr | None:
     """`extent // by` if it divides evenly for all values of its variables, else None."""
     match extent:
         case Op("min", (a, b)):
-            left, right = divided(a, by), divided(b, by)
+            left, right = divide_exactly(a, by), divide_exactly(b, by)
             return None if left is None or right is None else op("min", left, right)
     terms, rest = linear(extent)
     if rest % by or any(c % by for c in terms.values()):
@@ -255,7 +269,7 @@ def divided(extent: Expr, by: int) -> Expr | None:
     return from_linear(({a: c // by for a, c in terms.items()}, rest // by))
 
 
-def longest_of(extent: Expr, ranges: Mapping[str, Range]) -> int | None:
+def last_value(extent: Expr, ranges: Mapping[str, Range]) -> int | None:
     """The last value of a loop of this extent."""
     high = value_range(extent, ranges)[1]
     return None if high is None else high - 1

@@ -8,7 +8,7 @@ from compiler.ir.expr import Expr, Var, identity, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Accum, Init, Kernel, Stmt
-from compiler.passes.tile.nests import SERIAL, named, pieces
+from compiler.passes.tile.nests import SERIAL, loop_variables, pieces
 from compiler.schedule.steps import PartialSums, ScheduleError
 
 
@@ -39,21 +39,21 @@ def partial_sums(step: PartialSums, f: tile.For, kernel: Kernel) -> tuple[Stmt, 
         raise ScheduleError(step, f"{f.var} adds to no scalar of a floating type")
     if len(step.partial) != len(sums):
         raise ScheduleError(step, f"it makes {len(sums)} sums here, and names {', '.join(step.partial) or 'none'}")
-    (piece,) = named(step, (step.piece,), 1)
+    (piece,) = loop_variables(step, (step.piece,), 1)
     count, left = pieces(f.extent, step.length, piece)
     ranges = {piece.name: extent_range(count), f.var: (0, step.length - 1)}
     parts = {s: s.replace(name=name) for s, name in zip(sums, step.partial, strict=True)}
     table: dict[Expr, Expr] = {s: s + part for s, part in parts.items()}
-    called = {s.name: part.name for s, part in parts.items()}
+    partial_names = {s.name: part.name for s, part in parts.items()}
 
     def renamed(s: Stmt) -> Stmt | None:
-        return s.replace(name=called[s.name]) if isinstance(s, Accum) and s.name in called else None
+        return s.replace(name=partial_names[s.name]) if isinstance(s, Accum) and s.name in partial_names else None
 
     at = piece * step.length + Var(f.var) if step.length > 1 else piece
-    moved = statements(simplify(substitute(f.body, {Var(f.var): at, **table}), ranges), renamed)
+    piece_body = statements(simplify(substitute(f.body, {Var(f.var): at, **table}), ranges), renamed)
     body = (
         *(Init(part.name, identity("sum", s.dtype)) for s, part in parts.items()),
-        *((f.replace(extent=left, body=moved),) if step.length > 1 else moved),
+        *((f.replace(extent=left, body=piece_body),) if step.length > 1 else piece_body),
         *(Accum(s.name, "sum", part) for s, part in parts.items()),
     )
     return (tile.For(piece.name, count, f.kind, SERIAL, body),)

@@ -39,14 +39,14 @@ def partition(step: Partition, f: tile.For, ranges: dict[str, Range]) -> tuple[S
         raise ScheduleError(step, f"{f.var} does more than name values, add them up and store them")
     parts = []
     for name, (start, end) in zip(step.into, pairwise(bounds), strict=True):
-        own = _with_own_names(body, name) if start else body
+        own = _rename_for_part(body, name) if start else body
         known = ranges | ranges_of(tuple(within(own, tile.For)))
         inside = part_of(own, Var(f.var), start, end, known, name)
         parts.append(f.replace(var=name, extent=const(end - start), body=inside))
     return tuple(parts)
 
 
-def _with_own_names(body: tuple[Stmt, ...], part: str) -> tuple[Stmt, ...]:
+def _rename_for_part(body: tuple[Stmt, ...], part: str) -> tuple[Stmt, ...]:
     """The body with its values, sums and loops renamed after the part, since names are unique in a kernel."""
     named = {Var(s.name, s.value.dtype): s.name for s in within(body) if isinstance(s, Let | Init)}
     named |= {Var(f.var): f.var for f in within(body, tile.For)}

@@ -36,7 +36,7 @@ def peel(step: Peel, f: tile.For, ranges: dict[str, Range]) -> tuple[Stmt, ...]:
     low: Expr = dim(0)
     high: Expr = f.extent
     for g in guards:
-        terms, rest = _at_least_zero(step, g, var)
+        terms, rest = _guard_as_bound(step, g, var)
         bound = from_linear(({a: c for a, c in terms.items() if a is not var}, rest))
         if terms[var] > 0:
             low = op("max", low, -(bound // terms[var]))
@@ -47,23 +47,23 @@ def peel(step: Peel, f: tile.For, ranges: dict[str, Range]) -> tuple[Stmt, ...]:
     within = {f.var: (0, None)} | ranges
     inside = simplify(substitute(substitute(f.body, dict.fromkeys(guards, TRUE)), {var: var + low}), within)
     parts = [
-        _peeled(step.into[0], low, f, var, dim(0)),
+        _remainder_loop(step.into[0], low, f, var, dim(0)),
         f.replace(extent=simplify(high - low, ranges), body=inside),
-        _peeled(step.into[1], simplify(f.extent - high, ranges), f, var, high),
+        _remainder_loop(step.into[1], simplify(f.extent - high, ranges), f, var, high),
     ]
     return tuple(p for p in parts if not (isinstance(p.extent, Const) and p.extent.value <= 0))
 
 
-def _peeled(name: str, extent: Expr, f: tile.For, var: Var, start: Expr) -> tile.For:
+def _remainder_loop(name: str, extent: Expr, f: tile.For, var: Var, start: Expr) -> tile.For:
     return f.replace(
         var=name, extent=extent, bind=tile.Bind("serial"), body=substitute(f.body, {var: Var(name) + start})
     )
 
 
-def guarded(f: tile.For) -> bool:
+def is_peelable(f: tile.For) -> bool:
     """Whether a guard in the loop depends on it, and `peel` can handle all of them."""
     try:
-        return all(_at_least_zero(Peel(f.var, ("", "")), g, Var(f.var)) for g in _guards(f)) and bool(_guards(f))
+        return all(_guard_as_bound(Peel(f.var, ("", "")), g, Var(f.var)) for g in _guards(f)) and bool(_guards(f))
     except ScheduleError:
         return False
 
@@ -74,18 +74,18 @@ def _guards(f: tile.For) -> list[Expr]:
     return [c for c in dict.fromkeys(conds) if f.var in names(c)]
 
 
-def _at_least_zero(step: Peel, guard: Expr, var: Var) -> Linear:
+def _guard_as_bound(step: Peel, guard: Expr, var: Var) -> Linear:
     """A linear form that is at least 0 where the guard holds: a multiple of `var` plus terms without it."""
     form = at_least_zero(guard)
     if form is not None:
-        form = _multiplied_out(form, var)
+        form = _clear_quotient(form, var)
         terms, _ = form
         if terms.get(var, 0) and not any(var.name in names(a) for a in terms if a is not var):
             return form
     raise ScheduleError(step, f"a guard in {var.name} is no bound of it")
 
 
-def _multiplied_out(form: Linear, var: Var) -> Linear:
+def _clear_quotient(form: Linear, var: Var) -> Linear:
     """An equivalent form, at least 0 where the given one is, without its one quotient that depends on `var`.
 
     `x // d + c >= 0` where `x + c * d >= 0`, and `c - x // d >= 0` where `c * d + d - 1 - x >= 0`.
@@ -95,5 +95,5 @@ def _multiplied_out(form: Linear, var: Var) -> Linear:
         case [Op("floordiv", (x, Const(int() as d))) as quotient] if d > 0 and abs(terms[quotient]) == 1:
             sign = terms[quotient]
             others = times(({a: c for a, c in terms.items() if a is not quotient}, rest), d)
-            return _multiplied_out(plus(plus(others, ({}, d - 1 if sign < 0 else 0), 1), linear(x), sign), var)
+            return _clear_quotient(plus(plus(others, ({}, d - 1 if sign < 0 else 0), 1), linear(x), sign), var)
     return form

@@ -30,7 +30,7 @@ def divides(by: int, size: Expr) -> bool:
     return isinstance(size, Const) and int(size.value) % by == 0
 
 
-def check_own(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]) -> None:
+def check_private(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]) -> None:
     """Raise ScheduleError unless all of these are temporaries of this kernel alone."""
     others = {p.name for k in program.kernels if k is not kernel for p in k.params}
     temps = {t.name for t in program.temps}
@@ -39,7 +39,7 @@ def check_own(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]
             raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
 
 
-def without(kernel: Kernel, inner: Collection[str], body: tuple[Stmt, ...]) -> Kernel:
+def without_buffers(kernel: Kernel, inner: Collection[str], body: tuple[Stmt, ...]) -> Kernel:
     """The kernel with another body, which no longer uses these buffers."""
     return kernel.replace(
         params=tuple(p for p in kernel.params if p.name not in inner),
@@ -89,7 +89,7 @@ class Places:
             table[Var(self.query)] += Var(row)
         return substitute(e, table)
 
-    def inside(self, what: str, var: str) -> Expr:
+    def validity(self, what: str, var: str) -> Expr:
         """Whether a row, column, feature or step of depth is valid, rather than padding of a tile."""
         if self.local and what == "column":
             return const(True, boolean)
@@ -102,10 +102,10 @@ class Places:
         place, size, by = table[what]
         return const(True, boolean) if divides(by, size) else op("lt", place, size)
 
-    def guarded(self, factor: Expr, *inside: Expr) -> Expr:
+    def zero_unless(self, factor: Expr, *inside: Expr) -> Expr:
         """A factor that is zero unless all conditions hold."""
         if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
-            return cast(self.guarded(factor.arg, *inside), factor.dtype)
+            return cast(self.zero_unless(factor.arg, *inside), factor.dtype)
         return select(both(*inside), factor, zero(factor))
 
     def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
@@ -116,15 +116,15 @@ class Places:
         """
         load = factor.arg if isinstance(factor, Cast) else factor
         if not isinstance(load, Load) or any(loads(i) for i in load.index):
-            return [self.inside(what, var)]
+            return [self.validity(what, var)]
         extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
         return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
 
-    def counting(self, value: Expr, row: Var, column: Var, none: float, reads: Iterable[Load]) -> Expr:
+    def where_valid(self, value: Expr, row: Var, column: Var, none: float, reads: Iterable[Load]) -> Expr:
         """A value for a row and a column, `none` for an invalid column. `reads` are not read out of bounds."""
-        inside, other = self.inside("column", column.name), const(none, self.dtype)
+        inside, other = self.validity("column", column.name), const(none, self.dtype)
         if any(names(x) & {row.name, column.name} for x in reads):
-            return select(both(self.inside("row", row.name), inside), value, other)
+            return select(both(self.validity("row", row.name), inside), value, other)
         return value if isinstance(inside, Const) else op("where", inside, value, other)
 
     def nest(self, loops: Sequence[Loop], body: Iterable[Stmt]) -> tile.For:
@@ -141,7 +141,9 @@ class Places:
         around = [*((r.var, r.extent, r.kind) for r in batch), (place.name, count, "parallel")]
         return simplify((self.nest(around, inside),), self.ranges)
 
-    def stored(self, stores: Iterable[Stmt], table: Mapping[Expr, Expr], row: str, feature: str, *inside: Expr) -> Body:
+    def guarded_stores(
+        self, stores: Iterable[Stmt], table: Mapping[Expr, Expr], row: str, feature: str, *inside: Expr
+    ) -> Body:
         """Stores with `table` substituted for the sums, for a row and feature that are inside."""
         made = tuple(
             s.replace(
@@ -154,15 +156,15 @@ class Places:
         cond = both(*inside)
         return made if isinstance(cond, Const) or not made else (If(cond, made),)
 
-    def rows_and(
+    def over_rows(
         self, loops: tuple[str, str], extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop
     ) -> tile.For:
         """A statement in loops over rows and columns, in the order of the tiles' memory, and over `depth`."""
         row, column = loops
-        around = self.lying((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
+        around = self.in_memory_order((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
         return self.nest([*around, *depth], [body(Var(row), Var(column))])
 
-    def lying(self, row: T, column: T) -> tuple[T, T]:
+    def in_memory_order(self, row: T, column: T) -> tuple[T, T]:
         """Row and column in the order of the tile's axes: rows (queries) first, but last in local tiles."""
         return (column, row) if self.local else (row, column)
 
@@ -172,33 +174,33 @@ class Places:
 
     def alloc(self, name: str, *columns: int) -> Stmt:
         """A tile of rows, or of one number per row."""
-        shape = self.lying(self.rows, *columns) if columns else (self.rows,)
+        shape = self.in_memory_order(self.rows, *columns) if columns else (self.rows,)
         return tile.Alloc(self.tensor(name, self.dtype, *shape), "local" if self.local else "registers")
 
-    def product(self, scores: str, loops: tuple[str, str], found: Scores) -> Stmt:
+    def add_product(self, scores: str, loops: tuple[str, str], found: Scores) -> Stmt:
         """The loops that add a product to its tile."""
         (row, column), depth = loops, found.depth.var
         self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1), depth: (0, self.padded(self.depth) - 1)}
-        ends = self.inside("depth", depth)
+        ends = self.validity("depth", depth)
         left, right = (self.at(x, row, column) for x in (found.left, found.right))
-        left = self.guarded(left, *self.bounds(left, "row", row), ends)
-        right = right if self.local else self.guarded(right, *self.bounds(right, "column", column), ends)
+        left = self.zero_unless(left, *self.bounds(left, "row", row), ends)
+        right = right if self.local else self.zero_unless(right, *self.bounds(right, "column", column), ends)
         step = (depth, dim(self.padded(self.depth)), "reduce")
 
         def added(i: Expr, j: Expr) -> Stmt:
-            return Store(scores, self.lying(i, j), left * right, "sum")
+            return Store(scores, self.in_memory_order(i, j), left * right, "sum")
 
-        return self.rows_and(loops, self.columns, added, step)
+        return self.over_rows(loops, self.columns, added, step)
 
-    def weighted(self, sums: str, weights: tuple[str, DType], loops: tuple[str, str, str], value: Expr) -> Stmt:
+    def add_weighted(self, sums: str, weights: tuple[str, DType], loops: tuple[str, str, str], value: Expr) -> Stmt:
         """The loops that add the values, times the weights of a tile, to the tile of the sums."""
         row, feature, column = loops
         depth = (column, self.columns, "reduce")
 
         def added(i: Expr, d: Expr) -> Stmt:
-            weight = cast(Load(weights[0], self.lying(i, Var(column)), weights[1]), self.dtype)
+            weight = cast(Load(weights[0], self.in_memory_order(i, Var(column)), weights[1]), self.dtype)
             factor = self.at(value, row, column, feature)
-            factor = self.guarded(factor, self.inside("column", column), self.inside("feature", feature))
-            return Store(sums, self.lying(i, d), weight * factor, "sum")
+            factor = self.zero_unless(factor, self.validity("column", column), self.validity("feature", feature))
+            return Store(sums, self.in_memory_order(i, d), weight * factor, "sum")
 
-        return self.rows_and((row, feature), dim(self.width), added, depth)
+        return self.over_rows((row, feature), dim(self.width), added, depth)

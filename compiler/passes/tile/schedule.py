@@ -23,51 +23,52 @@ def apply_schedules(
     """
     if applications.trace is not None:
         for k in program.kernels:
-            program = _one(program, k, schedules, target, applications)
+            program = _schedule_kernel(program, k, schedules, target, applications)
         return program
     kernels: list[Kernel] = []
-    made: dict[str, Tensor] = {t.name: t for t in program.temps}
-    temps = dict(made)
+    remaining: dict[str, Tensor] = {t.name: t for t in program.temps}
+    temps = dict(remaining)
     for k in program.kernels:
         own = [p.name for p in k.params if p.name in temps]
-        beside = _one(neighbours(program, k), k, schedules, target, applications)
-        kernels.append(beside.kernels[0])
-        for name in set(own) - {t.name for t in beside.temps}:
-            del made[name]
-        made |= {t.name: t for t in beside.temps if t.name not in made}
-    return program.replace(kernels=tuple(kernels), temps=tuple(made.values()))
+        changed = _schedule_kernel(neighbours(program, k), k, schedules, target, applications)
+        kernels.append(changed.kernels[0])
+        for name in set(own) - {t.name for t in changed.temps}:
+            del remaining[name]
+        remaining |= {t.name: t for t in changed.temps if t.name not in remaining}
+    return program.replace(kernels=tuple(kernels), temps=tuple(remaining.values()))
 
 
 def neighbours(program: Program, kernel: Kernel) -> Program:
     """A program of the kernel and those that share a temporary with it."""
     used = {p.name for p in kernel.params}
     own = {t.name: t for t in program.temps if t.name in used}
-    near = (k for k in program.kernels if any(p.name in own for p in k.params))
+    sharing = (k for k in program.kernels if any(p.name in own for p in k.params))
     return program.replace(
-        kernels=tuple(dict.fromkeys((kernel, *near))), temps=tuple(own[p.name] for p in kernel.params if p.name in own)
+        kernels=tuple(dict.fromkeys((kernel, *sharing))),
+        temps=tuple(own[p.name] for p in kernel.params if p.name in own),
     )
 
 
-def _one(
+def _schedule_kernel(
     program: Program, kernel: Kernel, schedules: Mapping[str, Schedule], target: Target, applications: Applications
 ) -> Program:
     """The program after all steps of a kernel that the gate lets pass, each an application of its own."""
-    taken: list[Step] = []
+    applied: list[Step] = []
     for step in schedules.get(kernel.name, Schedule()).steps:
         name = show_step(step) if applications.watched else ""
-        answer = applications.selected(name)
-        instead = answer.steps if isinstance(answer, Schedule) else (step,) if answer else ()
-        applications.changed = applications.changed or instead != (step,)
+        decision = applications.selected(name)
+        replacement = decision.steps if isinstance(decision, Schedule) else (step,) if decision else ()
+        applications.changed = applications.changed or replacement != (step,)
         before = program
-        for one in instead:
+        for replacing_step in replacement:
             try:
-                program, kernel = apply_step(program, kernel, one)
+                program, kernel = apply_step(program, kernel, replacing_step)
             except ScheduleError as problem:
                 if applications.changed:
                     problem.add_note("a step before it was left out or replaced")
                 raise
-            taken.append(one)
-        if instead:
+            applied.append(replacing_step)
+        if replacement:
             applications.told(name, "tile", before, program, within=True, kernel=kernel.name)
-    legality.check(kernel, Schedule(tuple(taken)), target)
+    legality.check(kernel, Schedule(tuple(applied)), target)
     return program

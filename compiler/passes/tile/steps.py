@@ -31,15 +31,15 @@ from compiler.passes.tile.gpu.split_scan import split_scan
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.hoist import hoist
 from compiler.passes.tile.margin import margin
-from compiler.passes.tile.nests import named, pieces, ranges_around
+from compiler.passes.tile.nests import loop_variables, pieces, ranges_around
 from compiler.passes.tile.online import online
 from compiler.passes.tile.owners import check_votes, owners
 from compiler.passes.tile.pack import pack
 from compiler.passes.tile.partial_sums import partial_sums
 from compiler.passes.tile.partition import partition
 from compiler.passes.tile.peel import peel
-from compiler.passes.tile.places import without
-from compiler.passes.tile.stage import stage, stored_at
+from compiler.passes.tile.places import without_buffers
+from compiler.passes.tile.stage import stage, store_in_tile
 from compiler.schedule import block_steps, steps
 from compiler.schedule.steps import NameTaken, Schedule, ScheduleError, Step
 
@@ -61,18 +61,18 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
 
     Raises ScheduleError for a step that does not apply, and NameTaken for one that reuses a name.
     """
-    new = _changed(program, kernel, step)
-    twice = [name for name, count in Counter(bound(new)).items() if count > 1] if step.makes else []
-    if twice:
-        raise NameTaken(step, kernel.name, twice)
-    gone = {p.name for p in kernel.params} - {p.name for p in new.params}
-    kept = tuple(t for t in program.temps if t.name not in gone)
-    made = tuple(p for p in new.params if p.name not in {q.name for q in kernel.params})
+    new = _change_kernel(program, kernel, step)
+    duplicates = [name for name, count in Counter(bound_names(new)).items() if count > 1] if step.makes else []
+    if duplicates:
+        raise NameTaken(step, kernel.name, duplicates)
+    removed = {p.name for p in kernel.params} - {p.name for p in new.params}
+    kept = tuple(t for t in program.temps if t.name not in removed)
+    added = tuple(p for p in new.params if p.name not in {q.name for q in kernel.params})
     kernels = tuple(new if k is kernel else k for k in program.kernels)
-    return program.replace(kernels=kernels, temps=(*kept, *made)), new
+    return program.replace(kernels=kernels, temps=(*kept, *added)), new
 
 
-def bound(kernel: Kernel) -> Iterator[str]:
+def bound_names(kernel: Kernel) -> Iterator[str]:
     """Every name that a kernel binds."""
     yield from (p.name for p in kernel.params)
     inside = list(kernel.body)
@@ -88,17 +88,17 @@ def bound(kernel: Kernel) -> Iterator[str]:
                 yield name
 
 
-def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
+def _change_kernel(program: Program, kernel: Kernel, step: Step) -> Kernel:
     """The kernel after one step."""
     kind = type(step)
     if kind in _OF_LOOP:
-        return at_loop(kernel, step, lambda f: _OF_LOOP[kind](step, f, kernel))
+        return replace_loop(kernel, step, lambda f: _OF_LOOP[kind](step, f, kernel))
     if kind in _OF_PROGRAM:
         return _OF_PROGRAM[kind](program, kernel, step)
     return _OF_KERNEL[kind](kernel, step)
 
 
-def at_loop(kernel: Kernel, step: Any, change: Callable[[tile.For], tuple[Stmt, ...]]) -> Kernel:
+def replace_loop(kernel: Kernel, step: Any, change: Callable[[tile.For], tuple[Stmt, ...]]) -> Kernel:
     """`kernel` with the loop of a step replaced; for a step with several loops, the outermost."""
     wanted = step.loops if isinstance(step, steps.Reorder) else (getattr(step, "outer", "") or step.loop,)
     loops = list(within(kernel.body, tile.For))
@@ -122,7 +122,7 @@ def split(step: steps.Split, f: tile.For) -> tuple[Stmt, ...]:
     """
     if step.factor < 1:
         raise ScheduleError(step, "the factor must be at least 1")
-    outer, inner = named(step, step.into, 2)
+    outer, inner = loop_variables(step, step.into, 2)
     count, left = pieces(f.extent, step.factor, outer)
     ranges = {outer.name: extent_range(count), inner.name: (0, step.factor - 1)}
     body = simplify(substitute(f.body, {Var(f.var): outer * step.factor + inner}), ranges)
@@ -145,7 +145,7 @@ def split_shifted(step: steps.SplitShifted, f: tile.For) -> tuple[Stmt, ...]:
     if f.kind != "parallel" or accumulated(f.body) or not overwrites_only(f.body):
         raise ScheduleError(step, f"iterations of {f.var} must not see what they left behind when they ran before")
     extent = int(f.extent.value)
-    outer, inner = named(step, step.into, 2)
+    outer, inner = loop_variables(step, step.into, 2)
     start = op("min", outer * step.factor, extent - step.factor) if extent % step.factor else outer * step.factor
     ranges = {outer.name: (0, -(-extent // step.factor) - 1), inner.name: (0, step.factor - 1)}
     body = simplify(substitute(f.body, {Var(f.var): start + inner}), ranges)
@@ -164,7 +164,7 @@ def wrap(step: steps.Wrap, f: tile.For) -> tuple[Stmt, ...]:
             for i in serial(100):
                 y[i] = x[i]
     """
-    (loop,) = named(step, (step.into,), 1)
+    (loop,) = loop_variables(step, (step.into,), 1)
     return (tile.For(loop.name, const(1), "parallel", f.bind, (f,)),)
 
 
@@ -263,8 +263,8 @@ def store_at(program: Program, kernel: Kernel, step: steps.StoreAt) -> Kernel:
     users = [k.name for k in program.kernels if any(p.name == step.buffer for p in k.params)]
     if buffer is None or users != [kernel.name]:
         raise ScheduleError(step, f"{step.buffer} is not a temporary of this kernel alone")
-    made = at_loop(kernel, step, lambda f: stored_at(step, kernel, f, buffer))
-    return without(kernel, (buffer.name,), made.body)
+    made = replace_loop(kernel, step, lambda f: store_in_tile(step, kernel, f, buffer))
+    return without_buffers(kernel, (buffer.name,), made.body)
 
 
 # Steps by what they change: a whole kernel, a loop of it, or a kernel within its program.

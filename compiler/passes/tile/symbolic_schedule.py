@@ -42,10 +42,10 @@ Choose = Callable[[Kernel], Schedule]
 Choices = Callable[[Kernel], Iterator[Schedule]]
 Lower = Callable[[Program], object]
 # Factors of the hints that are tried in turn.
-LARGER = (1, 8, 64)
-MOST = 1000  # schedules searched for one that splits no sum
+HINT_FACTORS = (1, 8, 64)
+MOST_SEARCHED = 1000  # schedules searched for one that splits no sum
 # Steps that are useful one by one; all others only make sense together.
-APART = (Bind, Collapse, StoreAt, Reorder, Split, Stage)
+INDEPENDENT_STEPS = (Bind, Collapse, StoreAt, Reorder, Split, Stage)
 
 
 def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain: Choose, lower: Lower) -> Schedule:
@@ -55,31 +55,31 @@ def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain:
     program of the scheduled kernel alone further; if it raises ValueError, a schedule with fewer kinds of steps is
     tried.
     """
-    alone = loop_to_tile(program.replace(kernels=(kernel,)))
-    for factor in LARGER if regular(kernel) else ():
-        wanted = _unsplit(choices(with_size_hints(kernel, factor)), kernel)
-        if all(isinstance(step, APART) for step in wanted.steps):
+    tile_program = loop_to_tile(program.replace(kernels=(kernel,)))
+    for factor in HINT_FACTORS if regular(kernel) else ():
+        wanted = _first_without_split_sums(choices(with_size_hints(kernel, factor)), kernel)
+        if all(isinstance(step, INDEPENDENT_STEPS) for step in wanted.steps):
             break
-        likely = loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),)))
-        for made in _any_sizes(wanted):
-            if _applies(alone, likely, made, lower):
+        hinted = loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),)))
+        for made in _variants_for_any_size(wanted):
+            if _is_applicable(tile_program, hinted, made, lower):
                 return made
     guess = with_size_hints(kernel)
-    wanted = _for_long_sums(plain(guess), kernel, plain)
-    kept = list(_applicable(alone, loop_to_tile(program.replace(kernels=(guess,))), wanted))
-    tried = (kept, [x for x in kept if not isinstance(x, Stage | StoreAt)],
+    wanted = _unroll_long_sums(plain(guess), kernel, plain)
+    kept = list(_applicable_steps(tile_program, loop_to_tile(program.replace(kernels=(guess,))), wanted))
+    candidates = (kept, [x for x in kept if not isinstance(x, Stage | StoreAt)],
              [x for x in kept if isinstance(x, Bind) and x.level == "blocks"])  # fmt: skip
-    for steps in tried:
+    for steps in candidates:
         made = Schedule(tuple(steps))
         try:
-            lower(apply(alone, alone.kernels[0], made))
+            lower(apply(tile_program, tile_program.kernels[0], made))
         except ValueError:  # a ScheduleError among them
             continue
         return made
     return Schedule()
 
 
-def _unsplit(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
+def _first_without_split_sums(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
     """The first choice; if it uses tensor instructions, the first such that splits no sum of unknown length."""
     sums = {f.var for f in within(kernel.body, loop.For) if f.kind == "reduce" and sizes_in(f.extent)}
 
@@ -92,30 +92,30 @@ def _unsplit(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
     first = next(choices)
     if not multiplies(first) or not splits(first):
         return first
-    return next((x for x in islice(choices, MOST) if multiplies(x) and not splits(x)), first)
+    return next((x for x in islice(choices, MOST_SEARCHED) if multiplies(x) and not splits(x)), first)
 
 
-def _any_sizes(wanted: Schedule) -> Iterator[Schedule]:
+def _variants_for_any_size(wanted: Schedule) -> Iterator[Schedule]:
     """The schedule for loops of any length; then also for grids of any size."""
-    steps = tuple(map(_any_extent, wanted.steps))
+    steps = tuple(map(_for_any_extent, wanted.steps))
     yield Schedule(steps)
     if any(isinstance(step, Persist) for step in steps):
         yield Schedule(tuple(step for step in steps if not isinstance(step, Persist)))
 
 
-def _any_extent(step: Step) -> Step:
+def _for_any_extent(step: Step) -> Step:
     """The step with its last piece shortened instead of shifted, which needs a loop known to be long enough."""
     return Split(step.loop, step.factor, step.into) if isinstance(step, SplitShifted) else step
 
 
-def _for_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
+def _unroll_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
     """Unroll reductions of unknown length as for larger sizes, even if they take few vectors at the hints."""
     loops = within(kernel.body, loop.For)
     sums = {f.var for f in loops if f.kind == "reduce" and not isinstance(f.extent, Const)}
     short = {s for s in wanted.steps if isinstance(s, Bind) and s.loop in sums and dict(s.args).get("unroll") == 1}
     if not short:
         return wanted
-    longer = plain(with_size_hints(kernel, LARGER[1])).steps
+    longer = plain(with_size_hints(kernel, HINT_FACTORS[1])).steps
     most = {s.loop: n for s in longer if isinstance(s, Bind) and (n := dict(s.args).get("unroll")) is not None}
 
     def unrolled(s: Step) -> Step:
@@ -126,11 +126,11 @@ def _for_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
     return Schedule(tuple(map(unrolled, wanted.steps)))
 
 
-def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:
+def _is_applicable(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:
     """Whether all steps apply, no tile is larger than at the hints, and the result can be lowered."""
     try:
         made, other = (apply(p, p.kernels[0], wanted) for p in (program, guess))
-        if not _alike(made.kernels[0], other.kernels[0]):
+        if not _has_no_larger_tiles(made.kernels[0], other.kernels[0]):
             return False
         lower(made)
     except ValueError:
@@ -138,13 +138,13 @@ def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -
     return True
 
 
-def _alike(kernel: Kernel, guess: Kernel) -> bool:
+def _has_no_larger_tiles(kernel: Kernel, guess: Kernel) -> bool:
     """Whether no tile is of unknown size, or larger than the same tile of `guess`."""
     most = {n.tensor.name: _elements(n) for n in _tiles(guess)}
     return all(not sizes_in(n) and _elements(n) <= most.get(n.tensor.name, 0) for n in _tiles(kernel))
 
 
-def _applicable(program: Program, guess: Program, wanted: Schedule) -> Iterator[Step]:
+def _applicable_steps(program: Program, guess: Program, wanted: Schedule) -> Iterator[Step]:
     """The steps that apply to the kernel of `program` as to that of `guess`."""
     kernel, other = program.kernels[0], guess.kernels[0]
     for step in wanted.steps:
@@ -153,7 +153,7 @@ def _applicable(program: Program, guess: Program, wanted: Schedule) -> Iterator[
             changed, new = apply_step(program, kernel, step)
         except (ScheduleError, SymbolicError):
             continue
-        if _alike(new, other):
+        if _has_no_larger_tiles(new, other):
             program, kernel = changed, new
             yield step
 

@@ -16,7 +16,17 @@ from compiler.ir.expr import Const, Expr, Load, Var, dim, names, substitute
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import Body, Loops, again, factors, find_nest, longest, moving, named, ranges_of
+from compiler.passes.tile.nests import (
+    Body,
+    Loops,
+    copy_nest,
+    factors,
+    find_nest,
+    loop_variables,
+    match_slice,
+    max_length,
+    ranges_of,
+)
 from compiler.schedule.steps import Distribute, ScheduleError, Step, Tensorize
 
 
@@ -46,19 +56,21 @@ def distribute(kernel: Kernel, step: Distribute) -> Kernel:
     around, nest = find_nest(kernel, step, step.loops)
     if any(f.kind != "parallel" for f in nest):
         raise ScheduleError(step, f"the iterations of {', '.join(step.loops)} must be independent")
-    parts = _parts(step, nest[-1].body)
+    parts = _split_body(step, nest[-1].body)
     ranges = ranges_of((*around, *nest))
-    shape = tuple(dim(longest(step, f, ranges)) for f in nest)
+    shape = tuple(dim(max_length(step, f, ranges)) for f in nest)
     scalar = Var(step.accumulator, parts.first.value.dtype)
-    held = Tensor(step.accumulator, scalar.dtype, shape, row_major(shape))
-    own = tuple(Var(f.var) for f in nest)
-    total = Store(held.name, own, parts.sum.value, parts.sum.op)
-    after = substitute(parts.after, {scalar: Load(held.name, own, scalar.dtype)})
+    tile_tensor = Tensor(step.accumulator, scalar.dtype, shape, row_major(shape))
+    index = tuple(Var(f.var) for f in nest)
+    total = Store(tile_tensor.name, index, parts.sum.value, parts.sum.op)
+    after = substitute(parts.after, {scalar: Load(tile_tensor.name, index, scalar.dtype)})
     out = (
-        tile.Alloc(held, step.space),
-        *again(nest, named(step, step.first, len(nest)), (Store(held.name, own, parts.first.value),)),
+        tile.Alloc(tile_tensor, step.space),
+        *copy_nest(
+            nest, loop_variables(step, step.first, len(nest)), (Store(tile_tensor.name, index, parts.first.value),)
+        ),
         *wrap(nest, wrap(parts.loops, (total,))),
-        *again(nest, named(step, step.last, len(nest)), (*parts.before, *after)),
+        *copy_nest(nest, loop_variables(step, step.last, len(nest)), (*parts.before, *after)),
     )
     return kernel.replace(body=replaced(kernel.body, nest[0], out))
 
@@ -74,7 +86,7 @@ class _Parts:
     after: Body
 
 
-def _parts(step: Distribute, body: Body) -> _Parts:
+def _split_body(step: Distribute, body: Body) -> _Parts:
     place = next((n for n, s in enumerate(body) if isinstance(s, Init) and s.name == step.accumulator), None)
     if place is None or place + 1 == len(body):
         raise ScheduleError(step, f"{step.accumulator} does not begin inside {step.loops[-1]}")
@@ -89,11 +101,11 @@ def _parts(step: Distribute, body: Body) -> _Parts:
         raise ScheduleError(step, f"the loops after {step.accumulator} do not only add to it")
     if any(isinstance(n, Accum) and n.name == step.accumulator for s in after for n in s.walk()):
         raise ScheduleError(step, f"{step.accumulator} is added to again")
-    value, start = _inlined(sums[0].value, lets), _inlined(first.value, lets)
+    value, start = _inline(sums[0].value, lets), _inline(first.value, lets)
     return _Parts(before, first.replace(value=start), tuple(loops), sums[0].replace(value=value), after)
 
 
-def _inlined(e: Expr, lets: dict[Var, Expr]) -> Expr:
+def _inline(e: Expr, lets: dict[Var, Expr]) -> Expr:
     """`e` with `lets` inlined, which may refer to earlier ones."""
     while lets and any(n in lets for n in e.walk()):
         e = substitute(e, lets)
@@ -119,7 +131,7 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
         case _:
             raise ScheduleError(step, f"{step.loops[-1]} holds something other than one contraction")
     ranges = ranges_of((*around, *nest))
-    long = {f.var: longest(step, f, ranges) for f in nest}
+    long = {f.var: max_length(step, f, ranges) for f in nest}
     loads = [x for x in (read_narrow(f) for f, _ in factors(value)) if isinstance(x, Load)]
     sides = [(x, {letter[v] for e in x.index for v in names(e) if v in letter}) for x in loads]
     a = next((x for x, axes in sides if "n" not in axes), None)
@@ -128,22 +140,24 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
         raise ScheduleError(
             step, "its factors are not a load that moves along m and k and one that moves along k and n"
         )
-    found = [_slice(step, buffer, i, long) for buffer, i in ((acc, index), (a.buffer, a.index), (b.buffer, b.index))]
+    found = [_slice_of(step, buffer, i, long) for buffer, i in ((acc, index), (a.buffer, a.index), (b.buffer, b.index))]
     c_axes, a_axes, b_axes = ("".join(letter[v] for v in axes) for axes, _ in found)
     c, left, right = (x for _, x in found)
-    wanted = (("mn",), ("mk", "km"), ("kn", "nk")) if len(nest) == 3 else (("n",), ("k",), ("kn", "nk"))
-    if any(axes not in allowed for axes, allowed in zip((c_axes, a_axes, b_axes), wanted, strict=True)):
+    layouts = (("mn",), ("mk", "km"), ("kn", "nk")) if len(nest) == 3 else (("n",), ("k",), ("kn", "nk"))
+    if any(axes not in allowed for axes, allowed in zip((c_axes, a_axes, b_axes), layouts, strict=True)):
         raise ScheduleError(step, f"the tiles lie as {c_axes} += {a_axes} * {b_axes}")
     extents = {letter[f.var]: f.extent for f in nest}
     whole = all(isinstance(e, Const) for e in extents.values())
     sizes = () if whole else tuple(extents.get(x, dim(1)) for x in "mnk")
-    made = tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes, step.grid, step.neighbours, step.again)
-    return kernel.replace(body=replaced(kernel.body, nest[0], (made,)))
+    instruction = tile.Mma(
+        step.instruction, c, left, right, (a_axes, b_axes), sizes, step.grid, step.neighbours, step.again
+    )
+    return kernel.replace(body=replaced(kernel.body, nest[0], (instruction,)))
 
 
-def _slice(step: Step, buffer: str, index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice]:
+def _slice_of(step: Step, buffer: str, index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice]:
     """The loops that move the axes of a buffer, in order, and the slice that they cover."""
-    found = moving(index, long)
+    found = match_slice(index, long)
     if found is None:
         raise ScheduleError(step, f"{buffer} is not read in rows and columns, pack it first")
     return found[0], found[1].replace(buffer=buffer)

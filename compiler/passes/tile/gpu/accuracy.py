@@ -11,7 +11,7 @@ from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr, Load, Op, Var, identity, op, substitute
 from compiler.ir.rewrite import bodies, replaced, statements
 from compiler.ir.statement import Kernel, Stmt, Store, within
-from compiler.passes.tile.nests import Body, Loops, find_nest, loops_along, named
+from compiler.passes.tile.nests import Body, Loops, find_nest, loop_variables, loops_along
 from compiler.schedule.steps import Promote, ScheduleError, SplitTf32
 
 
@@ -47,7 +47,7 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
     Tensor cores round sums towards zero, so that long sums drift; partial sums do not.
     """
     _, (f,) = find_nest(kernel, step, (step.loop,))
-    alloc = next((n for s in kernel.body for n in s.walk() if _makes(n, step.accumulator)), None)
+    alloc = next((n for s in kernel.body for n in s.walk() if _allocates(n, step.accumulator)), None)
     if alloc is None:
         raise ScheduleError(step, f"{step.accumulator} is no tile of kernel {kernel.name}")
     uses = [n for n in f.walk() if isinstance(n, Load | Store) and n.buffer == step.accumulator]
@@ -60,7 +60,7 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
 
     count = len(part.shape)
 
-    first, last = (named(step, called, count) for called in (step.first, step.last))
+    first, last = (loop_variables(step, called, count) for called in (step.first, step.last))
     held = Load(part.name, last, part.dtype)
     adds = next(n for n, s in enumerate(f.body) if step.accumulator in tile.buffers((s,)))
     body = (
@@ -73,7 +73,7 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
     return kernel.replace(body=replaced(kernel.body, f, (f.replace(body=body),)))
 
 
-def _makes(n: object, name: str) -> bool:
+def _allocates(n: object, name: str) -> bool:
     return isinstance(n, tile.Alloc) and n.tensor.name == name
 
 
@@ -139,17 +139,17 @@ def split_tf32(kernel: Kernel, step: SplitTf32) -> Kernel:
     own = tuple(f.var for f in nest)
     for loops, (x, y) in ((step.small, (1, 0)), (step.cross, (0, 1)), (own, (0, 0))):
         new = total.replace(value=left.replace(buffer=halves[a][x]) * right.replace(buffer=halves[b][y]))
-        out += _copied(nest, named(step, loops, len(nest)), new)
+        out += _rebuild_nest(nest, loop_variables(step, loops, len(nest)), new)
     body = replaced(kernel.body, nest[0], tuple(out))
     for name in (a, b):
-        added = _halves(step, tiles[name], halves[name])
-        body = bodies(body, functools.partial(_after_fill, name=name, new=added))
+        added = _split_tile(step, tiles[name], halves[name])
+        body = bodies(body, functools.partial(_insert_after_fill, name=name, new=added))
     return kernel.replace(body=body)
 
 
-def _after_fill(body: Body, name: str, new: Body) -> Body | None:
+def _insert_after_fill(body: Body, name: str, new: Body) -> Body | None:
     """The statements in which a tile is allocated, with `new` inserted after the last that writes it."""
-    if not any(_makes(s, name) for s in body):
+    if not any(_allocates(s, name) for s in body):
         return None
     last = max(n for n, s in enumerate(body) if any(_writes(x, name) for x in s.walk()))
     return (*body[: last + 1], *new, *body[last + 1 :])
@@ -162,10 +162,10 @@ def _writes(n: object, name: str) -> bool:
     return False
 
 
-def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
+def _split_tile(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
     """Split each element of a tile into its tf32 part and the rest. `called` names the two tiles and the loops."""
     t = alloc.tensor
-    index = named(step, called[2:], len(t.shape))
+    index = loop_variables(step, called[2:], len(t.shape))
     whole = Load(t.name, index, t.dtype)
     big = whole.replace(buffer=called[0])
     stores = (Store(big.buffer, index, op("tf32", whole)), Store(called[1], index, whole - big))
@@ -173,7 +173,7 @@ def _halves(step: SplitTf32, alloc: tile.Alloc, called: Sequence[str]) -> Body:
     return (*allocs, *loops_along(index, t.shape, *stores))
 
 
-def _copied(nest: Loops, loops: Sequence[Var], s: Stmt) -> Body:
+def _rebuild_nest(nest: Loops, loops: Sequence[Var], s: Stmt) -> Body:
     """The nest around another statement, with its loops renamed."""
     renamed: dict[Expr, Expr] = {Var(f.var): v for f, v in zip(nest, loops, strict=True)}
     body: Body = substitute((s,), renamed)

@@ -12,7 +12,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Op, Var, const, names
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import moving
+from compiler.passes.tile.nests import match_slice
 
 
 def box(index: Sequence[Expr], long: Mapping[str, int], tensor: Tensor) -> tuple[list[str], tile.Slice] | None:
@@ -20,7 +20,7 @@ def box(index: Sequence[Expr], long: Mapping[str, int], tensor: Tensor) -> tuple
 
     The loop along the contiguous axis comes last.
     """
-    plain = moving(index, dict(long))
+    plain = match_slice(index, dict(long))
     if plain is not None and (len(plain[0]) < 2 or tensor.strides[-1] is const(1)):
         return plain[0], plain[1].replace(buffer=tensor.name)
     found = [_axis(e, long) for e in index]

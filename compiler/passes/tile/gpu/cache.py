@@ -13,7 +13,15 @@ from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import Loops, factors_from, loops_along, named, ranges_of, tile_along, whole_lengths
+from compiler.passes.tile.nests import (
+    Loops,
+    constant_lengths,
+    factors_from,
+    loop_variables,
+    loops_along,
+    ranges_of,
+    tile_along,
+)
 from compiler.schedule.steps import Cache, ScheduleError
 
 
@@ -41,11 +49,11 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
         named = {f.var: f for f in around}
         loaded = {n.buffer for n in loads(factor)}
         left = {f.var for f in around} & names(factor) - set(step.loops)
-        inside = (f.var in left or f.bind.level == "blocks" or _makes(f, loaded) for f in around)
+        inside = (f.var in left or f.bind.level == "blocks" or _allocates(f, loaded) for f in around)
         depth = max((d + 1 for d, needed in enumerate(inside) if needed), default=0)
         if any(f.var in step.loops for f in around[:depth]):
             continue
-        held, own, fill = _filled(kernel, step, unwidened(factor), tuple(named[v] for v in step.loops), around)
+        held, own, fill = _fill_tile(kernel, step, unwidened(factor), tuple(named[v] for v in step.loops), around)
         value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
         new = replaced((around[depth],), total, total.replace(value=value))
         made = (tile.Alloc(held, step.space, step.swizzle), *fill)
@@ -57,32 +65,32 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
     )
 
 
-def _makes(f: tile.For, names: set[str]) -> bool:
+def _allocates(f: tile.For, names: set[str]) -> bool:
     """Whether a tile of these names is allocated in the loop's body."""
     return any(isinstance(s, tile.Alloc) and s.tensor.name in names for s in f.body)
 
 
-def _filled(
+def _fill_tile(
     kernel: Kernel, step: Cache, factor: Expr, loops: Loops, around: Loops
 ) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
     """The tile, its index for an element of the factor, and the statements that fill it."""
     ranges = ranges_of(around)
-    long = whole_lengths(step, loops, ranges)
+    long = constant_lengths(step, loops, ranges)
     if not step.how:
-        return _computed(step, factor, long)
+        return _fill_by_loops(step, factor, long)
     tensors = tile.tensors(kernel)
     found = steady(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()}, set(long))
     axes = box(found[0].index, long, tensors[found[0].buffer]) if found else None
     if found is None or axes is None or set(axes[0]) != set(long):
         raise ScheduleError(step, f"the factor from {step.buffer} is no block of it, so it cannot be copied")
     order, source = axes
-    source = _unless(source, found[1], tensors[found[0].buffer])
+    source = _guard_slice(source, found[1], tensors[found[0].buffer])
     held, whole = tile_along(step.tile, factor.dtype, order, long)
     copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds, step.prefetch)
     return held, tuple(map(Var, order)), (copy,)
 
 
-def _unless(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> tile.Slice:
+def _guard_slice(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> tile.Slice:
     """A slice that starts beyond the buffer, where all is zero, unless the guards hold."""
     if not guards:
         return source
@@ -91,16 +99,18 @@ def _unless(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> til
     return source.replace(starts=(*source.starts[:far], start, *source.starts[far + 1 :]))
 
 
-def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
+def _fill_by_loops(
+    step: Cache, factor: Expr, long: dict[str, int]
+) -> tuple[Tensor, tuple[Expr, ...], tuple[Stmt, ...]]:
     """Fill the tile by one loop in the order of memory, or by one per axis."""
     shape = tuple(map(dim, long.values()))
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     if isinstance(step.into, tuple):
-        loops = named(step, step.into, len(shape))
+        loops = loop_variables(step, step.into, len(shape))
         fill = Store(held.name, loops, substitute(factor, dict(zip(map(Var, long), loops, strict=True))))
         return held, tuple(map(Var, long)), loops_along(loops, shape, fill)
     size = product(shape)
-    (at,) = named(step, (step.into,) if step.into else (), 1)
+    (at,) = loop_variables(step, (step.into,) if step.into else (), 1)
     places: list[Expr] = []
     rest = size
     for n in shape:

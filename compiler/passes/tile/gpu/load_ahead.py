@@ -9,7 +9,7 @@ from compiler.ir.index import value_range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import find_nest, longest, loops_along, named, ranges_of, read_by
+from compiler.passes.tile.nests import find_input, find_nest, loop_variables, loops_along, max_length, ranges_of
 from compiler.schedule.steps import LoadAhead, ScheduleError
 
 
@@ -35,7 +35,7 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
                 c[i0 * 4 + i] = t[i] + held[i]
     """
     around, nest = find_nest(kernel, step, step.loops)
-    buffer = read_by(kernel, step, step.buffer)
+    buffer = find_input(kernel, step, step.buffer)
     found = {n for n in nest[-1].walk() if isinstance(n, Load) and n.buffer == step.buffer}
     if len(found) != 1 or not around:
         raise ScheduleError(
@@ -47,11 +47,13 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
         raise ScheduleError(step, f"where {step.buffer} is loaded is not known before {step.loops[0]}")
     ranges = ranges_of((*around, *nest))
     own = [f for f in nest if f.var in names(load)]
-    into = named(step, step.into, len(own))
-    long = [longest(step, f, ranges) for f in own]
+    into = loop_variables(step, step.into, len(own))
+    long = [max_length(step, f, ranges) for f in own]
     shape = tuple(map(dim, long))
     held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
-    (value,) = substitute((_inside(load, buffer, ranges),), {Var(f.var): v for f, v in zip(own, into, strict=True)})
+    (value,) = substitute(
+        (_load_or_zero(load, buffer, ranges),), {Var(f.var): v for f, v in zip(own, into, strict=True)}
+    )
     fill = loops_along(into, shape, Store(held.name, into, value))
     place = Load(held.name, tuple(Var(f.var) for f in own), buffer.dtype)
     (used,) = substitute((nest[0],), {load: place})
@@ -59,7 +61,7 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
     return kernel.replace(body=replaced(kernel.body, around[-1], (around[-1].replace(body=body),)))
 
 
-def _inside(load: Load, buffer: Tensor, ranges: dict[str, tuple[int | None, int | None]]) -> Expr:
+def _load_or_zero(load: Load, buffer: Tensor, ranges: dict[str, tuple[int | None, int | None]]) -> Expr:
     """The element, or zero where a tile exceeds its buffer, where it is never used."""
     ends = {i: (n, value_range(i - n, ranges)[1]) for i, n in zip(load.index, buffer.shape, strict=True)}
     beyond = (op("lt", i, n) for i, (n, most) in ends.items() if most is None or most >= 0)

@@ -15,7 +15,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of
+from compiler.passes.tile.nests import Body, find_nest, max_length, padded_strides, ranges_of
 from compiler.schedule.steps import Pad, ScheduleError
 
 
@@ -39,44 +39,46 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
     for f, n in zip(nest, step.lengths, strict=True):
-        if longest(step, f, ranges) > n:
+        if max_length(step, f, ranges) > n:
             raise ScheduleError(step, f"{f.var} may be longer than {n}")
     full = tuple(f.replace(extent=dim(n)) for f, n in zip(nest, step.lengths, strict=True))
     ranges |= ranges_of(full)
     guards = {
-        f.var: _below(Var(f.var), f.extent) for f, whole in zip(nest, full, strict=True) if f.extent is not whole.extent
+        f.var: _less_than(Var(f.var), f.extent)
+        for f, whole in zip(nest, full, strict=True)
+        if f.extent is not whole.extent
     }
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
     tiles = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
     summing = {f.var for f in nest if f.kind == "reduce"}
     inside = _Inside(guards, summing, {p.name: p for p in kernel.params}, ranges)
-    made = replaced(kernel.body, nest[0], wrap(full, _padded(step, nest[-1].body, inside, tiles)))
+    made = replaced(kernel.body, nest[0], wrap(full, _pad_body(step, nest[-1].body, inside, tiles)))
     for stored in nest[-1].body:
         if isinstance(stored, Store) and stored.buffer in tiles:
-            made = _grown(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
+            made = _enlarge_tile(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
     return kernel.replace(body=made)
 
 
-def _padded(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
+def _pad_body(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
     """The body of a nest whose loops have extra iterations, with guards."""
     guards = inside.guards
     only_read = inside.tensors.keys() - {n.buffer for n in within(body, Store)}
     match body:
         case _ if any(within(body, Init)) and only_read >= {x.buffer for s in body for x in loads(s)}:
-            return _rows(step, body, inside)
+            return _pad_row(step, body, inside)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
             moving = {n for i in index for n in names(i)}
             asked = [g for v, g in guards.items() if v in moving] if buffer not in tiles else []
-            return _if((s.replace(value=op("mul", *map(inside.factor, factors))),), asked)
+            return _guard_body((s.replace(value=op("mul", *map(inside.factor, factors))),), asked)
         case (Accum(_, "sum", Op("mul", factors)) as s,):
             return (s.replace(value=op("mul", *map(inside.factor, factors))),)
         case (Store(buffer, _, value, "set"),) if buffer in tiles and not loads(value):
             return body
-    return _if(body, list(guards.values()))
+    return _guard_body(body, list(guards.values()))
 
 
-def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
+def _enlarge_tile(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
     """The kernel with the stored tile enlarged to at least the lengths of the loops along its axes."""
 
     def grown(s: Stmt) -> Stmt | None:
@@ -85,20 +87,20 @@ def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
                 wanted = [lengths.get(i, 0) if isinstance(i, Var) else 0 for i in stored.index]
                 shape = tuple(dim(max(n, static(old))) for n, old in zip(wanted, t.shape, strict=True))
                 apart = static(t.strides[-2]) - static(t.shape[-1]) if len(shape) > 1 else 0
-                return s.replace(tensor=t.replace(shape=shape, strides=padded(shape, apart)))
+                return s.replace(tensor=t.replace(shape=shape, strides=padded_strides(shape, apart)))
         return None
 
     return statements(body, grown)
 
 
-def _if(body: Body, conditions: Sequence[Expr]) -> Body:
+def _guard_body(body: Body, conditions: Sequence[Expr]) -> Body:
     match body:
         case (If(cond, inner),):
             return (If(both(*dict.fromkeys((*conditions, *conjuncts(cond)))), inner),)
     return (If(both(*conditions), body),) if conditions else body
 
 
-def _rows(step: Pad, body: Body, inside: _Inside) -> Body:
+def _pad_row(step: Pad, body: Body, inside: _Inside) -> Body:
     """The body of a row for rows beyond the end: sums read nothing outside the buffers, and what follows is skipped."""
     out: list[Stmt] = []
     for n, s in enumerate(body):
@@ -107,15 +109,15 @@ def _rows(step: Pad, body: Body, inside: _Inside) -> Body:
                 out.append(s.replace(value=inside.clipped(s.value)))
             case tile.For():
                 known = replace(inside, ranges={**inside.ranges, **ranges_of((s,))})
-                out.append(s.replace(body=_rows(step, s.body, known)))
+                out.append(s.replace(body=_pad_row(step, s.body, known)))
                 if s.kind != "parallel" and any(isinstance(x, Init) for x in body):
-                    return (*out, *_if(body[n + 1 :], list(inside.guards.values())))
+                    return (*out, *_guard_body(body[n + 1 :], list(inside.guards.values())))
             case _:
                 raise ScheduleError(step, f"{type(s).__name__} stands in a sum")
     return tuple(out)
 
 
-def _below(value: Expr, end: Expr) -> Expr:
+def _less_than(value: Expr, end: Expr) -> Expr:
     """`value < end` with positive terms on the left and constants on the right; of a minimum, the end that varies."""
     if isinstance(end, Op) and end.name == "min":
         varying = [e for e in end.args if not isinstance(e, Const)]
@@ -166,16 +168,16 @@ class _Inside:
 
     def within(self, load: Load, var: str) -> list[Expr]:
         """Conditions that keep a load in its buffer: the loop's own end, unless the index only grows with it."""
-        if not all(_grows(i, var) for i in load.index):
+        if not all(_is_increasing(i, var) for i in load.index):
             return [self.guards[var]]
         if load.buffer not in self.tensors:
             return []
         extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
-        found = [simplify(_below(i, n), self.ranges) for i, n in extents if var in names(i)]
+        found = [simplify(_less_than(i, n), self.ranges) for i, n in extents if var in names(i)]
         return [g for g in found if not isinstance(g, Const)]
 
 
-def _grows(index: Expr, var: str) -> bool:
+def _is_increasing(index: Expr, var: str) -> bool:
     """Whether the variable occurs in the index only as a positive multiple, if at all."""
     terms, _ = linear(index)
     return all((isinstance(t, Var) and c > 0) or var not in names(t) for t, c in terms.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.ir.expr import Expr, Load, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Store
-from compiler.passes.tile.nests import loops_along, named, read_by
+from compiler.passes.tile.nests import find_input, loop_variables, loops_along
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.steps import Permute, ScheduleError
 
@@ -23,25 +23,25 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
         for j in serial(4):
             y[j] = t[j, 7]
     """
-    buffer = read_by(kernel, step, step.buffer)
+    buffer = find_input(kernel, step, step.buffer)
     if sorted(step.order) != list(range(len(buffer.shape))):
         raise ScheduleError(step, f"{step.order} are not the {len(buffer.shape)} axes of {step.buffer}")
     every = step.every or (1,) * len(buffer.shape)
     if len(every) != len(buffer.shape) or min(every) < 1:
         raise ScheduleError(step, f"{every} are not steps along the {len(buffer.shape)} axes of {step.buffer}")
     held = permuted_copy.held(step, buffer)
-    loops = named(step, step.into, len(held.shape))
+    loops = loop_variables(step, step.into, len(held.shape))
     index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(loops)))
     copy = Store(held.name, loops, Load(buffer.name, index, buffer.dtype))
     found = {n for s in kernel.body for n in s.walk() if isinstance(n, Load) and n.buffer == buffer.name}
-    if not all(_met(e, n) for x in found for e, n in zip(x.index, every, strict=True)):
+    if not all(_hits_multiples_only(e, n) for x in found for e, n in zip(x.index, every, strict=True)):
         raise ScheduleError(step, f"kernel {kernel.name} loads elements of {step.buffer} between those of {every}")
     table: dict[Expr, Expr] = {n: permuted_copy.load(n, step) for n in found}
     body = (*loops_along(loops, held.shape, copy), *substitute(kernel.body, table))
     return kernel.replace(body=body, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
 
 
-def _met(e: Expr, step: int) -> bool:
+def _hits_multiples_only(e: Expr, step: int) -> bool:
     """Whether an index hits only every `step`-th element."""
     terms, rest = linear(e)
     return all(c % step == 0 for c in (*terms.values(), rest))

@@ -8,7 +8,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, dim, op, select, static
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Let, Stmt
-from compiler.passes.tile.nests import SERIAL, find_nest, named
+from compiler.passes.tile.nests import SERIAL, find_nest, loop_variables
 from compiler.schedule.steps import Persist, ScheduleError
 
 
@@ -35,7 +35,7 @@ def persist(kernel: Kernel, step: Persist) -> Kernel:
     extents = [static(f.extent) for f in nest]
     total = math.prod(extents)
     blocks = min(step.blocks, total)
-    block, turn, number = named(step, step.into, 3)
+    block, turn, number = loop_variables(step, step.into, 3)
     turns: Expr = dim(total // blocks)
     if total % blocks:
         turns = select(op("lt", block, dim(total % blocks)), turns + 1, turns)

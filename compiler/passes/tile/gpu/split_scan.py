@@ -7,7 +7,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, again, named, pieces
+from compiler.passes.tile.nests import SERIAL, copy_nest, loop_variables, pieces
 from compiler.schedule.steps import ScheduleError, SplitScan
 
 
@@ -44,14 +44,14 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
         case (Init(name, first), tile.For(var=var, extent=Const(), kind="scan") as f) if (
             name == step.accumulator and var == step.loop
         ):
-            how, head = _total(step, f.body)
+            how, head = _match_running_total(step, f.body)
         case _:
             raise ScheduleError(step, f"{step.loop} is not all that the rows of kernel {kernel.name} do")
     if first is not identity(how, first.dtype):
         raise ScheduleError(step, f"{step.accumulator} begins with more than nothing")
     extent = static(f.extent)
     count = -(-extent // step.length)
-    part, total, following, before = named(step, step.into, 4)
+    part, total, following, before = loop_variables(step, step.into, 4)
     shape = (dim(count), *(r.extent for r in rows))
     held = Tensor(step.tile, first.dtype, shape, row_major(shape))
     place = tuple(Var(r.var) for r in rows)
@@ -72,7 +72,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
         tile.For(total.name, pieces(f.extent, step.length, part)[1], "reduce", SERIAL, summed),
         Store(held.name, (part, *place), Var(step.total, first.dtype)),
     )
-    sums = again(tuple(rows), named(step, step.rows, len(rows)), sums) if rows else sums
+    sums = copy_nest(tuple(rows), loop_variables(step, step.rows, len(rows)), sums) if rows else sums
     known = Accum(name, how, Load(held.name, (before, *place), first.dtype))
     scanned: tuple[Stmt, ...] = (
         Init(name, first),
@@ -86,7 +86,7 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
     return kernel.replace(body=made, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
 
 
-def _total(step: SplitScan, body: tuple[Stmt, ...]) -> tuple[str, tuple[Stmt, ...]]:
+def _match_running_total(step: SplitScan, body: tuple[Stmt, ...]) -> tuple[str, tuple[Stmt, ...]]:
     """The operation of a running total, and the statements up to it, which do nothing else."""
     head = totalled(body)
     if not head:

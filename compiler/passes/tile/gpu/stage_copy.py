@@ -9,13 +9,13 @@ from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, const, dim, static
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import padded
+from compiler.passes.tile.nests import padded_strides
 from compiler.schedule.steps import ScheduleError, Stage
 
 Axis = tuple[Expr | None, Expr]  # the length in use of an axis, None for one place, and its start
 
 
-def staged(
+def stage_by_copy(
     step: Stage, buffer: Tensor, axes: Sequence[Axis], uses: Sequence[Load]
 ) -> tuple[tuple[tile.Alloc, tile.Copy], dict[object, object]]:
     """`stage("q", "held", "l0", "shared", 0, "cp.async")`
@@ -41,21 +41,21 @@ def staged(
     groups: list[list[int]] = []
     for d in (d for d, n in enumerate(lengths) if n):
         whole = lengths[d] == static(buffer.shape[d]) and axes[d][1] is const(0)
-        if groups and groups[-1][-1] == d - 1 and whole and _together(buffer, d) and not step.turned:
+        if groups and groups[-1][-1] == d - 1 and whole and _are_contiguous(buffer, d) and not step.turned:
             groups[-1].append(d)
         else:
             groups.append([d])
     if not groups:
         raise ScheduleError(step, f"one element of {buffer.name} is no tile")
     shape = tuple(dim(math.prod(lengths[d] for d in g)) for g in groups)
-    strides = padded(shape[::-1], step.pad)[::-1] if step.turned else padded(shape, step.pad)
+    strides = padded_strides(shape[::-1], step.pad)[::-1] if step.turned else padded_strides(shape, step.pad)
     held = Tensor(step.tile, buffer.dtype, shape, strides)
     whole_tile = tile.Slice(held.name, (const(0),) * len(shape), tuple(map(static, shape)))
     source = tile.Slice(buffer.name, tuple(start for _, start in axes), tuple(lengths))
 
     def moved(load: Load) -> Load:
         local = [from_linear(linear(i - start)) for i, (_, start) in zip(load.index, axes, strict=True)]
-        index = tuple(_flat(local, lengths, g) for g in groups)
+        index = tuple(_merged_index(local, lengths, g) for g in groups)
         return load.replace(buffer=held.name, index=index)
 
     made = (
@@ -65,12 +65,12 @@ def staged(
     return made, {load: moved(load) for load in uses}
 
 
-def _together(buffer: Tensor, d: int) -> bool:
+def _are_contiguous(buffer: Tensor, d: int) -> bool:
     """Whether axes d - 1 and d are contiguous."""
     return static(buffer.strides[d - 1]) == static(buffer.strides[d]) * static(buffer.shape[d])
 
 
-def _flat(local: Sequence[Expr], lengths: Sequence[int], group: Sequence[int]) -> Expr:
+def _merged_index(local: Sequence[Expr], lengths: Sequence[int], group: Sequence[int]) -> Expr:
     """The index along the merged axis of a group."""
     out: Expr = const(0)
     for d in group:

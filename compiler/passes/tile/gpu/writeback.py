@@ -11,7 +11,7 @@ from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store, within
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import Body, find_nest, ranges_of, tile_along, whole_lengths
+from compiler.passes.tile.nests import Body, constant_lengths, find_nest, ranges_of, tile_along
 from compiler.schedule.steps import ScheduleError, Writeback
 
 
@@ -35,7 +35,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     """
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
-    long = whole_lengths(step, nest, ranges)
+    long = constant_lengths(step, nest, ranges)
     guards: list[Expr] = []
     body = nest[-1].body
     if len(body) == 1 and isinstance(body[0], If):
@@ -58,14 +58,14 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     held, whole = tile_along(step.tile, target.dtype, order, long)
     index = tuple(map(Var, order))
     own = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
-    inner: Body = tuple(_unguarded(s, guards, own) for s in body)
+    inner: Body = tuple(_guard_loads_only(s, guards, own) for s in body)
     inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
     copy = tile.Copy(place, whole, step.how, None, step.width, step.rounds)
     made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
     return kernel.replace(body=replaced(kernel.body, nest[0], made))
 
 
-def _unguarded(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
+def _guard_loads_only(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
     """A statement with only its loads guarded, by the conditions that concern them; the kernel's tiles need none."""
     table: dict[Expr, Expr] = {}
     for n in loads(s):
