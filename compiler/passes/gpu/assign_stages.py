@@ -21,15 +21,15 @@ def _kernel(kernel: Kernel) -> Kernel:
 
     def rule(s: Stmt) -> Stmt | None:
         if is_bound(s, "pipeline") and (stages.is_specialised(s) or dict(s.bind.args).get("depth", 1) > 1):
-            return s.replace(body=_stages(s, s.body, tiles))
+            return s.replace(body=_group_stages(s, s.body, tiles))
         return None
 
     return kernel.replace(body=statements(kernel.body, rule))
 
 
-def _stages(f: tile.For, body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
+def _group_stages(f: tile.For, body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
     out: list[Stmt] = []
-    for role, group in groupby(body, lambda s: _role(s, stages.preparing(f), tiles)):
+    for role, group in groupby(body, lambda s: _role(s, stages.preparing_threads(f), tiles)):
         own = tuple(group)
         out += [tile.Stage(role, own)] if role else own
     return tuple(out)

@@ -20,7 +20,7 @@ from compiler.ir.roles import One, Ring, RingStmt, Role
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, stages
 from compiler.passes.gpu.fragments import WARP
-from compiler.passes.gpu.hazards import NONE, Pending, Uses, stored, touched
+from compiler.passes.gpu.hazards import NONE, Pending, Uses, accesses_of, stored_buffers
 from compiler.passes.gpu.rings import is_part
 from compiler.targets.target import Target, instruction
 
@@ -47,7 +47,7 @@ def verify(program: Program, target: Target) -> None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Context:
     """The threads that execute a statement together: `threads` of them, a "block", a "warp" or a "column" of warps.
 
     Sets of buffers: all `tiles`; those `own` to a thread, or kept apart by a pipeline; those in `shared` memory that
@@ -69,93 +69,99 @@ class _Place:
 
 def _kernel(kernel: Kernel, target: Target) -> Kernel:
     allocs = list(within(kernel.body, tile.Alloc))
-    preparing = [s for f in within(kernel.body, tile.For) if stages.is_specialised(f) for s in stages.prepared(f)]
+    preparing = [
+        s for f in within(kernel.body, tile.For) if stages.is_specialised(f) for s in stages.prepare_statements(f)
+    ]
     preparing += [role for role in within(kernel.body, Role) if role.kind == "prepare"]
     prepared = {s.buffer for s in within(tuple(preparing), Store)}
     handed = frozenset(name for ring in within(kernel.body, Ring) for name in ring.tiles)
     own, shared = (frozenset(a.tensor.name for a in allocs if a.space in spaces) for spaces in _SPACES)
     tiles = frozenset(a.tensor.name for a in allocs)
-    place = _Place(kernel.name, target, block_size(kernel.body), tiles, own, shared - prepared, handed)
-    return kernel.replace(body=_launch(kernel.body, place))
+    context = _Context(kernel.name, target, block_size(kernel.body), tiles, own, shared - prepared, handed)
+    return kernel.replace(body=_launch_body(kernel.body, context))
 
 
 _SPACES = (("registers", "local"), ("shared",))  # private to a thread, shared by a block
 
 
-def _launch(body: Body, place: _Place) -> Body:
+def _launch_body(body: Body, context: _Context) -> Body:
     """The body of a launch. Blocks that split a reduction wait for each other between its two halves."""
     match body:
         case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
-            return (f.replace(body=_launch(inner, place)),)
+            return (f.replace(body=_launch_body(inner, context)),)
     found = block_groups.split(body)
     if found is None:
-        return _sequence(body, place, Pending())[0]
+        return _insert_syncs(body, context, Pending())[0]
     held, parts, after = found
-    made, was = _sequence(parts.body, place, Pending())
-    return (held, parts.replace(body=made), *_sequence(after, place, was.after("barrier"))[0])
+    made, pending = _insert_syncs(parts.body, context, Pending())
+    return (held, parts.replace(body=made), *_insert_syncs(after, context, pending.after("barrier"))[0])
 
 
-def _sequence(body: Body, place: _Place, was: Pending) -> tuple[Body, Pending]:
+def _insert_syncs(body: Body, context: _Context, pending: Pending) -> tuple[Body, Pending]:
     """Statements with syncs inserted, and the accesses pending after them."""
     out: list[Stmt] = []
     for n, s in enumerate(body):
         if isinstance(s, Role):
-            role, was = _role(s, place, was)
+            role, pending = _sync_role(s, context, pending)
             out.append(role)
             continue
         if isinstance(s, tile.Sync | tile.Stage | RingStmt):
             out.append(s)
-            was = was.after(s.what) if isinstance(s, tile.Sync) else was
+            pending = pending.after(s.what) if isinstance(s, tile.Sync) else pending
             continue
-        before, was = _before(s, place, was, _syncs(reversed(out)))
-        made, was = _statement(s, place, was)
-        behind = _behind(s, place, body[n + 1 :])
-        there = _syncs(body[n + 1 :])[: len(behind)]
-        out += [*before, made, *(behind if there != behind else ())]
-    return tuple(out), was
+        before, pending = _syncs_before(s, context, pending, _leading_syncs(reversed(out)))
+        made, pending = _sync_statement(s, context, pending)
+        needed = _syncs_after(s, context, body[n + 1 :])
+        existing = _leading_syncs(body[n + 1 :])[: len(needed)]
+        out += [*before, made, *(needed if existing != needed else ())]
+    return tuple(out), pending
 
 
-def _syncs(body: Iterable[Stmt]) -> tuple[tile.Sync, ...]:
+def _leading_syncs(body: Iterable[Stmt]) -> tuple[tile.Sync, ...]:
     """The leading syncs of statements, ignoring what roles signal to each other."""
-    return tuple(s for s in takewhile(_only_orders, body) if isinstance(s, tile.Sync))
+    return tuple(s for s in takewhile(_is_sync, body) if isinstance(s, tile.Sync))
 
 
-def _only_orders(s: Stmt) -> bool:
-    return isinstance(s, tile.Sync | RingStmt) or (isinstance(s, If) and all(map(_only_orders, s.body)))
+def _is_sync(s: Stmt) -> bool:
+    return isinstance(s, tile.Sync | RingStmt) or (isinstance(s, If) and all(map(_is_sync, s.body)))
 
 
-def _before(s: Stmt, place: _Place, was: Pending, given: tuple[tile.Sync, ...]) -> tuple[list[tile.Sync], Pending]:
+def _syncs_before(
+    s: Stmt, context: _Context, pending: Pending, existing: tuple[tile.Sync, ...]
+) -> tuple[list[tile.Sync], Pending]:
     """The syncs that a statement needs before it, given those already there, and the accesses pending then."""
     out: list[tile.Sync] = []
-    if place.level == "block":
-        changed = stored(s)
-        if changed & place.copied_out and not {STORED, BARRIER} <= set(given):
+    if context.level == "block":
+        changed = stored_buffers(s)
+        if changed & context.copied_out and not {STORED, BARRIER} <= set(existing):
             out += [STORED, BARRIER]
-        beside = _read_beside(s, place)
-        if beside & was.unfenced:
+        async_reads = _async_reads(s, context)
+        if async_reads & pending.unfenced:
             out += [FENCE, BARRIER]
-            was = was.after("fence_async")
-        elif beside & was.fenced:
+            pending = pending.after("fence_async")
+        elif async_reads & pending.fenced:
             out.append(BARRIER)
-        was = replace(was.after("barrier") if out else was, unfenced=was.unfenced | changed & place.shared)
-    if was.between(_awaited(s, place)):
-        out, was = [*out, BARRIER], was.after("barrier")
-    return out, was
+        pending = replace(
+            pending.after("barrier") if out else pending, unfenced=pending.unfenced | changed & context.shared
+        )
+    if pending.between(_conflicting_uses(s, context)):
+        out, pending = [*out, BARRIER], pending.after("barrier")
+    return out, pending
 
 
-def _read_beside(s: Stmt, place: _Place) -> set[str]:
+def _async_reads(s: Stmt, context: _Context) -> set[str]:
     """The buffers that the copy engine or asynchronous matmuls read for a statement."""
     match s:
         case tile.Copy(_, source, "tma"):
             return {source.buffer}
-        case tile.Mma(name, _, a, b) if instruction(place.target, name).b_space == "shared":
+        case tile.Mma(name, _, a, b) if instruction(context.target, name).b_space == "shared":
             return {a.buffer, b.buffer}
-        case tile.For() if stages.is_specialised(s) and stages.overlaps(s):
-            return {x for n in s.walk() if isinstance(n, tile.Mma) for x in _read_beside(n, place)}
+        case tile.For() if stages.is_specialised(s) and stages.has_overlap(s):
+            return {x for n in s.walk() if isinstance(n, tile.Mma) for x in _async_reads(n, context)}
     return set()
 
 
-def _awaited(s: Stmt, place: _Place) -> Uses:
+def _conflicting_uses(s: Stmt, context: _Context) -> Uses:
     """The accesses of a statement that must wait for pending ones; compound statements handle their own."""
     match s:
         case If() | tile.For(bind=tile.Bind("blocks" | "columns")):
@@ -164,127 +170,135 @@ def _awaited(s: Stmt, place: _Place) -> Uses:
             return Uses()
         case tile.For() if stages.is_specialised(s) or is_part(s):
             return Uses()
-        case tile.For(bind=tile.Bind("pipeline")) if copied := stages.slots(s, place.kernel):
+        case tile.For(bind=tile.Bind("pipeline")) if copied := stages.slot_counts(s, context.kernel):
             return Uses(writes=frozenset(copied))
-    return touched(s, place.own)
+    return accesses_of(s, context.own)
 
 
-def _behind(s: Stmt, place: _Place, after: Body) -> tuple[tile.Sync, ...]:
+def _syncs_after(s: Stmt, context: _Context, after: Body) -> tuple[tile.Sync, ...]:
     """The syncs after a copy outside of pipelines, and after a loop of copies out of shared memory."""
     match s:
         case tile.Copy(how="cp.async"):
-            alone = not stages.waits_for(s, tuple(x for x in after if not isinstance(x, tile.Sync)))
+            alone = not stages.can_join_pipeline(s, tuple(x for x in after if not isinstance(x, tile.Sync)))
             return (tile.Sync("commit_copies"), tile.Sync("wait_copies")) if alone else ()
-        case tile.Copy(target, source, "tma") if target.buffer not in place.shared:
-            return () if source.buffer in place.copied_out else (STORED,)
+        case tile.Copy(target, source, "tma") if target.buffer not in context.shared:
+            return () if source.buffer in context.copied_out else (STORED,)
         case tile.For(bind=tile.Bind(level)) if level not in ("lanes", "warps", "columns", "blocks"):
-            return (STORED,) if not stages.split(s)[0] and _copied_out(s, place) - place.copied_out else ()
+            return (STORED,) if not stages.split(s)[0] and _tiles_copied_out(s, context) - context.copied_out else ()
     return ()
 
 
-def _copied_out(f: tile.For, place: _Place) -> frozenset[str]:
+def _tiles_copied_out(f: tile.For, context: _Context) -> frozenset[str]:
     """Tiles that every iteration of a loop fills and copies out."""
-    return frozenset(n.source.buffer for n in within(f.body, tile.Copy) if n.how == "tma") & place.shared
+    return frozenset(n.source.buffer for n in within(f.body, tile.Copy) if n.how == "tma") & context.shared
 
 
-def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
+def _sync_statement(s: Stmt, context: _Context, pending: Pending) -> tuple[Stmt, Pending]:
     match s:
         case If(_, body):
-            made, end = _sequence(body, place, was)
-            return s.replace(body=made), end.join(was)  # barriers inside may not be executed
+            made, end = _insert_syncs(body, context, pending)
+            return s.replace(body=made), end.join(pending)  # barriers inside may not be executed
         case tile.For(bind=tile.Bind("lanes")):
-            return s, (was.after("barrier") if _is_exchange(s, place) else was).add(touched(s, place.own))
+            return s, (pending.after("barrier") if _is_exchange(s, context) else pending).add(
+                accesses_of(s, context.own)
+            )
         case tile.For(bind=tile.Bind("warps"), body=body):
-            made, _ = _sequence(body, replace(place, level="warp"), Pending())
-            return s.replace(body=made), was.add(touched(s, place.own))
+            made, _ = _insert_syncs(body, replace(context, level="warp"), Pending())
+            return s.replace(body=made), pending.add(accesses_of(s, context.own))
         case tile.For(bind=tile.Bind("blocks" | "columns" as level), body=body):
-            made, was = _sequence(body, replace(place, level="column" if level == "columns" else place.level), was)
-            return s.replace(body=made), was
+            made, pending = _insert_syncs(
+                body, replace(context, level="column" if level == "columns" else context.level), pending
+            )
+            return s.replace(body=made), pending
         case tile.For() if stages.is_specialised(s):
-            return _specialised(s, place, was)
+            return _sync_specialised(s, context, pending)
         case tile.For(bind=tile.Bind("pipeline")) if stages.split(s)[0]:
-            return _pipeline(s, place, was)
+            return _sync_pipeline(s, context, pending)
         case tile.For(bind=tile.Bind("votes")):  # a lane changes the same elements in each iteration
-            return s, was.add(touched(s, place.own))
+            return s, pending.add(accesses_of(s, context.own))
         case tile.For(extent=extent):
-            inside = replace(place, copied_out=place.copied_out | _copied_out(s, place))
-            return _iterations(s, inside, was) if extent is not const(0) else (s, was)
+            inside = replace(context, copied_out=context.copied_out | _tiles_copied_out(s, context))
+            return _sync_loop(s, inside, pending) if extent is not const(0) else (s, pending)
         case One(body=(_, tile.Copy() as copy)):
-            return s, _statement(copy, place, was)[1]
+            return s, _sync_statement(copy, context, pending)[1]
         case tile.Copy(target, how="tma"):
             # Threads wait for copies into shared memory where they are made, and for copies out of it before they store
             # there.
-            uses = touched(s, place.own)
-            brought = target.buffer in place.shared
-            return s, was.add(Uses(uses.reads - place.copied_out, NONE if brought else uses.writes))
-    return s, was.add(touched(s, place.own))
+            uses = accesses_of(s, context.own)
+            is_load = target.buffer in context.shared
+            return s, pending.add(Uses(uses.reads - context.copied_out, NONE if is_load else uses.writes))
+    return s, pending.add(accesses_of(s, context.own))
 
 
-def _is_exchange(f: tile.For, place: _Place) -> bool:
+def _is_exchange(f: tile.For, context: _Context) -> bool:
     """Whether warps exchange what a loop over lanes accumulates, which includes a barrier."""
-    several = place.level != "warp" and place.threads > WARP and f.extent is not const(0)
+    several = context.level != "warp" and context.threads > WARP and f.extent is not const(0)
     return several and bool(accumulated((f,)))
 
 
-def _exchanges(s: Stmt, place: _Place) -> bool:
+def _contains_exchange(s: Stmt, context: _Context) -> bool:
     """Whether a statement contains such an exchange through memory that the next iteration reuses."""
     match s:
         case tile.For(kind=kind, bind=tile.Bind("lanes")):
-            return kind != "scan" and _is_exchange(s, place)
+            return kind != "scan" and _is_exchange(s, context)
         case tile.For(extent=extent, bind=tile.Bind(level), body=body) if level != "warps" and extent is not const(0):
-            return any(_exchanges(x, place) for x in body)
+            return any(_contains_exchange(x, context) for x in body)
         case If(_, body):
-            return any(_exchanges(x, place) for x in body)
+            return any(_contains_exchange(x, context) for x in body)
     return False
 
 
-def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = False) -> tuple[tile.For, Pending]:
+def _sync_loop(
+    f: tile.For, context: _Context, pending: Pending, synchronized: bool = False
+) -> tuple[tile.For, Pending]:
     """A loop with syncs inserted. If iterations begin with a barrier anyway, they are `synchronized`."""
-    body, end = _sequence(f.body, place, was)
-    uses = touched(f, place.own)
+    body, end = _insert_syncs(f.body, context, pending)
+    uses = accesses_of(f, context.own)
     if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
-        uses = Uses(uses.reads & place.tiles, uses.writes & place.tiles)
-    met = end.between(uses) or (_exchanges(f, place) and BARRIER not in _syncs(reversed(body)))
-    if met and not synchronized and not place.preparing:
+        uses = Uses(uses.reads & context.tiles, uses.writes & context.tiles)
+    conflicts = end.between(uses) or (_contains_exchange(f, context) and BARRIER not in _leading_syncs(reversed(body)))
+    if conflicts and not synchronized and not context.preparing:
         body, end = (*body, BARRIER), end.after("barrier")
-    return f.replace(body=body), end.join(was)
+    return f.replace(body=body), end.join(pending)
 
 
-def _pipeline(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:
+def _sync_pipeline(f: tile.For, context: _Context, pending: Pending) -> tuple[tile.For, Pending]:
     """Start each iteration with a wait for its copies and a barrier after the iteration before."""
-    slots = stages.slots(f, place.kernel)
+    slots = stages.slot_counts(f, context.kernel)
     start: Body = (tile.Sync("wait_copies", dict(f.bind.args)["depth"] - 2), BARRIER)
     body = f.body if f.body[: len(start)] == start else (*start, *f.body)
-    inside = replace(place, own=place.own | slots.keys())
-    made, end = _iterations(f.replace(body=body), inside, was.after("barrier"), synchronized=True)
+    inside = replace(context, own=context.own | slots.keys())
+    made, end = _sync_loop(f.replace(body=body), inside, pending.after("barrier"), synchronized=True)
     return made, end.add(Uses(reads=frozenset(slots)))
 
 
-def _specialised(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:
+def _sync_specialised(f: tile.For, context: _Context, pending: Pending) -> tuple[tile.For, Pending]:
     """A pipeline with producers: computing threads wait for slots by mbarriers; preparing ones have own barriers."""
-    preparing = replace(place, threads=stages.preparing(f), shared=NONE, copied_out=NONE)
+    preparing = replace(context, threads=stages.preparing_threads(f), shared=NONE, copied_out=NONE)
     body: list[Stmt] = []
-    theirs = Pending()
+    prepare_pending = Pending()
     for s in f.body:
         if isinstance(s, tile.Stage) and s.role == "prepare":
-            made, theirs = _sequence(s.body, preparing, theirs)
+            made, prepare_pending = _insert_syncs(s.body, preparing, prepare_pending)
             s = s.replace(body=made)
         body.append(s)
-    inside = replace(place, own=place.own | stages.slotted(f, place.kernel))
-    done, end = _iterations(f.replace(body=tuple(body)), inside, was)
-    if stages.overlaps(f) and (was.between(touched(f, inside.own)) or any(isinstance(s, tile.Sync) for s in done.body)):
-        raise ValueError(f"kernel {place.kernel}: iterations of {f.var} meet in shared memory")
+    inside = replace(context, own=context.own | stages.slotted_tiles(f, context.kernel))
+    done, end = _sync_loop(f.replace(body=tuple(body)), inside, pending)
+    if stages.has_overlap(f) and (
+        pending.between(accesses_of(f, inside.own)) or any(isinstance(s, tile.Sync) for s in done.body)
+    ):
+        raise ValueError(f"kernel {context.kernel}: iterations of {f.var} meet in shared memory")
     return done, end
 
 
-def _role(s: Role, place: _Place, was: Pending) -> tuple[Role, Pending]:
+def _sync_role(s: Role, context: _Context, pending: Pending) -> tuple[Role, Pending]:
     """A role with syncs inserted. Computing threads also execute what follows the roles; a single one needs no sync."""
     match s.kind:
         case "compute":
-            made, was = _sequence(s.body, replace(place, own=place.own | place.handed), was)
+            made, pending = _insert_syncs(s.body, replace(context, own=context.own | context.handed), pending)
         case "prepare":
-            preparing = replace(place, threads=s.threads, shared=NONE, copied_out=NONE, preparing=True)
-            made, _ = _sequence(s.body, preparing, Pending())
+            preparing = replace(context, threads=s.threads, shared=NONE, copied_out=NONE, preparing=True)
+            made, _ = _insert_syncs(s.body, preparing, Pending())
         case _:
-            return s, was
-    return s.replace(body=made), was
+            return s, pending
+    return s.replace(body=made), pending

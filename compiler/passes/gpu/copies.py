@@ -57,18 +57,18 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
         raise state.refuse(f"a {s.how} copy to {s.target.buffer} outside of its place")
     size, width, threads = scope.buffers[s.source.buffer].dtype.bytes, s.width, scope.role.threads
     row, count = row_of_pieces(s, size), counted(s, size)
-    every = -(-count // threads)
-    rounds = s.rounds or every
+    total_rounds = -(-count // threads)
+    rounds = s.rounds or total_rounds
     inner = scope.inner(level="thread")
     turn = Var(state.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
-    first = Var(state.fresh("first")) if every > rounds else const(0)
+    first = Var(state.fresh("first")) if total_rounds > rounds else const(0)
     if isinstance(first, Var):
-        inner.ranges[first.name] = (0, every - 1)
+        inner.ranges[first.name] = (0, total_rounds - 1)
     at = first + turn if rounds > 1 else first
-    me = state.once("thread", THREAD, threads)
-    number = me + at * threads
-    body = _move(state, s, _piece(state, s, number, width, row, inner), width, inner)
+    thread = state.once("thread", THREAD, threads)
+    number = thread + at * threads
+    body = _move_piece(state, s, _piece(state, s, number, width, row, inner), width, inner)
     if row is not None:
         inside_row = op("lt", number % row, const(tile.extents(s.target)[-1]))
         body = [k.If(simplify(inside_row, inner.ranges, index=True), tuple(body))]
@@ -77,7 +77,7 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
         body = [k.If(inside, tuple(body))]
     if rounds > 1:
         body = [k.unrolled(turn, rounds, *body)]
-    return [k.For(first.name, const(0), const(every), rounds, tuple(body))] if isinstance(first, Var) else body
+    return [k.For(first.name, const(0), const(total_rounds), rounds, tuple(body))] if isinstance(first, Var) else body
 
 
 def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | None, scope: Scope) -> _Piece:
@@ -85,16 +85,16 @@ def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | N
     places, insides = [], []
     index: tuple[Expr, ...] = ()
     for x in (s.target, s.source):
-        index = index_of(state, x, _local(x, number, width, row), scope)
-        insides.append(_inside(x, index, scope, state))
-        places.append(_place(state, x.buffer, index, scope))
+        index = index_of(state, x, _index_in_slice(x, number, width, row), scope)
+        insides.append(_is_in_bounds(x, index, scope, state))
+        places.append(_flat_offset(state, x.buffer, index, scope))
     axis = row_axis(s.source)
     end, last = (const(1), const(0)) if axis is None else (scope.buffers[s.source.buffer].shape[axis], index[axis])
     left = simplify(lowered(state, end, scope) - last, scope.ranges, index=True)
     return _Piece(places[0], places[1], insides[0], insides[1], left)
 
 
-def _local(s: tile.Slice, number: Expr, width: int, row: int | None) -> list[Expr]:
+def _index_in_slice(s: tile.Slice, number: Expr, width: int, row: int | None) -> list[Expr]:
     """The index of piece `number` along the axes of a slice."""
     long = tile.extents(s)
     if not long:
@@ -111,17 +111,17 @@ def _local(s: tile.Slice, number: Expr, width: int, row: int | None) -> list[Exp
 
 def index_of(state: Emission, s: tile.Slice, local: list[Expr], scope: Scope) -> tuple[Expr, ...]:
     """The index of an element in the buffer, given its index along the slice's axes."""
-    begun = s.replace(starts=tuple(lowered(state, e, scope) for e in s.starts))
-    return tuple(simplify(e, scope.ranges, index=True) for e in tile.element(begun, local))
+    lowered_slice = s.replace(starts=tuple(lowered(state, e, scope) for e in s.starts))
+    return tuple(simplify(e, scope.ranges, index=True) for e in tile.element(lowered_slice, local))
 
 
-def _place(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
+def _flat_offset(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
     if buffer in state.shared:
         return offset_in(state, state.shared[buffer], index, scope)
     return access.address(index, scope.buffers[buffer], scope.ranges)
 
 
-def _inside(s: tile.Slice, index: tuple[Expr, ...], scope: Scope, state: Emission) -> Expr:
+def _is_in_bounds(s: tile.Slice, index: tuple[Expr, ...], scope: Scope, state: Emission) -> Expr:
     """Whether the first element of a piece is within its buffer, along the axes that need a check."""
     shape = scope.buffers[s.buffer].shape
     checks = [op("ge", index[d], const(0)) for d in s.within]
@@ -129,9 +129,9 @@ def _inside(s: tile.Slice, index: tuple[Expr, ...], scope: Scope, state: Emissio
     return both(*(simplify(c, scope.ranges, index=True) for c in checks))
 
 
-def _move(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope) -> Body:
+def _move_piece(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope) -> Body:
     tensor = scope.buffers[s.source.buffer]
-    whole = s.source.buffer in state.shared or divides(lowered(state, _long(s.source, tensor), scope), width)
+    whole = s.source.buffer in state.shared or divides(lowered(state, _row_extent(s.source, tensor), scope), width)
     if s.how == "cp.async":
         return _asynchronous(state, s, piece, width, whole, tensor.dtype.bytes)
     near = state.fresh(f"{s.source.buffer}_near")
@@ -139,13 +139,13 @@ def _move(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope
     to = k.Address(array_of(state, s.target.buffer), piece.target)
     made: Body = [
         k.Array(near, tensor.dtype, width, "local", 16),
-        *_loads(state, s, held, source, width, piece.inside_source, scope),
+        *_load_piece(state, s, held, source, width, piece.inside_source, scope),
         k.Call("mlc_store", (width,), (to, held), (to.buffer,)),
     ]
     return made if isinstance(piece.inside_target, Const) else [k.If(piece.inside_target, tuple(made))]
 
 
-def _loads(
+def _load_piece(
     state: Emission, s: tile.Copy, to: k.Address, source: k.Address, width: int, inside: Expr, scope: Scope
 ) -> Body:
     """Load a piece of the source into a thread's array, with zeros where it is not inside."""
@@ -161,7 +161,7 @@ def _loads(
     return [k.If(inside, (load,), (blank,))]
 
 
-def _long(s: tile.Slice, tensor: Tensor) -> Expr:
+def _row_extent(s: tile.Slice, tensor: Tensor) -> Expr:
     """The extent of the axis along which pieces lie."""
     axis = row_axis(s)
     return const(1) if axis is None else tensor.shape[axis]

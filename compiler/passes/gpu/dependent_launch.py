@@ -21,7 +21,7 @@ def dependent_launch(program: k.Program, target: Target) -> k.Program:
     """Insert the wait into every function that accesses a tensor, if the target supports dependent launch."""
     if "pdl" not in target.features:
         return program
-    return program.replace(functions=tuple(map(_waiting, program.functions)))
+    return program.replace(functions=tuple(map(_insert_wait, program.functions)))
 
 
 def overlaps(function: k.Function) -> bool:
@@ -29,15 +29,15 @@ def overlaps(function: k.Function) -> bool:
     return WAIT in function.body
 
 
-def _waiting(f: k.Function) -> k.Function:
+def _insert_wait(f: k.Function) -> k.Function:
     tensors = {p.name for p in f.params}
-    first = next((n for n, s in enumerate(f.body) if _touches(s, tensors)), None)
+    first = next((n for n, s in enumerate(f.body) if _accesses_tensor(s, tensors)), None)
     if first is None or overlaps(f):
         return f
     return f.replace(body=(*f.body[:first], WAIT, *f.body[first:]))
 
 
-def _touches(s: k.Stmt, tensors: set[str]) -> bool:
+def _accesses_tensor(s: k.Stmt, tensors: set[str]) -> bool:
     for n in s.walk():
         match n:
             case Load(buffer) | k.Gather(buffer) | k.Store(buffer) | k.Address(buffer) if buffer in tensors:

@@ -26,21 +26,21 @@ def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
             where, place = place_of(state, buffer, index, scope)
             if (where, place) in scope.ready:
                 where, place = scope.ready[where, place]
-            elif elsewhere(state, buffer, scope):
-                there, rank = apart(state, k.Address(where, place), scope)
+            elif is_in_cluster_memory(state, buffer, scope):
+                there, rank = split_cluster_offset(state, k.Address(where, place), scope)
                 return k.Peer(there.buffer, there.index, rank, dtype)
             return Load(where, (place,), dtype)
         case Cast(arg, dtype):
             return cast(lowered(state, arg, scope), dtype)
         case Select(cond, then, other):
-            return _choice(state, lowered(state, cond, scope), then, other, scope)
+            return _lower_select(state, lowered(state, cond, scope), then, other, scope)
         case Op(name, args):
             made = op(name, *(lowered(state, a, scope) for a in args))
             return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
     raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
 
 
-def _choice(state: Emission, cond: Expr, then: Expr, other: Expr, scope: Scope) -> Expr:
+def _lower_select(state: Emission, cond: Expr, then: Expr, other: Expr, scope: Scope) -> Expr:
     if isinstance(cond, Const):
         return lowered(state, then if cond.value else other, scope)
     made = lowered(state, then, scope)
@@ -133,10 +133,10 @@ def is_constant(state: Emission, buffer: str) -> bool:
     return array_of(state, buffer) in {p.name for p in kernel.params} - set(kernel.writes)
 
 
-def zeroed(state: Emission, buffer: str, scope: Scope) -> bool:
+def yields_zero(state: Emission, buffer: str, scope: Scope) -> bool:
     """Whether a guarded load of a buffer yields zero where the guard fails."""
     once = buffer in state.facts.kernel.once or is_constant(state, buffer)
-    return once and not elsewhere(state, buffer, scope)
+    return once and not is_in_cluster_memory(state, buffer, scope)
 
 
 def thread_of(scope: Scope) -> Expr:
@@ -175,7 +175,7 @@ def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
     return flat
 
 
-def elsewhere(state: Emission, buffer: str, scope: Scope) -> bool:
+def is_in_cluster_memory(state: Emission, buffer: str, scope: Scope) -> bool:
     """Whether a tile's parts are complete and lie in the shared memories of the blocks of a cluster."""
     return (
         state.group is not None
@@ -185,7 +185,7 @@ def elsewhere(state: Emission, buffer: str, scope: Scope) -> bool:
     )
 
 
-def apart(state: Emission, at: k.Address, scope: Scope) -> tuple[k.Address, Expr]:
+def split_cluster_offset(state: Emission, at: k.Address, scope: Scope) -> tuple[k.Address, Expr]:
     """Split a flat offset in such a tile into the offset in one block's memory and the block's rank."""
     assert state.group is not None
     there = at.replace(index=simplify(at.index % state.group.size, scope.ranges, index=True))

@@ -16,7 +16,7 @@ from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of
-from compiler.passes.gpu.lanes import accumulated, own_parts, side_by_side, wide
+from compiler.passes.gpu.lanes import accumulated, adjacent_accesses, declare_parts, emit_wide
 from compiler.passes.gpu.scope import WARP, Part, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.schedule.steps import Bind, ScheduleError
@@ -28,7 +28,7 @@ def fragment_of(state: Emission, f: tile.For) -> Fragment | None:
     """The fragment whose registers a loop over lanes traverses; None if none of its tiles is a fragment."""
     below = tuple(n for n in within(f.body) if is_bound(n, "lanes"))
     tensors = {n: state.facts.tiles[n] for n in state.facts.fragments if n in state.facts.tiles}
-    return fragments.of_nest(fragments.Nest(f, below), tensors, state.facts.fragments)
+    return fragments.fragment_of_nest(fragments.Nest(f, below), tensors, state.facts.fragments)
 
 
 def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body:
@@ -45,15 +45,15 @@ def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) ->
     start, _ = state.origin(fragment)
     inner = scope.inner(level="thread")
     digits = [d for d in fragment.registers if d.row]
-    if _stores_down(f, scope) and digits:
-        return _down(state, f, fragment, inner)
-    variables, offset = _variables(state, digits, inner, "row")
+    if _has_rows_innermost(f, scope) and digits:
+        return _columns_outside(state, f, fragment, inner)
+    variables, offset = _digit_variables(state, digits, inner, "row")
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, offset)
-    return mma.loops(variables, digits, sequence(state, f.body, inner))
+    return mma.unrolled_loops(variables, digits, sequence(state, f.body, inner))
 
 
-def through_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
+def store_by_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
     """Emit by stmatrix a loop that only computes a tile of 16-bit elements in shared memory; None for others."""
     match f.body:
         case (
@@ -65,59 +65,59 @@ def through_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Sc
     held = state.shared.get(s.buffer)
     if held is None or held.tensor.dtype.bytes != 2 or s.index != (Var(f.var), Var(columns.var)):
         return None
-    how = mma.matrices(fragment, held.tensor.dtype)
+    how = mma.match_ldmatrix(fragment, held.tensor.dtype)
     loaded = [x for value in (*values, s) for x in loads(value)]
     wide = any(len(x.index) > 1 and x.buffer not in state.facts.fragments for x in loaded) or len(values) < len(before)
     if "stmatrix" not in state.facts.target.features or how is None or how[0] or wide or held.shape != fragment.shape:
         return None
-    return _matrices_stored(state, (f.var, columns.var), tuple(values), s, fragment, how[1], scope)
+    return _store_matrices(state, (f.var, columns.var), tuple(values), s, fragment, how[1], scope)
 
 
-def _matrices_stored(
+def _store_matrices(
     state: Emission, axes: tuple[str, str], values: tuple[Stmt, ...], s: Store, fragment: Fragment, digits: list[Digit],
     scope: Scope,
 ) -> Body:  # fmt: skip
     """Compute as many registers as an instruction stores, then store them; `values` are what the stored value uses."""
     dtype = state.facts.tiles[s.buffer].dtype
-    count, matrix, rest = mma.first(digits)
+    count, matrix, rest = mma.first_matrices(digits)
     pack = fragment.registers[0]
     inner = scope.inner(level="thread")
     parts = [Digit(pack.extent, pack.row, pack.column), *matrix]
-    own, others = (mma.parts(state, some, inner) for some in (parts, rest))
-    row, column = mma.rows_by_lanes(state, fragment, matrix, count)
-    down, across = mma.moved(const(0), const(0), rest, others)
+    own, others = (mma.digit_variables(state, some, inner) for some in (parts, rest))
+    row, column = mma.matrix_address(state, fragment, matrix, count)
+    down, across = mma.advance(const(0), const(0), rest, others)
     whole = tile.Slice(s.buffer, (const(0), const(0)), fragment.shape)
     to = mma.address(state, whole, row + down, column + across, inner)
-    down, across = mma.moved(down, across, parts, own)
-    register, weight = mma.numbered(parts, own)
+    down, across = mma.advance(down, across, parts, own)
+    register, weight = mma.register_index(parts, own)
     start = state.origin(fragment)
     inner.part = Part(fragment, axes[0], down, axes[1], across)
     inner.values[axes[0]] = simplify(start[0] + down, inner.ranges, index=True)
     inner.values[axes[1]] = simplify(start[1] + across, inner.ranges, index=True)
     near = state.fresh(f"{s.buffer}_near")
     made = sequence(state, values, inner)
-    made = mma.loops(own, parts, [*made, k.Store(near, register, lowered(state, s.value, inner))])
+    made = mma.unrolled_loops(own, parts, [*made, k.Store(near, register, lowered(state, s.value, inner))])
     call = k.Call("mlc_stmatrix", (count,), (to, k.Address(near, const(0))), (to.buffer,))
-    return mma.loops(others, rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
+    return mma.unrolled_loops(others, rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
 
 
-def _stores_down(f: tile.For, scope: Scope) -> bool:
+def _has_rows_innermost(f: tile.For, scope: Scope) -> bool:
     """Whether a loop over rows and columns alone stores with the rows innermost in memory."""
     match f.body:
         case (tile.For(bind=tile.Bind(level="lanes"), kind="parallel") as columns,):
             stores = [n for n in columns.walk() if isinstance(n, Store)]
-            last = [names(n.index[_nearest(n, scope)]) for n in stores if n.index]
+            last = [names(n.index[_contiguous_axis(n, scope)]) for n in stores if n.index]
             return any(f.var in used and columns.var not in used for used in last)
     return False
 
 
-def _nearest(s: Store, scope: Scope) -> int:
+def _contiguous_axis(s: Store, scope: Scope) -> int:
     """The contiguous axis of the buffer stored to."""
     held = scope.buffers.get(s.buffer)
     return memory_order(held)[-1] if held is not None and len(held.shape) == len(s.index) else -1
 
 
-def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
+def _columns_outside(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
     """Emit such a loop with columns outside, so that vertically adjacent elements are stored together."""
     columns = f.body[0]
     assert isinstance(columns, tile.For)
@@ -125,19 +125,19 @@ def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Bod
         raise state.refuse(f"{columns.var} goes over fragments of {fragment.shape[1]} columns")
     row, column = state.origin(fragment)
     across = [d for d in fragment.registers if d.column]
-    variables, aside = _variables(state, across, inner, "column")
-    count, rest = _neighbours([d for d in fragment.registers if d.row], "row")
-    others, down = _variables(state, rest, inner, "row")
+    variables, column_offset = _digit_variables(state, across, inner, "column")
+    count, rest = _consecutive_digits([d for d in fragment.registers if d.row], "row")
+    others, down = _digit_variables(state, rest, inner, "row")
     lane = Var(state.fresh("row"))
     inner.ranges[lane.name] = (0, count - 1)
     inner.values[f.var] = simplify(row + down + lane, inner.ranges, index=True)
-    inner.values[columns.var] = simplify(column + aside, inner.ranges, index=True)
-    inner.part = Part(fragment, f.var, down + lane, columns.var, aside)
-    made = wide(state, columns.body, inner, lane, count)
-    return mma.loops(variables, across, mma.loops(others, rest, made))
+    inner.values[columns.var] = simplify(column + column_offset, inner.ranges, index=True)
+    inner.part = Part(fragment, f.var, down + lane, columns.var, column_offset)
+    made = emit_wide(state, columns.body, inner, lane, count)
+    return mma.unrolled_loops(variables, across, mma.unrolled_loops(others, rest, made))
 
 
-def _neighbours(digits: list[Digit], axis: str) -> tuple[int, list[Digit]]:
+def _consecutive_digits(digits: list[Digit], axis: str) -> tuple[int, list[Digit]]:
     """The number of consecutive places that digits cover together along an axis, and the remaining digits."""
     count, rest = 1, list(digits)
     while found := next((d for d in rest if getattr(d, axis) == count), None):
@@ -155,34 +155,38 @@ def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
         raise state.refuse(f"{f.var} goes over fragments of {fragment.shape[1]} columns")
     inner = scope.inner()
     outer = accumulated(f, scope)
-    before = own_parts(state, outer, inner)
-    body = _columns(state, f, fragment, part, inner)
+    before = declare_parts(state, outer, inner)
+    body = _column_loop(state, f, fragment, part, inner)
     after: Body = []
     for name, how in outer.items():
-        total, mine = scope.values[name], inner.values[name]
+        total, thread_part = scope.values[name], inner.values[name]
         assert isinstance(total, Var)
-        together = k.Together(how, mine, _sharers(state, fragment)) if _sharers(state, fragment) > 1 else mine
-        after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
+        combined = (
+            k.Together(how, thread_part, _threads_per_row(state, fragment))
+            if _threads_per_row(state, fragment) > 1
+            else thread_part
+        )
+        after.append(k.Assign(total.name, op(COMBINE[how], total, combined)))
     return [*before, *body, *after]
 
 
-def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
+def _column_loop(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
     _, start = state.origin(fragment)
     digits = [d for d in fragment.registers if d.column]
     if vector := dict(f.bind.args).get("vector"):
-        return _run(_Columns(state, f, start, part, inner.inner()), digits, vector)
-    count, rest = _neighbours(digits, "column")
-    variables, offset = _variables(state, rest, inner, "column")
+        return _fill_registers(_ReorderedColumns(state, f, start, part, inner.inner()), digits, vector)
+    count, rest = _consecutive_digits(digits, "column")
+    variables, offset = _digit_variables(state, rest, inner, "column")
     lane = Var(state.fresh("column"))
     inner.ranges[lane.name] = (0, count - 1)
     at = offset + lane if count > 1 else offset
     inner.values[f.var] = simplify(start + at, inner.ranges, index=True)
     inner.part = Part(fragment, part.rows, part.row, f.var, at)
-    made = wide(state, f.body, inner, lane, count) if count > 1 else sequence(state, f.body, inner)
-    return mma.loops(variables, rest, made)
+    made = emit_wide(state, f.body, inner, lane, count) if count > 1 else sequence(state, f.body, inner)
+    return mma.unrolled_loops(variables, rest, made)
 
 
-def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
+def _fill_registers(place: _ReorderedColumns, digits: list[Digit], vector: int) -> Body:
     """A loop that fills runs of `vector` registers from memory, each by wide loads.
 
     Consecutive registers may come from contiguous memory even if the tile's columns do not: the sum of a product may
@@ -200,7 +204,7 @@ def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
     variables, lane = place.at(vector, taken, rest)
     if not place.reads_side_by_side(lane, vector):
         raise ScheduleError(step, f"{vector} registers in a row are made of what does not lie side by side")
-    return mma.loops(variables, rest, wide(place.state, f.body, place.scope, lane, vector))
+    return mma.unrolled_loops(variables, rest, emit_wide(place.state, f.body, place.scope, lane, vector))
 
 
 def _first_registers(digits: list[Digit], count: int) -> tuple[list[Digit], list[Digit]]:
@@ -216,7 +220,7 @@ def _first_registers(digits: list[Digit], count: int) -> tuple[list[Digit], list
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _ReorderedColumns:
     """A loop over columns whose lanes traverse registers in another order than the tile."""
 
     state: Emission
@@ -227,7 +231,7 @@ class _Columns:
 
     def at(self, count: int, taken: list[Digit], rest: list[Digit]) -> tuple[list[Expr], Var]:
         """The variables of the loops around the lanes, and the lane, with their places set in the scope."""
-        variables, offset = _variables(self.state, rest, self.scope, "column")
+        variables, offset = _digit_variables(self.state, rest, self.scope, "column")
         lane, weight = Var(self.state.fresh("column")), 1
         self.scope.ranges[lane.name] = (0, count - 1)
         for d in taken:
@@ -241,14 +245,14 @@ class _Columns:
         """Whether everything that depends on the lane is a wide load, and there is one."""
         (s,) = self.f.body
         assert isinstance(s, Store)
-        found = side_by_side(self.state, self.f.body, self.scope, lane, count)
+        found = adjacent_accesses(self.state, self.f.body, self.scope, lane, count)
         wide_ones = {b for b, _ in found.loads}
         fixed = (lane.name not in names(place_of(self.state, x.buffer, x.index, self.scope)[1])
                  for x in loads(s.value) if x.buffer not in wide_ones)  # fmt: skip
         return bool(wide_ones) and all(fixed)
 
 
-def only_one(state: Emission, fragment: Fragment) -> Expr:
+def is_first_sharer(state: Emission, fragment: Fragment) -> Expr:
     """A condition that holds in one of the threads that hold the same rows."""
     conditions: list[Expr] = []
     weight = 1
@@ -261,7 +265,7 @@ def only_one(state: Emission, fragment: Fragment) -> Expr:
     return both(*conditions)
 
 
-def _sharers(state: Emission, fragment: Fragment) -> int:
+def _threads_per_row(state: Emission, fragment: Fragment) -> int:
     """The number of adjacent threads that hold one row together. Raises ValueError if they are not adjacent."""
     count = 1
     for d in fragment.threads:
@@ -273,7 +277,7 @@ def _sharers(state: Emission, fragment: Fragment) -> int:
     return count
 
 
-def _variables(state: Emission, digits: list[Digit], scope: Scope, axis: str) -> tuple[list[Expr], Expr]:
+def _digit_variables(state: Emission, digits: list[Digit], scope: Scope, axis: str) -> tuple[list[Expr], Expr]:
     """A variable for each digit, and the offset that they make along an axis."""
     made: list[Expr] = []
     offset: Expr = const(0)

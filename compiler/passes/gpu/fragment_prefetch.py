@@ -30,22 +30,22 @@ def with_prefetch(schedule: Schedule, kernels: Iterable[Kernel]) -> Schedule:
     """The schedule of these launches, whose tiles have layouts, with fragments loaded ahead where possible."""
     found: set[str] = set()
     for kernel in kernels:
-        held = _fragments(kernel)
-        loops = (n for n in within(kernel.body, tile.For) if _loads_fragments(n, held))
-        found |= {f.var for f in loops if not _early_use(f.body, held)}
+        fragments = _fragments(kernel)
+        loops = (n for n in within(kernel.body, tile.For) if _loads_fragments(n, fragments))
+        found |= {f.var for f in loops if not _is_used_before_loads(f.body, fragments)}
 
-    def told(step: Step) -> Step:
+    def load_ahead(step: Step) -> Step:
         match step:
             case Bind(loop, "unroll", ()) if loop in found:
                 return step.replace(args=(("ahead", 1),))
         return step
 
-    return Schedule(tuple(map(told, schedule.steps))) if found else schedule
+    return Schedule(tuple(map(load_ahead, schedule.steps))) if found else schedule
 
 
-def _loads_fragments(f: tile.For, held: Set[str]) -> bool:
+def _loads_fragments(f: tile.For, fragments: Set[str]) -> bool:
     """Whether a loop has a known extent, is unrolled and loads fragments."""
-    return isinstance(f.extent, Const) and f.bind.level == "unroll" and any(_loads(x, held) for x in f.body)
+    return isinstance(f.extent, Const) and f.bind.level == "unroll" and any(_loads(x, fragments) for x in f.body)
 
 
 def _fragments(kernel: Kernel) -> Set[str]:
@@ -53,52 +53,56 @@ def _fragments(kernel: Kernel) -> Set[str]:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    held = _fragments(kernel)
+    fragments = _fragments(kernel)
     variables = {n.name for s in kernel.body for n in s.walk() if isinstance(n, Var)}
-    taken = {p.name for p in kernel.params} | set(bound(kernel.body)) | variables
+    taken = {p.name for p in kernel.params} | set(bound_names(kernel.body)) | variables
 
     def rule(s: Stmt) -> tuple[Stmt, ...] | None:
-        return _written_out(s, held, taken) if isinstance(s, tile.For) and _loads_fragments(s, held) else None
+        return _unroll(s, fragments, taken) if isinstance(s, tile.For) and _loads_fragments(s, fragments) else None
 
     return kernel.replace(body=rewrite.statements(kernel.body, rule))
 
 
-def _loads(s: Stmt, held: Set[str]) -> bool:
-    return isinstance(s, tile.Copy) and s.target.buffer in held
+def _loads(s: Stmt, fragments: Set[str]) -> bool:
+    return isinstance(s, tile.Copy) and s.target.buffer in fragments
 
 
-def _early_use(body: tuple[Stmt, ...], held: Set[str]) -> bool:
+def _is_used_before_loads(body: tuple[Stmt, ...], fragments: Set[str]) -> bool:
     """Whether a fragment is used before another is loaded, so that not all can be loaded an iteration ahead."""
-    ahead = [n for n, s in enumerate(body) if _loads(s, held)]
-    loaded = {s.target.buffer for s in body if isinstance(s, tile.Copy) and s.target.buffer in held}
+    ahead = [n for n, s in enumerate(body) if _loads(s, fragments)]
+    loaded = {s.target.buffer for s in body if isinstance(s, tile.Copy) and s.target.buffer in fragments}
     before = (s for n, s in enumerate(body[: ahead[-1]]) if n not in ahead and not isinstance(s, tile.Alloc))
     return any(tile.buffers((s,)) & loaded for s in before)
 
 
-def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ...]:
+def _unroll(f: tile.For, fragments: Set[str], taken: set[str]) -> tuple[Stmt, ...]:
     """The unrolled loop. Adjacent iterations use different fragments."""
     allocs = tuple(s for s in f.body if isinstance(s, tile.Alloc))
     body = tuple(s for s in f.body if s not in allocs)
     early = bool(dict(f.bind.args).get("ahead"))
-    if early and _early_use(body, held):
+    if early and _is_used_before_loads(body, fragments):
         step = Bind(f.var, f.bind.level, f.bind.args)
         raise ScheduleError(step, "a fragment is used before another is loaded, so they are not loaded ahead together")
-    ahead = tuple(s for s in body if early and _loads(s, held))
+    ahead = tuple(s for s in body if early and _loads(s, fragments))
     rest = tuple(s for s in body if s not in ahead)
     count = static(f.extent)
     others = {a.tensor.name: fresh(a.tensor.name, taken) for a in allocs} if count > 1 else {}
-    tables = [(others if n % 2 else {}) | {x: fresh(x, taken) for x in bound(body) if n} for n in range(count)]
+    tables = [(others if n % 2 else {}) | {x: fresh(x, taken) for x in bound_names(body) if n} for n in range(count)]
 
-    def part(n: int, some: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return substitute(tuple(renamed(s, tables[n]) for s in some), {Var(f.var): const(n)})
+    def iteration(n: int, statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return substitute(tuple(renamed(s, tables[n]) for s in statements), {Var(f.var): const(n)})
 
     out = [*allocs, *(renamed(a, others) for a in allocs if others)]
     for n in range(count):
-        out += [*(part(0, ahead) if n == 0 else ()), *(part(n + 1, ahead) if n + 1 < count else ()), *part(n, rest)]
+        out += [
+            *(iteration(0, ahead) if n == 0 else ()),
+            *(iteration(n + 1, ahead) if n + 1 < count else ()),
+            *iteration(n, rest),
+        ]
     return tuple(out)
 
 
-def bound(body: tuple[Stmt, ...]) -> list[str]:
+def bound_names(body: tuple[Stmt, ...]) -> list[str]:
     """The names that statements bind."""
     out = []
     for n in (n for s in body for n in s.walk()):

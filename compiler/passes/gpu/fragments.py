@@ -38,7 +38,7 @@ def columns_of(fragment: Fragment) -> Fragment:
     )
 
 
-def place(fragment: Fragment, lane: Expr, warp: Expr, ranges: Ranges) -> tuple[Expr, Expr]:
+def part_origin(fragment: Fragment, lane: Expr, warp: Expr, ranges: Ranges) -> tuple[Expr, Expr]:
     """The row and column at which a thread's part begins."""
     row: Expr = const(0)
     column: Expr = const(0)
@@ -97,14 +97,14 @@ def nests(kernel: Kernel) -> list[Nest]:
     return out
 
 
-def used(nest: Nest, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Expr, ...]]:
+def tiles_used(nest: Nest, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Expr, ...]]:
     """The tiles that a nest accesses, each with one of its indices."""
     return {n.buffer: n.index for n in nest.outer.walk() if isinstance(n, Load | Store) and n.buffer in tensors}
 
 
-def of_nest(nest: Nest, tensors: Mapping[str, Tensor], found: Mapping[str, Fragment]) -> Fragment | None:
+def fragment_of_nest(nest: Nest, tensors: Mapping[str, Tensor], found: Mapping[str, Fragment]) -> Fragment | None:
     """The fragment whose registers a nest traverses: the largest of its tiles; None if none is a fragment."""
-    touched = used(nest, tensors)
+    touched = tiles_used(nest, tensors)
     known = [found[name] for name in touched if name in found]
     whole = [x for x in known if 1 not in x.shape] or known
     return max(whole, key=lambda x: (math.prod(x.shape), x.count), default=None)

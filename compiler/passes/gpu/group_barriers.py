@@ -20,13 +20,13 @@ from compiler.passes.gpu.shared_memory import SharedTile
 Body = list[k.Stmt]
 
 
-def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> None:
+def set_up_group(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> None:
     """Set up the group and the place of its tile."""
     t, name = held.tensor, state.facts.name
-    made, *lengths = (static(n, f"the size of {t.name}") for n in t.shape)
+    part_count, *lengths = (static(n, f"the size of {t.name}") for n in t.shape)
     count = static(parts.extent, f"the number of blocks of {parts.var}")
-    if made != count:
-        raise ValueError(f"kernel {name}: tile {t.name} has {made} parts, and {parts.var} makes {count}")
+    if part_count != count:
+        raise ValueError(f"kernel {name}: tile {t.name} has {part_count} parts, and {parts.var} makes {count}")
     block = scope.values[parts.var]
     scope.buffers[t.name] = t
     state.taken.add(t.name)
@@ -37,20 +37,20 @@ def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.Fo
         state.arrays.append(k.Array(t.name, t.dtype, size, "shared", shared_memory.alignment(0)))
         state.shared[t.name] = SharedTile(own, t.name, 0, size, const(0))
         return
-    many: Expr = const(1)
+    group_count: Expr = const(1)
     number: Expr = const(0)
     for f in axes:
-        many = scaled(many, f.extent)
+        group_count = scaled(group_count, f.extent)
         number = number * f.extent + Var(f.var)
     stem = f"{state.facts.kernel.writes[-1]}_{t.name}"  # a name that no other kernel uses
-    shape = (many, *t.shape)
-    parts_of = t.replace(name=state.fresh(stem), shape=shape, strides=row_major(shape))
-    tickets = Tensor(state.fresh(f"{stem}_tickets"), i32, (many,), (dim(1),))
+    shape = (group_count, *t.shape)
+    parts_tensor = t.replace(name=state.fresh(stem), shape=shape, strides=row_major(shape))
+    tickets = Tensor(state.fresh(f"{stem}_tickets"), i32, (group_count,), (dim(1),))
     size = math.prod(lengths)
-    group = Group(held, count, size, block, number, (parts_of, tickets), state.fresh("last_block"))
+    group = Group(held, count, size, block, number, (parts_tensor, tickets), state.fresh("last_block"))
     state.group = group
     state.arrays.append(k.Array(group.last, i32, 1, "shared", 4))
-    scope.buffers[t.name] = parts_of
+    scope.buffers[t.name] = parts_tensor
 
 
 def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
@@ -63,19 +63,19 @@ def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
         return [k.Barrier("cluster"), *sequence(state, s.after, scope.inner(after_barrier=True)), leave]
     first = op("eq", thread_of(scope), const(0))
     _, tickets = group.memory
-    drawn, flag = k.Address(tickets.name, lowered(state, group.number, scope)), k.Address(group.last, const(0))
-    take: Body = [
+    ticket_address, flag = k.Address(tickets.name, lowered(state, group.number, scope)), k.Address(group.last, const(0))
+    take_ticket: Body = [
         k.Call("mlc_fence_device", (), ()),
-        k.Call("mlc_take_ticket", (), (flag, drawn, const(group.count)), (group.last, tickets.name)),
+        k.Call("mlc_take_ticket", (), (flag, ticket_address, const(group.count)), (group.last, tickets.name)),
         k.Call("mlc_fence_device", (), ()),
     ]
     # A part of one element is stored by the thread that takes the ticket.
     alone = all(n is const(1) for n in group.held.tensor.shape[1:])
     stored = [] if alone else [barrier(state, scope)]
-    ticket = [*stored, k.If(first, tuple(take)), barrier(state, scope)]
+    ticket = [*stored, k.If(first, tuple(take_ticket)), barrier(state, scope)]
     after = sequence(state, s.after, scope.inner(after_barrier=True))
-    mine = op("ne", Load(group.last, (const(0),), i32), const(0, i32))
-    return [*ticket, k.If(mine, tuple(after))]
+    is_last = op("ne", Load(group.last, (const(0),), i32), const(0, i32))
+    return [*ticket, k.If(is_last, tuple(after))]
 
 
 def over_blocks(state: Emission, f: tile.For, scope: Scope) -> Body:

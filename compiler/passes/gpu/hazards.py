@@ -20,7 +20,7 @@ class Uses:
     writes: frozenset[str] = NONE
 
 
-def touched(s: Stmt, own: Set[str]) -> Uses:
+def accesses_of(s: Stmt, own: Set[str]) -> Uses:
     """The accesses of a statement to memory visible to other threads; `own` buffers are private."""
     reads: set[str] = set()
     writes: set[str] = set()
@@ -39,7 +39,7 @@ def touched(s: Stmt, own: Set[str]) -> Uses:
     return Uses(frozenset(reads - own), frozenset(writes - own))
 
 
-def stored(s: Stmt) -> set[str]:
+def stored_buffers(s: Stmt) -> set[str]:
     """The buffers that threads store to, rather than the copy engine."""
     copied = {n.target.buffer for n in s.walk() if isinstance(n, tile.Copy) and n.how != "tma"}
     return copied | {n.buffer for n in s.walk() if isinstance(n, Store)}

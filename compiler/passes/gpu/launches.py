@@ -12,10 +12,10 @@ def launches(program: Program) -> Program:
 
     Blocks that split a reduction stay in one launch.
     """
-    return program.replace(kernels=tuple(part for kernel in program.kernels for part in _apart(kernel)))
+    return program.replace(kernels=tuple(part for kernel in program.kernels for part in _split_launches(kernel)))
 
 
-def _apart(kernel: Kernel) -> list[Kernel]:
+def _split_launches(kernel: Kernel) -> list[Kernel]:
     nests = apart(kernel.body)
     if len(nests) < 2:
         return [kernel]

@@ -20,18 +20,18 @@ from compiler.ir.roles import Role
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
-from compiler.passes.gpu.fragments import WARP, columns_of, nests, of_nest, rows_of, used
-from compiler.passes.gpu.row_order import RowOrder, neighbouring, reordered
+from compiler.passes.gpu.fragments import WARP, columns_of, fragment_of_nest, nests, rows_of, tiles_used
+from compiler.passes.gpu.row_order import RowOrder, neighbour_order, reordered
 from compiler.targets.layout import Digits, Layout
 from compiler.targets.target import Instruction, Target, instruction
 
 
 def layouts(program: Program, target: Target) -> Program:
     """Choose layouts. Raises ValueError if the threads of a block cannot divide an accumulator."""
-    return program.replace(kernels=tuple(_laid_out(kernel, target) for kernel in program.kernels))
+    return program.replace(kernels=tuple(_set_layouts(kernel, target) for kernel in program.kernels))
 
 
-def _laid_out(kernel: Kernel, target: Target) -> Kernel:
+def _set_layouts(kernel: Kernel, target: Target) -> Kernel:
     return kernel.replace(body=_Choice(kernel, target).body(kernel.body, block_size(kernel.body)))
 
 
@@ -39,10 +39,10 @@ class _Choice:
     """The choices for one launch: the grid that divides accumulators, fragments, and the slots of pipelines."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.grid = _grid(kernel)
-        self.fragments = infer(kernel, target, divide(kernel, target, self.grid))
+        self.grid = _common_grid(kernel)
+        self.fragments = infer_fragments(kernel, target, divide(kernel, target, self.grid))
         pipes = (n for n in within(kernel.body) if is_bound(n, "pipeline"))
-        self.slots = {name: n for f in pipes for name, n in stages.slots(f, kernel.name).items()}
+        self.slots = {name: n for f in pipes for name, n in stages.slot_counts(f, kernel.name).items()}
 
     def body(self, body: tuple[Stmt, ...], threads: int) -> tuple[Stmt, ...]:
         """The body with layouts set. `threads` share the next loop over lanes, 0 inside of one."""
@@ -52,7 +52,7 @@ class _Choice:
                 case tile.Alloc(tensor, "registers") if tensor.name in self.fragments:
                     out.append(s.replace(layout=self.fragments[tensor.name]))
                 case tile.Alloc(tensor, "registers") if threads:
-                    out.append(s.replace(layout=_distributed(tensor.name, body[n + 1 :], threads)))
+                    out.append(s.replace(layout=_thread_map_of_first_use(tensor.name, body[n + 1 :], threads)))
                 case tile.Alloc(tensor, "shared") if tensor.name in self.slots:
                     out.append(s.replace(slots=self.slots[tensor.name]))
                 case tile.For(bind=tile.Bind(level), body=inner):
@@ -65,7 +65,7 @@ class _Choice:
         return tuple(out)
 
 
-def _distributed(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap | None:
+def _thread_map_of_first_use(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap | None:
     """The distribution of a tile by the first loop over threads that uses it; None if there is none."""
     for n in within(after):
         if is_bound(n, "lanes") and name in tile.buffers((n,)):
@@ -94,7 +94,9 @@ class Division:
     n: RowOrder
 
 
-def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], division: Division, order: str) -> Fragment:
+def operand_fragment(
+    layout: Layout, axes: tuple[str, str], lengths: dict[str, int], division: Division, order: str
+) -> Fragment:
     """The fragment of a tile with these axes; `layout` is that of one instruction, with rows and columns `order`.
 
     Instructions follow each other along the columns of an accumulator or left operand, then down the rows; in a right
@@ -134,12 +136,12 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
     return Fragment(shape, tuple(threads), tuple(registers), size, tuple(strides))
 
 
-def _grid(kernel: Kernel) -> Grid:
+def _common_grid(kernel: Kernel) -> Grid:
     """The grid common to all matmuls of a launch. Raises ValueError if one has none or another."""
-    said = {s.grid for s in _matmuls(kernel)} or {(1, 1)}
-    if len(said) > 1 or () in said:
-        raise ValueError(f"kernel {kernel.name}: no one grid says how threads share its accumulators: {said}")
-    return Grid(*said.pop())
+    grids = {s.grid for s in _matmuls(kernel)} or {(1, 1)}
+    if len(grids) > 1 or () in grids:
+        raise ValueError(f"kernel {kernel.name}: no one grid says how threads share its accumulators: {grids}")
+    return Grid(*grids.pop())
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
@@ -149,7 +151,7 @@ def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
         row, long = instruction(target, s.instruction), tile.lengths(s)
         for x, parts, unit in (("m", grid.m, row.m), ("n", grid.n, row.n)):
             if x in s.neighbours:
-                orders[x] = neighbouring(long[x] // parts, unit, unit * WARP // row.threads)
+                orders[x] = neighbour_order(long[x] // parts, unit, unit * WARP // row.threads)
     return Division(grid, orders.get("m", RowOrder()), orders.get("n", RowOrder()))
 
 
@@ -189,7 +191,7 @@ def _sources(kernel: Kernel, loaded: set[str]) -> set[str]:
     return out
 
 
-def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragment]:
+def infer_fragments(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragment]:
     """The fragments of all tiles in registers that tensor instructions use, and of those used together with them."""
     matmuls = list(_matmuls(kernel))
     tiles = {n.tensor.name: n for n in within(kernel.body, tile.Alloc)}
@@ -201,13 +203,13 @@ def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragm
             if layout is None or alloc is None or alloc.space != "registers":
                 continue
             extents = dict(zip(axes, (static(n) for n in alloc.tensor.shape), strict=True))
-            made = operand(layout, (axes[0], axes[1]), extents, division, order)
+            made = operand_fragment(layout, (axes[0], axes[1]), extents, division, order)
             if found.setdefault(alloc.tensor.name, made) != made:
                 raise ValueError(
                     f"kernel {kernel.name}: {alloc.tensor.name} is an operand of two kinds of tensor instruction"
                 )
     tensors = {name: a.tensor for name, a in tiles.items() if a.space == "registers"}
-    while _propagated(kernel, tensors, found):
+    while _propagate(kernel, tensors, found):
         pass
     return found
 
@@ -221,15 +223,15 @@ def _operands(s: tile.Mma, row: Instruction) -> list[tuple[tile.Slice, str, Layo
     return [(s.acc, acc, row.acc_layout, "mn"), (s.a, a, row.a_layout, "mk"), (s.b, b, row.b_layout, "kn")]
 
 
-def _propagated(kernel: Kernel, tensors: dict[str, Tensor], found: dict[str, Fragment]) -> bool:
+def _propagate(kernel: Kernel, tensors: dict[str, Tensor], found: dict[str, Fragment]) -> bool:
     """Extend `found` to tiles that share a nest with known fragments. Returns whether any was new."""
     before = len(found)
     for nest in nests(kernel):
-        fragment = of_nest(nest, tensors, found)
+        fragment = fragment_of_nest(nest, tensors, found)
         if fragment is None:
             continue
         rows = Var(nest.outer.var)
-        for name, index in used(nest, tensors).items():
+        for name, index in tiles_used(nest, tensors).items():
             if name in found:
                 continue
             if len(index) == 2:

@@ -33,17 +33,17 @@ def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
         return wgmma.multiply(state, s, row, scope)
     acc, a, b = (state.facts.fragments[x.buffer] for x in (s.acc, s.a, s.b))
     inner = scope.inner()
-    all_of = instruction_loops(state, s, row, inner)
+    repetition = instruction_loops(state, s, row, inner)
 
     def operand(x: tile.Slice, axes: str, fragment: Fragment) -> k.Address:
         starts = [lowered(state, e, scope) for e in x.starts]
         begin = fragments.register(fragment, starts[0], starts[1], inner.ranges)
         for axis in axes:
-            begin = begin + all_of.at[axis] * fragment.stride(axis)
+            begin = begin + repetition.at[axis] * fragment.stride(axis)
         return k.Address(scope.registers[x.buffer], simplify(begin, inner.ranges, index=True))
 
     args = (operand(s.acc, "mn", acc), operand(s.a, "mk", a), operand(s.b, "kn", b))
-    return all_of.around([k.Call(row.function, (row.m, row.n, row.k), args, (args[0].buffer,))])
+    return repetition.around([k.Call(row.function, (row.m, row.n, row.k), args, (args[0].buffer,))])
 
 
 # ---- operands
@@ -59,14 +59,14 @@ def load_fragment(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     if tuple(n for n in s.source.lengths if n) != shape:
         raise state.refuse(f"fragment {s.target.buffer} of {shape} is loaded from a part of it")
     dtype = state.facts.tiles[s.target.buffer].dtype
-    how = matrices(fragment, dtype)
+    how = match_ldmatrix(fragment, dtype)
     if how is None:
-        return _by_lanes(state, s, fragment, array, scope)
+        return _load_by_threads(state, s, fragment, array, scope)
     transposed, digits = how
-    return _by_matrices(state, s, fragment, array, transposed, digits, scope)
+    return _load_by_ldmatrix(state, s, fragment, array, transposed, digits, scope)
 
 
-def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
+def match_ldmatrix(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
     """Whether ldmatrix must transpose, and the digits of the 32-bit registers; None if its distribution differs."""
     pack = WORD // dtype.bytes
     digits = list(fragment.registers)
@@ -89,36 +89,36 @@ def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | Non
     return None if transposed and pack == 1 else (transposed, digits)
 
 
-def _by_matrices(
+def _load_by_ldmatrix(
     state: Emission, s: tile.Copy, fragment: Fragment, array: str, transposed: bool, digits: list[Digit], scope: Scope
 ) -> Body:
     """Load by ldmatrix, up to four registers at a time."""
-    count, matrix, rest = first(digits)
-    row, column = rows_by_lanes(state, fragment, matrix, count)
+    count, matrix, rest = first_matrices(digits)
+    row, column = matrix_address(state, fragment, matrix, count)
     inner = scope.inner()
-    variables = parts(state, rest, inner)
-    row, column = moved(row, column, rest, variables)
-    register, _ = numbered(rest, variables, count * WORD // state.facts.tiles[s.target.buffer].dtype.bytes)
+    variables = digit_variables(state, rest, inner)
+    row, column = advance(row, column, rest, variables)
+    register, _ = register_index(rest, variables, count * WORD // state.facts.tiles[s.target.buffer].dtype.bytes)
     source = address(state, s.source, row, column, inner)
     function = "mlc_ldmatrix_transposed" if transposed else "mlc_ldmatrix"
-    return loops(variables, rest, [k.Call(function, (count,), (k.Address(array, register), source), (array,))])
+    return unrolled_loops(variables, rest, [k.Call(function, (count,), (k.Address(array, register), source), (array,))])
 
 
-def parts(state: Emission, digits: Sequence[Digit], scope: Scope) -> list[Var]:
+def digit_variables(state: Emission, digits: Sequence[Digit], scope: Scope) -> list[Var]:
     """A variable for each digit."""
     made = [Var(state.fresh("part")) for _ in digits]
     scope.ranges.update((var.name, (0, d.extent - 1)) for var, d in zip(made, digits, strict=True))
     return made
 
 
-def moved(row: Expr, column: Expr, digits: Sequence[Digit], values: Sequence[Var]) -> tuple[Expr, Expr]:
+def advance(row: Expr, column: Expr, digits: Sequence[Digit], values: Sequence[Var]) -> tuple[Expr, Expr]:
     """Advance a place in a tile by digits with these values."""
     for d, value in zip(digits, values, strict=True):
         row, column = row + value * d.row, column + value * d.column
     return row, column
 
 
-def numbered(digits: Sequence[Digit], values: Sequence[Var], weight: int = 1) -> tuple[Expr, int]:
+def register_index(digits: Sequence[Digit], values: Sequence[Var], weight: int = 1) -> tuple[Expr, int]:
     """The register named by digits with these values if the first has weight `weight`, and the number of registers."""
     register: Expr = const(0)
     for d, value in zip(digits, values, strict=True):
@@ -126,14 +126,14 @@ def numbered(digits: Sequence[Digit], values: Sequence[Var], weight: int = 1) ->
     return register, weight
 
 
-def loops(variables: Sequence[Expr], digits: Sequence[Digit], body: Body) -> Body:
+def unrolled_loops(variables: Sequence[Expr], digits: Sequence[Digit], body: Body) -> Body:
     """Unrolled loops around a body, the fastest digit innermost."""
     for var, d in zip(variables, digits, strict=True):
         body = [k.unrolled(var, d.extent, *body)] if isinstance(var, Var) else body
     return body
 
 
-def rows_by_lanes(state: Emission, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
+def matrix_address(state: Emission, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
     """The row and column whose address a lane passes to the instruction: eight lanes for each of `count` matrices.
 
     Rows of a matrix are rows of the tile in memory, contiguous along the last axis.
@@ -154,7 +154,7 @@ def rows_by_lanes(state: Emission, fragment: Fragment, matrix: list[Digit], coun
     return row, state.once("column", simplify(column, state.known, index=True), fragment.shape[1])
 
 
-def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
+def first_matrices(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
     """The number of matrices that one instruction loads, their digits, and the remaining digits."""
     count, taken, rest = 1, [], list(digits)
     while rest and count < MOST_MATRICES:
@@ -170,7 +170,7 @@ def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
     return count, taken, rest
 
 
-def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
+def _load_by_threads(state: Emission, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
     """Each thread loads its own elements, contiguous ones at once."""
     row, column = state.origin(fragment)
     inner = scope.inner()
@@ -187,20 +187,20 @@ def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, sco
             count *= d.extent
         else:
             digits.append(d)
-            variables += parts(state, [d], inner)
+            variables += digit_variables(state, [d], inner)
             register = register + variables[-1] * weight
         weight *= d.extent
     inner.ranges[lane.name] = (0, count - 1)
-    source = address(state, s.source, *moved(row, column, digits, variables), inner)
+    source = address(state, s.source, *advance(row, column, digits, variables), inner)
     place = simplify(register, inner.ranges, index=True)
     if count == 1:
         value = Load(source.buffer, (source.index,), dtype)
-        return loops(variables, digits, [k.Store(array, place, value)])
+        return unrolled_loops(variables, digits, [k.Store(array, place, value)])
     near = state.fresh(f"{s.source.buffer}_near")
     load = k.Call("mlc_load", (count,), (k.Address(near, const(0)), source), (near,))
     put = k.Store(array, place, Load(near, (lane,), dtype))
     dealt = k.unrolled(lane, count, put)
-    return loops(variables, digits, [k.Array(near, dtype, count, "local", 16), load, dealt])
+    return unrolled_loops(variables, digits, [k.Array(near, dtype, count, "local", 16), load, dealt])
 
 
 def address(state: Emission, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:

@@ -70,15 +70,15 @@ class _Pipeline:
         inner.values[f.var] = var
         inner.ranges[var.name] = range_below(extent, scope.ranges)
         inner.ranges[read.name] = inner.ranges[write.name] = (0, depth - 1)
-        begun = wgmma.begun_by(state, f, var)
+        begun = wgmma.initialised_by(state, f, var)
         start = tuple(takewhile(lambda s: isinstance(s, tile.Sync), self.rest))
         body = sequence(state, start, inner)
         body += self.issue(var + (depth - 1), write, inner)
-        self.at(read)
+        self.use_slot(read)
         body += loop_body(state, stages.without_tiles(self.rest[len(start) :], self.used), inner)
-        body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
+        body += [k.Assign(x.name, next_slot(x, depth)) for x in (read, write)]
         counters: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
-        zeros = wgmma.zeroed_behind(state, begun, extent, scope)
+        zeros = wgmma.zero_after_loop(state, begun, extent, scope)
         return [*counters, k.For(var.name, const(0), extent, 1, tuple(body)), *zeros]
 
     def issue(self, number: Expr, slot: Expr, scope: Scope) -> Body:
@@ -91,7 +91,7 @@ class _Pipeline:
         ahead = Var(state.fresh(self.f.var))
         inner.values[self.f.var] = ahead
         inner.ranges[ahead.name] = value_range(number, scope.ranges)[0], range_below(self.extent, scope.ranges)[1]
-        self.at(slot)
+        self.use_slot(slot)
         body: Body = [k.Declare(ahead.name, number)]
         for s in self.copied:
             body += copies.pieces(state, s, inner) if isinstance(s, tile.Copy) else emit(state, s, inner)
@@ -99,12 +99,12 @@ class _Pipeline:
             body = [k.If(some, tuple(body))]
         return [*body, k.Call("mlc_cp_async_commit", (), ())]
 
-    def at(self, slot: Expr) -> None:
+    def use_slot(self, slot: Expr) -> None:
         """Make the pipeline's tiles refer to `slot` from here on."""
         for name in self.used:
             self.state.shared[name] = self.state.shared[name].in_slot(slot)
 
 
-def following(slot: Var, depth: int) -> Expr:
+def next_slot(slot: Var, depth: int) -> Expr:
     """The slot after this one, in a ring."""
     return select(op("lt", slot, const(depth - 1)), slot + 1, const(0))

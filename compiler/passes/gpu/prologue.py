@@ -67,7 +67,7 @@ class Variables:
     def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
         """The row and column at which this thread's part of a fragment begins."""
         if fragment not in self.origins:
-            row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
+            row, column = fragments.part_origin(fragment, self.lane(), self.warp(), self.known)
             rows, columns = fragment.shape
             self.origins[fragment] = self._begin("row", row, rows), self._begin("column", column, columns)
         return self.origins[fragment]

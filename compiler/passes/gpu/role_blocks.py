@@ -28,25 +28,29 @@ def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, B
     before = tuple(takewhile(lambda s: not isinstance(s, Role), body))
     own = [s for s in body if isinstance(s, Role)]
     after = body[len(before) + len(own) :]
-    compute, copy, prepare = _kinds(state, own)
+    compute, copy, prepare = _match_roles(state, own)
     start = sequence(state, before, scope)
     computing = [*sequence(state, (*compute.body, *after), scope.inner()), *wait_all(state)]
-    asking = sequence(state, copy.body, scope.inner(level="thread"))
-    one: Body = [k.If(op("eq", THREAD, const(copy.first)), tuple(asking))]
+    copying = sequence(state, copy.body, scope.inner(level="thread"))
+    producer_branch: Body = [k.If(op("eq", THREAD, const(copy.first)), tuple(copying))]
     first = copy.first // WARP
     if prepare is not None:
         role = scopes.Role(prepare.threads, prepare.first, KEPT_PREPARING)
         preparing = sequence(state, prepare.body, scope.inner(role=role))
-        one = [k.If(op("eq", state.warp(), const(first)), tuple(one), tuple(preparing))]
+        producer_branch = [k.If(op("eq", state.warp(), const(first)), tuple(producer_branch), tuple(preparing))]
     if copy.registers:
-        one = [k.Call("mlc_registers_decrease", (copy.registers,), ()), *one]
+        producer_branch = [k.Call("mlc_registers_decrease", (copy.registers,), ()), *producer_branch]
         computing = [k.Call("mlc_registers_increase", (compute.registers,), ()), *computing]
-    theirs = op("ge", state.warp(), const(first))
+    is_producer = op("ge", state.warp(), const(first))
     threads = GROUP if copy.registers else WARP + (prepare.threads if prepare is not None else 0)
-    return threads, [*start, *_ready(state, copy.first), k.If(theirs, tuple(one), tuple(computing))]
+    return threads, [
+        *start,
+        *_initialise_barriers(state, copy.first),
+        k.If(is_producer, tuple(producer_branch), tuple(computing)),
+    ]
 
 
-def _kinds(state: Emission, own: list[Role]) -> tuple[Role, Role, Role | None]:
+def _match_roles(state: Emission, own: list[Role]) -> tuple[Role, Role, Role | None]:
     match own:
         case [Role("compute") as compute, Role("copy") as copy]:
             return compute, copy, None
@@ -55,7 +59,7 @@ def _kinds(state: Emission, own: list[Role]) -> tuple[Role, Role, Role | None]:
     raise state.refuse(f"no threads are there for {', '.join(r.kind for r in own)}")
 
 
-def _ready(state: Emission, asking: int) -> Body:
+def _initialise_barriers(state: Emission, copy_thread: int) -> Body:
     """One thread initialises the mbarriers, while the one that issues copies prefetches the tensor maps."""
     ready: Body = []
     for name, slots, count in state.mbarriers:
@@ -64,11 +68,11 @@ def _ready(state: Emission, asking: int) -> Body:
         ]
     ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
     known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in state.maps.values())
-    asks = op("eq", THREAD, const(asking))
-    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
+    is_copy_thread = op("eq", THREAD, const(copy_thread))
+    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(is_copy_thread, known), k.Barrier("block")]
 
 
-def told(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
+def emit_signal(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
     """Emit signals between roles: one thread signals for all, or under a condition."""
     match s:
         case One(body):

@@ -15,7 +15,7 @@ from compiler.ir.expr import Const, Expr, Var, const, substitute
 from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
 from compiler.ir.statement import If, Init, Program, Stmt, within
 from compiler.passes.gpu.facts import is_asynchronous
-from compiler.passes.gpu.hazards import Uses, touched
+from compiler.passes.gpu.hazards import Uses, accesses_of
 from compiler.passes.gpu.rings import is_part
 from compiler.targets.target import Target
 
@@ -31,9 +31,9 @@ def verify(program: Program, target: Target) -> None:
         own = list(within(kernel.body, Role))
         if own:
             sizes = {n.tensor.name: n.tensor.dtype.bytes for n in within(kernel.body, tile.Alloc)}
-            run = _Run(f"kernel {kernel.name}", target, sizes)
+            run = _Simulation(f"kernel {kernel.name}", target, sizes)
             run.declare(list(within(kernel.body, Mbarriers)))
-            run.all(own)
+            run.simulate(own)
 
 
 @dataclass
@@ -48,14 +48,14 @@ class _Barrier:
     known: Known = field(default_factory=dict)
 
     def tell(self, known: Known, arrivals: int, expected: int) -> None:
-        _join(self.told, known)
+        _merge_knowledge(self.told, known)
         self.left, self.bytes = self.left - arrivals, self.bytes + expected
         if self.left == self.bytes == 0:
             self.left, self.ended, self.known = self.arrivals, self.ended + 1, dict(self.told)
 
 
 @dataclass
-class _Threads:
+class _RoleState:
     """One role during the simulation: its variables, the ring of each slot, and what it knows.
 
     `loose` has places that only some threads of a warp may have read; `unfenced` and `fenced` have places stored to,
@@ -96,7 +96,7 @@ class _Threads:
 
 
 @dataclass
-class _Run:
+class _Simulation:
     where: str
     target: Target
     sizes: dict[str, int]
@@ -104,7 +104,7 @@ class _Run:
     watched: set[str] = field(default_factory=set)
     written: dict[Place, tuple[str, int]] = field(default_factory=dict)
     read: dict[Place, Known] = field(default_factory=dict)
-    threads: list[_Threads] = field(default_factory=list)
+    threads: list[_RoleState] = field(default_factory=list)
     rings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by array of mbarriers, its ring's tiles
     deepest: int = 1
     uses: dict[Stmt, Uses] = field(default_factory=dict)
@@ -116,21 +116,21 @@ class _Run:
     def fail(self, problem: str) -> ValueError:
         return ValueError(f"{self.where}: {problem}")
 
-    def all(self, own: list[Role]) -> None:
+    def simulate(self, own: list[Role]) -> None:
         inside = [n for r in own for n in r.walk()]
         self.watched = {x for n in inside if isinstance(n, Ring) for x in n.tiles}
         self.watched |= {n.target.buffer for n in inside if isinstance(n, tile.Copy) and n.full is not None}
         self.deepest = max((n.depth for n in inside if isinstance(n, Ring)), default=1)
-        self.threads = [_Threads(r) for r in own]
+        self.threads = [_RoleState(r) for r in own]
         said = roles.side_by_side([(t.role.kind, self.body(t.role.body, t)) for t in self.threads], self.ended)
         if said:
             raise self.fail(f"roles wait for ever: {said}")
-        self.end()
+        self.check_end()
 
     def ended(self) -> dict[str, list[int]]:
         return {name: [b.ended for b in some] for name, some in self.barriers.items()}
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         """Check that all roles have gone through the rings equally often, so that they can start again."""
         for name, some in self.barriers.items():
             if any(b.left != b.arrivals or b.bytes for b in some):
@@ -152,17 +152,17 @@ class _Run:
 
     # ---- statements
 
-    def body(self, body: Body, t: _Threads) -> Iterator[str]:
+    def body(self, body: Body, t: _RoleState) -> Iterator[str]:
         for s in body:
             match s:
                 case RingStmt():
                     yield from self.ring(s, t)
-                case tile.For(var, extent, body=inner) if _passes(s):
+                case tile.For(var, extent, body=inner) if _contains_signals(s):
                     for n in range(self.count(s, extent, t)):
                         t.values[var] = n
                         yield from self.body(inner, t)
                     t.values.pop(var, None)
-                case If(cond, inner) if _passes(s):
+                case If(cond, inner) if _contains_signals(s):
                     if t.number(cond) in (None, 1):
                         yield from self.body(inner, t)
                 case One(inner):
@@ -176,14 +176,14 @@ class _Run:
                 case _:
                     self.touch(s, t)
 
-    def count(self, f: tile.For, extent: Expr, t: _Threads) -> int:
+    def count(self, f: tile.For, extent: Expr, t: _RoleState) -> int:
         """Enough iterations for slots to be reused, whatever the extents."""
         if is_part(f):
             return self.deepest + TURNS
         n = t.number(extent)
         return TURNS if n is None else min(n, TURNS)
 
-    def ring(self, s: RingStmt, t: _Threads) -> Iterator[str]:
+    def ring(self, s: RingStmt, t: _RoleState) -> Iterator[str]:
         match s:
             case Ring(slot, phase, _, tiles, start):
                 t.values |= {slot: 0, phase: start}
@@ -204,14 +204,14 @@ class _Run:
                     t.parities[barrier.array] = phase.name
                 while at.ended % 2 == t.number(phase):
                     yield barrier.array
-                _join(t.known, at.known)
+                _merge_knowledge(t.known, at.known)
             case Arrive(barrier):
-                self.settled(barrier, t)
+                self.check_released(barrier, t)
                 self.tell(barrier, t, t.role.threads // 32, 0)
             case Expect(barrier, count):
                 self.tell(barrier, t, 1, count)
 
-    def at(self, b: Mbarrier, t: _Threads) -> _Barrier:
+    def at(self, b: Mbarrier, t: _RoleState) -> _Barrier:
         n = t.number(b.slot)
         if b.array not in self.barriers or n is None or n >= len(self.barriers[b.array]):
             raise self.fail(f"there is no mbarrier {b.array}[{n}]")
@@ -219,13 +219,13 @@ class _Run:
             self.rings[b.array] = t.rings[b.slot.name].tiles
         return self.barriers[b.array][n]
 
-    def tell(self, b: Mbarrier, t: _Threads, arrivals: int, expected: int) -> None:
+    def tell(self, b: Mbarrier, t: _RoleState, arrivals: int, expected: int) -> None:
         at = self.at(b, t)
         at.tell(t.known, arrivals, expected)
         if at.left < 0:
             raise self.fail(f"more arrive at {b.array} than it waits for")
 
-    def settled(self, b: Mbarrier, t: _Threads) -> None:
+    def check_released(self, b: Mbarrier, t: _RoleState) -> None:
         """Check that all threads of a warp, and their matmuls, are done with a slot that the warp releases."""
         slot = t.number(b.slot)
         for buffer, n in t.used:
@@ -234,7 +234,7 @@ class _Run:
         if not t.waited:
             raise self.fail(f"a warp arrives at {b.array}, and matmuls may still use what is there")
 
-    def copy(self, s: tile.Copy, full: Mbarrier, t: _Threads) -> None:
+    def copy(self, s: tile.Copy, full: Mbarrier, t: _RoleState) -> None:
         place = t.place(s.target.buffer)
         self.may_write(place, t)
         engine = f"the engine that fills {full.array}[{t.number(full.slot)}]"
@@ -242,9 +242,9 @@ class _Run:
         self.written[place] = engine, at.ended + 1
         at.tell({**t.known, engine: at.ended + 1}, 0, -math.prod((self.sizes[place[0]], *tile.extents(s.target))))
 
-    def touch(self, s: Stmt, t: _Threads) -> None:
+    def touch(self, s: Stmt, t: _RoleState) -> None:
         if s not in self.uses:
-            self.uses[s] = touched(s, frozenset())
+            self.uses[s] = accesses_of(s, frozenset())
         writes = self.uses[s].writes & self.watched
         reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it stored itself
         flying = is_asynchronous(self.target, s)
@@ -262,20 +262,20 @@ class _Run:
             self.written[place] = t.happens()
             t.unfenced.add(place)
 
-    def may_read(self, place: Place, t: _Threads) -> None:
+    def may_read(self, place: Place, t: _RoleState) -> None:
         who, when = self.written.get(place, ("", 1))
         unseen = any(place in x.unfenced | x.fenced for x in self.threads if x is not t)
         if t.known.get(who, 0) < when or unseen:
             raise self.fail(f"{t.role.kind} reads {place[0]} before it is known to be there")
 
-    def may_write(self, place: Place, t: _Threads) -> None:
+    def may_write(self, place: Place, t: _RoleState) -> None:
         before = self.read.get(place, {})
         used = any(place in x.used for x in self.threads if x is not t)
         if used or any(t.known.get(who, 0) < when for who, when in before.items()):
             raise self.fail(f"{t.role.kind} writes {place[0]} while others still use it")
 
 
-def _sync(s: tile.Sync, t: _Threads) -> None:
+def _sync(s: tile.Sync, t: _RoleState) -> None:
     match s.what:
         case "wait_matmuls":
             t.flying, t.waited = t.flying[-s.pending :] if s.pending else [], True
@@ -285,11 +285,11 @@ def _sync(s: tile.Sync, t: _Threads) -> None:
             t.loose, t.fenced = set(), set()
 
 
-def _passes(s: Stmt) -> bool:
+def _contains_signals(s: Stmt) -> bool:
     """Whether a statement contains signals between roles."""
     return any(isinstance(n, RingStmt | One) for n in s.walk())
 
 
-def _join(known: Known, more: Known) -> None:
+def _merge_knowledge(known: Known, more: Known) -> None:
     for who, n in more.items():
         known[who] = max(known.get(who, 0), n)

@@ -19,16 +19,16 @@ class RowOrder(Node):
     bits: tuple[int, ...] = ()
 
 
-def neighbouring(length: int, instruction: int, rows: int) -> RowOrder:
+def neighbour_order(length: int, instruction: int, rows: int) -> RowOrder:
     """The order that gives registers neighbours along an axis of which a group of threads has `length`.
 
     `instruction` is the length of one instruction along the axis, `rows` the rows (or columns) that one warp has of it:
     8 by lanes, the rest in registers; the instruction's remaining rows belong to other warps. Lengths that are not
     powers of two keep their order.
 
-    >>> neighbouring(64, 8, 8)
+    >>> neighbour_order(64, 8, 8)
     RowOrder((4, 2, 3, 0, 1, 5))
-    >>> neighbouring(128, 64, 16)
+    >>> neighbour_order(128, 64, 16)
     RowOrder((4, 2, 3, 0, 5, 6, 1))
     """
     if length & (length - 1):
@@ -46,7 +46,7 @@ def neighbouring(length: int, instruction: int, rows: int) -> RowOrder:
 def reordered(extent: int, step: int, order: RowOrder) -> list[tuple[int, int]]:
     """A digit of an index as digits of the new one: (extent, step) of each, the fastest first.
 
-    >>> reordered(8, 1, neighbouring(64, 8, 8)), reordered(8, 8, neighbouring(64, 8, 8))
+    >>> reordered(8, 1, neighbour_order(64, 8, 8)), reordered(8, 8, neighbour_order(64, 8, 8))
     ([(2, 16), (4, 4)], [(4, 1), (2, 32)])
     """
     if not order.bits or step >> len(order.bits):

@@ -54,19 +54,20 @@ def _scan(
     inner.buffers[kept] = Tensor(kept, dtype, (dim(thread_map.vector),), row_major((dim(thread_map.vector),)))
     inner.local |= {kept}
     inner.values[total.name] = Var(part, dtype)
-    first = _each(state, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, thread_map, inner, number,
-                  lane, turn if ahead > 1 else const(0), ahead)  # fmt: skip
+    store = Store(kept, (lane,), Var(total.name, dtype))
+    slot = turn if ahead > 1 else const(0)
+    first = _scan_body(state, (*head, total, store), f.var, thread_map, inner, number, lane, slot, ahead)
 
     inner = inner.inner()
     so_far = op(COMBINE[total.op], carried, Load(before, (const(0),), dtype))
     inner.values[total.name] = op(COMBINE[total.op], so_far, held)
-    body = _with_total(state, head, Var(total.name, dtype), tail)
-    second = _each(state, body, f.var, thread_map, inner, number, lane, const(0), 1)
+    body = _name_total(state, head, Var(total.name, dtype), tail)
+    second = _scan_body(state, body, f.var, thread_map, inner, number, lane, const(0), 1)
 
-    me, group = thread_of(scope), Var(state.fresh("group"))
+    thread, group = thread_of(scope), Var(state.fresh("group"))
     inner.ranges[group.name] = (0, rounds - 1)
     start: Expr = const(0) if ahead == rounds else group
-    place = (start + turn) * thread_map.threads + me if ahead > 1 else start * thread_map.threads + me
+    place = (start + turn) * thread_map.threads + thread if ahead > 1 else start * thread_map.threads + thread
     exact = isinstance(count, Const) and int(count.value) % (ahead * thread_map.threads) == 0
 
     def guarded(made: Body) -> Body:
@@ -79,29 +80,29 @@ def _scan(
     scratch = state.scratch_for(dtype, thread_map.threads)
     where: Expr | k.Address = k.Address(scratch, const(0)) if scratch else k.Address(before, const(0))
     template = (OPERATIONS[total.op], thread_map.threads)
-    mine = (k.Address(before, const(0)), Var(part, dtype), identity(total.op, dtype), where)
-    apart = ahead > 1 and bool(first.loads)
+    args = (k.Address(before, const(0)), Var(part, dtype), identity(total.op, dtype), where)
+    loads_first = ahead > 1 and bool(first.loads)
     made: Body = [
         k.Array(kept, dtype, thread_map.vector, "local", 16),
         k.Array(before, dtype, 2, "local", 16),
         k.Declare(part, identity(total.op, dtype)),
-        *guarded([*([] if apart else [*first.arrays, *first.loads]), *first.rest]),
-        k.Call("mlc_scan_before", template, mine, (before, *([scratch] if scratch else []))),
+        *guarded([*([] if loads_first else [*first.arrays, *first.loads]), *first.rest]),
+        k.Call("mlc_scan_before", template, args, (before, *([scratch] if scratch else []))),
         *guarded([*second.arrays, *second.loads, *second.rest]),
         k.Assign(carried.name, op(COMBINE[total.op], carried, Load(before, (const(1),), dtype))),
     ]
-    made = [*first.arrays, *phase(guarded(first.loads)), *phase(made)] if apart else phase(made)
+    made = [*first.arrays, *phase(guarded(first.loads)), *phase(made)] if loads_first else phase(made)
     return made if ahead == rounds else [k.For(group.name, const(0), const(rounds), ahead, tuple(made), "rolled")]
 
 
-def _with_total(state: Emission, head: tuple[Stmt, ...], total: Var, tail: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+def _name_total(state: Emission, head: tuple[Stmt, ...], total: Var, tail: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """The statements that use the total at an element, under a fresh name, with the values that they need."""
     here = Let(state.fresh(f"{total.name}_here"), total)
     used = any(s.name in names(t) for s in head if isinstance(s, Let) for t in tail)
     return (here, *(head if used else ()), *substitute(tail, {total: Var(here.name, total.dtype)}))
 
 
-def _each(
+def _scan_body(
     state: Emission, body: tuple[Stmt, ...], var: str, thread_map: ThreadMap, inner: Scope, number: Var, lane: Var,
     turn: Expr, rounds: int,
 ) -> ThreadBody:  # fmt: skip

@@ -34,12 +34,12 @@ def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
             if zero:
                 state.matmuls.blank[zero] = Const(True, boolean)
                 continue
-            out += _waits(state, body[n:], scope)
+            out += _waits_before(state, body[n:], scope)
         out += emit(state, s, scope)
     return out
 
 
-def _waits(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
+def _waits_before(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
     """Waits for matmuls whose data the next statement accesses, before the barrier or mbarrier in front of it."""
     between = tuple(takewhile(lambda s: isinstance(s, tile.Sync | Mbarriers | Wait), body))
     syncs = tuple(takewhile(lambda s: isinstance(s, tile.Sync), between))
@@ -49,7 +49,7 @@ def _waits(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
     return [] if isinstance(s, RingStmt) else wgmma.wait_if_touched(state, s, scope)
 
 
-def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
+def emit_sync(state: Emission, s: tile.Sync, scope: Scope) -> Body:
     """Emit a Sync."""
     match s.what:
         case "barrier":
@@ -61,7 +61,7 @@ def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
         case "wait_copies":
             return [k.Call("mlc_cp_async_wait", (s.pending,), ())]
         case "wait_matmuls":
-            return wgmma.wait_but(state, s.pending) if s.pending else wgmma.wait_all(state)
+            return wgmma.wait_for_all_but(state, s.pending) if s.pending else wgmma.wait_all(state)
         case "warp_barrier":
             return [k.Barrier("warp")]
     # The thread that issues copies out of shared memory waits until they have read it.
@@ -83,18 +83,18 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
     inner = scope.inner()
     inner.values[f.var], inner.ranges[var] = Var(var), range_below(extent, scope.ranges)
     start, statements = (0, f.body)
-    begun = wgmma.begun_by(state, f, Var(var))
+    begun = wgmma.initialised_by(state, f, Var(var))
     if part:
-        start, statements = _begun(f)
-        state.matmuls.more = _more(f, Var(var), extent, inner)
+        start, statements = _first_iteration(f)
+        state.matmuls.more = _has_next_iteration(f, Var(var), extent, inner)
     body = sequence(state, statements, inner) if part else loop_body(state, f.body, inner)
     state.matmuls.more, state.matmuls.idle = None, state.matmuls.more is not None
     mark = "unroll" if f.bind.level == "unroll" else ""
-    zeros = wgmma.zeroed_behind(state, begun, extent, scope)
+    zeros = wgmma.zero_after_loop(state, begun, extent, scope)
     return [*before, k.For(var, const(start), extent, 1, tuple(body), mark), *zeros] if body else before
 
 
-def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
+def _has_next_iteration(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
     """Whether another iteration follows in a loop that ends with matmuls in flight; None for other loops."""
     waits = [n for n in within(f.body, tile.Sync) if n.what == "wait_matmuls"]
     if not waits or not waits[-1].pending:
@@ -102,7 +102,7 @@ def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
     return simplify(op("lt", turn + 1, extent), scope.ranges, index=True)
 
 
-def _begun(f: tile.For) -> tuple[int, tuple[Stmt, ...]]:
+def _first_iteration(f: tile.For) -> tuple[int, tuple[Stmt, ...]]:
     """The first iteration that does anything, and its statements."""
     match f.body:
         case (If(Op("lt", (Const(int() as n), Var(name))), body),) if name == f.var:

@@ -81,7 +81,7 @@ def plain_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> E
 def offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges, keep: Callable[[Expr], Expr]) -> Expr:
     """The offset of an element in the tile's array. `keep` may put a nonnegative part of it into a variable."""
     made = linear(plain_offset(tile, index, ranges))
-    made = made if not tile.swizzle else _swizzled(made, tile, ranges, keep)
+    made = made if not tile.swizzle else _swizzle(made, tile, ranges, keep)
     return simplify(from_linear(made) + tile.slot * tile.size, ranges, index=True)
 
 
@@ -90,7 +90,7 @@ def slot_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> Ex
     return simplify(plain_offset(tile, index, ranges) + tile.slot * tile.size, ranges, index=True)
 
 
-def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges, keep: Callable[[Expr], Expr]) -> Linear:
+def _swizzle(form: Linear, tile: SharedTile, ranges: Ranges, keep: Callable[[Expr], Expr]) -> Linear:
     """Swizzle an offset. Only its middle bits change: multiples of 8 rows and offsets in a piece are added later."""
     size = tile.tensor.dtype.bytes
     group, mask = 8 * tile.swizzle // size, swizzle_mask(tile.swizzle) // size
@@ -106,11 +106,11 @@ def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges, keep: Callable[[Ex
             middle = {e: c for e, c in middle[0].items() if c % unit == 0}, middle[1] - middle[1] % unit
             break
     moved = simplify(from_linear(middle), ranges, index=True)
-    mixed = exclusive(moved, op("and", op("shr", moved, const(3)), const(mask)))
+    mixed = xor(moved, op("and", op("shr", moved, const(3)), const(mask)))
     return linear(from_linear(high) + keep(mixed) + from_linear(low))
 
 
-def exclusive(a: Expr, b: Expr) -> Expr:
+def xor(a: Expr, b: Expr) -> Expr:
     """`a ^ b`, folded if both are constants."""
     if isinstance(a, Const) and isinstance(b, Const):
         return const(int(a.value) ^ int(b.value))

@@ -20,19 +20,19 @@ def has_producers(body: tuple[Stmt, ...]) -> bool:
     return any(map(is_specialised, within(body)))
 
 
-def preparing(f: tile.For) -> int:
+def preparing_threads(f: tile.For) -> int:
     """The number of threads that prepare copied tiles: those of all producer warps but one."""
     return (dict(f.bind.args).get("producers", 1) - 1) * WARP if is_specialised(f) else 0
 
 
-def prepared(f: tile.For) -> tuple[Stmt, ...]:
+def prepare_statements(f: tile.For) -> tuple[Stmt, ...]:
     """The statements that these threads execute before the matmuls."""
     return tuple(n for s in f.body if isinstance(s, tile.Stage) and s.role == "prepare" for n in s.body)
 
 
-def producers(pipes: Iterable[tile.For]) -> int:
+def producer_warps(pipes: Iterable[tile.For]) -> int:
     """The number of warps of a block that do not compute."""
-    return max(dict(f.bind.args)["producers"] if prepared(f) else 1 for f in pipes)
+    return max(dict(f.bind.args)["producers"] if prepare_statements(f) else 1 for f in pipes)
 
 
 def computed_from(body: tuple[Stmt, ...], needed: set[str], kept: Collection[Stmt] = ()) -> list[Stmt]:
@@ -58,7 +58,7 @@ def split(f: tile.For) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
     return (*lets, *ahead) if ahead else (), rest
 
 
-def waits_for(s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
+def can_join_pipeline(s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
     """Whether a copy can join the first copies of a pipeline that follows, and nothing after that needs its target."""
     match after:
         case (tile.For(bind=tile.Bind(level="pipeline")) as f, *others):
@@ -66,7 +66,7 @@ def waits_for(s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
     return False
 
 
-def slotted(f: tile.For, kernel: str) -> frozenset[str]:
+def slotted_tiles(f: tile.For, kernel: str) -> frozenset[str]:
     """The tiles with one copy per slot of a pipeline: those that it copies ahead, and those prepared from them."""
     copied, _ = split(f)
     used = frozenset(c.target.buffer for c in copied if isinstance(c, tile.Copy))
@@ -75,18 +75,18 @@ def slotted(f: tile.For, kernel: str) -> frozenset[str]:
         raise ValueError(
             f"kernel {kernel}: the producers of {f.var} copy nothing by tma, or to tiles from outside of it"
         )
-    return used | {n.buffer for n in within(prepared(f), Store) if n.buffer in own}
+    return used | {n.buffer for n in within(prepare_statements(f), Store) if n.buffer in own}
 
 
-def slots(f: tile.For, kernel: str) -> dict[str, int]:
+def slot_counts(f: tile.For, kernel: str) -> dict[str, int]:
     """The tiles of which a pipeline has several copies, and their number."""
     depth = dict(f.bind.args).get("depth", 1)
     if is_specialised(f):
-        return dict.fromkeys(slotted(f, kernel), depth)
+        return dict.fromkeys(slotted_tiles(f, kernel), depth)
     return {s.target.buffer: depth for s in split(f)[0] if isinstance(s, tile.Copy)}
 
 
-def overlaps(f: tile.For) -> bool:
+def has_overlap(f: tile.For) -> bool:
     """Whether the last matmul of an iteration overlaps the next iteration."""
     return bool(dict(f.bind.args).get("overlap"))
 

@@ -33,7 +33,7 @@ ROUNDS_GATHERED = 8  # for a loop that gathers narrow elements
 
 def thread_maps(program: Program, target: Target) -> Program:
     """Set thread maps. Raises ScheduleError for a loop over tiles in registers with an unknown number of rounds."""
-    return program.replace(kernels=tuple(_kernel(kernel, target, _mapped) for kernel in program.kernels))
+    return program.replace(kernels=tuple(_kernel(kernel, target, _set_rounds) for kernel in program.kernels))
 
 
 def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -> Schedule:
@@ -43,32 +43,32 @@ def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -
     """
     found: dict[str, dict[str, int]] = {}
 
-    def note(f: tile.For, place: _Place) -> tile.For:
-        if options := _options(f, place):
+    def note(f: tile.For, context: _Context) -> tile.For:
+        if options := _best_options(f, context):
             found[f.var] = options
         return f
 
     for kernel in kernels:
         _kernel(kernel, target, note)
 
-    def told(step: Step) -> Step:
+    def add_options(step: Step) -> Step:
         match step:
             case Bind(loop, "lanes", args) if loop in found:
                 added = ((x, n) for x, n in found[loop].items() if x not in dict(args))
                 return step.replace(args=(*args, *added))
         return step
 
-    return Schedule(tuple(map(told, schedule.steps))) if found else schedule
+    return Schedule(tuple(map(add_options, schedule.steps))) if found else schedule
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Context:
     """The threads around a loop over lanes: `threads` share it (0 inside of one), each with `room` for so many words.
 
     The role has `every` threads; `change` transforms loops over lanes.
     """
 
-    change: Callable[[tile.For, _Place], tile.For]
+    change: Callable[[tile.For, _Context], tile.For]
     threads: int
     every: int
     room: int
@@ -89,7 +89,7 @@ class _Buffers:
     taken: set[str]
 
 
-def _kernel(kernel: Kernel, target: Target, change: Callable[[tile.For, _Place], tile.For]) -> Kernel:
+def _kernel(kernel: Kernel, target: Target, change: Callable[[tile.For, _Context], tile.For]) -> Kernel:
     nodes = [n for s in kernel.body for n in s.walk()]
     allocs = [n for n in nodes if isinstance(n, tile.Alloc)]
     params = {p.name: p.dtype.bytes for p in kernel.params}
@@ -104,116 +104,120 @@ def _kernel(kernel: Kernel, target: Target, change: Callable[[tile.For, _Place],
     )  # fmt: skip
     threads = block_size(kernel.body)
     room = min(WORDS_AHEAD, target.registers // threads // 2)
-    return kernel.replace(body=_body(kernel.body, _Place(change, threads, threads, room, {}, buffers)))
+    return kernel.replace(body=_body(kernel.body, _Context(change, threads, threads, room, {}, buffers)))
 
 
-def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[Stmt, ...]:
+def _body(body: tuple[Stmt, ...], context: _Context, preparing: int = 0) -> tuple[Stmt, ...]:
     """The body with loops over lanes changed; `preparing` producer threads execute its stages "prepare"."""
     out: list[Stmt] = []
     for s in body:
         match s:
-            case tile.For(bind=tile.Bind("lanes")) if place.threads:
-                is_fragment = place.block and tile.buffers((s,)) & place.buffers.fragments
-                out.append(s if is_fragment or s.extent is const(0) else place.change(s, place))
+            case tile.For(bind=tile.Bind("lanes")) if context.threads:
+                is_fragment = context.block and tile.buffers((s,)) & context.buffers.fragments
+                out.append(s if is_fragment or s.extent is const(0) else context.change(s, context))
             case tile.For(var, extent, _, bind, inner):
-                known = extent_range(extent) if bind.level == "blocks" else range_below(extent, place.ranges)
-                inside = replace(place, ranges={**place.ranges, var: known})
+                known = extent_range(extent) if bind.level == "blocks" else range_below(extent, context.ranges)
+                inside = replace(context, ranges={**context.ranges, var: known})
                 if bind.level in ("warps", "columns"):
                     inside = replace(
-                        inside, threads=WARP if bind.level == "warps" else place.every // WARP, block=False
+                        inside, threads=WARP if bind.level == "warps" else context.every // WARP, block=False
                     )
-                out.append(s.replace(body=_body(inner, inside, stages.preparing(s))))
+                out.append(s.replace(body=_body(inner, inside, stages.preparing_threads(s))))
             case If(_, inner):
-                out.append(s.replace(body=_body(inner, place)))
+                out.append(s.replace(body=_body(inner, context)))
             case tile.Stage("prepare", inner):
-                out.append(s.replace(body=_body(inner, _prepared(place, preparing))))
+                out.append(s.replace(body=_body(inner, _producer_context(context, preparing))))
             case Role(kind, body=inner):
-                out.append(s.replace(body=_body(inner, _prepared(place, s.threads) if kind == "prepare" else place)))
+                out.append(
+                    s.replace(
+                        body=_body(inner, _producer_context(context, s.threads) if kind == "prepare" else context)
+                    )
+                )
             case Let(name, value):
                 if value.dtype is i64:
-                    place = replace(place, ranges={**place.ranges, name: value_range(value, place.ranges)})
+                    context = replace(context, ranges={**context.ranges, name: value_range(value, context.ranges)})
                 out.append(s)
             case _:
                 out.append(s)
     return tuple(out)
 
 
-def _prepared(place: _Place, threads: int) -> _Place:
+def _producer_context(context: _Context, threads: int) -> _Context:
     """The place of this many producer threads, which keep few registers."""
-    return replace(place, threads=threads, every=threads, room=min(WORDS_AHEAD, KEPT_PREPARING // 2))
+    return replace(context, threads=threads, every=threads, room=min(WORDS_AHEAD, KEPT_PREPARING // 2))
 
 
-def _mapped(f: tile.For, place: _Place) -> tile.For:
+def _set_rounds(f: tile.For, context: _Context) -> tile.For:
     """A nest of loops over lanes as one loop, with `rounds` set if not all are unrolled."""
-    f = _flat(f, place.buffers.taken)
-    every, kept, said = _rounds(f, place), _kept(f, place), "rounds" in dict(f.bind.args)
-    if kept and (said or every is None):
+    f = _flatten(f, context.buffers.taken)
+    every, kept, has_rounds = _rounds(f, context), _register_tiles(f, context), "rounds" in dict(f.bind.args)
+    if kept and (has_rounds or every is None):
         step = Bind(f.var, f.bind.level, f.bind.args)
         raise ScheduleError(step, f"all rounds over tiles in registers are written out: {', '.join(sorted(kept))}")
-    if said or every is not None:
+    if has_rounds or every is not None:
         return f
     return f.replace(bind=f.bind.replace(args=(*f.bind.args, ("rounds", 1))))
 
 
-def _rounds(f: tile.For, place: _Place) -> int | None:
+def _rounds(f: tile.For, context: _Context) -> int | None:
     """The number of rounds; None if unknown."""
     given = dict(f.bind.args)
-    count = simplify(f.extent // given.get("vector", 1), place.ranges, index=True)
-    high = range_below(count, place.ranges)[1]
-    return None if high is None else -(-(high + 1) // given.get("threads", place.threads))
+    count = simplify(f.extent // given.get("vector", 1), context.ranges, index=True)
+    high = range_below(count, context.ranges)[1]
+    return None if high is None else -(-(high + 1) // given.get("threads", context.threads))
 
 
-def _kept(f: tile.For, place: _Place) -> Set[str]:
+def _register_tiles(f: tile.For, context: _Context) -> Set[str]:
     """The tiles in registers that a loop uses. Its rounds must be unrolled: registers need constant indices."""
-    return tile.buffers((f,)) & place.buffers.registers
+    return tile.buffers((f,)) & context.buffers.registers
 
 
 # ---- how many rounds to write out at a time, and what to load ahead
 
 
-def _options(f: tile.For, place: _Place) -> dict[str, int]:
+def _best_options(f: tile.For, context: _Context) -> dict[str, int]:
     """The best arguments for binding a loop, where they differ from the default."""
-    fits = _fitting(f, place)
+    fits = _rounds_to_unroll(f, context)
     options = {} if fits is None else {"rounds": fits}
-    flat = _flat(f, set(place.buffers.taken))
-    given, every = dict(flat.bind.args), _rounds(flat, place)
+    flat = _flatten(f, set(context.buffers.taken))
+    given, every = dict(flat.bind.args), _rounds(flat, context)
     rounds, vector = given.get("rounds") or fits or every or 1, given.get("vector", 1)
-    if rounds == 1 or vector == 1 or f.kind == "scan" or _only_keeps(flat, place):
+    if rounds == 1 or vector == 1 or f.kind == "scan" or _only_fills_registers(flat, context):
         return options
-    room = place.room - (rounds * vector if _kept(flat, place) else 0)
+    room = context.room - (rounds * vector if _register_tiles(flat, context) else 0)
     return {**options, "ahead": room} if room > 0 else options
 
 
-def _fitting(f: tile.For, place: _Place) -> int | None:
+def _rounds_to_unroll(f: tile.For, context: _Context) -> int | None:
     """The best number of rounds to unroll together; None for all."""
-    f = _flat(f, set(place.buffers.taken))
-    every, vector = _rounds(f, place), dict(f.bind.args).get("vector", 1)
-    if every is not None and _kept(f, place):
+    f = _flatten(f, set(context.buffers.taken))
+    every, vector = _rounds(f, context), dict(f.bind.args).get("vector", 1)
+    if every is not None and _register_tiles(f, context):
         return None
     if f.kind == "scan":
-        room = place.room // vector
+        room = context.room // vector
         return None if every is None or every <= room else min(room, ROUNDS_AHEAD)
     own = {n.tensor.name for n in within(f.body, tile.Alloc)}
     touched = tile.buffers((f,)) - own
-    size = max((place.buffers.sizes[b] for b in touched if b in place.buffers.sizes), default=4)
-    gathered = vector == 1 and _gathers(f, place.buffers.shared, place.buffers.everywhere)
+    size = max((context.buffers.sizes[b] for b in touched if b in context.buffers.sizes), default=4)
+    gathered = vector == 1 and _is_gather(f, context.buffers.shared, context.buffers.everywhere)
     most = ROUNDS_GATHERED if gathered else ROUNDS_UNROLLED
-    if every is not None and every <= most and every * vector * size <= 4 * place.room:
+    if every is not None and every <= most and every * vector * size <= 4 * context.room:
         return None
     if gathered:
         return ROUNDS_GATHERED
     return ROUNDS_AHEAD if vector > 1 else 1
 
 
-def _only_keeps(f: tile.For, place: _Place) -> bool:
+def _only_fills_registers(f: tile.For, context: _Context) -> bool:
     """Whether a loop only loads a tile in registers, each element into its final place."""
     match f.body:
         case (Store(buffer, _, Load(), "set"),):
-            return buffer in place.buffers.registers
+            return buffer in context.buffers.registers
     return False
 
 
-def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) -> bool:
+def _is_gather(f: tile.For, shared: Container[str], everywhere: Container[str]) -> bool:
     """Whether a loop copies single elements from global to shared memory, so that several loads should be in flight."""
     match f.body:
         case (Store(buffer, _, value, "set"),):
@@ -221,14 +225,14 @@ def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) ->
     return False
 
 
-def _flat(f: tile.For, taken: set[str]) -> tile.For:
+def _flatten(f: tile.For, taken: set[str]) -> tile.For:
     """Flatten a perfect nest of loops over lanes."""
-    while f.kind != "scan" and (made := _flattened(f, taken)) is not None:
+    while f.kind != "scan" and (made := _flatten_two(f, taken)) is not None:
         f = made
     return f
 
 
-def _flattened(f: tile.For, taken: set[str]) -> tile.For | None:
+def _flatten_two(f: tile.For, taken: set[str]) -> tile.For | None:
     """Flatten a perfect nest of two loops over lanes, row-major over all threads; None for other loops."""
     if len(f.body) != 1 or not isinstance(f.body[0], tile.For) or f.body[0].bind.level != "lanes":
         return None

@@ -39,7 +39,7 @@ from compiler.passes.gpu.grids import grid
 from compiler.passes.gpu.rings import is_part
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
-from compiler.passes.gpu.sequences import loop, order, sequence
+from compiler.passes.gpu.sequences import emit_sync, loop, sequence
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
@@ -78,16 +78,16 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
     found = block_groups.split(body)
     shape, start = grid(state, axes if found is None else [*axes, found[1]], scope)
     if found is not None:
-        group_barriers.begin(state, *found[:2], axes, scope)
+        group_barriers.set_up_group(state, *found[:2], axes, scope)
         body = (*found[1].body, block_groups.GroupBarrier(found[0].tensor.name, found[2]))
     if facts.specialised:
-        beside, inside = role_blocks.roles(state, body, scope)
+        extra_threads, inside = role_blocks.roles(state, body, scope)
     else:
-        beside, inside = 0, [*sequence(state, body, scope), *wgmma.wait_all(state)]
+        extra_threads, inside = 0, [*sequence(state, body, scope), *wgmma.wait_all(state)]
     arrays = [k.Array(name, dtype, size, "shared", 16) for name, (dtype, size) in state.scratch.items()]
     made = (*state.arrays, *arrays, *state.start, *start, *inside)
     maps = tuple(k.TensorMap(name, *described) for described, name in state.maps.items())
-    block = (facts.threads + beside, 1, 1)
+    block = (facts.threads + extra_threads, 1, 1)
     own = tuple(t.name for t in state.exchanged)
     cluster = state.group.count if state.group is not None and state.group.cluster else 1
     return k.Function(
@@ -105,7 +105,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
         case tile.For(bind=tile.Bind(level="lanes")) if scope.level != "thread":
             fragment = fragment_loops.fragment_of(state, s) if scope.level == "block" else None
             if fragment is not None:
-                stored = fragment_loops.through_matrices(state, s, fragment, scope)
+                stored = fragment_loops.store_by_matrices(state, s, fragment, scope)
                 return fragment_loops.over_rows(state, s, fragment, scope) if stored is None else stored
             return lanes.over_lanes(state, s, scope)
         case tile.For(bind=tile.Bind(level="pipeline")) if scope.level == "block":
@@ -113,7 +113,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
         case tile.Copy() if scope.level == "block" or s.full is not None:
             return copies.copy(state, s, scope)
         case tile.Sync():
-            return order(state, s, scope)
+            return emit_sync(state, s, scope)
         case tile.Mma() if scope.level == "block":
             return mma.multiply(state, s, scope)
         case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
@@ -127,9 +127,9 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
         case tile.For(bind=tile.Bind(level="blocks" | "warps" | "columns" | "pipeline" as level)) if not is_part(s):
             raise state.refuse(f"the loop {s.var} over {level} is inside {scope.level}s")
         case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
-            return lanes.by_vector(state, s, scope, vector)
+            return lanes.over_vector(state, s, scope, vector)
         case tile.For(bind=tile.Bind(level="votes")):
-            return votes.voted(state, s, scope)
+            return votes.over_votes(state, s, scope)
         case tile.For():
             return loop(state, s, scope)
         case Let(name, value):
@@ -147,7 +147,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
         case Store():
             return _store(state, s, scope)
         case RingStmt() | One() | If(body=(Arrive(),)):
-            return role_blocks.told(state, s, scope)
+            return role_blocks.emit_signal(state, s, scope)
         case If():
             return _if(state, s, scope)
         case tile.Alloc():
@@ -179,7 +179,7 @@ def _store(state: Emission, s: Store, scope: Scope) -> Body:
         return [k.Store(array, lane, value)]
     made = k.Store(buffer, place, value, s.op)
     if scope.part is not None and not scope.part.columns and s.buffer not in scope.registers:
-        return [k.If(fragment_loops.only_one(state, scope.part.fragment), (made,))]
+        return [k.If(fragment_loops.is_first_sharer(state, scope.part.fragment), (made,))]
     if scope.level == "thread" or s.buffer in scope.registers:
         return [made]
     first = op("eq", thread_of(scope), const(0))

@@ -26,12 +26,12 @@ ROUNDS_WRITTEN_OUT = 32  # of a copy; beyond that, one round at a time
 
 def vectorize(program: Program) -> Program:
     """Set widths; a copy that has one keeps it, and its prefetch. Raises ValueError if threads cannot make it so."""
-    made = program.replace(kernels=tuple(copies.changed(kernel, _said) for kernel in program.kernels))
+    made = program.replace(kernels=tuple(copies.changed(kernel, _with_width) for kernel in program.kernels))
     verify(made)
     return made
 
 
-def _said(s: tile.Copy, place: Place) -> tile.Copy:
+def _with_width(s: tile.Copy, place: Place) -> tile.Copy:
     target, source = (x.replace(within=copies.leaving(x, place)) for x in (s.target, s.source))
     chosen = {} if s.width else {"width": copies.widest(s, place), "prefetch": s.prefetch or copies.line(s, place)}
     return s.replace(target=target, source=source, **chosen)
@@ -51,11 +51,11 @@ def verify(program: Program) -> None:
             if problem or not s.width:
                 raise ValueError(f"kernel {kernel.name}: {problem or 'no copy says how wide it is: run `vectorize`'}")
             for x in (s.target, s.source):
-                open_ = set(copies.leaving(x, place)) - set(x.within)
-                if open_:
+                unchecked = set(copies.leaving(x, place)) - set(x.within)
+                if unchecked:
                     raise ValueError(
                         f"kernel {kernel.name}: a copy of {s.source.buffer} to {s.target.buffer} may leave {x.buffer} "
-                        f"along axes {sorted(open_)}, and does not ask"
+                        f"along axes {sorted(unchecked)}, and does not ask"
                     )
 
 
@@ -76,7 +76,7 @@ def with_widths(schedule: Schedule, launches: Iterable[Kernel]) -> Schedule:
                 rounds[name] = max(rounds.get(name, 1), every)
             lines[s.target.buffer] = min(lines.get(s.target.buffer, copies.LINE), copies.line(s, place))
 
-    def told(step: Step) -> Step:
+    def set_width(step: Step) -> Step:
         match step:
             case Stage() | Cache() | Writeback() if step.how and step.tile in fits:
                 one_by_one = int(rounds[step.tile] > ROUNDS_WRITTEN_OUT)
@@ -84,4 +84,4 @@ def with_widths(schedule: Schedule, launches: Iterable[Kernel]) -> Schedule:
                 return step if isinstance(step, Writeback) else step.replace(prefetch=step.prefetch or lines[step.tile])
         return step
 
-    return Schedule(tuple(map(told, schedule.steps))) if fits else schedule
+    return Schedule(tuple(map(set_width, schedule.steps))) if fits else schedule

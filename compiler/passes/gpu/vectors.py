@@ -84,7 +84,7 @@ class _Body:
         return made
 
 
-def neighbours(
+def find_wide_accesses(
     body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, place: Place, value: Callable[[Expr], Expr]
 ) -> Neighbours:
     """The wide accesses of a body that runs for `lane` = 0 .. vector - 1.
@@ -115,7 +115,7 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
     loads: dict[Element, Expr] = {}
     guards: dict[Element, Expr] = {}
     alone: set[Element] = set()  # also loaded under conditions that differ between lanes
-    for load, conditions in _executed(body.statements):
+    for load, conditions in _conditional_loads(body.statements):
         found = None if load.buffer in written else body.wide(load.buffer, load.index)
         if found is None:
             continue
@@ -139,7 +139,7 @@ def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], di
     return loads, guards
 
 
-def _executed(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:
+def _conditional_loads(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:
     """The loads of one execution of the body, with their conditions."""
     for s in body:
         match s:

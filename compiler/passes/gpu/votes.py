@@ -52,11 +52,11 @@ class _Update:
     across: tile.For | None
 
 
-def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
+def over_votes(state: Emission, f: tile.For, scope: Scope) -> Body:
     """A loop over updates that are applied where a condition holds, which is the same for all lanes."""
     args = dict(f.bind.args)
     tests, ahead = args.get("tests", 1), args.get("ahead", 1)
-    update = _update(f)
+    update = _match_update(f)
     extent = lowered(state, f.extent, scope)
     high = range_below(extent, scope.ranges)[1]
     if scope.level != "warp" or update is None or high is None or high >= 1 << 30:
@@ -67,9 +67,9 @@ def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
     base = Var(state.fresh(f"{f.var}_base"))
     inner = scope.inner()
     inner.ranges[base.name] = (0, high)
-    tested = _tests(state, f, update, ring, base, extent, tests, inner)
-    share = _share(state, f, update, scope)
-    made = _made(state, f, share, ring, ahead, op("ge", base + WARP * tests, extent))
+    tested = _emit_tests(state, f, update, ring, base, extent, tests, inner)
+    share = _lane_share(state, f, update, scope)
+    made = _apply_updates(state, f, share, ring, ahead, op("ge", base + WARP * tests, extent))
     turns = k.For(base.name, const(0), extent, WARP * tests, (*tested, BARRIER, made, BARRIER), "rolled")
     dtype = share.scope.buffers[update.store.buffer].dtype
     return [
@@ -78,29 +78,29 @@ def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
         k.Declare(share.kept.name, const(-1)),
         k.Array(share.elements, dtype, share.vector, "local", 16),
         turns,
-        *_guarded(share, _put_back(state, share)),
+        *_guarded(share, _write_back(state, share)),
     ]
 
 
-def _update(f: tile.For) -> _Update | None:
+def _match_update(f: tile.For) -> _Update | None:
     match f.body:
         case (If(cond, (tile.For(bind=tile.Bind(level="lanes"), body=inner) as across,)),):
-            return _under(cond, inner, across)
+            return _match_guarded_store(cond, inner, across)
         case (If(cond, inner),):
-            return _under(cond, inner, None)
+            return _match_guarded_store(cond, inner, None)
     return None
 
 
-def _under(cond: Expr, inner: tuple[Stmt, ...], across: tile.For | None) -> _Update | None:
+def _match_guarded_store(cond: Expr, inner: tuple[Stmt, ...], across: tile.For | None) -> _Update | None:
     match inner:
         case (Store() as store,):
             return _Update(store, cond, across)
-        case (If(also, (Store() as store,)),) if across is None or across.var not in names(also):
-            return _Update(store, both(cond, also), across)
+        case (If(inner_cond, (Store() as store,)),) if across is None or across.var not in names(inner_cond):
+            return _Update(store, both(cond, inner_cond), across)
     return None
 
 
-def _tests(
+def _emit_tests(
     state: Emission, f: tile.For, update: _Update, ring: _Ring, base: Var, extent: Expr, tests: int, scope: Scope
 ) -> Body:
     """Each lane tests `tests` updates, one after the other; those found are appended to the ring in order."""
@@ -110,7 +110,7 @@ def _tests(
     place = base + turn * WARP + lane
     scope.values[f.var], scope.ranges[number.name] = number, scope.ranges[base.name]
     holds = lowered(state, update.cond, scope)
-    there = [op("lt", number, extent)] if not _whole(extent, WARP * tests) else []
+    there = [op("lt", number, extent)] if not _is_multiple(extent, WARP * tests) else []
     mine = select(there[0], holds, Const(False, boolean)) if there else holds
     bit = op("shl", ONE, cast(lane, i32))
     hits, hit = state.fresh("hits"), Var(state.fresh("hit"), i32)
@@ -130,7 +130,7 @@ def _tests(
     ]
 
 
-def _whole(extent: Expr, step: int) -> bool:
+def _is_multiple(extent: Expr, step: int) -> bool:
     return isinstance(extent, Const) and int(extent.value) % step == 0
 
 
@@ -154,7 +154,7 @@ class _Share:
     kept: Var
 
 
-def _share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> _Share:
+def _lane_share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> _Share:
     """The part of a lane. Raises ValueError if its elements are scattered."""
     store, across, lane = update.store, update.across, scope.values["lane"]
     inner = scope.inner(level="thread")
@@ -180,7 +180,7 @@ def _share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> _Shar
     if across is not None and any({f.var, across.var} <= names(i) for i in store.index):
         raise state.refuse(f"lanes change other elements in each iteration of {f.var}")
     probe = (store.replace(value=const(0, store.value.dtype), op="set"),)
-    wide = vector > 1 and bool(lanes.side_by_side(state, probe, inner, neighbour, vector).stores)
+    wide = vector > 1 and bool(lanes.adjacent_accesses(state, probe, inner, neighbour, vector).stores)
     kept = Var(state.fresh(f"{store.buffer}_at"))
     return _Share(
         update, inner, vector, neighbour, guard, substitute(flat, {neighbour: const(0)}), step, wide,
@@ -192,23 +192,23 @@ def _guarded(share: _Share, s: k.Stmt) -> Body:
     return [s] if share.guard is None else [k.If(share.guard, (s,))]
 
 
-def _made(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, last: Expr) -> k.Stmt:
+def _apply_updates(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, last: Expr) -> k.Stmt:
     """Apply the updates found, `ahead` at a time; fewer only if they are the last."""
     first, turn = Var(state.fresh("first")), Var(state.fresh("turn"))
     number = cast(first + turn, i32)
     scope = share.scope.inner()
     scope.ranges[turn.name] = (0, ahead - 1)
-    which = scope.values[f.var]
-    assert isinstance(which, Var)
+    update_number = scope.values[f.var]
+    assert isinstance(update_number, Var)
     # If there are fewer than `ahead`, the last is loaded again.
     there = op("min", number, ring.found - ONE)
-    named = k.Declare(which.name, cast(Load(ring.array, (ring.at(there),), i32), i64))
+    named = k.Declare(update_number.name, cast(Load(ring.array, (ring.at(there),), i32), i64))
     values, places = state.fresh("values"), state.fresh("places")
-    soon = k.Call("mlc_prefetch", (), (k.Address(array_of(state, share.update.store.buffer), share.place),))
-    asked = [] if share.update.store.op == "set" else [soon]
-    load = [named, k.Store(places, turn, share.place), *asked, *_loaded(state, share, values, turn, scope)]
+    prefetch = k.Call("mlc_prefetch", (), (k.Address(array_of(state, share.update.store.buffer), share.place),))
+    asked = [] if share.update.store.op == "set" else [prefetch]
+    load = [named, k.Store(places, turn, share.place), *asked, *_load_addends(state, share, values, turn, scope)]
     here = Var(state.fresh("here"))
-    change = [k.Declare(here.name, Load(places, (turn,), i64)), *_changed(state, share, here, values, turn)]
+    change = [k.Declare(here.name, Load(places, (turn,), i64)), *_change_elements(state, share, here, values, turn)]
     left = select(last, ring.found, ring.found - const(ahead - 1, i32))
     changes = k.If(op("lt", number, ring.found), tuple(change))
     body = (
@@ -221,7 +221,7 @@ def _made(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, 
     return k.For(first.name, cast(ring.made, i64), cast(left, i64), ahead, body, "rolled")
 
 
-def _loaded(state: Emission, share: _Share, values: str, turn: Var, scope: Scope) -> Body:
+def _load_addends(state: Emission, share: _Share, values: str, turn: Var, scope: Scope) -> Body:
     """Load what an update adds to a lane's elements into the array `values`."""
     across, value = share.update.across, share.update.store.value
     if across is None:
@@ -241,32 +241,32 @@ def _loaded(state: Emission, share: _Share, values: str, turn: Var, scope: Scope
     return lanes.vector_loop(state, body, inner, share.neighbour, share.vector)
 
 
-def _changed(state: Emission, share: _Share, here: Var, values: str, turn: Var) -> Body:
+def _change_elements(state: Emission, share: _Share, here: Var, values: str, turn: Var) -> Body:
     """Update a lane's elements in registers, after swapping them if others are held."""
     store = share.update.store
     slot = turn * share.vector + share.neighbour
     value = Load(values, (slot,), store.value.dtype)
     change = k.Store(share.elements, share.neighbour, value, store.op)
-    fetched = [] if store.op == "set" else [_fetched(state, share, here)]
-    moved = (_put_back(state, share), k.Assign(share.kept.name, here), *fetched)
-    return [k.If(op("ne", here, share.kept), moved), _each(share, change)]
+    fetched = [] if store.op == "set" else [_fetch_elements(state, share, here)]
+    moved = (_write_back(state, share), k.Assign(share.kept.name, here), *fetched)
+    return [k.If(op("ne", here, share.kept), moved), _for_each_element(share, change)]
 
 
-def _each(share: _Share, s: k.Stmt) -> k.Stmt:
+def _for_each_element(share: _Share, s: k.Stmt) -> k.Stmt:
     return k.unrolled(share.neighbour, share.vector, s)
 
 
-def _fetched(state: Emission, share: _Share, here: Var) -> k.Stmt:
+def _fetch_elements(state: Emission, share: _Share, here: Var) -> k.Stmt:
     """Load a lane's elements from memory."""
     buffer, dtype = share.update.store.buffer, share.scope.buffers[share.update.store.buffer].dtype
     if share.wide:
         to, source = k.Address(share.elements, const(0)), k.Address(array_of(state, buffer), here)
         return k.Call("mlc_load", (share.vector,), (to, source), (share.elements,))
     there = Load(array_of(state, buffer), (here + share.neighbour * share.step,), dtype)
-    return _each(share, k.Store(share.elements, share.neighbour, there))
+    return _for_each_element(share, k.Store(share.elements, share.neighbour, there))
 
 
-def _put_back(state: Emission, share: _Share) -> k.Stmt:
+def _write_back(state: Emission, share: _Share) -> k.Stmt:
     """Store a lane's elements, if it holds any."""
     buffer, dtype = share.update.store.buffer, share.scope.buffers[share.update.store.buffer].dtype
     if share.wide:
@@ -274,5 +274,7 @@ def _put_back(state: Emission, share: _Share) -> k.Stmt:
         stored: Body = [k.Call("mlc_store_global", (share.vector,), (to, source), (to.buffer,))]
     else:
         value = Load(share.elements, (share.neighbour,), dtype)
-        stored = [_each(share, k.Store(array_of(state, buffer), share.kept + share.neighbour * share.step, value))]
+        stored = [
+            _for_each_element(share, k.Store(array_of(state, buffer), share.kept + share.neighbour * share.step, value))
+        ]
     return k.If(op("ge", share.kept, const(0)), tuple(stored))

@@ -24,7 +24,7 @@ from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One,
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, overlap, stages
 from compiler.passes.gpu.facts import Facts, facts_of, is_asynchronous
-from compiler.passes.gpu.fragment_prefetch import bound
+from compiler.passes.gpu.fragment_prefetch import bound_names
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.rings import PART, SlotRing
 from compiler.targets.target import Target
@@ -42,16 +42,16 @@ def warp_roles(program: Program, target: Target) -> Program:
 def _kernel(kernel: Kernel, target: Target) -> Kernel:
     if not stages.has_producers(kernel.body):
         return kernel
-    taken = {p.name for p in kernel.params} | set(bound(kernel.body))
+    taken = {p.name for p in kernel.params} | set(bound_names(kernel.body))
     taken |= {n.name for s in kernel.body for n in s.walk() if isinstance(n, Var)}
-    return kernel.replace(body=_launch(kernel.body, facts_of(kernel, target), taken))
+    return kernel.replace(body=_launch_body(kernel.body, facts_of(kernel, target), taken))
 
 
-def _launch(body: Body, facts: Facts, taken: set[str]) -> Body:
+def _launch_body(body: Body, facts: Facts, taken: set[str]) -> Body:
     """Roles are inside of all loops over blocks; blocks that split a reduction combine their parts after the roles."""
     match body:
         case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
-            return (f.replace(body=_launch(inner, facts, taken)),)
+            return (f.replace(body=_launch_body(inner, facts, taken)),)
     found = block_groups.split(body)
     if found is None:
         return _Roles(body, facts, taken).made()
@@ -68,7 +68,7 @@ class _Roles:
         self.shared = {n.tensor.name: n for n in within(body, tile.Alloc)}
         self.start: list[Stmt] = []
         self.own: list[Stmt] = []  # the positions of the computing threads in rings
-        self.rings = {f.var: self._rings(f) for f in self.pipes}
+        self.rings = {f.var: self._make_rings(f) for f in self.pipes}
 
     def made(self) -> Body:
         facts, given = self.facts, dict(self.pipes[0].bind.args)
@@ -76,25 +76,25 @@ class _Roles:
         rings = [ring for some in self.rings.values() for ring in some]
         self.own = [ring.begin("compute") for ring in rings]
         computing = self.computing(self.body)
-        copying = self._around(self.body, self._copying)
+        copying = self._loops_around(self.body, self._copy_pipeline)
         made = [
             Role("compute", 0, facts.threads, wanted, (*self.own, *computing)),
             Role("copy", facts.threads, 1, kept, (*(ring.begin("copy") for ring in rings), *copying)),
         ]
-        warps = stages.producers(self.pipes) - 1
+        warps = stages.producer_warps(self.pipes) - 1
         if warps:
             begin = (ring.begin("prepare") for ring in rings if ring.ready)
-            preparing = (*begin, *self._around(self.body, self._preparing))
+            preparing = (*begin, *self._loops_around(self.body, self._prepare_pipeline))
             made.append(Role("prepare", facts.threads + WARP, warps * WARP, kept, preparing))
         return (*self.start, *made)
 
-    def _rings(self, f: tile.For) -> list[SlotRing]:
+    def _make_rings(self, f: tile.For) -> list[SlotRing]:
         """The rings of a pipeline in the order in which they are filled, each with its tiles in every slot."""
-        used, depth = stages.slotted(f, self.facts.name), dict(f.bind.args).get("depth", 1)
+        used, depth = stages.slotted_tiles(f, self.facts.name), dict(f.bind.args).get("depth", 1)
         self.start += [s for s in f.body if isinstance(s, tile.Alloc) and s.tensor.name in used]
-        preparing = dict(f.bind.args)["producers"] - 1 if stages.prepared(f) else 0
+        preparing = dict(f.bind.args)["producers"] - 1 if stages.prepare_statements(f) else 0
         made = []
-        for n, tiles in enumerate(overlap.parts(f, used, self.facts.name)):
+        for n, tiles in enumerate(overlap.ring_tiles(f, used, self.facts.name)):
             full, empty = fresh("full", self.taken), fresh("empty", self.taken)
             ready = fresh("ready", self.taken) if preparing and not n else ""
             self.start += [Mbarriers(full, depth, 1), Mbarriers(empty, depth, self.facts.threads // WARP)]
@@ -114,11 +114,11 @@ class _Roles:
         for s in body:
             match s:
                 case tile.For() if stages.is_specialised(s):
-                    out += self._computed(s)
+                    out += self._compute_pipeline(s)
                 case tile.For(body=inner) | If(body=inner):
                     out.append(s.replace(body=self.computing(inner)))
                 case tile.Copy(target, _, "tma") if self._is_shared(target.buffer):
-                    out += self._awaited(s)
+                    out += self._awaited_copy(s)
                 case _:
                     out.append(s)
         return tuple(out)
@@ -126,7 +126,7 @@ class _Roles:
     def _is_shared(self, buffer: str) -> bool:
         return buffer in self.shared and self.shared[buffer].space == "shared"
 
-    def _awaited(self, s: tile.Copy) -> Body:
+    def _awaited_copy(self, s: tile.Copy) -> Body:
         """A copy outside of pipelines: one thread issues it, all wait until it has arrived."""
         array, parity = fresh(f"{s.target.buffer}_here", self.taken), fresh("parity", self.taken)
         self.own.append(Ring("", parity, 1))
@@ -138,7 +138,7 @@ class _Roles:
         """The bytes that a copy to shared memory transfers: whole boxes, even beyond the tensor's edge."""
         return math.prod(tile.extents(s.target)) * self.shared[s.target.buffer].tensor.dtype.bytes
 
-    def _computed(self, f: tile.For) -> Body:
+    def _compute_pipeline(self, f: tile.For) -> Body:
         """A pipeline without its copies: wait until a slot is full, compute, release it.
 
         If only matmuls use the slots, a slot is released one iteration later, when the next matmuls are in flight; this
@@ -147,11 +147,11 @@ class _Roles:
         rings, facts = self.rings[f.var], self.facts
         ring, used = rings[0], frozenset(name for r in rings for name in r.tiles)
         rest = stages.without_tiles(stages.split(f)[1], used)
-        if stages.overlaps(f):
-            return self.computing(overlap.computed(f, rest, (rings[0], rings[1]), facts, self.taken))
-        groups = _running(facts, rest, used) if min(r.depth for r in rings) > 1 else 0
+        if stages.has_overlap(f):
+            return self.computing(overlap.overlapped_loop(f, rest, (rings[0], rings[1]), facts, self.taken))
+        groups = _matmuls_in_flight(facts, rest, used) if min(r.depth for r in rings) > 1 else 0
         wait = ring.wait("full", "compute")
-        inner = [wait, *_awaiting(self.computing(rest), stages.prepared(f), ring)]
+        inner = [wait, *_insert_ready_wait(self.computing(rest), stages.prepare_statements(f), ring)]
         var, slot = Var(f.var), ring.slot("compute")
         if groups:
             last = fresh("last", self.taken)
@@ -171,21 +171,21 @@ class _Roles:
 
     # ---- the others
 
-    def _around(self, body: Body, act: Callable[[tile.For], Body]) -> Body:
+    def _loops_around(self, body: Body, act: Callable[[tile.For], Body]) -> Body:
         """The loops around pipelines and the values that they depend on, with `act` applied to the pipelines."""
         kept = [s for s in body if stages.has_producers((s,))]
         made: list[Stmt] = []
-        for s in stages.computed_from(body, set().union(*(_needed(s) for s in kept)), kept):
+        for s in stages.computed_from(body, set().union(*(_names_needed(s) for s in kept)), kept):
             match s:
                 case tile.For() if stages.is_specialised(s):
                     made += act(s)
                 case tile.For(body=inner) | If(body=inner):
-                    made.append(s.replace(body=self._around(inner, act)))
+                    made.append(s.replace(body=self._loops_around(inner, act)))
                 case _:
                     made.append(s)
         return tuple(made)
 
-    def _copying(self, f: tile.For) -> Body:
+    def _copy_pipeline(self, f: tile.For) -> Body:
         """The pipeline of the thread that issues copies."""
         copied, _ = stages.split(f)
         inner = [s for s in copied if not isinstance(s, tile.Copy)]
@@ -196,9 +196,9 @@ class _Roles:
             inner += [*(s.replace(full=full) for s in own), ring.advance("copy")]
         return (f.replace(bind=PART, body=tuple(inner)),)
 
-    def _preparing(self, f: tile.For) -> Body:
+    def _prepare_pipeline(self, f: tile.For) -> Body:
         """The pipeline of the producer's other warps: their own loops before the matmuls."""
-        own, ring = stages.prepared(f), self.rings[f.var][0]
+        own, ring = stages.prepare_statements(f), self.rings[f.var][0]
         if not own:
             return ()
         read = set().union(*(names(x) for x in own))
@@ -208,22 +208,22 @@ class _Roles:
         return (f.replace(bind=PART, body=tuple(inner)),)
 
 
-def _needed(s: Stmt) -> set[str]:
+def _names_needed(s: Stmt) -> set[str]:
     """The names that the producers' part of a statement depends on."""
     match s:
         case tile.For() if stages.is_specialised(s):
             copied, _ = stages.split(s)
-            return names(s.extent).union(*(names(c) for c in (*copied, *stages.prepared(s))))
+            return names(s.extent).union(*(names(c) for c in (*copied, *stages.prepare_statements(s))))
         case tile.For(_, extent, _, _, body):
-            return names(extent).union(*(_needed(c) for c in body))
+            return names(extent).union(*(_names_needed(c) for c in body))
         case If(cond, body):
-            return names(cond).union(*(_needed(c) for c in body))
+            return names(cond).union(*(_names_needed(c) for c in body))
         case Let(_, value):
             return names(value)
     return set()
 
 
-def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
+def _matmuls_in_flight(facts: Facts, rest: Body, used: frozenset[str]) -> int:
     """The number of matmul groups that an iteration starts, if they may run into the next one; else 0."""
     matmuls = [s for s in rest if isinstance(s, tile.Mma)]
     if not matmuls or not all(is_asynchronous(facts.target, s) for s in matmuls):
@@ -236,7 +236,7 @@ def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
     return len(matmuls)
 
 
-def _awaiting(rest: Body, prepared: Body, ring: SlotRing) -> Body:
+def _insert_ready_wait(rest: Body, prepared: Body, ring: SlotRing) -> Body:
     """Insert the wait for prepared tiles before the first statement that uses them, and the barrier before it."""
     made = {n.buffer for n in within(prepared, Store)}
     at = next((n for n, s in enumerate(rest) if tile.buffers((s,)) & made), None)

@@ -39,8 +39,8 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     acc = state.facts.fragments[s.acc.buffer]
     array = scope.registers[s.acc.buffer]
     inner = scope.inner()
-    all_of = instruction_loops(state, s, row, inner)
-    long, at = all_of.long, all_of.at
+    repetition = instruction_loops(state, s, row, inner)
+    long, at = repetition.long, repetition.at
     repeated = {v.name for v in at.values() if isinstance(v, Var)}
     group = state.warp() // (row.threads // WARP)
     place = {
@@ -89,14 +89,14 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     # One fence is enough for consecutive matmuls on one accumulator; registers already in flight need not be held.
     held = 0 if array in state.matmuls.running else acc.count
     fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
-    first_one = [] if state.matmuls.latest == array else [*_held_left(state, s, row, scope), fence]
+    first_one = [] if state.matmuls.latest == array else [*_complete_left(state, s, row, scope), fence]
     state.matmuls.latest = array
     state.matmuls.running[array] = acc.count
     state.matmuls.groups.append(array)
-    return [*first_one, *all_of.around([call]), k.Call("mlc_wgmma_commit", (), ())]
+    return [*first_one, *repetition.around([call]), k.Call("mlc_wgmma_commit", (), ())]
 
 
-def _held_left(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
+def _complete_left(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
     """Complete an operand in registers before the first matmul."""
     if row.a_space == "shared" or row.a_type not in ("bf16", "f16"):
         return []
@@ -118,13 +118,13 @@ def wait_all(state: Emission) -> Body:
     """Wait for all matmuls in flight."""
     if not state.matmuls.running:
         return []
-    out = wait_but(state, 0)
+    out = wait_for_all_but(state, 0)
     state.matmuls.read.clear()
     state.matmuls.latest = ""
     return out
 
 
-def wait_but(state: Emission, pending: int) -> Body:
+def wait_for_all_but(state: Emission, pending: int) -> Body:
     """Wait for all but the latest `pending` groups; the accumulators of the others are then complete."""
     flying = state.matmuls
     flying.groups = flying.groups[-pending:] if pending else []
@@ -167,7 +167,7 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
     return ""
 
 
-def begun_by(state: Emission, f: tile.For, turn: Var) -> tuple[str, ...]:
+def initialised_by(state: Emission, f: tile.For, turn: Var) -> tuple[str, ...]:
     """The accumulators that a pipeline's matmul initialises, in its first iteration, where `turn` is 0."""
     blank, used = state.matmuls.blank, tile.buffers((f,))
     begun = tuple(name for name in blank if name in used)
@@ -175,7 +175,7 @@ def begun_by(state: Emission, f: tile.For, turn: Var) -> tuple[str, ...]:
     return begun
 
 
-def zeroed_behind(state: Emission, begun: tuple[str, ...], extent: Expr, scope: Scope) -> Body:
+def zero_after_loop(state: Emission, begun: tuple[str, ...], extent: Expr, scope: Scope) -> Body:
     """Zero the accumulators after the loop that was to initialise them, if it had no iteration.
 
     Accumulators in flight are zeroed after the wait for their matmuls. ptxas 13.0 believes that an accumulator read
