@@ -117,7 +117,7 @@ class Kinds:
         """Return the result for each kernel of the whole program, by its name."""
         whole = self.whole
         taken = {t.name for t in (*whole.inputs, *whole.outputs, *whole.temps)}
-        return {x.name: _under(self.lowered[self.of[x.name]], x, taken, whole) for x in whole.kernels}
+        return {x.name: _rename_result(self.lowered[self.of[x.name]], x, taken, whole) for x in whole.kernels}
 
 
 def tiles_of(whole: Program, lowered: Mapping[str, Lowered]) -> Program:
@@ -142,38 +142,38 @@ def functions_of(tiles: Program, lowered: Mapping[str, Lowered]) -> k.Program:
     )  # fmt: skip
 
 
-def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> Lowered:
+def _rename_result(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> Lowered:
     """Rename a result for another kernel of its kind. Names of new temporaries avoid `taken` and are added to it."""
     table = dict(zip(alike.names(found.source), alike.names(kernel), strict=True))
     temps = (*found.temps, *found.parts, *found.zeros)
     new = [t.name for t in temps if t.name not in table]
-    table |= _called_after(new, table, taken)
+    table |= _choose_names(new, table, taken)
     taken |= {table[name] for name in new}
     if kernel is found.source and all(a == b for a, b in table.items()):
         return found
     sizes = {s.name for s in whole.sizes}
 
-    def named(names: Iterable[str], known: dict[str, str]) -> dict[str, str]:
-        return _called_after(names, known, {*known.values(), *sizes})
+    def choose_names(names: Iterable[str], known: dict[str, str]) -> dict[str, str]:
+        return _choose_names(names, known, {*known.values(), *sizes})
 
-    schedule, inner = rename_schedule(found.schedule, table, named)
-    inner |= named((name for x in found.tiles for name in alike.names(x)), inner)
+    schedule, inner = rename_schedule(found.schedule, table, choose_names)
+    inner |= choose_names((name for x in found.tiles for name in alike.names(x)), inner)
     text = show(schedule)
 
-    def called(x: Kernel | k.Function) -> str:
+    def kernel_name(x: Kernel | k.Function) -> str:
         return kernel.name + x.name.removeprefix(found.source.name)
 
     tiles = tuple(
-        alike.renamed(x, inner).replace(name=called(x), origin=kernel.origin, whole=kernel.name if x.whole else "")
+        alike.renamed(x, inner).replace(name=kernel_name(x), origin=kernel.origin, whole=kernel.name if x.whole else "")
         for x in found.tiles
     )
     functions = []
     for f in found.functions:
         alike.shape_of(f)  # computed once for all functions renamed from it
         params = {p.name: table[p.name] for p in f.params}
-        params |= _called_after(alike.names(f), params, {*params.values(), *sizes}, as_they_are=True)
+        params |= _choose_names(alike.names(f), params, {*params.values(), *sizes}, whole_names_only=True)
         made = alike.renamed(f, params)
-        made = made.replace(name=called(f), origin=kernel.origin, schedule=text if f.schedule else "")
+        made = made.replace(name=kernel_name(f), origin=kernel.origin, schedule=text if f.schedule else "")
         alike.same_shape(made, f)
         functions.append(made)
     temps, parts, zeros = (tuple(alike.renamed(t, table) for t in x) for x in (found.temps, found.parts, found.zeros))
@@ -183,21 +183,21 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
 def under(schedule: Schedule, source: Kernel, kernel: Kernel) -> Schedule:
     """Rename a schedule of `source` for a kernel that differs only in names. Raises ValueError for other kernels."""
     table = dict(zip(alike.names(source), alike.names(kernel), strict=True))
-    return rename_schedule(schedule, table, lambda names, known: _called_after(names, known, {*known.values()}))[0]
+    return rename_schedule(schedule, table, lambda names, known: _choose_names(names, known, {*known.values()}))[0]
 
 
-def _called_after(
-    names: Iterable[str], table: Mapping[str, str], taken: Collection[str], as_they_are: bool = False
+def _choose_names(
+    names: Iterable[str], table: Mapping[str, str], taken: Collection[str], whole_names_only: bool = False
 ) -> dict[str, str]:
     """Choose names for those `names` that are not in `table`.
 
-    Names of `table` that occur within a name are replaced too, unless `as_they_are`. The new names differ from each
-    other and from those in `taken`.
+    Names of `table` that occur within a name are replaced too, unless `whole_names_only`. The new names differ from
+    each other and from those in `taken`.
     """
     new = [name for name in dict.fromkeys(names) if name not in table]
     if not new:
         return {}
-    changed = sorted((a for a, b in table.items() if a != b and not as_they_are), key=len, reverse=True)
+    changed = sorted((a for a, b in table.items() if a != b and not whole_names_only), key=len, reverse=True)
     inside = re.compile(f"(?<![A-Za-z])(?:{'|'.join(map(re.escape, changed))})") if changed else None
     used = set(taken)
     out: dict[str, str] = {}

@@ -14,7 +14,7 @@ from compiler.ir.dtype import HALVES, DType
 from compiler.ir.expr import Cast, Const, Expr, Op, Var
 from compiler.ir.rewrite import nodes
 
-MOST = 256  # bf16 and f16 both hold every integer up to this magnitude exactly
+MOST_EXACT = 256  # bf16 and f16 both hold every integer up to this magnitude exactly
 _BYTES = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}
 _HALVES = {d.name for d in HALVES}
 
@@ -41,7 +41,7 @@ def _function(f: k.Function) -> k.Function:
         return f
     changed = {n.name for n in every if isinstance(n, k.Assign)}
     known: dict[str, Range] = {}
-    made: dict[str, list[Range | None]] = defaultdict(list)
+    ranges_of: dict[str, list[Range | None]] = defaultdict(list)
     for s in (
         n
         for n in every
@@ -49,48 +49,48 @@ def _function(f: k.Function) -> k.Function:
         and n.name not in changed
         and (n.value.dtype.is_float or n.value.dtype.name in _BYTES)
     ):
-        made[s.name].append(_whole(s.value, known))
-        found = [r for r in made[s.name] if r is not None]
+        ranges_of[s.name].append(_integer_range(s.value, known))
+        found = [r for r in ranges_of[s.name] if r is not None]
         known.pop(s.name, None)
-        if len(found) == len(made[s.name]):
+        if len(found) == len(ranges_of[s.name]):
             known[s.name] = min(r[0] for r in found), max(r[1] for r in found)
 
     def rule(e: Any) -> Expr | None:
         match e:
             case Cast(Cast(arg, half), wide) if half.name in _HALVES and wide.is_float and wide.name not in _HALVES:
-                return _as(arg, wide) if _whole(arg, known) is not None else None
+                return _cast_to(arg, wide) if _integer_range(arg, known) is not None else None
         return None
 
     return f.replace(body=nodes(f.body, rule))
 
 
-def _as(value: Expr, dtype: DType) -> Expr:
+def _cast_to(value: Expr, dtype: DType) -> Expr:
     return value if value.dtype is dtype else Cast(value, dtype)
 
 
-def _whole(e: Expr, known: Mapping[str, Range]) -> Range | None:
+def _integer_range(e: Expr, known: Mapping[str, Range]) -> Range | None:
     """Return the range of an expression whose values are all integers that 16 bits hold exactly; None for others."""
     match e:
         case Expr() if e.dtype.name in _BYTES:
-            return _masked(e, known)
+            return _byte_range(e, known)
         case Const(value) if isinstance(value, float) and value.is_integer():
             found: Range | None = (value, value)
         case Var(name):
             found = known.get(name)
         case Cast(arg):
-            found = _whole(arg, known)
+            found = _integer_range(arg, known)
         case Op("add" | "sub" as name, (a, b)):
-            left, right = _whole(a, known), _whole(b, known)
+            left, right = _integer_range(a, known), _integer_range(b, known)
             if left is None or right is None:
                 return None
             low, high = right if name == "add" else (-right[1], -right[0])
             found = (left[0] + low, left[1] + high)
         case _:
             return None
-    return found if found is not None and found[0] >= -MOST and found[1] <= MOST else None
+    return found if found is not None and found[0] >= -MOST_EXACT and found[1] <= MOST_EXACT else None
 
 
-def _masked(e: Expr, known: Mapping[str, Range]) -> Range:
+def _byte_range(e: Expr, known: Mapping[str, Range]) -> Range:
     match e:
         case Op("and", (_, Const(mask))) if e.dtype.name == "u8":
             return 0.0, float(mask)

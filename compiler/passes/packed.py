@@ -18,7 +18,7 @@ from compiler.ir.multiples import divides
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Stmt
 
-TOGETHER = 4  # bytes in a word
+WORD_BYTES = 4  # bytes in a word
 PAIR = 2  # elements in a register
 
 
@@ -40,39 +40,39 @@ def packed(program: k.Program) -> k.Program:
 
 def _function(f: k.Function) -> k.Function:
     every = (n for s in f.body for n in s.walk())
-    own = {n.name for n in every if isinstance(n, k.Array) and n.space == "local" and n.align % TOGETHER == 0}
-    return f.replace(body=statements(f.body, partial(_call, own)))
+    own = {n.name for n in every if isinstance(n, k.Array) and n.space == "local" and n.align % WORD_BYTES == 0}
+    return f.replace(body=statements(f.body, partial(_widening_call, own)))
 
 
-def _call(own: Set[str], s: Stmt) -> k.Call | None:
+def _widening_call(own: Set[str], s: Stmt) -> k.Call | None:
     """The call that replaces a loop over adjacent elements of arrays in `own` (the thread's local ones), or None."""
     match s:
         case k.For(var, Const(0), Const(count), 1, (k.Store(to, at, Cast(value, half), "set"),), "unroll") if (
-            half is bf16 and int(count) % TOGETHER == 0 and to in own
+            half is bf16 and int(count) % WORD_BYTES == 0 and to in own
         ):
-            made = _meant(var, value, own)
+            made = _match_widening(var, value, own)
         case _:
             return None
     if made is None:
         return None
     function, (source, index), scale = made
     count = int(count)
-    start, beside = _run(at, var, 0, PAIR), _run(index, var, 0, count)
-    later = [_run(at, var, n, PAIR) for n in range(0, count, PAIR)]
-    if start is None or beside is None or not divides(beside, TOGETHER, {}) or None in later:
+    start, source_start = _start_of_run(at, var, 0, PAIR), _start_of_run(index, var, 0, count)
+    pair_starts = [_start_of_run(at, var, n, PAIR) for n in range(0, count, PAIR)]
+    if start is None or source_start is None or not divides(source_start, WORD_BYTES, {}) or None in pair_starts:
         return None
-    apart = {simplify(b - a, {}, index=True) for a, b in pairwise(x for x in later if x is not None)}
-    match tuple(apart):
+    distances = {simplify(b - a, {}, index=True) for a, b in pairwise(x for x in pair_starts if x is not None)}
+    match tuple(distances):
         case (Const(step),):
-            args: tuple[k.Address | Expr, ...] = (k.Address(to, start), k.Address(source, beside), *scale)
+            args: tuple[k.Address | Expr, ...] = (k.Address(to, start), k.Address(source, source_start), *scale)
             return k.Call(function, (count, *([int(step)] if step != PAIR else [])), args, (to,))
     return None
 
 
-Meaning = tuple[str, tuple[str, Expr], tuple[Expr, ...]]  # device function, array and index that it reads, scale
+Widening = tuple[str, tuple[str, Expr], tuple[Expr, ...]]  # device function, array and index that it reads, scale
 
 
-def _meant(var: str, value: Expr, own: Set[str]) -> Meaning | None:
+def _match_widening(var: str, value: Expr, own: Set[str]) -> Widening | None:
     match value:
         case Load(source, (index,), byte) if byte is i8 and source in own:
             return "mlc_widened", (source, index), ()
@@ -89,12 +89,12 @@ def _meant(var: str, value: Expr, own: Set[str]) -> Meaning | None:
     return ("mlc_scaled_halves", (source, index), (lift, scale)) if fixed else None
 
 
-def _run(index: Expr, var: str, first: int, count: int) -> Expr | None:
+def _start_of_run(index: Expr, var: str, first: int, count: int) -> Expr | None:
     """The start of `count` consecutive elements of an array, which is even; None if they are not consecutive."""
     here = Var(var)
     start = simplify(substitute(index, {here: Const(first, here.dtype)}), {}, index=True)
-    beside = (
+    offsets = (
         simplify(substitute(index, {here: Const(first + n, here.dtype)}) - start, {}, index=True) for n in range(count)
     )
-    there = all(x is Const(n, here.dtype) for n, x in enumerate(beside))
-    return start if there and divides(start, PAIR, {}) else None
+    is_consecutive = all(x is Const(n, here.dtype) for n, x in enumerate(offsets))
+    return start if is_consecutive and divides(start, PAIR, {}) else None

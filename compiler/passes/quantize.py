@@ -68,14 +68,14 @@ def quantize(program: Program, mode: str, weights: Iterable[str]) -> tuple[Progr
         made.take(call)
     read = {n for c in made.calls for n in reads(c)} | set(program.outputs)
     used = {w.weight for w in made.done.values()}
-    calls = tuple(c for c in made.calls if not (c.op in _TURNS and not read & set(c.outputs)))
+    calls = tuple(c for c in made.calls if not (c.op in _TRANSPOSES and not read & set(c.outputs)))
     read = {n for c in calls for n in reads(c)} | set(program.outputs)
     kept = tuple(i for i in program.inputs if i.name in read or i.name not in used)
     out = program.replace(inputs=(*kept, *made.inputs), calls=calls)
     return out, tuple(made.done.values())
 
 
-_TURNS = ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default")
+_TRANSPOSES = ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default")
 
 
 @dataclass
@@ -94,9 +94,9 @@ class _Rewriter:
         self.turned = {name: (name, False) for name in self.weights}
 
     def take(self, call: Call) -> None:
-        if call.op in _TURNS and isinstance(call.args[0], Ref) and call.args[0].name in self.turned:
+        if call.op in _TRANSPOSES and isinstance(call.args[0], Ref) and call.args[0].name in self.turned:
             weight, across = self.turned[call.args[0].name]
-            if _swaps(call):
+            if _is_transpose(call):
                 self.turned[call.outputs[0]] = weight, not across
         found = self.product(call)
         if found is None:
@@ -238,7 +238,7 @@ class _Rewriter:
         return self.call("aten.to.dtype", (made, exact), exact, shape)
 
 
-def _swaps(call: Call) -> bool:
+def _is_transpose(call: Call) -> bool:
     """Whether a call transposes a matrix."""
     match call.args[1:]:
         case ():

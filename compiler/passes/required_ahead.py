@@ -53,7 +53,7 @@ class Ahead:
                 low, high = value_range(op("sub", stop, start), {})
                 valid = Var(self.fresh("valid"), boolean)
                 long = high is None or high >= self.least * step
-                checks, rest = self.apart(inner, {var}, valid) if long else ((), inner)
+                checks, rest = self.split_checks(inner, {var}, valid) if long else ((), inner)
                 loop = s.replace(body=self.body(rest))
                 if not checks:
                     return (loop,)
@@ -62,41 +62,43 @@ class Ahead:
                 return (k.Declare(valid.name, Const(True, boolean)), *runs, k.If(required, (loop,)))
         return (s,)
 
-    def apart(self, body: Body, changing: set[str], valid: Var, inner: bool = False) -> tuple[Body, Body]:
+    def split_checks(self, body: Body, changing: set[str], valid: Var, inner: bool = False) -> tuple[Body, Body]:
         """Return the checks that loops of a body make of values that are not `changing`, and the body without them."""
         checks: list[k.Stmt] = []
         rest: list[k.Stmt] = []
 
-        def lasting(*of: Expr) -> bool:
+        def is_invariant(*of: Expr) -> bool:
             return all(self.lasts(e) and not names(e) & changing for e in of)
 
         for s in body:
             match s:
-                case k.Declare(name, Op("require", (cond, value))) if inner and lasting(cond, value) and _plain(s):
+                case k.Declare(name, Op("require", (cond, value))) if (
+                    inner and is_invariant(cond, value) and _has_single_requirement(s)
+                ):
                     holds = cond if cond.dtype.lanes == 1 else k.Across("and", cond)
                     checks += [k.Assign(valid.name, op("and", valid, holds)), k.Declare(name, value)]
                     rest.append(k.Declare(name, value))
                 case k.Declare(name, value):
-                    if lasting(value):
+                    if is_invariant(value):
                         checks.append(s)
                     else:
                         changing.add(name)
                     rest.append(s)
-                case k.For(var, start, stop) if lasting(start, stop):
-                    ahead, left = self.apart(s.body, changing - {var}, valid, True)
+                case k.For(var, start, stop) if is_invariant(start, stop):
+                    ahead, left = self.split_checks(s.body, changing - {var}, valid, True)
                     checks += [s.replace(body=ahead, mark="")] * bool(ahead)
                     rest.append(s.replace(body=left))
-                case k.If(cond, then, orelse) if inner and lasting(cond):
-                    arms = [self.apart(arm, set(changing), valid, True) for arm in (then, orelse)]
+                case k.If(cond, then, orelse) if inner and is_invariant(cond):
+                    arms = [self.split_checks(arm, set(changing), valid, True) for arm in (then, orelse)]
                     if any(ahead for ahead, _ in arms):
                         checks.append(k.If(cond, arms[0][0], arms[1][0]))
                     rest.append(s.replace(body=arms[0][1], orelse=arms[1][1]))
                 case _:
                     rest.append(s)
-        return _needed(checks), tuple(rest)
+        return _needed_checks(checks), tuple(rest)
 
 
-def _needed(checks: list[k.Stmt]) -> Body:
+def _needed_checks(checks: list[k.Stmt]) -> Body:
     """Return the assignments among `checks` and the declarations that they read."""
     out: list[k.Stmt] = []
     read: set[str] = set()
@@ -107,6 +109,6 @@ def _needed(checks: list[k.Stmt]) -> Body:
     return tuple(reversed(out))
 
 
-def _plain(s: k.Declare) -> bool:
+def _has_single_requirement(s: k.Declare) -> bool:
     """Whether a declaration contains no requirement but the outermost."""
     return sum(isinstance(n, Op) and n.name == "require" for n in s.value.walk()) == 1

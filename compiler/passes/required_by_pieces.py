@@ -58,15 +58,15 @@ class ByPieces:
         match s:
             case k.If(_, then, orelse):
                 return (s.replace(body=self.body(then), orelse=self.body(orelse)),)
-            case k.For(body=inner, step=1, mark="" | "parallel") if all(map(self.short, inner)):
-                return self.pieces(s) or (s,)
+            case k.For(body=inner, step=1, mark="" | "parallel") if all(map(self.is_short, inner)):
+                return self.split_into_pieces(s) or (s,)
             case k.For(body=inner, mark="") if all(isinstance(t, k.Declare | k.Store) for t in inner):
-                return self.jammed(s) or (s,)
+                return self.unroll_vector_loop(s) or (s,)
             case k.For(body=inner):
                 return (s.replace(body=self.body(inner)),)
         return (s,)
 
-    def short(self, s: k.Stmt) -> bool:
+    def is_short(self, s: k.Stmt) -> bool:
         """Whether a statement takes no longer than a check does."""
         match s:
             case k.For(_, Const(start), Const(stop), step, body):
@@ -75,10 +75,10 @@ class ByPieces:
 
     # ---- loops of scalars
 
-    def pieces(self, f: k.For) -> Body | None:
+    def split_into_pieces(self, f: k.For) -> Body | None:
         """Return the loop in pieces and its remainder; None if it is too short or nothing can be checked ahead."""
-        whole = _whole(f, self.scalars)
-        required, rest = self.apart(f) if whole is not None else ({}, ())
+        whole = _end_of_whole_steps(f, self.scalars)
+        required, rest = self.split_requirements(f) if whole is not None else ({}, ())
         if whole is None or not required:
             return None
         piece = Var(self.fresh(f"{f.var}_piece"), i64)
@@ -88,17 +88,19 @@ class ByPieces:
             widest = max(n.dtype.bytes for n in index.walk() if isinstance(n, Expr))
             lanes = min(self.width // widest, self.scalars)
             for first in range(0, self.scalars, lanes):
-                wide = _widened(index, f.var, op("add", piece, const(first)) if first else piece, lanes)
-                given = {} if isinstance(wide, Load) else {n: Var(self.fresh("asked"), n.dtype) for n in loads(wide)}
+                wide = _widen(index, f.var, op("add", piece, const(first)) if first else piece, lanes)
+                loaded = {} if isinstance(wide, Load) else {n: Var(self.fresh("asked"), n.dtype) for n in loads(wide)}
                 name = Var(self.fresh("asked"), wide.dtype)
-                asked += [k.Declare(known.name, load) for load, known in given.items()]
-                asked.append(k.Declare(name.name, substitute(wide, given)))
+                asked += [k.Declare(known.name, load) for load, known in loaded.items()]
+                asked.append(k.Declare(name.name, substitute(wide, loaded)))
                 limits.setdefault(k.Broadcast(limit, lanes), []).append(name)
-        turns = f.replace(start=piece, stop=op("add", piece, const(self.scalars)), body=rest, mark="unroll")
-        made = k.For(piece.name, f.start, whole, self.scalars, (*asked, *self.only_if(limits, (turns,))), f.mark)
-        return (made, *_left(f.replace(mark=""), whole))
+        iterations = f.replace(start=piece, stop=op("add", piece, const(self.scalars)), body=rest, mark="unroll")
+        made = k.For(
+            piece.name, f.start, whole, self.scalars, (*asked, *self.guard_by_limits(limits, (iterations,))), f.mark
+        )
+        return (made, *_remainder(f.replace(mark=""), whole))
 
-    def apart(self, f: k.For) -> tuple[dict[tuple[Expr, Expr], None], Body]:
+    def split_requirements(self, f: k.For) -> tuple[dict[tuple[Expr, Expr], None], Body]:
         """Return (value, limit) of each requirement that vectors can check, and the body without these requirements."""
         values: dict[Expr, Expr] = {}
         required: dict[tuple[Expr, Expr], None] = {}
@@ -106,15 +108,15 @@ class ByPieces:
         for s in f.body:
             if isinstance(s, k.Declare):
                 value = substitute(s.value, values) if values else s.value
-                asks = _below(value)
-                if asks is not None and f.var not in names(asks[1]) and all(self.widens(e, f.var) for e in asks):
+                asks = _match_bounds_check(value)
+                if asks is not None and f.var not in names(asks[1]) and all(self.can_widen(e, f.var) for e in asks):
                     required[asks] = None
-                    value, s = asks[0], s.replace(value=_value(s.value))
+                    value, s = asks[0], s.replace(value=_without_requirement(s.value))
                 values[Var(s.name, s.value.dtype)] = value
             rest.append(s)
         return required, tuple(rest)
 
-    def widens(self, e: Expr, var: str) -> bool:
+    def can_widen(self, e: Expr, var: str) -> bool:
         """Whether an expression can be evaluated for several iterations at once: only the loop variable changes it."""
         match e:
             case Const() | Var():
@@ -125,21 +127,23 @@ class ByPieces:
                 plain = not any(var in names(a) or loads(a) for a in others)
                 return self.lasts(e) and form.get(Var(var, i64), 0) in (0, 1) and plain
             case Cast(arg):
-                return self.widens(arg, var)
+                return self.can_widen(arg, var)
             case Op(name, args):
-                return name != "require" and all(self.widens(a, var) for a in args)
+                return name != "require" and all(self.can_widen(a, var) for a in args)
         return False
 
     # ---- loops over vectors
 
-    def jammed(self, f: k.For) -> Body | None:
+    def unroll_vector_loop(self, f: k.For) -> Body | None:
         """Unroll the loop so that several vectors are checked before any is used; None if that is not possible."""
-        asking = [n for n, s in enumerate(f.body) if isinstance(s, k.Declare) and _below(s.value) is not None]
-        whole = _whole(f, self.vectors * f.step)
+        asking = [
+            n for n, s in enumerate(f.body) if isinstance(s, k.Declare) and _match_bounds_check(s.value) is not None
+        ]
+        whole = _end_of_whole_steps(f, self.vectors * f.step)
         if whole is None or not asking or _used_by_lane(f.body):
             return None
         first, then = f.body[: asking[-1] + 1], f.body[asking[-1] + 1 :]
-        if not all(isinstance(s, k.Declare) and self.lasts(s.value) for s in first) or _reaches(first):
+        if not all(isinstance(s, k.Declare) and self.lasts(s.value) for s in first) or _has_unchecked_address(first):
             return None
         before: list[k.Stmt] = []
         after: list[k.Stmt] = []
@@ -147,17 +151,19 @@ class ByPieces:
         for n in range(self.vectors):
             table: dict[Expr, Expr] = {Var(f.var, i64): op("add", Var(f.var, i64), const(n * f.step))} if n else {}
             for s in first:
-                before.append(self.copied(s, table, limits))
+                before.append(self.copy_statement(s, table, limits))
             for s in then:
-                after.append(self.copied(s, table, limits))
-        made = f.replace(stop=whole, step=self.vectors * f.step, body=(*before, *self.only_if(limits, tuple(after))))
-        return (made, *_left(f, whole))
+                after.append(self.copy_statement(s, table, limits))
+        made = f.replace(
+            stop=whole, step=self.vectors * f.step, body=(*before, *self.guard_by_limits(limits, tuple(after)))
+        )
+        return (made, *_remainder(f, whole))
 
-    def copied(self, s: k.Stmt, table: dict[Expr, Expr], limits: Limits) -> k.Stmt:
+    def copy_statement(self, s: k.Stmt, table: dict[Expr, Expr], limits: Limits) -> k.Stmt:
         """Copy a statement under fresh names, added to `table`, with its requirement moved into `limits`."""
         new = s.map(lambda e: substitute(e, table)) if table else s
         if isinstance(s, k.Declare) and isinstance(new, k.Declare):
-            if (asks := _below(new.value)) is not None:
+            if (asks := _match_bounds_check(new.value)) is not None:
                 limits.setdefault(asks[1], []).append(asks[0])
                 new = new.replace(value=asks[0])
             if table:
@@ -165,19 +171,19 @@ class ByPieces:
             table[Var(s.name, s.value.dtype)] = Var(new.name, new.value.dtype)
         return new
 
-    def only_if(self, limits: Limits, then: Body) -> Body:
+    def guard_by_limits(self, limits: Limits, then: Body) -> Body:
         """Return statements that run `then` if all indices are within their limits, and otherwise fail."""
-        held: list[Expr] = []
+        conditions: list[Expr] = []
         for limit, asked in limits.items():
             zero = k.Broadcast(Const(0, limit.dtype.replace(lanes=1)), limit.dtype.lanes)
             parts = [op("and", op("ge", a, zero), op("lt", a, limit)) for a in asked]
-            held.append(k.Across("and", functools.reduce(lambda a, b: op("and", a, b), parts)))
+            conditions.append(k.Across("and", functools.reduce(lambda a, b: op("and", a, b), parts)))
         valid = Var(self.fresh("valid"), boolean)
-        holds = functools.reduce(lambda a, b: op("and", a, b), held)
+        holds = functools.reduce(lambda a, b: op("and", a, b), conditions)
         return (k.Declare(valid.name, holds), k.If(op("require", valid, valid), then))
 
 
-def _whole(f: k.For, step: int) -> Expr | None:
+def _end_of_whole_steps(f: k.For, step: int) -> Expr | None:
     """The end of the last whole step of a loop; None if there may be none."""
     extent = canonical(f.stop - f.start)
     low, high = value_range(extent, {})
@@ -187,12 +193,12 @@ def _whole(f: k.For, step: int) -> Expr | None:
     return whole
 
 
-def _left(f: k.For, start: Expr) -> Body:
+def _remainder(f: k.For, start: Expr) -> Body:
     """The remainder of the loop from `start` on, if any."""
     return () if start is f.stop else (f.replace(start=start),)
 
 
-def _below(e: Expr) -> tuple[Expr, Expr] | None:
+def _match_bounds_check(e: Expr) -> tuple[Expr, Expr] | None:
     """Return (index, limit) for a requirement that 0 <= index < limit; None for others."""
     match e:
         case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, limit)))), index)) if a is b is index:
@@ -202,7 +208,7 @@ def _below(e: Expr) -> tuple[Expr, Expr] | None:
     return None
 
 
-def _value(e: Expr) -> Expr:
+def _without_requirement(e: Expr) -> Expr:
     """The value of an expression without its requirement."""
     return e.args[1] if isinstance(e, Op) else e
 
@@ -213,20 +219,20 @@ def _used_by_lane(body: Body) -> bool:
     The check of the whole vector would then load the indices a second time.
     """
     known = {s.name: s.value for s in body if isinstance(s, k.Declare)}
-    asked = {name: _value(e) for name, e in known.items() if _below(e) is not None}
+    asked = {name: _without_requirement(e) for name, e in known.items() if _match_bounds_check(e) is not None}
     loaded = {n for n, e in asked.items() if isinstance(known.get(e.name) if isinstance(e, Var) else e, Load)}
     indices = {n.index for s in body for n in s.walk() if isinstance(n, k.Gather)}
     return any(isinstance(part, Var) and part.name in loaded for index in indices for part in _summands(index))
 
 
-def _reaches(body: Body) -> bool:
+def _has_unchecked_address(body: Body) -> bool:
     """Whether a load's address depends on a value that is still to be checked."""
     asked: set[str] = set()
     for s in body:
         if any(asked & names(n.index if isinstance(n, k.Gather) else n.index[0]) for n in s.walk()
                if isinstance(n, Load | k.Gather)):  # fmt: skip
             return True
-        if isinstance(s, k.Declare) and (asked & names(s.value) or _below(s.value) is not None):
+        if isinstance(s, k.Declare) and (asked & names(s.value) or _match_bounds_check(s.value) is not None):
             asked.add(s.name)
     return False
 
@@ -235,7 +241,7 @@ def _summands(e: Expr) -> tuple[Expr, ...]:
     return (*_summands(e.args[0]), *_summands(e.args[1])) if isinstance(e, Op) and e.name == "add" else (e,)
 
 
-def _widened(e: Expr, var: str, first: Expr, lanes: int) -> Expr:
+def _widen(e: Expr, var: str, first: Expr, lanes: int) -> Expr:
     """The vector of an expression's values for `lanes` iterations from `first` on."""
     if var not in names(e):
         return k.Broadcast(e, lanes)
@@ -246,7 +252,7 @@ def _widened(e: Expr, var: str, first: Expr, lanes: int) -> Expr:
             at = from_linear(linear(substitute(index, {Var(var, i64): first})))
             return Load(buffer, (at,), vector(dtype, lanes))
         case Cast(arg, dtype):
-            return cast(_widened(arg, var, first, lanes), vector(dtype, lanes))
+            return cast(_widen(arg, var, first, lanes), vector(dtype, lanes))
         case Op(name, args):
-            return op(name, *(_widened(a, var, first, lanes) for a in args))
+            return op(name, *(_widen(a, var, first, lanes) for a in args))
     raise TypeError(f"{type(e).__name__} has no vector")

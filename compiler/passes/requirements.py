@@ -44,14 +44,14 @@ def without_requirements(program: k.Program) -> k.Program:
     """The program without its checks, for data known to be valid."""
 
     def body(of: k.Function) -> Body:
-        return rewrite.nodes(of.body, lambda n: n.args[1] if _requires(n) else None)
+        return rewrite.nodes(of.body, lambda n: n.args[1] if _is_requirement(n) else None)
 
     return program.replace(functions=tuple(f.replace(body=body(f)) for f in program.functions))
 
 
 def _function(f: k.Function, width: int) -> k.Function:
     nodes = [n for s in f.body for n in s.walk()]
-    if not any(_requires(n) for n in nodes):
+    if not any(_is_requirement(n) for n in nodes):
         return f
     taken = {p.name for p in f.params} | {n.name for n in nodes if isinstance(n, k.Declare | k.Array | Var)}
     taken |= {n.var for n in nodes if isinstance(n, k.For)}
@@ -67,7 +67,7 @@ def _function(f: k.Function, width: int) -> k.Function:
     return f.replace(body=body)
 
 
-def _requires(n: object) -> bool:
+def _is_requirement(n: object) -> bool:
     return isinstance(n, Op) and n.name == "require"
 
 
@@ -91,29 +91,29 @@ class _Checks:
         for s in body:
             match s:
                 case k.For():
-                    made, head = self.named(s.replace(body=()), known)
-                    out += [*made, *self.outside(head.replace(body=self.body(s.body, known)), known)]
+                    made, head = self.name_requirements(s.replace(body=()), known)
+                    out += [*made, *self.hoist_from_loop(head.replace(body=self.body(s.body, known)), known)]
                 case k.If(cond, then, orelse):
-                    made, head = self.named(k.If(cond, ()), known)
+                    made, head = self.name_requirements(k.If(cond, ()), known)
                     out += made
                     out.append(head.replace(body=self.body(then, known), orelse=self.body(orelse, known)))
                 case _:
-                    made, new = self.named(s, known)
+                    made, new = self.name_requirements(s, known)
                     out += [*made, new]
         return tuple(out)
 
-    def named(self, s: k.Stmt, known: Known) -> tuple[list[k.Stmt], Any]:
+    def name_requirements(self, s: k.Stmt, known: Known) -> tuple[list[k.Stmt], Any]:
         """Return the declarations of what `s` requires, and `s` with their names."""
         uses: Counter[Node] = Counter()
-        for n in _required(s):
-            _count(n, uses)
+        for n in _outermost_requirements(s):
+            _count_occurrences(n, uses)
         out: list[k.Stmt] = []
-        here: Known = dict(known)
+        available: Known = dict(known)
         done: dict[Node, Any] = {}
 
         def go(n: Any) -> Any:
-            if n in here:
-                return here[n]
+            if n in available:
+                return available[n]
             if n not in done:
                 done[n] = made(n)
             return done[n]
@@ -124,13 +124,13 @@ class _Checks:
             if isinstance(n, Select):
                 return canonical(n.replace(cond=go(n.cond)))
             new = canonical(n.map(go))
-            if new in here:
-                return here[new]
-            if not _requires(new) and (uses[n] < 2 or not _worth_a_name(new)):
+            if new in available:
+                return available[new]
+            if not _is_requirement(new) and (uses[n] < 2 or not _worth_a_name(new)):
                 return new
-            name = Var(self.fresh("checked" if _requires(new) else "asked"), new.dtype)
+            name = Var(self.fresh("checked" if _is_requirement(new) else "asked"), new.dtype)
             out.append(k.Declare(name.name, new))
-            here[n] = here[new] = name
+            available[n] = available[new] = name
             if self.lasts(new):
                 known[new] = name
             return name
@@ -144,30 +144,30 @@ class _Checks:
         shared = any(isinstance(n, k.Peer | k.Together) for n in nodes)
         return not shared and read <= self.fixed and not names(e) & self.assigned
 
-    def outside(self, f: k.For, known: Known) -> list[k.Stmt]:
+    def hoist_from_loop(self, f: k.For, known: Known) -> list[k.Stmt]:
         """The loop, preceded by those of its named requirements that are loop-invariant."""
-        if self.threads and not _runs(f):
+        if self.threads and not _has_iterations(f):
             return [f]
         bound = {f.var} | {n.name for s in f.body for n in s.walk() if isinstance(n, k.Declare | k.Array)}
         bound |= {n.var for s in f.body for n in s.walk() if isinstance(n, k.For)}
-        moved: list[k.Stmt] = []
+        hoisted: list[k.Stmt] = []
         table: dict[Any, Any] = {}
-        left: list[k.Stmt] = []
+        remaining: list[k.Stmt] = []
         for s in f.body:
             if not isinstance(s, k.Declare) or s.name not in self.made:
-                left.append(s)
+                remaining.append(s)
                 continue
             value = substitute(s.value, table) if table else s.value
             if names(value) & bound or not self.lasts(value):
-                left.append(s)
+                remaining.append(s)
             elif value in known:
                 table[Var(s.name, value.dtype)] = known[value]
             else:
                 bound.discard(s.name)
                 known[value] = Var(s.name, value.dtype)
-                moved.append(k.Declare(s.name, value))
-        body = tuple(left)
-        return [*moved, f.replace(body=substitute(body, table) if table else body)]
+                hoisted.append(k.Declare(s.name, value))
+        body = tuple(remaining)
+        return [*hoisted, f.replace(body=substitute(body, table) if table else body)]
 
     def fresh(self, stem: str) -> str:
         name = fresh(stem, self.taken)
@@ -180,22 +180,22 @@ def _worth_a_name(e: Any) -> bool:
     return isinstance(e, Expr) and not isinstance(e, Const | Var) and e.dtype.kind != "bool" and not constant
 
 
-def _required(n: Node) -> list[Op]:
+def _outermost_requirements(n: Node) -> list[Op]:
     """The outermost requirements in a statement's own expressions, except under a `Select`."""
     if isinstance(n, Op) and n.name == "require":
         return [n]
     below = (n.cond,) if isinstance(n, Select) else n.below
-    return [x for child in below if isinstance(child, Node) for x in _required(child)]
+    return [x for child in below if isinstance(child, Node) for x in _outermost_requirements(child)]
 
 
-def _count(n: Node, uses: Counter[Node]) -> None:
+def _count_occurrences(n: Node, uses: Counter[Node]) -> None:
     """Count the occurrences of each node; the parts of a repeated node count once."""
     uses[n] += 1
     if uses[n] == 1:
         for child in (n.cond,) if isinstance(n, Select) else n.children():
-            _count(child, uses)
+            _count_occurrences(child, uses)
 
 
-def _runs(f: k.For) -> bool:
+def _has_iterations(f: k.For) -> bool:
     low, _ = value_range(f.stop - f.start, {}) if f.stop.dtype is i64 else (None, None)
     return low is not None and low > 0

@@ -87,18 +87,18 @@ class _Builder:
         out = set()
         for e in self.group.equations:
             own = {self.nest.names[e.name, a.name] for a in e.axes}
-            dear = isinstance(e, Map) and cost(e.value) >= WORTH_KEEPING
-            if dear and sweeps and own > rows and sum(self._reaches(r, e.name) for r in roots) > 1:
+            is_expensive = isinstance(e, Map) and cost(e.value) >= WORTH_KEEPING
+            if is_expensive and sweeps and own > rows and sum(self._evaluates(r, e.name) for r in roots) > 1:
                 out.add(e.name)
         return out
 
     def _readers(self, name: str) -> list[Equation]:
         return [e for e in self.group.equations if name in reads(e)]
 
-    def _reaches(self, e: Equation, name: str) -> bool:
+    def _evaluates(self, e: Equation, name: str) -> bool:
         """Whether evaluating `e` evaluates `name` in the same loop."""
         return any(
-            n == name or (isinstance(self.made[n], Map) and self._reaches(self.made[n], name))
+            n == name or (isinstance(self.made[n], Map) and self._evaluates(self.made[n], name))
             for n in reads(e)
             if n in self.made
         )
@@ -111,7 +111,7 @@ class _Builder:
                     self._kernel(self.group.name, self._scatter(s), tensors),
                 ]
             case (Order() as o,):
-                return [self._kernel(self.group.name, _in_order(o), tensors)]
+                return [self._kernel(self.group.name, _lower_order(o), tensors)]
         axes = tuple(Axis(self._fresh(a.name), a.extent) for a in self.nest.rows)
         self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))
         self.rows = _Scope(None, {}).inner(axes)
@@ -119,8 +119,8 @@ class _Builder:
         # loop stores the maps that read the scan.
         for e in sorted(self.group.equations, key=lambda e: not isinstance(e, Reduce)):
             if (e.name in self.kept or isinstance(e, Reduce | Scan)) and e.name not in self.done:
-                self._root(e)
-        return [self._kernel(self.group.name, _nested(axes, ["parallel"] * len(axes), self.rows.body), tensors)]
+                self._build_loops(e)
+        return [self._kernel(self.group.name, _nest_loops(axes, ["parallel"] * len(axes), self.rows.body), tensors)]
 
     def _kernel(self, name: str, body: tuple[Stmt, ...], tensors: dict[str, Tensor]) -> Kernel:
         writes = tuple(dict.fromkeys(n.buffer for n in within(body, Store)))
@@ -141,17 +141,17 @@ class _Builder:
         """The loop variables for the axes of `e`, given the loops opened inside the rows."""
         return tuple((self.loops | inner)[self.nest.names[e.name, a.name]].var for a in e.axes)
 
-    def _open(self, e: Equation, axes: tuple[Axis, ...]) -> dict[str, Axis]:
+    def _new_loops(self, e: Equation, axes: tuple[Axis, ...]) -> dict[str, Axis]:
         names = [(self.nest.names[e.name, a.name], a) for a in axes]
         return {n: Axis(self._fresh(a.name), a.extent) for n, a in names if n not in self.loops}
 
-    def _root(self, e: Equation) -> None:
+    def _build_loops(self, e: Equation) -> None:
         match e:
             case Map():
-                inner = self._open(e, e.axes)
+                inner = self._new_loops(e, e.axes)
                 scope = self.rows.inner(tuple(inner.values()))
                 self._value(e, self._index(e, inner), scope)
-                self.rows.body += _nested(tuple(inner.values()), ["parallel"] * len(inner), scope.body)
+                self.rows.body += _nest_loops(tuple(inner.values()), ["parallel"] * len(inner), scope.body)
             case Reduce():
                 value = self._value(e, self._index(e, {}), self.rows)
                 if e.name in self.kept:
@@ -160,7 +160,7 @@ class _Builder:
                 self._scan(e)
 
     def _scan(self, e: Scan) -> None:
-        inner = self._open(e, tuple(a for a in e.axes if a.name == e.along))
+        inner = self._new_loops(e, tuple(a for a in e.axes if a.name == e.along))
         axes = tuple(inner.values())
         scope = self.rows.inner(axes)
         total = self._fresh(e.name + "_total")
@@ -171,9 +171,9 @@ class _Builder:
         if e.name in self.kept:
             scope.body.append(Store(e.name, index, Var(total, e.dtype)))
         for m in self.group.equations:
-            if isinstance(m, Map) and m.name in self.kept and self._reaches(m, e.name):
+            if isinstance(m, Map) and m.name in self.kept and self._evaluates(m, e.name):
                 self._value(m, self._index(m, inner), scope)
-        self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["scan"], scope.body)]
+        self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nest_loops(axes, ["scan"], scope.body)]
         self.done[e.name] = scope
 
     def _table(self, e: Equation, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
@@ -186,9 +186,9 @@ class _Builder:
         then stays inside the expression.
         """
         key = (e.name, index)
-        at_hand = scope.find(key)
-        if at_hand is not None:
-            return at_hand
+        available = scope.find(key)
+        if available is not None:
+            return available
         if e.name in self.done and self._is_written(e, index, scope):
             return Load(e.name, index, e.dtype)
         if isinstance(e, Reduce):
@@ -197,7 +197,7 @@ class _Builder:
             return value
         assert isinstance(e, Map), f"{e.name} is read where it is not complete"
         home = self.rows if all(i in {a.var for a in self.loops.values()} for i in index) else scope
-        if guarded and not self._in_rows(e, index):
+        if guarded and not self._is_row_index(e, index):
             return self._expression(e.value, self._table(e, index), scope, guarded=True)
         value = self._expression(e.value, self._table(e, index), home)
         if not isinstance(value, expr.Const | Var | Load):
@@ -205,7 +205,7 @@ class _Builder:
             home.body.append(Let(name, value))
             value = Var(name, e.dtype)
         home.values[key] = value
-        if e.name in self.kept and e.name not in self.done and self._covers(e, index, home):
+        if e.name in self.kept and e.name not in self.done and self._visits_all_once(e, index, home):
             home.body.append(Store(e.name, index, value))
             self.done[e.name] = home
         return value
@@ -219,12 +219,12 @@ class _Builder:
             here = here.parent
         return own_rows and (home is self.rows or here is not home)
 
-    def _in_rows(self, e: Equation, index: tuple[Expr, ...]) -> bool:
+    def _is_row_index(self, e: Equation, index: tuple[Expr, ...]) -> bool:
         """Whether the index is the shared loops for the axes of `e`, and hence always in bounds."""
         loops = [self.loops.get(self.nest.names[e.name, a.name]) for a in e.axes]
         return all(a is not None and a.var is i for a, i in zip(loops, index, strict=True))
 
-    def _covers(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
+    def _visits_all_once(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
         """Whether these loops visit each element of `e` exactly once."""
         names = [i.name for i in index if isinstance(i, Var)]
         full = all(scope.ranges.get(n) == extent_range(a.extent) for n, a in zip(names, e.axes, strict=False))
@@ -232,14 +232,14 @@ class _Builder:
 
     def _reduce(self, e: Reduce, index: tuple[Expr, ...]) -> Expr:
         """Append the reduction's own loops to the rows, ahead of the reader; return the accumulator."""
-        inner = self._open(e, e.over)
+        inner = self._new_loops(e, e.over)
         axes = tuple(inner.values())
         scope = self.rows.inner(axes)
         table = self._table(e, index) | {a.var: inner[self.nest.names[e.name, a.name]].var for a in e.over}
         value = self._expression(e.value, table, scope)
         total = self._fresh(e.name + "_")
         scope.body.append(Accum(total, e.op, value))
-        self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["reduce"] * len(axes), scope.body)]
+        self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nest_loops(axes, ["reduce"] * len(axes), scope.body)]
         return Var(total, e.dtype)
 
     def _expression(self, e: Expr, table: dict[Expr, Expr], scope: _Scope, guarded: bool = False) -> Expr:
@@ -265,7 +265,7 @@ class _Builder:
 
     def _scatter_base(self, s: Scatter) -> tuple[Stmt, ...]:
         body: list[Stmt] = [Store(s.name, tuple(a.var for a in s.axes), s.base)]
-        return _nested(s.axes, ["parallel"] * len(s.axes), body)
+        return _nest_loops(s.axes, ["parallel"] * len(s.axes), body)
 
     def _scatter(self, s: Scatter) -> tuple[Stmt, ...]:
         """The updates of a scatter.
@@ -278,18 +278,18 @@ class _Builder:
         ordered = [a for a in s.over if a.var not in moved]
         update: Stmt = Store(s.name, s.index, s.value, s.op)
         body = [update if isinstance(s.guard, expr.Const) and s.guard.value else If(s.guard, (update,))]
-        return _nested((*distinct, *ordered), ["parallel"] * len(distinct) + ["scan"] * len(ordered), body)
+        return _nest_loops((*distinct, *ordered), ["parallel"] * len(distinct) + ["scan"] * len(ordered), body)
 
 
-def _in_order(e: Order) -> tuple[Stmt, ...]:
+def _lower_order(e: Order) -> tuple[Stmt, ...]:
     rows = tuple(a for a in e.axes if a.name != e.along)
     (turn,), (over,) = (a for a in e.axes if a.name == e.along), e.over
     body = (Store(e.name, tuple(a.var for a in e.axes), over.var),)
     every = InOrder(turn.name, turn.extent, over.name, over.extent, e.value, e.how, body)
-    return _nested(rows, ["parallel"] * len(rows), [every])
+    return _nest_loops(rows, ["parallel"] * len(rows), [every])
 
 
-def _nested(axes: tuple[Axis, ...], kinds: list[str], body: list[Stmt]) -> tuple[Stmt, ...]:
+def _nest_loops(axes: tuple[Axis, ...], kinds: list[str], body: list[Stmt]) -> tuple[Stmt, ...]:
     out = tuple(body)
     for a, kind in reversed(list(zip(axes, kinds, strict=True))):
         out = (loop.For(a.name, a.extent, kind, out),)

@@ -29,7 +29,7 @@ SELDOM = 32  # at most one column in this many may be computed twice to save an 
 # before their use; next to a longer inner loop, a check costs little.
 CHECKS = Checks(ahead=8, scalars=32, within=2, vectors=4)
 LINE = 64  # bytes
-FAR = 8 * LINE  # rows a multiple of this apart map to an eighth of a cache's sets, or fewer
+SET_CONFLICT_STRIDE = 8 * LINE  # rows a multiple of this apart map to an eighth of a cache's sets, or fewer
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
@@ -39,29 +39,29 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
     cheap. Raises ScheduleError for a step that does not apply.
     """
     checked = any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
-    said = any(isinstance(s, Checks) for s in schedule.steps)
-    checks = Schedule((CHECKS,) if checked and not said else ())
+    has_checks = any(isinstance(s, Checks) for s in schedule.steps)
+    checks = Schedule((CHECKS,) if checked and not has_checks else ())
     summed = any(isinstance(s, Accum) for s in within(kernel.body))
     if not summed and not any(isinstance(s, Pack | Tensorize | Bind) for s in schedule.steps):
         return schedule + checks
-    alone = loop_to_tile(neighbours(program, kernel))
-    scheduled = apply(alone, alone.kernels[0], schedule).kernels[0]
-    again = _vectors_again(scheduled)
+    tile_program = loop_to_tile(neighbours(program, kernel))
+    scheduled = apply(tile_program, tile_program.kernels[0], schedule).kernels[0]
+    overlapping = _overlapping_vector_loops(scheduled)
 
-    def told(step: Step) -> Step:
+    def complete_step(step: Step) -> Step:
         match step:
             case Pack():
-                return _packed(step, scheduled, again)
-            case Bind(loop, "vector", args) if loop in again and "again" not in dict(args):
+                return _complete_pack(step, scheduled, overlapping)
+            case Bind(loop, "vector", args) if loop in overlapping and "again" not in dict(args):
                 return step.replace(args=(*args, ("again", 1)))
         return step
 
-    made = Schedule(tuple(map(told, schedule.steps)))
-    made = with_options(alone, alone.kernels[0], made, _again(scheduled, target))
-    return made + Schedule(tuple(_in_parts(scheduled))) + checks
+    made = Schedule(tuple(map(complete_step, schedule.steps)))
+    made = with_options(tile_program, tile_program.kernels[0], made, _overlapping_blocks(scheduled, target))
+    return made + Schedule(tuple(_partial_sums(scheduled))) + checks
 
 
-def _in_parts(scheduled: Kernel) -> Iterator[PartialSums]:
+def _partial_sums(scheduled: Kernel) -> Iterator[PartialSums]:
     """Steps that split long sums into partial sums."""
     taken = set(bound_names(scheduled))
     for long in long_sums(scheduled.body):
@@ -71,7 +71,7 @@ def _in_parts(scheduled: Kernel) -> Iterator[PartialSums]:
         )
 
 
-def _vectors_again(scheduled: Kernel) -> set[str]:
+def _overlapping_vector_loops(scheduled: Kernel) -> set[str]:
     """Loops whose remainder may be an overlapping last vector: one vector costs less than scalar iterations."""
     types = vectors.scalars(scheduled.body)
     return {
@@ -80,23 +80,25 @@ def _vectors_again(scheduled: Kernel) -> set[str]:
     }  # fmt: skip
 
 
-def _packed(step: Pack, scheduled: Kernel, again: set[str]) -> Pack:
+def _complete_pack(step: Pack, scheduled: Kernel, overlapping: set[str]) -> Pack:
     """The step with the vector width that its loops allow, and rows padded by a line if they share few cache sets."""
-    held = tile.tensors(scheduled)[step.tile]
-    row = min((static(n) for n, by in zip(held.shape, held.strides, strict=True) if by is const(1)), default=1)
-    shared = len(held.shape) > 1 and row * held.dtype.bytes % FAR == 0
-    pad = LINE // held.dtype.bytes if shared else 0
-    over = any(f.var in again for _, f in vector_loops_filling(scheduled, step.tile))
-    return step.replace(width=fill_width_of(scheduled, step.tile), pad=step.pad or pad, again=step.again or over)
+    tile_tensor = tile.tensors(scheduled)[step.tile]
+    row = min(
+        (static(n) for n, by in zip(tile_tensor.shape, tile_tensor.strides, strict=True) if by is const(1)), default=1
+    )
+    shared = len(tile_tensor.shape) > 1 and row * tile_tensor.dtype.bytes % SET_CONFLICT_STRIDE == 0
+    pad = LINE // tile_tensor.dtype.bytes if shared else 0
+    overlaps = any(f.var in overlapping for _, f in vector_loops_filling(scheduled, step.tile))
+    return step.replace(width=fill_width_of(scheduled, step.tile), pad=step.pad or pad, again=step.again or overlaps)
 
 
-def _again(scheduled: Kernel, target: Target) -> dict[Operands, dict[str, Any]]:
+def _overlapping_blocks(scheduled: Kernel, target: Target) -> dict[Operands, dict[str, Any]]:
     """The option `again` for tensorized sums along vectors, where an overlapping last block recomputes few columns."""
     options: dict[Operands, dict[str, Any]] = {}
     for s, columns, ranges in instructions_with_columns(scheduled):
         row = instruction(target, s.instruction)
-        twice = row.n - remainder(columns, row.n)
-        seldom = twice <= row.n and twice * SELDOM <= (value_range(columns, ranges)[0] or 0)
-        if seldom and not again_problem(columns, row, ranges):
+        recomputed = row.n - remainder(columns, row.n)
+        is_cheap = recomputed <= row.n and recomputed * SELDOM <= (value_range(columns, ranges)[0] or 0)
+        if is_cheap and not again_problem(columns, row, ranges):
             options[operands(s)] = {"again": True}
     return options

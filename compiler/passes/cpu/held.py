@@ -17,7 +17,7 @@ from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.rewrite import nodes, replaced
 
-MOST = 8  # vectors kept in registers
+MOST_VECTORS = 8  # vectors kept in registers
 NOWHERE = const(-1)
 
 Body = tuple[k.Stmt, ...]
@@ -61,8 +61,8 @@ def _body(body: Body, taken: set[str]) -> Body:
     """Transform the outermost serial loops in which something can be held."""
     out: list[k.Stmt] = []
     for s in body:
-        if isinstance(s, k.For) and s.mark != "parallel" and (found := _updates(s)) is not None:
-            out += _around(s, found, taken)
+        if isinstance(s, k.For) and s.mark != "parallel" and (found := _find_updates(s)) is not None:
+            out += _hold_in_loop(s, found, taken)
         elif isinstance(s, k.For | k.If):
             out.append(s.replace(body=_body(s.body, taken)))
         else:
@@ -87,35 +87,37 @@ class _Updates:
         return [simplify(place + d, {}) for d in self.distances]
 
 
-def _updates(f: k.For) -> _Updates | None:
+def _find_updates(f: k.For) -> _Updates | None:
     """A loop's only accesses to some buffer, if they accumulate vectors near a data-dependent place; else None."""
     own = {n.name for n in f.walk() if isinstance(n, k.Declare)}
-    for s, last in _ends(f.body):
+    for s, last in _innermost_statements(f.body):
         stores = [x for x in last if isinstance(x, k.Store)]
-        found = _together(s, tuple(x for x in last if not isinstance(x, k.Store)), stores)
+        found = _match_updates(s, tuple(x for x in last if not isinstance(x, k.Store)), stores)
         if found is None:
             continue
-        touched = sum(_touches(n, found.buffer) for n in f.walk())
-        by_data = any(isinstance(n, Load) or (isinstance(n, Var) and n.name in own) for n in found.place.walk())
-        if by_data and touched == len(stores):
+        touched = sum(_accesses_buffer(n, found.buffer) for n in f.walk())
+        is_data_dependent = any(
+            isinstance(n, Load) or (isinstance(n, Var) and n.name in own) for n in found.place.walk()
+        )
+        if is_data_dependent and touched == len(stores):
             return found
     return None
 
 
-def _ends(body: Body) -> Iterator[tuple[k.Stmt, Body]]:
+def _innermost_statements(body: Body) -> Iterator[tuple[k.Stmt, Body]]:
     """Innermost stores and loops of one iteration, each with the statements that it executes."""
     for s in body:
         match s:
             case k.For(var, Const(start), Const(stop), step, inner) if start < stop <= start + step:
                 yield s, substitute(inner, {Var(var): const(start)})
             case k.For() | k.If():
-                yield from _ends(s.body)
+                yield from _innermost_statements(s.body)
             case k.Store():
                 yield s, (s,)
 
 
-def _together(last: k.Stmt, others: Body, stores: list[k.Store]) -> _Updates | None:
-    if not 0 < len(stores) <= MOST or not all(isinstance(s, k.Declare) for s in others):
+def _match_updates(last: k.Stmt, others: Body, stores: list[k.Store]) -> _Updates | None:
+    if not 0 < len(stores) <= MOST_VECTORS or not all(isinstance(s, k.Declare) for s in others):
         return None
     first = stores[0]
     places = [linear(simplify(s.index, {})) for s in stores]
@@ -128,7 +130,7 @@ def _together(last: k.Stmt, others: Body, stores: list[k.Store]) -> _Updates | N
     return _Updates(last, first.buffer, first.op, place, tuple(rest for _, rest in places), values, others)
 
 
-def _touches(n: object, buffer: str) -> bool:
+def _accesses_buffer(n: object, buffer: str) -> bool:
     match n:
         case Load() | k.Gather() | k.Store() | k.Address():
             return n.buffer == buffer
@@ -137,7 +139,7 @@ def _touches(n: object, buffer: str) -> bool:
     return False
 
 
-def _around(f: k.For, u: _Updates, taken: set[str]) -> Body:
+def _hold_in_loop(f: k.For, u: _Updates, taken: set[str]) -> Body:
     """The loop with its sums held in registers."""
     last = Var(fresh(f"{u.buffer}_last", taken), i64)
     place = Var(fresh(f"{u.buffer}_place", taken), i64)
@@ -153,10 +155,10 @@ def _around(f: k.For, u: _Updates, taken: set[str]) -> Body:
         k.If(op("ne", place, last), (stored, *loaded, k.Assign(last.name, place))),
         *(k.Assign(v.name, op(COMBINE[u.op], v, x)) for v, x in zip(kept, u.values, strict=True)),
     )
-    loop = nodes(replaced((f,), u.last, inside), _not_written_out)
+    loop = nodes(replaced((f,), u.last, inside), _without_unroll)
     return (k.Declare(last.name, NOWHERE), *first, *loop, stored)
 
 
-def _not_written_out(n: object) -> k.For | None:
+def _without_unroll(n: object) -> k.For | None:
     """Remove `unroll` from loops around a held sum: unrolled, they would be too much text."""
     return n.replace(mark="") if isinstance(n, k.For) and n.mark == "unroll" else None

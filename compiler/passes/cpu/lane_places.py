@@ -24,22 +24,27 @@ def quotient(e: Op, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr,
     arg, divisor = e.args
     var = Var(lanes.var)
     terms, rest = linear(arg)
-    own = terms.get(var, 0)
-    if not isinstance(divisor, Const) or divisor.value < 1 or not own:
+    coefficient = terms.get(var, 0)
+    if not isinstance(divisor, Const) or divisor.value < 1 or not coefficient:
         return None
     if any(varies(atom) for atom in terms if atom is not var):
         return None
     by = int(divisor.value)
-    period = gcd(own * lanes.multiple, by, *(c for atom, c in terms.items() if atom is not var))
+    period = gcd(coefficient * lanes.multiple, by, *(c for atom, c in terms.items() if atom is not var))
     kept = rest % period
-    last = kept + own * (lanes.width - 1)
-    together = 0 <= last < period
-    if not together and period != by:
+    last = kept + coefficient * (lanes.width - 1)
+    is_shared = 0 <= last < period
+    if not is_shared and period != by:
         return None
-    first, at = op(e.name, from_linear((terms, rest - kept)), divisor), k.Ramp(const(kept), own, lanes.width)
+    first, offsets = (
+        op(e.name, from_linear((terms, rest - kept)), divisor),
+        k.Ramp(const(kept), coefficient, lanes.width),
+    )
     if e.name == "floordiv":
-        return first, None if together else op("floordiv", at, k.Broadcast(divisor, lanes.width))
-    return (first if period != by else const(0)), at if together else op("mod", at, k.Broadcast(divisor, lanes.width))
+        return first, None if is_shared else op("floordiv", offsets, k.Broadcast(divisor, lanes.width))
+    return (first if period != by else const(0)), offsets if is_shared else op(
+        "mod", offsets, k.Broadcast(divisor, lanes.width)
+    )
 
 
 def place(flat: Expr, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Expr, Expr] | None:
@@ -50,23 +55,23 @@ def place(flat: Expr, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Exp
     var = Var(lanes.var)
     terms, rest = linear(flat)
     first: Linear = {}, rest
-    own = 0
+    stride = 0
     others: list[Expr] = []
-    for atom, times_it in terms.items():
+    for atom, factor in terms.items():
         part: Expr = atom
         if atom is var:
-            own += times_it
+            stride += factor
         elif varies(atom):
             found = quotient(atom, lanes, varies) if isinstance(atom, Op) and atom.name in ("floordiv", "mod") else None
             if found is None:
                 return None
             part, more = found
             if isinstance(more, k.Ramp) and more.start is const(0):
-                own += times_it * more.step
+                stride += factor * more.step
             elif more is not None:
-                others.append(more if times_it == 1 else op("mul", more, k.Broadcast(const(times_it), lanes.width)))
-        first = plus(first, times(linear(part), times_it), 1)
-    distance: Expr | None = k.Ramp(const(0), own, lanes.width) if own or not others else None
+                others.append(more if factor == 1 else op("mul", more, k.Broadcast(const(factor), lanes.width)))
+        first = plus(first, times(linear(part), factor), 1)
+    distance: Expr | None = k.Ramp(const(0), stride, lanes.width) if stride or not others else None
     for more in others:
         distance = more if distance is None else op("add", distance, more)
     assert distance is not None

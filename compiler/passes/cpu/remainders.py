@@ -7,8 +7,8 @@ from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, const, identity, op
 
 
-def first_time(value: Expr, again: int, how: str) -> Expr:
+def mask_recomputed(value: Expr, again: int, how: str) -> Expr:
     """The vector with its first `again` lanes replaced by the identity of the reduction `how`."""
-    lanes, index, otherwise = value.dtype.lanes, MASKS[value.dtype.bits], identity(how, value.dtype.replace(lanes=1))
-    new = op("ge", k.Ramp(const(0, index), 1, lanes), k.Broadcast(const(again, index), lanes))
-    return op("where", new, value, k.Broadcast(otherwise, lanes))
+    lanes, index, neutral = value.dtype.lanes, MASKS[value.dtype.bits], identity(how, value.dtype.replace(lanes=1))
+    is_new = op("ge", k.Ramp(const(0, index), 1, lanes), k.Broadcast(const(again, index), lanes))
+    return op("where", is_new, value, k.Broadcast(neutral, lanes))

@@ -43,7 +43,7 @@ from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program
 from compiler.ir.tensor import span
 from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.lane_places import load_at, place, quotient
-from compiler.passes.cpu.remainders import first_time
+from compiler.passes.cpu.remainders import mask_recomputed
 from compiler.passes.cpu.scope import Lanes, Scope
 from compiler.targets.target import Target, instruction
 
@@ -88,16 +88,16 @@ class _Lowering:
                     return []
                 return [self.declare(name, value, scope)]
             case Init(name, value):
-                return [self.declare(name, self.spread(self.value(value, scope), scope), scope, varies=True)]
+                return [self.declare(name, self.broadcast(self.value(value, scope), scope), scope, varies=True)]
             case Accum(name, how, value):
                 old = scope.values[name]
                 assert isinstance(old, Var)
                 value = self.value(value, scope)
                 if name in scope.sums and how not in IDEMPOTENT:
-                    value = first_time(self.spread(value, scope), scope.again, how)
-                return [k.Assign(old.name, op(COMBINE[how], *self.same(old, value)))]
+                    value = mask_recomputed(self.broadcast(value, scope), scope.again, how)
+                return [k.Assign(old.name, op(COMBINE[how], *self.broadcast_all(old, value)))]
             case Store(buffer, index, value, how):
-                place, stored = self.place(buffer, index, scope), self.spread(self.value(value, scope), scope)
+                place, stored = self.place(buffer, index, scope), self.broadcast(self.value(value, scope), scope)
                 return [k.Store(buffer, place, stored, how)]
             case If(cond, inner):
                 cond, body = self.value(cond, scope), self.body(inner, scope.inner())
@@ -136,42 +136,42 @@ class _Lowering:
             inner.values[f.var] = Var(var)
             inner.ranges[var] = range_below(extent, scope.ranges)
         mark = "parallel" if spread else "unroll" if f.bind.level == "unroll" else ""
-        body = tuple(self.jammed(f.body, inners))
+        body = tuple(self.unroll_and_jam(f.body, inners))
         return [k.For(var, const(0), extent, 1, body, mark)] if body else []
 
     # ---- vectors
 
     def vector_loop(self, f: tile.For, scope: Scope) -> Body:
-        given = dict(f.bind.args)
+        args = dict(f.bind.args)
         extent = self.value(f.extent, scope)
         ranges = dict(scope.ranges) | {f.var: range_below(extent, scope.ranges)}
         outer = accumulated(f.body)
         problem = vector_problem(f, extent, scope.buffers, ranges, {n: scope.values[n].dtype for n in outer})
         if problem:
             raise ValueError(f"kernel {self.source.name}: {problem}")
-        width, copies = given["width"], given.get("unroll", 1)
-        mark = next((m for m in MARKS if given.get(m)), "")
+        width, copies = args["width"], args.get("unroll", 1)
+        mark = next((m for m in MARKS if args.get(m)), "")
         done, end = (whole(extent, width * copies) if copies > 1 else const(0)), whole(extent, width)
-        sums = [{name: self.lanes_of(name, width, scope) for name in outer} for _ in range(copies)]
+        sums = [{name: self.lane_accumulator(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []
         for copy in sums:
             for n, v in copy.items():
                 out.append(k.Declare(v.name, k.Broadcast(identity(outer[n], scope.values[n].dtype), width)))
-        out += self.stretch(f, scope, const(0), done, width, sums, mark)
-        out += self.stretch(f, scope, done, end, width, sums[:1], mark)
+        out += self.whole_vectors(f, scope, const(0), done, width, sums, mark)
+        out += self.whole_vectors(f, scope, done, end, width, sums[:1], mark)
         combined = self.combine(outer, sums, scope)
-        if given.get("again") and isinstance(extent, Const):
-            twice = static(end) - static(extent) + width
-            return [*out, *self.last(f, scope, extent, width, twice, sums[-1]), *combined]
-        if given.get("again"):
-            return [*out, k.If(op("lt", end, extent), tuple(self.last(f, scope, extent, width, 0, {})))]
-        return [*out, *combined, *self.tail(f, scope, end, extent)]
+        if args.get("again") and isinstance(extent, Const):
+            recomputed = static(end) - static(extent) + width
+            return [*out, *self.overlapping_vector(f, scope, extent, width, recomputed, sums[-1]), *combined]
+        if args.get("again"):
+            return [*out, k.If(op("lt", end, extent), tuple(self.overlapping_vector(f, scope, extent, width, 0, {})))]
+        return [*out, *combined, *self.scalar_remainder(f, scope, end, extent)]
 
-    def lanes_of(self, name: str, width: int, scope: Scope) -> Var:
+    def lane_accumulator(self, name: str, width: int, scope: Scope) -> Var:
         """A vector accumulator for the scalar `name`."""
         return Var(fresh(f"{name}_lanes", self.taken), dt.vector(scope.values[name].dtype, width))
 
-    def stretch(
+    def whole_vectors(
         self, f: tile.For, scope: Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]], mark: str
     ) -> Body:
         """The vector loop from `start` to `stop`, with one vector per element of `sums` in each iteration."""
@@ -188,9 +188,11 @@ class _Lowering:
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             inner.values |= copy
             scopes.append(inner)
-        return [k.For(var, start, stop, step, tuple(self.jammed(f.body, scopes)), mark)]
+        return [k.For(var, start, stop, step, tuple(self.unroll_and_jam(f.body, scopes)), mark)]
 
-    def last(self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]) -> Body:
+    def overlapping_vector(
+        self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]
+    ) -> Body:
         """The remainder as one vector that ends with the loop and recomputes `again` elements."""
         base = simplify(extent - width, scope.ranges, index=True)
         multiple = int(base.value) if isinstance(base, Const) else 1
@@ -200,7 +202,7 @@ class _Lowering:
         inner.sums = frozenset(sums)
         return self.body(f.body, inner)
 
-    def jammed(self, body: tuple[Stmt, ...], scopes: list[Scope]) -> Body:
+    def unroll_and_jam(self, body: tuple[Stmt, ...], scopes: list[Scope]) -> Body:
         """The body once per scope, with its loops shared by all scopes (unroll and jam)."""
         if len(scopes) == 1:
             return self.body(body, scopes[0])
@@ -231,7 +233,7 @@ class _Lowering:
             out.append(k.Assign(total.name, op(COMBINE[how], total, k.Across(how, parts[0]))))
         return out
 
-    def tail(self, f: tile.For, scope: Scope, start: Expr, stop: Expr) -> Body:
+    def scalar_remainder(self, f: tile.For, scope: Scope, start: Expr, stop: Expr) -> Body:
         if start is stop:
             return []
         var = fresh(f.var + scope.suffix, self.taken)
@@ -281,7 +283,7 @@ class _Lowering:
             case Op("floordiv" | "mod") if (found := self.quotient(e, scope)) is not None:
                 return found
             case Op(name, args):
-                made = op(name, *self.same(*(self.value(a, scope) for a in args)))
+                made = op(name, *self.broadcast_all(*(self.value(a, scope) for a in args)))
                 return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
         raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
 
@@ -290,23 +292,23 @@ class _Lowering:
         if isinstance(cond, Const):
             return self.value(then if cond.value else other, scope)
         if cond.dtype.lanes == 1:
-            return select(cond, *self.same(self.value(then, scope), self.value(other, scope)))
+            return select(cond, *self.broadcast_all(self.value(then, scope), self.value(other, scope)))
         masked = scope.lanes is not None and scope.lanes.masked
         known = self.tile_ranges(scope)
         parts = access.parts_of_guard(e, scope.buffers, known, lambda c: self.varies(c, scope)) if not masked else None
         if parts is not None:
             return self.select(Select(parts[0], Select(parts[1], then, other), other), scope)
-        first, second = (self.spread(self.value(x, scope), scope) for x in (then, other))
+        first, second = (self.broadcast(self.value(x, scope), scope) for x in (then, other))
         if masked and isinstance(first, Load):
             return select(cond, first, second)
         return op("where", cond, first, second)
 
-    def same(self, *args: Expr) -> tuple[Expr, ...]:
+    def broadcast_all(self, *args: Expr) -> tuple[Expr, ...]:
         """Broadcast scalars among vectors to all lanes."""
         lanes = max(a.dtype.lanes for a in args)
         return tuple(k.Broadcast(a, lanes) if a.dtype.lanes == 1 < lanes else a for a in args)
 
-    def spread(self, e: Expr, scope: Scope) -> Expr:
+    def broadcast(self, e: Expr, scope: Scope) -> Expr:
         return k.Broadcast(e, scope.lanes.width) if scope.lanes is not None and e.dtype.lanes == 1 else e
 
     def load(self, buffer: str, index: tuple[Expr, ...], dtype: dt.DType, scope: Scope) -> Expr:
@@ -320,7 +322,7 @@ class _Lowering:
             return Load(buffer, (self.place(buffer, index, scope),), dt.vector(dtype, lanes.width))
         found = place(flat, lanes, lambda e: self.varies(e, scope)) if step is None else None
         if found is None:
-            return k.Gather(buffer, self.spread(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))
+            return k.Gather(buffer, self.broadcast(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))
         return load_at(buffer, simplify(self.scalar(found[0], scope), scope.ranges, index=True), found[1], dtype)
 
     def quotient(self, e: Op, scope: Scope) -> Expr | None:
@@ -331,7 +333,7 @@ class _Lowering:
         first, more = simplify(self.scalar(found[0], scope), scope.ranges, index=True), found[1]
         if more is None or first is const(0):
             return first if more is None else more
-        return self.spread(first, scope) + more
+        return self.broadcast(first, scope) + more
 
     def varies(self, e: Expr, scope: Scope) -> bool:
         assert scope.lanes is not None
@@ -346,7 +348,12 @@ class _Lowering:
         if tile.extents(s.source) != lengths:
             raise ValueError(f"a CPU copies no {tile.extents(s.source)} of {s.source.buffer} to {lengths}")
         plain = not any((x.steps, x.order) != ((), ()) for x in (s.target, s.source))
-        if len(lengths) == 2 and plain and self.within(s.target, scope) and self.within(s.source, scope, ends=False):
+        if (
+            len(lengths) == 2
+            and plain
+            and self.is_inside(s.target, scope)
+            and self.is_inside(s.source, scope, ends=False)
+        ):
             return [self.copy_block(s, lengths, scope)]
         axes = [Var(fresh(f"c{d}", self.taken)) for d in range(len(lengths))]
         inner = scope.inner(lanes=None)
@@ -364,7 +371,7 @@ class _Lowering:
             out = [k.For(a.name, const(0), const(n), 1, tuple(out))]
         return out
 
-    def within(self, s: tile.Slice, scope: Scope, ends: bool = True) -> bool:
+    def is_inside(self, s: tile.Slice, scope: Scope, ends: bool = True) -> bool:
         """Whether the slice is known to begin inside its buffer and, with `ends`, to end there."""
         known = self.tile_ranges(scope)
         for start, n, size in zip(s.starts, s.lengths, scope.buffers[s.buffer].shape, strict=True):
@@ -376,7 +383,7 @@ class _Lowering:
 
     def copy_block(self, s: tile.Copy, lengths: list[int], scope: Scope) -> k.Stmt:
         """A call of the device function for the copy: sizes, existing parts of them, and both sides with strides."""
-        (source, steps), (target, to_steps) = (self.corner(x, "mn", scope) for x in (s.source, s.target))
+        (source, steps), (target, to_steps) = (self.slice_start(x, "mn", scope) for x in (s.source, s.target))
         shape, known = scope.buffers[s.source.buffer].shape, self.tile_ranges(scope)
         left = [
             simplify(n - e, known)
@@ -403,7 +410,7 @@ class _Lowering:
         row = instruction(self.target, s.instruction)
         long = tile.lengths(s)
         sizes = [self.value(e, scope) for e in s.sizes] or [const(long[x]) for x in "mnk"]
-        corners = [self.corner(x, axes, scope) for x, axes in zip((s.acc, s.a, s.b), tile.letters(s), strict=True)]
+        corners = [self.slice_start(x, axes, scope) for x, axes in zip((s.acc, s.a, s.b), tile.letters(s), strict=True)]
         steps = {
             f"{name}.{x}": n
             for name, (_, found) in zip(("acc", "a", "b"), corners, strict=True)
@@ -427,7 +434,7 @@ class _Lowering:
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
         return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]
 
-    def corner(self, s: tile.Slice, letters: str, scope: Scope) -> tuple[k.Address, dict[str, Expr]]:
+    def slice_start(self, s: tile.Slice, letters: str, scope: Scope) -> tuple[k.Address, dict[str, Expr]]:
         """The address where a slice begins, and its strides by letter."""
         kept = [d for d, n in enumerate(s.lengths) if n]
         strides = scope.buffers[s.buffer].strides
