@@ -12,9 +12,9 @@ from typing import Any
 from compiler.ir import aten, kernel, statement, tensor
 from compiler.ir.stages import IRS
 from compiler.passes.applications import Applications
-from compiler.passes.cpu.held import held
+from compiler.passes.cpu.register_accumulators import keep_accumulators
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
-from compiler.passes.exact import exact
+from compiler.passes.exact_roundings import remove_exact_roundings
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
@@ -28,22 +28,22 @@ from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
 from compiler.passes.gpu.warp_specialisation import warp_roles
 from compiler.passes.loop.align_rows import align_rows
+from compiler.passes.loop.concat_in_place import concat_in_place
 from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
 from compiler.passes.loop.order_axes import order_axes
 from compiler.passes.loop.order_kernels import order_kernels
-from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
 from compiler.passes.loop.window_rows import window_rows
 from compiler.passes.loop_to_tile import loop_to_tile
-from compiler.passes.packed import packed
+from compiler.passes.packed_conversions import pack_conversions
 from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
-from compiler.passes.tensor.remake import remake
+from compiler.passes.tensor.rematerialize import rematerialize
 from compiler.passes.tensor.round_stored import round_stored
 from compiler.passes.tensor.scatters import scatters
 from compiler.passes.tensor.sink import sink
@@ -112,6 +112,11 @@ class Pass:
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
     on_cpu = context.target.kind == "cpu"
     return torch_to_tensor.lower(program, orders=on_cpu, parts=on_cpu)
+
+
+def _plain(function: Callable[[Any], Any]) -> Callable[[Any, Context], Any]:
+    """A pass that needs only the program."""
+    return lambda program, _: function(program)
 
 
 def _for(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:
@@ -191,45 +196,53 @@ PIPELINE = (
     Pass("decompose", "torch", "tensor", "only equations; one group per call", _decompose),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation",
          lambda p, context: compose(p, context.target.kind == "cuda")),
-    Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
-    Pass("scatters", "tensor", "tensor", "scatters hold the maps that only they read; counts up to a place are totals",
-        lambda p, _: scatters(p), True, "cpu"),
+    Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", _plain(sink), True),
+    Pass("scatters", "tensor", "tensor", "maps read only by scatters are in them; counts up to a place are prefix sums",
+        _plain(scatters), True, "cpu"),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
-    Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
-        lambda p, _: remake(p), True, "cuda"),
-    Pass("round-stored", "tensor", "tensor", "large values of 16 bits that kernels leave to others are rounded once",
+    Pass("rematerialize", "tensor", "tensor", "no stored value is cheaper to recompute in its readers",
+        _plain(rematerialize), True, "cuda"),
+    Pass("round-stored", "tensor", "tensor", "large 16-bit values that other kernels read are rounded once",
         _round_stored, True, "cuda"),
-    Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
+    Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", _plain(tensor_to_loop)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
     Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),
     Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel", _for(fuse_rows), True, "cuda"),
-    Pass("demote", "loop", "loop", "values read as 16 bits are stored so", lambda p, _: demote(p), True, "cuda"),
-    Pass("parts", "loop", "loop", "parts of a concatenation are stored in place", lambda p, _: parts(p), True, "cuda"),
-    Pass("order-axes", "loop", "loop", "temporaries lie as they are read", lambda p, _: order_axes(p), True, "cuda"),
-    Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
-    Pass("views", "loop", "loop", "buffers have an axis for each index", lambda p, _: views(p), True, "cuda"),
-    Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),
-    Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", lambda p, _: merge_axes(p), True, "cuda"),
-    Pass("order-kernels", "loop", "loop", "under a memory limit, kernels are in order of least memory", _order, True),
-    Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
+    Pass("demote", "loop", "loop", "values that readers round to 16 bits are stored in 16 bits",
+        _plain(demote), True, "cuda"),
+    Pass("concat-in-place", "loop", "loop", "the parts of a concatenation are computed in place",
+        _plain(concat_in_place), True, "cuda"),
+    Pass("order-axes", "loop", "loop", "temporaries have the axis order in which they are read",
+        _plain(order_axes), True, "cuda"),
+    Pass("align-rows", "loop", "loop", "rows of matmul operands are aligned to 16 bytes",
+        _plain(align_rows), True, "cuda"),
+    Pass("views", "loop", "loop", "buffers have an axis for each index", _plain(views), True, "cuda"),
+    Pass("window-rows", "loop", "loop", "rows of windows over few channels are contiguous",
+        _for(window_rows), True, "cuda"),
+    Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", _plain(merge_axes), True, "cuda"),
+    Pass("order-kernels", "loop", "loop", "under a memory limit, kernels run in the order of least memory",
+        _order, True),
+    Pass("loop-to-tile", "loop", "tile", "every loop has a binding", _plain(loop_to_tile)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
-    Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda triton"),
-    Pass("stages", "tile", "tile", "async copies are in pipeline stages", lambda p, _: assign_stages(p), kind="cuda"),
+    Pass("launches", "tile", "tile", "each kernel is one launch", _plain(launches), kind="cuda triton"),
+    Pass("stages", "tile", "tile", "async copies are in pipeline stages", _plain(assign_stages), kind="cuda"),
     Pass("layouts", "tile", "tile", "every tile has a layout over threads", _for(layouts), kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes have an unroll factor", _for(thread_maps), kind="cuda"),
-    Pass("vectorize", "tile", "tile", "copies have a vector width and bounds predicates", lambda p, _: vectorize(p),
+    Pass("vectorize", "tile", "tile", "copies have a vector width and bounds predicates", _plain(vectorize),
         kind="cuda"),
-    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", lambda p, _: prefetch_fragments(p),
-        kind="cuda"),
+    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", _plain(prefetch_fragments), kind="cuda"),
     Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _for(barriers), kind="cuda"),
     Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers", _for(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
-    Pass("requirements", "kernel", "kernel", "each data check is one hoisted statement", _requirements, True),
-    Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
-    Pass("held", "kernel", "kernel", "vectors that are added to where data say are in registers", lambda p, _: held(p),
-        True, "cpu"),
-    Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
+    Pass("requirements", "kernel", "kernel", "each data check is one statement, hoisted as far as possible",
+        _requirements, True),
+    Pass("exact-roundings", "kernel", "kernel", "values that 16 bits hold exactly are not rounded",
+        _plain(remove_exact_roundings), True),
+    Pass("register-accumulators", "kernel", "kernel", "accumulators at data-dependent places are in registers",
+        _plain(keep_accumulators), True, "cpu"),
+    Pass("packed-conversions", "kernel", "kernel", "small integers are widened two at a time",
+        _plain(pack_conversions), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
     Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
     Pass("shared-launches", "kernel", "kernel", "kernels that need only inputs share a launch", _shared_launches, True,
@@ -237,6 +250,6 @@ PIPELINE = (
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
-    Pass("render-triton", "tile", "triton", "text that Triton compiles", lambda p, _: triton.render(p), kind="triton"),
+    Pass("render-triton", "tile", "triton", "text that Triton compiles", _plain(triton.render), kind="triton"),
 )
 # fmt: on

@@ -30,7 +30,7 @@ from compiler.pass_order import Schedules as Schedules
 from compiler.pass_order import stages as stages
 from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
-from compiler.passes.completed import completed
+from compiler.passes.complete_schedules import completed
 from compiler.passes.tile.fresh_names import buffers_of, fresh_names, own_temporaries
 from compiler.passes.tile.symbolic_schedule import symbolic_schedule
 from compiler.schedule import files, heuristic

@@ -17,8 +17,8 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, fresh, names, substitute
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
-from compiler.passes.required_ahead import Ahead
-from compiler.passes.required_by_pieces import ByPieces
+from compiler.passes.hoisted_checks import Ahead
+from compiler.passes.vectorized_checks import ByPieces
 
 Body = tuple[k.Stmt, ...]
 Known = dict[Expr, Var]  # expressions that are in a variable here

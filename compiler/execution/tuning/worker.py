@@ -23,7 +23,7 @@ from compiler.execution import executable, gpu_programs, named, trial
 from compiler.execution.tuning import measure, shelf
 from compiler.execution.tuning.tune import plain
 from compiler.ir import loop_text
-from compiler.passes.completed import completed
+from compiler.passes.complete_schedules import completed
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.pipeline import TEXTS
 from compiler.runtime import cubin, resources

@@ -19,7 +19,7 @@ from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, equations, shape, with_expressions
 from compiler.passes.tensor.contractions import count, is_contraction
-from compiler.passes.tensor.remake import LEAST_BYTES
+from compiler.passes.tensor.rematerialize import LEAST_BYTES
 
 
 def round_stored(program: Program, kernels: Callable[[Program], statement.Program]) -> Program:

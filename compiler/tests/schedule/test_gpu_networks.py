@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import compiler
 from compiler.ir.dtype import f32
 from compiler.ir.tensor import known_bytes
-from compiler.passes.tensor.remake import LEAST_BYTES
+from compiler.passes.tensor.rematerialize import LEAST_BYTES
 from compiler.targets.nvidia import SM_90A
 
 

@@ -41,16 +41,16 @@ class _Context:
         return count(shape(self.made[name])) * self.made[name].dtype.bytes
 
 
-def remake(program: Program) -> Program:
+def rematerialize(program: Program) -> Program:
     """Recompute maps in their readers for as long as one is left for which fewer bytes move."""
     if program.sizes:
         return program
-    while (made := _remake_one(program)) is not None:
+    while (made := _rematerialize_one(program)) is not None:
         program = made
     return program
 
 
-def _remake_one(program: Program) -> Program | None:
+def _rematerialize_one(program: Program) -> Program | None:
     known = _make_context(program)
     for p in reversed(equations(program)):
         if isinstance(p, Map) and (made := _recompute_in_readers(program, p, known)) is not None:

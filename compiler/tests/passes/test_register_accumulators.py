@@ -3,7 +3,7 @@
 import pytest
 
 from compiler.ir import kernel_text
-from compiler.passes.cpu.held import held
+from compiler.passes.cpu.register_accumulators import keep_accumulators
 
 TEXT = """
 def f(index: i64[100], x: f32[3200], *, y: f32[3200]):
@@ -41,7 +41,7 @@ def f(index: i64[100], x: f32[3200], *, y: f32[3200]):
 
 
 def test_vectors_at_a_place_that_data_name_are_held() -> None:
-    assert kernel_text.show(held(kernel_text.parse(TEXT))).strip() == HELD.strip()
+    assert kernel_text.show(keep_accumulators(kernel_text.parse(TEXT))).strip() == HELD.strip()
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_other_updates_stay_in_memory(old: str, new: str) -> None:
     """Of two places, overwritten, read in between; where the place changes each time, or never; short floats, which are
     rounded each time, and elements one by one."""
     program = kernel_text.parse(TEXT.replace(old, new))
-    assert held(program) == program
+    assert keep_accumulators(program) == program

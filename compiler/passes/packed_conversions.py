@@ -22,7 +22,7 @@ WORD_BYTES = 4  # bytes in a word
 PAIR = 2  # elements in a register
 
 
-def packed(program: k.Program) -> k.Program:
+def pack_conversions(program: k.Program) -> k.Program:
     """Replace loops that widen adjacent bytes, or halves of bytes less 8 times a common scale, by one call:
 
         for n in range(0, 8, 1, unroll):

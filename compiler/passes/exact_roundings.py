@@ -21,7 +21,7 @@ _HALVES = {d.name for d in HALVES}
 Range = tuple[float, float]
 
 
-def exact(program: k.Program) -> k.Program:
+def remove_exact_roundings(program: k.Program) -> k.Program:
     """Remove roundings that change nothing:
 
         q_: f32 = f32(bf16(q[i]))

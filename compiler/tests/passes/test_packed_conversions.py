@@ -3,7 +3,7 @@
 import pytest
 
 from compiler.ir import kernel_text
-from compiler.passes.packed import packed
+from compiler.passes.packed_conversions import pack_conversions
 
 TEXT = """
 def f(p: u8[64], s: bf16[8], *, y: bf16[64]):
@@ -21,7 +21,7 @@ def f(p: u8[64], s: bf16[8], *, y: bf16[64]):
     [("t * 8 + n", "t", 1), ("t * 8 + n * 2", "t", 0), ("t * 8 + n", "n", 0), ("t + n", "t", 0)],
 )
 def test_halves_side_by_side_are_one_call(at: str, scale: str, calls: int) -> None:
-    made = kernel_text.show(packed(kernel_text.parse(TEXT.format(at=at, scale=scale))))
+    made = kernel_text.show(pack_conversions(kernel_text.parse(TEXT.format(at=at, scale=scale))))
     wanted = 'call("mlc_scaled_halves", [8], y_near @ (0), p_near @ (t * 8), u8(16 - t * 15), s[t], writes=[y_near])'
     assert made.count(wanted) == calls, made
 
@@ -40,6 +40,6 @@ def f(q: i8[64], *, y: bf16[64]):
     ("at", "call"), [("n", "[16]"), ("n // 2 * 4 + n % 2", "[16, 4]"), ("n * 2", ""), ("n // 4 * 8 + n % 4", "")]
 )
 def test_bytes_are_widened_in_pairs(at: str, call: str) -> None:
-    made = kernel_text.show(packed(kernel_text.parse(WIDE.format(at=at))))
+    made = kernel_text.show(pack_conversions(kernel_text.parse(WIDE.format(at=at))))
     wanted = f'call("mlc_widened", {call}, y_near @ (0), q_near @ (0), writes=[y_near])'
     assert (wanted in made) == bool(call), made

@@ -29,7 +29,7 @@ class _Part:
     term: Select
 
 
-def parts(program: Program) -> Program:
+def concat_in_place(program: Program) -> Program:
     """Remove each kernel that assembles parts, if one kernel makes each part and no other reads it."""
     if program.sizes:
         return program

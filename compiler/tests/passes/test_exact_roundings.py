@@ -3,7 +3,7 @@
 import pytest
 
 from compiler.ir import kernel_text
-from compiler.passes.exact import exact
+from compiler.passes.exact_roundings import remove_exact_roundings
 
 TEXT = """
 def f(q: i8[8], *, y: f32[8]):
@@ -20,6 +20,6 @@ def f(q: i8[8], *, y: f32[8]):
      ("f32(f16(wide - 0.5))", "f32(f16(wide - 0.5))"), ("f32(bf16(wide * 2.0))", "f32(bf16(wide * 2.0))")],
 )  # fmt: skip
 def test_what_is_known_to_be_whole_and_small_is_not_rounded(value: str, left: str) -> None:
-    made = kernel_text.show(exact(kernel_text.parse(TEXT.format(value=value))))
+    made = kernel_text.show(remove_exact_roundings(kernel_text.parse(TEXT.format(value=value))))
     assert "wide: f32 = f32(q[i])" in made
     assert f"y[i] = {left}\n" in made

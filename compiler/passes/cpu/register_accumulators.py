@@ -23,7 +23,7 @@ NOWHERE = const(-1)
 Body = tuple[k.Stmt, ...]
 
 
-def held(program: k.Program) -> k.Program:
+def keep_accumulators(program: k.Program) -> k.Program:
     """Hold vectors that a loop accumulates at a data-dependent place until the place changes:
 
         for r in range(0, 100, 1):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compiler.ir.statement import Kernel, Program
-from compiler.passes.cpu import completed as cpu
-from compiler.passes.gpu import completed as gpu
+from compiler.passes.cpu import complete_schedule as cpu
+from compiler.passes.gpu import complete_schedule as gpu
 from compiler.schedule.steps import Schedule
 from compiler.targets.target import Target
 
