@@ -76,7 +76,7 @@ def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
     contraction after the steps, and the steps."""
     for f in c.rows:
         var, count = Var(f.var), size(f)
-        length = next((d for e in (c.left, c.right) if (d := _group(e, var)) and count % d == 0 and d < count), 0)
+        length = next((d for e in (c.left, c.right) if (d := _group_size(e, var)) and count % d == 0 and d < count), 0)
         if length:
             outer, inner = map(Var, naming.pieces(f.var))
             new = (
@@ -88,12 +88,12 @@ def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
             left, right = (simplify(substitute(x, table), known) for x in (c.left, c.right))
             after = simplify(substitute(c.after, table), known)
             rows = tuple(x for g in c.rows for x in (new if g is f else (g,)))
-            made, more = by_groups(replace(c, rows=rows, left=left, right=right, after=after))
-            return made, [Split(f.var, length, (outer.name, inner.name)), *more]
+            contraction, more = by_groups(replace(c, rows=rows, left=left, right=right, after=after))
+            return contraction, [Split(f.var, length, (outer.name, inner.name)), *more]
     return c, []
 
 
-def _group(factor: Expr, var: Var) -> int:
+def _group_size(factor: Expr, var: Var) -> int:
     """The divisor d if `var` occurs in the factor only as `var // d`; otherwise 0."""
     found = {n: n.args[1] for n in factor.walk() if isinstance(n, Op) and n.name == "floordiv" and n.args[0] is var}
     rest = substitute(factor, dict.fromkeys(found, dim(0)))

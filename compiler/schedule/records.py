@@ -92,29 +92,29 @@ def show(records: Iterable[Record]) -> str:
 
 def parse(text: str, where: str) -> list[Record]:
     """Parse the records of a file; raises RecordError, which names the line, the problem and the remedy."""
-    made: dict[tuple[str, str, str], int] = {}
+    line_of: dict[tuple[str, str, str], int] = {}
     records = []
     for number, line in enumerate(text.splitlines(), 1):
         at = f"{where}, line {number}"
         if line.startswith(_MARKERS):
             raise RecordError(f"{at}: a conflict of a merge; keep one of both sides, or both where their keys differ")
-        record = _record(line, at)
-        if record.place in made:
-            raise RecordError(f"{at}: {record.name} is in line {made[record.place]} already; remove one of the two")
-        made[record.place] = number
+        record = _parse_record(line, at)
+        if record.place in line_of:
+            raise RecordError(f"{at}: {record.name} is in line {line_of[record.place]} already; remove one of the two")
+        line_of[record.place] = number
         records.append(record)
     return records
 
 
-def _record(line: str, at: str) -> Record:
+def _parse_record(line: str, at: str) -> Record:
     try:
-        held = json.loads(line)
-        version = held.pop("format")
+        values = json.loads(line)
+        version = values.pop("format")
     except (ValueError, KeyError, AttributeError, TypeError) as problem:
         raise RecordError(f"{at}: not a stored schedule: remove the line, or tune its kernel again") from problem
     if version != FORMAT:
         raise RecordError(f"{at}: format {version!r}, and this mlcomp reads {FORMAT}: tune again with this version")
     names = [f.name for f in fields(Record)]
-    if sorted(held) != sorted(names) or not isinstance(held["speedup"], list) or len(held["speedup"]) != 3:
+    if sorted(values) != sorted(names) or not isinstance(values["speedup"], list) or len(values["speedup"]) != 3:
         raise RecordError(f"{at}: a stored schedule has {', '.join(names)}: remove the line, or tune again")
-    return Record(**{**held, "speedup": tuple(held["speedup"])})
+    return Record(**{**values, "speedup": tuple(values["speedup"])})

@@ -44,43 +44,43 @@ def candidates(costs: Sequence[float], schedules: Sequence[Schedule]) -> list[Ca
 
 def _arguments(schedule: Schedule) -> dict[tuple[str, int, str], str]:
     """The text of each argument, by step class, number of earlier steps of that class, and argument name."""
-    made: dict[tuple[str, int, str], str] = {}
+    texts: dict[tuple[str, int, str], str] = {}
     counts: dict[str, int] = defaultdict(int)
     for step in schedule.steps:
         kind = type(step).__name__
         for name in type(step).fields:
-            made[kind, counts[kind], name] = repr(getattr(step, name))
+            texts[kind, counts[kind], name] = repr(getattr(step, name))
         counts[kind] += 1
-    return made
+    return texts
 
 
-def at_random(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
+def at_random(pool: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
     """Uniformly random: the control that other strategies are compared with."""
-    left = _left(some, seen)
-    return rng.sample(left, min(count, len(left)))
+    unmeasured = _unmeasured(pool, seen)
+    return rng.sample(unmeasured, min(count, len(unmeasured)))
 
 
-def top(some: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[int]:
+def top(pool: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[int]:
     """The cheapest by estimate."""
-    return _left(some, seen)[:count]
+    return _unmeasured(pool, seen)[:count]
 
 
-def local(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
+def local(pool: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
     """Local search: every other choice is an unmeasured candidate that is closest to one of the three best (ties: by
     estimate); the others are the cheapest by estimate."""
-    left = _left(some, seen)
+    unmeasured = _unmeasured(pool, seen)
     best = [n for n in sorted(seen, key=lambda n: seen[n]) if seen[n] < math.inf][:3]
     if not best:
-        return left[:count]
+        return unmeasured[:count]
 
-    def far(n: int) -> tuple[int, int]:
-        return min(_distance(some[n].decisions, some[b].decisions) for b in best), n
+    def distance(n: int) -> tuple[int, int]:
+        return min(_distance(pool[n].decisions, pool[b].decisions) for b in best), n
 
-    near = sorted(left, key=far)
-    return _picked(near if turn % 2 else left for turn in range(len(seen), len(seen) + count))
+    by_distance = sorted(unmeasured, key=distance)
+    return _pick_in_turn(by_distance if turn % 2 else unmeasured for turn in range(len(seen), len(seen) + count))
 
 
-def _picked(turns: Iterable[list[int]]) -> list[int]:
+def _pick_in_turn(turns: Iterable[list[int]]) -> list[int]:
     """One number per turn: the first in that turn's list that no earlier turn chose."""
     chosen: list[int] = []
     for source in turns:
@@ -88,34 +88,34 @@ def _picked(turns: Iterable[list[int]]) -> list[int]:
     return chosen
 
 
-def model(some: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
+def model(pool: Sequence[Candidate], seen: Seen, count: int, rng: Random) -> list[int]:
     """Ridge regression of the logarithm of time on the logarithm of the estimate and the decisions, refitted at each
     call. Every fourth choice is by estimate alone, so that a wrong model does not decide everything."""
-    left = _left(some, seen)
+    unmeasured = _unmeasured(pool, seen)
     known = [n for n in seen if seen[n] < math.inf]
     if len(known) < _FEWEST:
-        return left[:count]
-    features = _features(some)
-    predicted = _predicted(features, known, np.log([seen[n] for n in known]))
-    ranked = sorted(left, key=lambda n: (predicted[n], n))
-    return _picked(ranked if turn % 4 else left for turn in range(len(seen), len(seen) + count))
+        return unmeasured[:count]
+    features = _features(pool)
+    predicted = _predict(features, known, np.log([seen[n] for n in known]))
+    ranked = sorted(unmeasured, key=lambda n: (predicted[n], n))
+    return _pick_in_turn(ranked if turn % 4 else unmeasured for turn in range(len(seen), len(seen) + count))
 
 
 _FEWEST = 4  # measured times that the regression needs
 _RIDGE = 1.0
 
 
-def _features(some: Sequence[Candidate]) -> np.ndarray:
+def _features(pool: Sequence[Candidate]) -> np.ndarray:
     """Centred features: the logarithm of the estimate, and an indicator for each value of each decision."""
-    columns = [np.log([max(c.cost, 1e-9) for c in some])[:, None]]
-    for values in zip(*(c.decisions for c in some), strict=True):
+    columns = [np.log([max(c.cost, 1e-9) for c in pool])[:, None]]
+    for values in zip(*(c.decisions for c in pool), strict=True):
         kinds = sorted(set(values))
         columns.append(np.array([[v == k for k in kinds] for v in values], dtype=float))
-    made = np.concatenate(columns, axis=1)
-    return np.asarray(made - made.mean(axis=0))
+    features = np.concatenate(columns, axis=1)
+    return np.asarray(features - features.mean(axis=0))
 
 
-def _predicted(features: np.ndarray, known: Sequence[int], times: np.ndarray) -> np.ndarray:
+def _predict(features: np.ndarray, known: Sequence[int], times: np.ndarray) -> np.ndarray:
     x, mean = features[list(known)], times.mean()
     weights = x.T @ np.linalg.solve(x @ x.T + _RIDGE * np.eye(len(known)), times - mean)
     return np.asarray(features @ weights + mean)
@@ -129,32 +129,32 @@ class _Node:
     rewards: list[float] = field(default_factory=list)
 
 
-def tree(some: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[int]:
+def tree(pool: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[int]:
     """Single-player Monte Carlo tree search: descend decision by decision by an upper confidence bound on the mean and
     the best reward below a node. Nodes without measurements are ordered by estimate."""
     nodes: dict[tuple[int, Decisions], _Node] = defaultdict(_Node)
-    depth = len(some[0].decisions) if some else 0
+    depth = len(pool[0].decisions) if pool else 0
     supposed = dict(seen)
     chosen: list[int] = []
 
     def path(n: int) -> list[tuple[int, Decisions]]:
-        return [(d, some[n].decisions[:d]) for d in range(depth + 1)]
+        return [(d, pool[n].decisions[:d]) for d in range(depth + 1)]
 
-    left = set(_left(some, seen))
-    for n in sorted(left):
+    unmeasured = set(_unmeasured(pool, seen))
+    for n in sorted(unmeasured):
         for at in path(n):
             nodes[at].members.append(n)
     for n, time in supposed.items():
         for at in path(n):
             nodes[at].rewards.append(1 / time if time > 0 else 0.0)
-    while left and len(chosen) < count:
+    while unmeasured and len(chosen) < count:
         place: tuple[int, Decisions] = (0, ())
         for d in range(depth):
-            below = dict.fromkeys((d + 1, some[n].decisions[: d + 1]) for n in nodes[place].members if n in left)
+            below = dict.fromkeys((d + 1, pool[n].decisions[: d + 1]) for n in nodes[place].members if n in unmeasured)
             visits = len(nodes[place].rewards)
-            place = max(below, key=lambda child: _promise(nodes[child], visits))
-        pick = next(n for n in nodes[place].members if n in left)
-        left.discard(pick)
+            place = max(below, key=lambda child: _confidence_bound(nodes[child], visits))
+        pick = next(n for n in nodes[place].members if n in unmeasured)
+        unmeasured.discard(pick)
         chosen.append(pick)
         for step in path(pick):  # pending candidates count as average, so that one batch spreads out
             mean = sum(nodes[step].rewards) / len(nodes[step].rewards) if nodes[step].rewards else 0.0
@@ -165,7 +165,7 @@ def tree(some: Sequence[Candidate], seen: Seen, count: int, _: Random) -> list[i
 _EXPLORE, _BEST = 0.3, 0.5
 
 
-def _promise(node: _Node, visits: int) -> float:
+def _confidence_bound(node: _Node, visits: int) -> float:
     """Upper confidence bound of a node; a node without measurements has a little over 1 (ties: by estimate)."""
     if not node.rewards:
         return 1.0 + _EXPLORE * math.sqrt(math.log(visits + 1)) - 1e-6 * node.members[0]
@@ -176,8 +176,8 @@ def _promise(node: _Node, visits: int) -> float:
     return (1 - _BEST) * mean + _BEST * max(node.rewards) + bound + math.sqrt(spread / count)
 
 
-def _left(some: Sequence[Candidate], seen: Seen) -> list[int]:
-    return [n for n in range(len(some)) if n not in seen]
+def _unmeasured(pool: Sequence[Candidate], seen: Seen) -> list[int]:
+    return [n for n in range(len(pool)) if n not in seen]
 
 
 def _distance(a: Decisions, b: Decisions) -> int:

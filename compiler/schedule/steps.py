@@ -423,23 +423,23 @@ def show(schedule: Schedule) -> str:
 
 def show_step(step: Step) -> str:
     """The text of a step. Trailing defaults are omitted; names of what it creates, except `tile`, are keywords."""
-    said = [_said(f, getattr(step, f)) for f in _plain(type(step))]
-    defaults = [_default(type(step), f) for f in _plain(type(step))]
-    while said and said[-1] == defaults[-1]:
-        said.pop()
+    arguments = [_argument_text(f, getattr(step, f)) for f in _positional_fields(type(step))]
+    defaults = [_default_text(type(step), f) for f in _positional_fields(type(step))]
+    while arguments and arguments[-1] == defaults[-1]:
+        arguments.pop()
         defaults.pop()
     if isinstance(step, Bind):
-        said = [*said[:2], *(f"{n}={v}" for n, v in step.args)]
-    keywords = ((f, _said(f, getattr(step, f))) for f in _named(type(step)))
-    said += [f"{f}={value}" for f, value in keywords if value != _default(type(step), f)]
-    return f"{word(type(step))}({', '.join(said)})".replace("'", '"')
+        arguments = [*arguments[:2], *(f"{n}={v}" for n, v in step.args)]
+    keywords = ((f, _argument_text(f, getattr(step, f))) for f in _keyword_fields(type(step)))
+    arguments += [f"{f}={value}" for f, value in keywords if value != _default_text(type(step), f)]
+    return f"{word(type(step))}({', '.join(arguments)})".replace("'", '"')
 
 
-def _said(field: str, value: Any) -> str:
+def _argument_text(field: str, value: Any) -> str:
     return str(value) if field == "level" else repr(value)
 
 
-def _named(step: type[Step]) -> tuple[str, ...]:
+def _keyword_fields(step: type[Step]) -> tuple[str, ...]:
     """The fields that are keyword arguments in the text."""
     return tuple(f for f in (*naming_fields(step), *step.worded) if f != "tile" and f in step.fields)
 
@@ -449,13 +449,13 @@ def naming_fields(step: type[Step]) -> tuple[str, ...]:
     return tuple(f for f in dict.fromkeys((*step.stems, *step.makes)) if f in step.fields)
 
 
-def _plain(step: type[Step]) -> tuple[str, ...]:
+def _positional_fields(step: type[Step]) -> tuple[str, ...]:
     """The fields that are positional arguments in the text."""
-    named = _named(step)
+    named = _keyword_fields(step)
     return tuple(f for f in step.fields if f not in named)
 
 
-def _default(step: type[Step], field: str) -> str:
+def _default_text(step: type[Step], field: str) -> str:
     default = step.__dataclass_fields__[field].default
     return "" if default is MISSING else repr(default)
 
@@ -483,20 +483,20 @@ def step(s: ast.stmt) -> Step:
     match s:
         case ast.Expr(ast.Call(ast.Name(name), args, keywords)) if name in STEPS:
             kind = STEPS[name]
-            said = {k.arg or "": ast.literal_eval(k.value) for k in keywords}
+            keyword_values = {k.arg or "": ast.literal_eval(k.value) for k in keywords}
             try:
                 values = [a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in args]
-                fields = {"args": tuple(said.items())} if kind is Bind else said
-                return kind(**_placed(kind, values), **fields)
+                fields = {"args": tuple(keyword_values.items())} if kind is Bind else keyword_values
+                return kind(**_positional_arguments(kind, values), **fields)
             except (TypeError, ValueError) as e:
                 raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)}: {e}") from e
     raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; the steps are {', '.join(STEPS)}")
 
 
-def _placed(step: type[Step], values: list[Any]) -> dict[str, Any]:
+def _positional_arguments(step: type[Step], values: list[Any]) -> dict[str, Any]:
     """Positional arguments by field; raises TypeError if there are too many."""
-    places = _plain(step)
-    if len(values) > len(places):
-        keywords = ", ".join(f"{f}=.." for f in _named(step))
-        raise TypeError(f"takes {', '.join(places)}{' and ' if keywords else ''}{keywords}")
-    return dict(zip(places, values, strict=False))
+    fields = _positional_fields(step)
+    if len(values) > len(fields):
+        keywords = ", ".join(f"{f}=.." for f in _keyword_fields(step))
+        raise TypeError(f"takes {', '.join(fields)}{' and ' if keywords else ''}{keywords}")
+    return dict(zip(fields, values, strict=False))

@@ -34,12 +34,12 @@ def vector(
     """
     c = costs(target)
     cycles = max(float(accesses), c["latency"] / unroll if sums else 0.0)
-    line = c["memory"] if past else 2 * c["memory"] if goes_past(target, moved) else c["shared"]
-    waits = 0.0 if ahead or not (first and moved > target.l2) else c["exposed"]
-    return cycles + stores * line + waits + (c["load"] if ahead else 0.0)
+    store_cycles = c["memory"] if past else 2 * c["memory"] if exceeds_caches(target, moved) else c["shared"]
+    stall = 0.0 if ahead or not (first and moved > target.l2) else c["exposed"]
+    return cycles + stores * store_cycles + stall + (c["load"] if ahead else 0.0)
 
 
-def goes_past(target: Target, moved: int) -> bool:
+def exceeds_caches(target: Target, moved: int) -> bool:
     """Whether stored data leaves the caches before it is read again; lines are also read before they are changed."""
     return moved > costs(target)["past"] * target.l3
 
@@ -49,10 +49,10 @@ def imbalance(blocks: int, cores: int) -> float:
     return ceildiv(blocks, cores) * cores / blocks
 
 
-def columns(target: Target, together: int) -> float:
-    """Cycles per vector for a row of `together` vectors of columns, which share cache lines."""
+def columns(target: Target, vectors: int) -> float:
+    """Cycles per vector for a row of `vectors` vectors of columns, which share cache lines."""
     c = costs(target)
-    return c["column"] + c["column.line"] / together
+    return c["column"] + c["column.line"] / vectors
 
 
 def accesses(share: float, lanes: int) -> float:
@@ -73,27 +73,31 @@ def window(target: Target, taps: int, size: int, lanes: int, together: int) -> f
     """
     c = costs(target)
     lines = 1 + (lanes - 1) * size / LINE
-    windows = c["flight"] / (taps * (together + 2))  # plus the weight's load and loop overhead
-    return max(together * lines * c["near"], c["latency"] / max(1.0, windows)) + c["load"]
+    in_flight = c["flight"] / (taps * (together + 2))  # plus the weight's load and loop overhead
+    return max(together * lines * c["near"], c["latency"] / max(1.0, in_flight)) + c["load"]
 
 
 def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
     """Cycles of a step of k (a vector of k for `DOT`) for m x n elements of `size` bytes, partial tiles included."""
-    flat, c = row.function == DOT, costs(target)
+    is_dot, c = row.function == DOT, costs(target)
     near, far = c["near"], c["far"]
 
     def tile(m: int, n: int) -> float:
-        vectors = n if flat else ceildiv(n, target.lanes(size))
+        vectors = n if is_dot else ceildiv(n, target.lanes(size))
         if not m or not n:
             return 0.0
-        if flat:
+        if is_dot:
             return max(m * vectors / 2, m * far + vectors * near, c["latency"]) + (m + vectors) * c["load"]
         if row.function == PAIRS:  # the panel was just packed into the first-level cache
             return max(m * vectors / 2, (m + vectors) * near, c["latency"])
         return max(m * vectors / 2, m * near + vectors * far, c["latency"]) + (m + vectors) * c["panel"]
 
-    (down, low), (across, narrow) = divmod(m, row.m), divmod(n, row.n)
-    return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
+    (full_rows, edge_rows), (full_columns, edge_columns) = divmod(m, row.m), divmod(n, row.n)
+    return (
+        full_columns * (full_rows * tile(row.m, row.n) + tile(edge_rows, row.n))
+        + full_rows * tile(row.m, edge_columns)
+        + tile(edge_rows, edge_columns)
+    )
 
 
 def fetching(target: Target, held: int) -> float:

@@ -1,9 +1,9 @@
 """Estimated clocks of a GPU multiprocessor, from a few numbers of a kernel and the `costs` of the target.
 
 A multiprocessor multiplies the tiles that it holds, reads their operands from shared memory, and copies operands into
-shared memory. The slowest of these decides; those close to it add a share (`close`). A single tile waits for memory the
-more, the shallower its pipeline is. Blocks run in waves, the last of which may be partly filled. The meaning of each
-cost is documented beside the target's costs.
+shared memory. The slowest of these decides; those close to it add a share (`smooth_max`). A single tile waits for
+memory the more, the shallower its pipeline is. Blocks run in waves, the last of which may be partly filled. The meaning
+of each cost is documented beside the target's costs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
 from compiler.targets.target import Instruction, Target, costs
 
-BOUND = 6.0  # exponent of `close` for a kernel's time and its least memory traffic
+BOUND_EXPONENT = 6.0  # exponent of `smooth_max` for a kernel's time and its least memory traffic
 FEWEST_COLUMNS = 32  # a matmul with an operand in registers takes the time of at least this many columns
-WIDENED = 1 / 16  # clocks to convert an element: so many lanes per clock
-COPYING = 4  # warps that copy operands and prepare them
+WIDEN_CLOCKS = 1 / 16  # clocks to convert an element: so many lanes per clock
+COPY_WARPS = 4  # warps that copy operands and prepare them
 
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration of a block's pipeline of `depth` stages: it copies `brought` bytes, and multiplies m x n x k.
+    """One iteration of a block's pipeline of `depth` stages: it copies `copied_bytes` and multiplies m x n x k.
 
     `groups` warpgroups multiply, at `rate` multiply-adds per clock, `terms` times (3 for f32 as sums of two tf32
-    numbers, which producer warps compute for `prepared` columns). If `parted` (split-k), blocks of one tile read
+    numbers, which producer warps compute for `prepared` columns). If `split_k`, blocks of one tile read
     different operands.
     """
 
@@ -39,85 +39,87 @@ class Step:
     groups: int
     terms: int
     rate: float
-    brought: int
+    copied_bytes: int
     depth: int
     prepared: int = 0
-    parted: bool = False
+    split_k: bool = False
 
 
 @dataclass(frozen=True)
 class Work:
     """A kernel of `blocks` blocks with `steps` pipeline iterations each, `resident` on a multiprocessor at once.
 
-    At least `read` bytes come from memory, `boxed` bytes are copied as boxes of several axes. `parts` blocks share a
-    tile of `tile` bytes (split-k), in a `cluster` or through memory. Persistent blocks `stay` for tile after tile.
-    Starting a wave of blocks takes `begin` clocks, storing a tile `ending` clocks.
+    At least `read_bytes` come from memory, `boxed_bytes` are copied as boxes of several axes. `parts` blocks share a
+    tile of `tile` bytes (split-k), in a `cluster` or through memory. `persistent` blocks compute tile after tile.
+    Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
     """
 
     blocks: int
     steps: int
     resident: int
-    read: int
+    read_bytes: int
     tile: int
     parts: int = 1
     cluster: bool = False
-    stay: bool = False
-    begin: float = 0.0
-    ending: float = 0.0
-    boxed: int = 0
+    persistent: bool = False
+    start_clocks: float = 0.0
+    epilogue_clocks: float = 0.0
+    boxed_bytes: int = 0
 
 
-def step(s: Step, resident: int, costs: Mapping[str, float], ending: float = 0.0) -> float:
+def step(s: Step, resident: int, costs: Mapping[str, float], epilogue_clocks: float = 0.0) -> float:
     """Clocks of one pipeline step of `resident` blocks of a multiprocessor with producer warps and wgmma.
 
-    `ending` is each block's share of storing its tile meanwhile: copies and the matmuls of other blocks overlap with
-    it.
+    `epilogue_clocks` is each block's share of storing its tile meanwhile: copies and the matmuls of other blocks
+    overlap with it.
     """
     split = s.terms > 1
     columns = max(s.n, FEWEST_COLUMNS) if split else s.n
-    multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
-    alone = multiplies / s.groups + costs["beside.split" if split else "beside"] + ending
-    prepared = costs["prepare"] + costs["prepare.column"] * s.prepared if s.prepared else 0.0
-    brought = resident * s.brought / costs["l2.parts" if s.parted else "l2.split" if split else "l2"]
-    waited = costs["latency"] / max(s.depth - 1, 1)
+    mma_clocks = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
+    serial = mma_clocks / s.groups + costs["beside.split" if split else "beside"] + epilogue_clocks
+    prepare_clocks = costs["prepare"] + costs["prepare.column"] * s.prepared if s.prepared else 0.0
+    copy_clocks = resident * s.copied_bytes / costs["l2.parts" if s.split_k else "l2.split" if split else "l2"]
+    latency = costs["latency"] / max(s.depth - 1, 1)
     exponent = costs["close.split" if split else "close"]
-    busy = resident * multiplies + (ending if resident == 1 else 0.0)
-    clocks = close((busy, alone, prepared, brought, waited), exponent)
+    busy = resident * mma_clocks + (epilogue_clocks if resident == 1 else 0.0)
+    clocks = smooth_max((busy, serial, prepare_clocks, copy_clocks, latency), exponent)
     if resident == 1 or split:
         return clocks
-    return min(costs["together"] * clocks, resident * step(s, 1, costs, ending))  # never slower than taking turns
+    return min(
+        costs["together"] * clocks, resident * step(s, 1, costs, epilogue_clocks)
+    )  # never slower than taking turns
 
 
 @functools.cache
-def _cores(target: Target, parts: int, cluster: bool) -> int:
+def _usable_cores(target: Target, parts: int, cluster: bool) -> int:
     """Multiprocessors that get blocks; with clusters, some get none, because all blocks of one start together."""
-    together = dict(target.clusters).get(parts, target.cores // parts) * parts
-    return max(together, parts) if cluster else target.cores
+    blocks_at_once = dict(target.clusters).get(parts, target.cores // parts) * parts
+    return max(blocks_at_once, parts) if cluster else target.cores
 
 
-def total(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
+def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
     """Clocks of a kernel; `step_of(n, e)` are those of a step of n resident blocks with storing share e."""
     c = costs(target)
-    cores = _cores(target, w.parts, w.cluster)
+    cores = _usable_cores(target, w.parts, w.cluster)
     full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
-        if w.stay:
-            made = w.steps * step_of(resident, w.ending / w.steps)
+        if w.persistent:
+            clocks = w.steps * step_of(resident, w.epilogue_clocks / w.steps)
         else:
-            made = w.steps * step_of(resident, 0.0) + w.ending + w.begin
+            clocks = w.steps * step_of(resident, 0.0) + w.epilogue_clocks + w.start_clocks
         if w.cluster:
-            made += c["cluster"] + c["cluster.byte"] * resident * w.tile
+            clocks += c["cluster"] + c["cluster.byte"] * resident * w.tile
         elif w.parts > 1:
-            made += c["store.byte"] * resident * w.tile
-        return made
+            clocks += c["store.byte"] * resident * w.tile
+        return clocks
 
-    out = c["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
-    if w.boxed:
-        out = max(out, w.boxed / (c["l2.boxes"] * target.cores))
+    clocks = c["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
+    if w.boxed_bytes:
+        clocks = max(clocks, w.boxed_bytes / (c["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
-        out += c["ticket.boxes" if w.boxed else "ticket"] + c["sum.byte"] * w.parts * w.tile
-    return close((out, w.read / (c["dram"] * target.cores)), BOUND)
+        clocks += c["ticket.boxes" if w.boxed_bytes else "ticket"] + c["sum.byte"] * w.parts * w.tile
+    return smooth_max((clocks, w.read_bytes / (c["dram"] * target.cores)), BOUND_EXPONENT)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Block:
     parts: int
 
     @property
-    def apart(self) -> bool:
+    def has_producers(self) -> bool:
         """Whether producer warps copy and instructions read operands from shared memory."""
         return self.row.threads > WARP
 
@@ -144,40 +146,64 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     (m, n, k), parts, c = b.tile, b.parts, costs(target)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
-    out = matmul.beside(p, b.row, (m, n), parts, target)
-    fits = _resident(p, b, out, target)
-    if not fits:
+    result_bytes = matmul.result_bytes(p, b.row, (m, n), parts, target)
+    max_resident = _max_resident(p, b, result_bytes, target)
+    if not max_resident:
         return math.inf, 0
     steps = ceildiv(ceildiv(p.k, parts), k)
-    read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
-    cluster = parts > 1 and matmul.in_cluster(parts, (m, n), target)
-    step_of = functools.partial(_step, p, b, target)
-    ending = _ending(p, b, cluster, target)
+    read_bytes = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
+    cluster = parts > 1 and matmul.fits_cluster(parts, (m, n), target)
+    step_of = functools.partial(_step_clocks, p, b, target)
+    epilogue = _epilogue_clocks(p, b, cluster, target)
     if parts == 1:
-        ending += fits * (m * n * p.sectors * c["sector"] + _boxes(p, b, c))
-    if "fill" in c and b.apart:
+        epilogue += max_resident * (m * n * p.sectors * c["sector"] + _box_store_clocks(p, b, c))
+    if "fill" in c and b.has_producers:
         # Operands that are split in two are stored from registers: persistent blocks gain nothing there. If memory is
         # the limit, blocks that start as others end share its bandwidth better.
         boxes = any(p.loops)
-        busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
-        stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
-        begin = c["fill.split" if p.terms > 1 else "fill"] + (c["boxes"] if boxes and fits == 1 else 0.0)
-        boxed = tiles * steps * k * (m * p.a.bytes + n * p.b.bytes) if p.step else 0
-        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, begin, ending, boxed)
-        return total(work, step_of, target), target.cores * fits if stay else 0
-    cores = _cores(target, parts, cluster)
-    resident = min(fits, ceildiv(tiles, cores))
+        is_compute_bound = read_bytes / c["dram"] < p.m * p.n * p.k * p.batch / _mma_rate("wgmma", b.row, target)
+        persistent = (
+            b.row.a_space == "shared"
+            and parts == 1
+            and tiles > target.cores * max_resident
+            and is_compute_bound
+            and not boxes
+        )
+        start_clocks = c["fill.split" if p.terms > 1 else "fill"] + (c["boxes"] if boxes and max_resident == 1 else 0.0)
+        boxed_bytes = tiles * steps * k * (m * p.a.bytes + n * p.b.bytes) if p.step else 0
+        work = Work(
+            tiles,
+            steps,
+            max_resident,
+            read_bytes,
+            m * n * p.acc_bytes,
+            parts,
+            cluster,
+            persistent,
+            start_clocks,
+            epilogue,
+            boxed_bytes,
+        )
+        return kernel_clocks(work, step_of, target), target.cores * max_resident if persistent else 0
+    cores = _usable_cores(target, parts, cluster)
+    resident = min(max_resident, ceildiv(tiles, cores))
     # Without a tile in shared memory, groups of lanes write scattered pieces of 16 or 32 bytes.
-    stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
-    wave = c["sync.latency"] + steps * step_of(resident) + resident * stored + ending
-    clocks = ceildiv(tiles, cores * fits) * wave + c["sync.start"]
+    store_clocks = (
+        m
+        * n
+        * p.acc_bytes
+        / c["sync.dram"]
+        * (0.5 if result_bytes and p.across else 1 if result_bytes or p.across else 2)
+    )
+    wave = c["sync.latency"] + steps * step_of(resident) + resident * store_clocks + epilogue
+    clocks = ceildiv(tiles, cores * max_resident) * wave + c["sync.start"]
     if parts > 1:
-        passed = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
-        clocks += c["sync.cluster" if cluster else "sync.ticket"] + passed / (c["sync.l2"] * target.cores)
-    return close((clocks, read / (c["sync.dram"] * target.cores)), BOUND), 0
+        exchanged_bytes = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
+        clocks += c["sync.cluster" if cluster else "sync.ticket"] + exchanged_bytes / (c["sync.l2"] * target.cores)
+    return smooth_max((clocks, read_bytes / (c["sync.dram"] * target.cores)), BOUND_EXPONENT), 0
 
 
-def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
+def _epilogue_clocks(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     """Clocks of a thread's epilogue: its elements of a tile are combined with other operands and stored.
 
     In a tile that crosses the result's edge every element has a predicate. The loads of one element's operands, or of
@@ -185,95 +211,100 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     """
     c = costs(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
-    each = m * n / threads / (b.parts if cluster else 1)
-    whole = p.m % m == 0 and p.n % n == 0
-    held, all_held = matmul.ahead(p, b.row, (m, n), b.grid, b.parts, target)
-    joined = p.joined or (p.ahead and not all_held) or (any(p.vectors) and not held)
-    if not joined and (whole or b.parts == 1):
-        return each * c["store" if whole else "store.edge"]
-    if not whole and (not joined or b.apart):
-        return each * c["sum.join.edge" if joined else "sum.edge"] * (2 + b.parts) / 4
-    return each * c[("join" if p.across else "join.down") + ("" if whole else ".edge")]
+    per_thread = m * n / threads / (b.parts if cluster else 1)
+    divides = p.m % m == 0 and p.n % n == 0
+    registers_ahead, has_all_ahead = matmul.epilogue_registers(p, b.row, (m, n), b.grid, b.parts, target)
+    loads_late = p.joined or (p.ahead and not has_all_ahead) or (any(p.vectors) and not registers_ahead)
+    if not loads_late and (divides or b.parts == 1):
+        return per_thread * c["store" if divides else "store.edge"]
+    if not divides and (not loads_late or b.has_producers):
+        return per_thread * c["sum.join.edge" if loads_late else "sum.edge"] * (2 + b.parts) / 4
+    return per_thread * c[("join" if p.across else "join.down") + ("" if divides else ".edge")]
 
 
-def _boxes(p: Matmul, b: Block, c: Mapping[str, float]) -> float:
+def _box_store_clocks(p: Matmul, b: Block, c: Mapping[str, float]) -> float:
     """Extra clocks of storing a tile through shared memory in boxes. Rows narrower than a cache line take as many
     requests for fewer bytes; the larger the tile, the fewer operands of the next tile arrive meanwhile."""
     m, n, _ = b.tile
     row = (n if p.across else m) * p.out_bytes
     if not row or b.row.a_space != "shared":
         return 0.0
-    each = m * n / (math.prod(b.grid) * b.row.threads)
-    narrow = 0.0 if row % 128 == 0 else c["store.64"] if row % 64 == 0 else c["store.32"]
-    return each * (narrow + each * c["store.more"])
+    per_thread = m * n / (math.prod(b.grid) * b.row.threads)
+    narrow_penalty = 0.0 if row % 128 == 0 else c["store.64"] if row % 64 == 0 else c["store.32"]
+    return per_thread * (narrow_penalty + per_thread * c["store.more"])
 
 
-def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
-    """Blocks that fit on a multiprocessor, with `out` bytes of shared memory each in addition to their pipeline."""
+def _max_resident(p: Matmul, b: Block, result_bytes: int, target: Target) -> int:
+    """Blocks that fit on a multiprocessor, with `result_bytes` of shared memory each in addition to their pipeline."""
     (m, n, k), groups = b.tile, math.prod(b.grid)
-    threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPYING) if b.apart else 0)
+    threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPY_WARPS) if b.has_producers else 0)
     return min(
-        (target.shared + RESERVED) // (matmul.stage_bytes(p, b.row, m, n, k) * b.depth + out + RESERVED),
+        (target.shared + RESERVED) // (matmul.stage_bytes(p, b.row, m, n, k) * b.depth + result_bytes + RESERVED),
         target.threads // threads,
         max(target.registers // (matmul.up(matmul.registers(p, b.row, (m, n), b.grid), 8) * threads), 1),
         target.blocks,
     )
 
 
-def _step(p: Matmul, b: Block, target: Target, resident: int, ending: float = 0.0) -> float:
+def _step_clocks(p: Matmul, b: Block, target: Target, resident: int, epilogue_clocks: float = 0.0) -> float:
     """Clocks of one pipeline step of `resident` blocks."""
-    if not b.apart:
-        return _by_warps(p, b, resident, target)
+    if not b.has_producers:
+        return _warp_step_clocks(p, b, resident, target)
     m, n, k = b.tile
-    rate, brought = _rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
-    s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0, b.parts > 1)
-    return step(s, resident, costs(target), ending)
+    rate, copied_bytes = _mma_rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
+    s = Step(m, n, k, math.prod(b.grid), p.terms, rate, copied_bytes, b.depth, n if p.terms > 1 else 0, b.parts > 1)
+    return step(s, resident, costs(target), epilogue_clocks)
 
 
 @functools.cache
-def _rate(unit: str, row: Instruction, target: Target) -> float:
+def _mma_rate(unit: str, row: Instruction, target: Target) -> float:
     """Multiply-adds per clock of a unit's instruction."""
     return dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
 
 
-def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
+def _warp_step_clocks(p: Matmul, b: Block, resident: int, target: Target) -> float:
     """Clocks of a step of `resident` blocks in which all warps copy, and multiply operands in registers."""
     (m, n, k), (down, across), c = b.tile, b.grid, costs(target)
     groups = down * across
     # Each scheduler needs a warp to keep its tensor core busy. A single block does one thing after the other.
-    multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target))
-    halved = c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"] if p.terms > 1 else 0.0
-    read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / c["sync.shared"]
-    made = _computed(p.a) * m * k + _computed(p.b) * n * k + _moves(p.a, m * k) + _moves(p.b, n * k)
-    moved = k * (m * p.a.bytes + n * p.b.bytes) / c["sync.l2"]
-    waited = c["sync.latency"] / max(b.depth - 1, 1)
+    mma_clocks = m * n * k * p.terms / (c["sync.reached"] * _mma_rate("mma", b.row, target))
+    split_clocks = c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"] if p.terms > 1 else 0.0
+    load_clocks = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / c["sync.shared"]
+    produce_clocks = (
+        _compute_clocks(p.a) * m * k
+        + _compute_clocks(p.b) * n * k
+        + _copy_clocks(p.a, m * k)
+        + _copy_clocks(p.b, n * k)
+    )
+    copy_clocks = k * (m * p.a.bytes + n * p.b.bytes) / c["sync.l2"]
+    latency = c["sync.latency"] / max(b.depth - 1, 1)
     # A thread issues its copies one after the other, however few threads there are.
-    asked = sum(length * k * x.bytes / x.piece for x, length in ((p.a, m), (p.b, n)) if x.copied)
-    alone = c["sync.alone"] * (multiplied + halved + read) / min(1.0, groups * b.row.threads / WARP / 4)
-    alone += c["sync.piece"] * asked / (groups * b.row.threads)
+    copy_pieces = sum(length * k * x.bytes / x.piece for x, length in ((p.a, m), (p.b, n)) if x.copied)
+    serial = c["sync.alone"] * (mma_clocks + split_clocks + load_clocks) / min(1.0, groups * b.row.threads / WARP / 4)
+    serial += c["sync.piece"] * copy_pieces / (groups * b.row.threads)
     if p.a.widened or p.b.widened:  # loads are issued only where their values are used
-        waited = c["sync.latency"] + alone + made
-    together = resident * max(multiplied, halved, read, moved, made)
-    return close((together, alone, waited), c["sync.close"]) + c["sync.step"]
+        latency = c["sync.latency"] + serial + produce_clocks
+    throughput = resident * max(mma_clocks, split_clocks, load_clocks, copy_clocks, produce_clocks)
+    return smooth_max((throughput, serial, latency), c["sync.close"]) + c["sync.step"]
 
 
-def copying(copies: tuple[int, ...], target: Target) -> float:
+def preparation_clocks(copies: tuple[int, ...], target: Target) -> float:
     """Clocks of preparatory copies (separate kernels) that move so many bytes each."""
     c = costs(target)
     return sum(c["launch"] + n / (c["sync.dram"] * target.cores) for n in copies)
 
 
-def _computed(x: Operand) -> float:
+def _compute_clocks(x: Operand) -> float:
     """Clocks to compute an element: loaded on its own, or several widened side by side; 0 if it is copied."""
-    return 0.0 if x.copied else WIDENED if x.widened else 0.375
+    return 0.0 if x.copied else WIDEN_CLOCKS if x.widened else 0.375
 
 
-def _moves(x: Operand, elements: int) -> float:
+def _copy_clocks(x: Operand, elements: int) -> float:
     """Clocks to issue copies of `elements` elements: 32 pieces, of 16 bytes or fewer, every four clocks."""
     return elements * x.bytes / x.piece / 8 if x.copied else 0.0
 
 
-def close(clocks: tuple[float, ...], exponent: float) -> float:
+def smooth_max(clocks: tuple[float, ...], exponent: float) -> float:
     """A smooth maximum (p-norm): values close to the largest add to it, the more the smaller the exponent."""
     longest = max(clocks)
     if longest <= 0:
@@ -281,31 +312,31 @@ def close(clocks: tuple[float, ...], exponent: float) -> float:
     return longest * math.pow(sum(math.pow(c / longest, exponent) for c in clocks), 1 / exponent)
 
 
-def waits(target: Target, elements: int, each: int, threads: int) -> float:
-    """Clocks of a reduction of a row by `threads`, with `each` loads per thread in flight at once.
+def reduction_clocks(target: Target, elements: int, in_flight: int, threads: int) -> float:
+    """Clocks of a reduction of a row by `threads`, with `in_flight` loads per thread at once.
 
     Loads in flight arrive together; each level of the tree over threads is one exchange.
     """
     c = costs(target)
-    turns = ceildiv(elements, each * threads)
-    return turns * c["turn"] + c["exchange"] * math.log2(threads)
+    rounds = ceildiv(elements, in_flight * threads)
+    return rounds * c["turn"] + c["exchange"] * math.log2(threads)
 
 
-def filled(wanted: float, there: float) -> float:
-    """The slowdown of a machine that needs `wanted` threads to be busy, and has `there`."""
-    return max(1.0, wanted / there)
+def underfill_slowdown(needed: float, available: float) -> float:
+    """The slowdown of a machine that needs `needed` threads to be busy and has `available`."""
+    return max(1.0, needed / available)
 
 
-def blocks_of_rows(target: Target, rows: int, together: int) -> float:
-    """The time of a multiprocessor whose blocks compute `together` rows each, in thirds of a row's time.
+def row_blocks_time(target: Target, rows: int, rows_per_block: int) -> float:
+    """The time of a multiprocessor whose blocks compute `rows_per_block` each, in thirds of a row's time.
 
     Starting a block takes as long as 4/3 rows that are short enough for one warp each.
     """
-    share = rows / target.cores
-    return 4 * max(1.0, share / together) + 3 * max(float(together), share)
+    rows_per_core = rows / target.cores
+    return 4 * max(1.0, rows_per_core / rows_per_block) + 3 * max(float(rows_per_block), rows_per_core)
 
 
-def updates(target: Target, count: int, owners: int, warps: int) -> float:
+def update_clocks(target: Target, count: int, owners: int, warps: int) -> float:
     """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test 32 updates at once.
 
     A test takes the latency of its load, vote and branch, or the time to issue the tests of all warps. An update takes
@@ -313,35 +344,35 @@ def updates(target: Target, count: int, owners: int, warps: int) -> float:
     """
     c = costs(target)
     tests = ceildiv(count, 32)
-    beside = max(1.0, owners * warps / target.cores)
-    return tests * max(c["vote"], beside * c["vote.issue"]) + count / owners * c["update"]
+    warps_per_core = max(1.0, owners * warps / target.cores)
+    return tests * max(c["vote"], warps_per_core * c["vote.issue"]) + count / owners * c["update"]
 
 
-def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: int) -> float:
+def voted_update_clocks(target: Target, count: int, owners: int, warps: int, ahead: int) -> float:
     """Clocks of `count` ordered updates by `owners` of `warps` warps each, which test several vectors of 32 updates at
     once and apply their own in groups of `ahead`.
 
     A group takes the latency of the added values, an update that of the element that it changes.
     """
     c = costs(target)
-    beside = max(1.0, owners * warps / target.cores)
-    made = count / owners
-    tested = ceildiv(count, 32) * max(c["vote.voted"], beside * c["vote.voted.issue"])
-    return tested + max(1.0, made / ahead) * c["turn"] + made * c["update.voted"]
+    warps_per_core = max(1.0, owners * warps / target.cores)
+    updates_per_owner = count / owners
+    test_clocks = ceildiv(count, 32) * max(c["vote.voted"], warps_per_core * c["vote.voted.issue"])
+    return test_clocks + max(1.0, updates_per_owner / ahead) * c["turn"] + updates_per_owner * c["update.voted"]
 
 
-def updates_in_order(target: Target, count: int, rows: int) -> float:
+def sequential_update_clocks(target: Target, count: int, rows: int) -> float:
     """Clocks of `count` updates of each row by a thread of its own."""
     return count * costs(target)["update"] * max(1.0, rows / (target.cores * target.threads))
 
 
-def moved(side: int, vector: int) -> float:
+def tile_access_clocks(side: int, vector: int) -> float:
     """Clocks per element of a tile with this side: its share of a vector's access, and of the cache lines that the ends
     of a row share with other rows."""
     return 1 / vector + 1 / side
 
 
-def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
+def simt_matmul_clocks(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
     """Clocks of a matmul without tensor cores; `shares` are rows and columns per thread, and parts of the sum.
 
     A multiprocessor serves 32 loads per clock. More rows and columns per thread need fewer loads per result; each part
@@ -354,11 +385,13 @@ def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, 
     return multiplies * loads / (32 * target.cores)
 
 
-def attention(target: Target, queries: int, batch: int, rows: int, fills: bool, keys: int, width: int) -> float:
+def attention_clocks(
+    target: Target, queries: int, batch: int, rows: int, fills_cores: bool, keys: int, width: int
+) -> float:
     """Clocks of attention: `rows` queries per block pass over all keys, for a `batch` of heads.
 
-    If blocks fill all multiprocessors (`fills`), these share the queries evenly; otherwise the time is that of one
-    block.
+    If blocks fill all multiprocessors (`fills_cores`), these share the queries evenly; otherwise the time is that of
+    one block.
     """
-    each = batch * queries / target.cores if fills else float(rows)
-    return each * keys * width / costs(target)["sync.lanes"]
+    rows_per_core = batch * queries / target.cores if fills_cores else float(rows)
+    return rows_per_core * keys * width / costs(target)["sync.lanes"]

@@ -26,35 +26,48 @@ from compiler.schedule.contraction_nest import Contraction, sides
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.box_shapes import box
 from compiler.schedule.gpu.matmul import Operand
-from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, Result, axis, factor, joined_with
+from compiler.schedule.gpu.matmul_axes import (
+    PIECES,
+    ROW,
+    Axis,
+    Factor,
+    MatmulAxes,
+    Result,
+    axis,
+    epilogue_operands,
+    factor,
+)
 from compiler.schedule.steps import Pad, Permute, Reorder, Split, Step
 
 MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
 
-def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
+def candidate_matmuls(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All such matmuls for a contraction: either factor may be the left one."""
     ranges = loop_ranges(c.loops)
     for (left, rows), (right, columns) in sides(c):
         if not rows or not columns:
             continue
-        yield from _computed(c, (left, rows), (right, columns), tensors, ranges)
+        yield from _with_computed_rows(c, (left, rows), (right, columns), tensors, ranges)
         for inner in c.depth:
             for (a, first), (b, second) in itertools.product(
-                factors(left, right, rows, inner, tensors, ranges),
-                factors(right, left, columns, inner, tensors, ranges),
+                factor_variants(left, right, rows, inner, tensors, ranges),
+                factor_variants(right, left, columns, inner, tensors, ranges),
             ):
                 k = _depth(c, inner, (a, b), tensors if first is second is None else {})
                 if k is None:
                     continue
-                m, n = (axis_of(own, x, tensors) for own, x in ((rows, left), (columns, right)))
+                m, n = (boxed_axis(own, x, tensors) for own, x in ((rows, left), (columns, right)))
                 batch = tuple(f for f in c.rows if f not in rows and f not in columns)
                 result, across = result_of(c, m, n, tensors)
                 m.near, n.near = not across, across
-                beforehand = *permuted_copy.prepared((first, second), tensors), read_by(left, right, tensors=tensors)
+                preparation = (
+                    *permuted_copy.preparation((first, second), tensors),
+                    loaded_bytes(left, right, tensors=tensors),
+                )
                 if m.boxed or n.boxed or first or second or len(c.depth) > 1:
-                    joined = tuple(x for x in joined_with(c, m, n, tensors, ranges) if not x.is_block)
-                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand, joined)
+                    joined = tuple(x for x in epilogue_operands(c, m, n, tensors, ranges) if not x.is_block)
+                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *preparation, joined)
 
 
 def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: Mapping[str, Tensor]) -> Axis | None:
@@ -65,7 +78,7 @@ def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: 
     rest = size(inner) % row
     if rest:
         if any(x.order[1] != "k" or x.buffer not in tensors for x in factors) or any(
-            beyond(inner, x.index, tensors[x.buffer].shape) for f in (c.left, c.right) for x in loads(f)
+            extends_past(inner, x.index, tensors[x.buffer].shape) for f in (c.left, c.right) for x in loads(f)
         ):
             return None
         k.boxed, k.box = True, (*[1] * (len(k.loops) - 1), row)
@@ -73,17 +86,17 @@ def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: 
     return k
 
 
-def beyond(f: loop.For, index: Sequence[Expr], shape: Sequence[Expr]) -> bool:
+def extends_past(f: loop.For, index: Sequence[Expr], shape: Sequence[Expr]) -> bool:
     """Whether the buffer has elements beyond the end of loop `f`: no axis is indexed by `f` and ends with it."""
     return not any(e is Var(f.var) and n is f.extent for e, n in zip(index, shape, strict=True))
 
 
-def read_by(*factors: Expr, tensors: Mapping[str, Tensor]) -> int:
+def loaded_bytes(*factors: Expr, tensors: Mapping[str, Tensor]) -> int:
     """Bytes of the buffers that the factors load, counted once per load."""
     return sum(known_bytes(tensors[n.buffer]) for x in factors for n in loads(x))
 
 
-def _computed(
+def _with_computed_rows(
     c: Contraction,
     left: tuple[Expr, Sequence[loop.For]],
     right: tuple[Expr, Sequence[loop.For]],
@@ -92,24 +105,24 @@ def _computed(
 ) -> Iterator[MatmulAxes]:
     """Matmuls whose rows are boxes, and whose left operand is computed by threads element by element."""
     (x, rows), (y, columns) = left, right
-    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in c.loops}) is None:
+    if len(rows) < 2 or len(columns) > 1 or guarded_load(x, tensors, {f.var for f in c.loops}) is None:
         return
     found = loads(x)[0]
     place = access.address(found.index, tensors[found.buffer], ranges)
-    far = {f.var: access.stride(place, Var(f.var)) or 0 for f in c.depth}
-    k = axis(sorted(c.depth, key=lambda f: -far[f.var]))
+    strides = {f.var: access.stride(place, Var(f.var)) or 0 for f in c.depth}
+    k = axis(sorted(c.depth, key=lambda f: -strides[f.var]))
     m, n = axis(rows), axis(columns)
     m.boxed = True
     a, b = (factor(v, part, k, tensors, ranges) for v, part in ((x, m), (y, n)))
     batch = tuple(f for f in c.rows if f not in rows and f not in columns)
-    read = read_by(x, y, tensors=tensors)
+    read = loaded_bytes(x, y, tensors=tensors)
     _, across = result_of(c, m, n, tensors)
     m.near = not across
     if not a.operand.copied:
         yield MatmulAxes(c, m, n, k, batch, a, b, across, None, read=read)
 
 
-def factors(
+def factor_variants(
     value: Expr, other: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
@@ -117,62 +130,62 @@ def factors(
 
     A buffer that the other factor loads too is not copied: all loads of the kernel would use the copy.
     """
-    plain = _factor(value, own, inner, tensors, ranges)
+    plain = _boxed_factor(value, own, inner, tensors, ranges)
     if plain is not None:
         yield plain, None
-    load = load_of(value, tensors, {f.var for f in (*own, inner)})
+    load = guarded_load(value, tensors, {f.var for f in (*own, inner)})
     if load is None or (plain is not None and plain.even and plain.order[1] == "k"):
         return
     if load.buffer in {n.buffer for n in loads(other)}:
         return
     t = tensors[load.buffer]
-    last = [d for d, e in enumerate(load.index) if e is Var(inner.var)]
-    if len(last) != 1 or len(set(loads(value))) != 1:
+    inner_axes = [d for d, e in enumerate(load.index) if e is Var(inner.var)]
+    if len(inner_axes) != 1 or len(set(loads(value))) != 1:
         return
-    order = (*(d for d in range(len(t.shape)) if d not in last), *last)
+    order = (*(d for d in range(len(t.shape)) if d not in inner_axes), *inner_axes)
     # A load without guards need not copy the elements that no index reaches.
-    every = tuple(map(_every, load.index)) if unwidened(value) is load else ()
+    index_steps = tuple(map(_index_step, load.index)) if unwidened(value) is load else ()
     tile = f"{t.name}_permuted"
     into = tuple(f"{tile}_at{n}" for n in range(len(order)))
-    step = Permute(t.name, tile, order, into, every if set(every) - {1} else ())
+    step = Permute(t.name, tile, order, into, index_steps if set(index_steps) - {1} else ())
     if not permuted_copy.steps(step, t):
         return
-    held, moved = permuted_copy.held(step, t), permuted_copy.load(load, step)
-    made = _factor(substitute(value, {load: moved}), own, inner, {**tensors, step.tile: held}, ranges)
-    if made is not None:
-        yield made, step
+    copy, moved = permuted_copy.held(step, t), permuted_copy.load(load, step)
+    permuted = _boxed_factor(substitute(value, {load: moved}), own, inner, {**tensors, step.tile: copy}, ranges)
+    if permuted is not None:
+        yield permuted, step
 
 
-def _every(e: Expr) -> int:
+def _index_step(e: Expr) -> int:
     """The step of an index: it reaches one of so many elements of an axis."""
     terms, rest = linear(e)
     return math.gcd(*terms.values(), rest) or 1
 
 
-def _steps(t: Tensor, last: int) -> list[int]:
+def _stride_bytes(t: Tensor, last: int) -> list[int]:
     """Strides in bytes of all axes longer than 1, except axis `last`."""
     axes = (d for d, n in enumerate(t.shape) if d != last and static(n) > 1)
     return [static(t.strides[d]) * t.dtype.bytes for d in axes]
 
 
-def axis_of(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
+def boxed_axis(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
     """The loops of one side as an axis. It is boxed unless it is one loop that runs over a whole axis of the buffer."""
-    load = load_of(value, tensors, {f.var for f in loops})
+    load = guarded_load(value, tensors, {f.var for f in loops})
     assert load is not None
     places = [(d, e) for d, e in enumerate(load.index) if loops[0].var in names(e)]
     (d, e), *_ = places
-    whole = len(loops) == 1 and e is Var(loops[0].var) and tensors[load.buffer].shape[d] is loops[0].extent
-    made = axis(loops)
-    made.boxed, made.step = not whole, step_of(load, loops)
-    return made
+    is_whole = len(loops) == 1 and e is Var(loops[0].var) and tensors[load.buffer].shape[d] is loops[0].extent
+    result = axis(loops)
+    result.boxed, result.step = not is_whole, max_index_step(load, loops)
+    return result
 
 
-def step_of(load: Load, loops: Sequence[loop.For]) -> int:
+def max_index_step(load: Load, loops: Sequence[loop.For]) -> int:
     """The largest step in elements of an index from one iteration of a loop to the next."""
     return max(linear(e)[0].get(Var(f.var), 1) for e in load.index for f in loops)
 
 
-def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load | None:
+def guarded_load(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load | None:
     """The load of a factor if tiles over loops `tiled` are zero out of bounds or entirely inside; else None."""
     value = unwidened(value)
     if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
@@ -198,12 +211,12 @@ def _axes_moved(load: Load, tiled: set[str]) -> tuple[dict[str, int], list[int]]
     return (moved, steps) if moved.keys() == tiled else None
 
 
-def _factor(
+def _boxed_factor(
     value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor | None:
     """The factor if it is a box of its buffer in each step of the reduction loops other than `inner`; else None."""
     tiled = {f.var for f in (*own, inner)}
-    load = load_of(value, tensors, tiled)
+    load = guarded_load(value, tensors, tiled)
     if load is None:
         return None
     t = tensors[load.buffer]
@@ -219,11 +232,16 @@ def _factor(
         return None
     order = ("own", "k") if inner.var in near else ("k", "own")
     axes = [moved[f.var] for f in own]
-    taken = [*axes, moved[inner.var]] if order[1] == "k" else [moved[inner.var], *axes]
-    memory = [d for d in memory_order(t) if d in taken]
-    rows = _steps(t, last)
-    apart = max(steps) == 1 or (max(steps) <= FARTHEST_STEP and len(own) > 1)
-    even = apart and taken == memory and len(t.shape) <= MOST_AXES and all(n > 0 and n % 16 == 0 for n in rows)
+    tile_axes = [*axes, moved[inner.var]] if order[1] == "k" else [moved[inner.var], *axes]
+    memory_axes = [d for d in memory_order(t) if d in tile_axes]
+    rows = _stride_bytes(t, last)
+    steps_fit = max(steps) == 1 or (max(steps) <= FARTHEST_STEP and len(own) > 1)
+    even = (
+        steps_fit
+        and tile_axes == memory_axes
+        and len(t.shape) <= MOST_AXES
+        and all(n > 0 and n % 16 == 0 for n in rows)
+    )
     terms, rest = linear(simplify(load.index[last], ranges, index=True))
     starts = [c * t.dtype.bytes for x, c in terms.items() if not names(x) & {own[-1].var, inner.var}]
     pieces = (p for p in PIECES if all(n % p == 0 for n in (*rows, *starts, rest * t.dtype.bytes)))
@@ -246,21 +264,25 @@ def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -
         return None, across
     (s,), (last, other) = stores, (n, m) if across else (m, n)
     t = tensors[s.buffer]
-    at = {e.name: d for d, e in enumerate(s.index) if isinstance(e, Var)}
+    axis_of_loop = {e.name: d for d, e in enumerate(s.index) if isinstance(e, Var)}
     loops = [*other.loops, *last.loops]
-    known = is_static(t) and len(at) <= MOST_AXES
-    if not known or not {f.var for f in loops} <= at.keys() or not all(t.shape[at[f.var]] is f.extent for f in loops):
+    known = is_static(t) and len(axis_of_loop) <= MOST_AXES
+    if (
+        not known
+        or not {f.var for f in loops} <= axis_of_loop.keys()
+        or not all(t.shape[axis_of_loop[f.var]] is f.extent for f in loops)
+    ):
         return None, across
-    axes = [at[f.var] for f in loops]
-    alike = axes == [d for d in memory_order(t) if d in axes]
-    rows = _steps(t, axes[-1])
+    axes = [axis_of_loop[f.var] for f in loops]
+    same_order = axes == [d for d in memory_order(t) if d in axes]
+    rows = _stride_bytes(t, axes[-1])
     if t.strides[axes[-1]] is not const(1):
         return None, across
-    by_tma = alike and not last.boxed and not any(x % 16 for x in rows)
+    by_tma = same_order and not last.boxed and not any(x % 16 for x in rows)
     return Result(s.buffer, t.dtype.bytes, True, True, "tma" if by_tma else "plain"), across
 
 
-def boxed(x: Axis, length: int) -> list[Step]:
+def split_into_boxes(x: Axis, length: int) -> list[Step]:
     """Steps that split the loops of an axis into a loop over boxes and a loop within a box; both names go into `x`."""
     lengths = x.box or box(tuple(size(f) for f in x.loops), length, x.step, x.near)
     loops = [f.var for f in x.loops]

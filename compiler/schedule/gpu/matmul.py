@@ -13,10 +13,10 @@ from compiler.targets.target import Instruction, Target
 Sizes = tuple[int, int, int]
 
 WARP = 32
-APART = 8  # elements of padding per row of the partial sums that blocks of a cluster exchange
+ROW_PADDING = 8  # elements of padding per row of the partial sums that blocks of a cluster exchange
 MOST_BLOCKS = 8  # of a cluster
 OTHER_REGISTERS = 40  # addresses, counters, and temporaries of the compiler
-BESIDES = 64  # registers of a computing thread in addition to its tiles
+WORKING_REGISTERS = 64  # registers of a computing thread in addition to its tiles
 KEPT, KEPT_PREPARING = 24, 56  # registers of a thread that only issues copies, and of one that prepares copied data
 RESERVED = 1024  # bytes of shared memory reserved per block by the system (CUDA C++ Programming Guide 13)
 
@@ -76,28 +76,30 @@ def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
     return k * (m * p.a.bytes + n * p.b.bytes) + halves
 
 
-def beside(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
+def result_bytes(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
     """Bytes of shared memory besides the pipeline: for the result's tile, or for a cluster's partial sums."""
     if parts > 1:
-        held = (tile[0] * tile[1] + APART * max(tile)) * p.acc_bytes
-        return held if in_cluster(parts, tile, target) else 0
+        held = (tile[0] * tile[1] + ROW_PADDING * max(tile)) * p.acc_bytes
+        return held if fits_cluster(parts, tile, target) else 0
     return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
 
 
-def available(threads: int, wide: bool, split: bool, target: Target) -> int:
+def max_registers(threads: int, wide: bool, split: bool, target: Target) -> int:
     """Registers that a computing thread may use; producer warps give theirs to computing warps."""
     if not wide:
         return MOST_REGISTERS
-    alike = target.registers // (threads + WARP) // 8 * 8
-    return min(MOST_REGISTERS, max(alike, consumer_registers(threads, KEPT_PREPARING if split else KEPT, target)))
+    equal_share = target.registers // (threads + WARP) // 8 * 8
+    return min(MOST_REGISTERS, max(equal_share, consumer_registers(threads, KEPT_PREPARING if split else KEPT, target)))
 
 
-def reallocated(held: int, threads: int, producers: int, target: Target) -> tuple[tuple[str, int], ...]:
-    """Arguments of a pipeline that reallocate registers; none if computing threads, which hold `held` words of tiles,
+def register_arguments(tile_words: int, threads: int, producers: int, target: Target) -> tuple[tuple[str, int], ...]:
+    """Arguments of a pipeline that reallocate registers; none if computing threads, which hold `tile_words` words,
     get enough registers when all threads get equally many."""
-    alike = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
-    grouped = target.registers // up(threads + producers * WARP, GROUP) // 8 * 8  # ptxas counts whole groups of warps
-    fits = BESIDES + held <= alike and OTHER_REGISTERS + held <= grouped
+    equal_share = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
+    grouped_share = (
+        target.registers // up(threads + producers * WARP, GROUP) // 8 * 8
+    )  # ptxas counts whole groups of warps
+    fits = WORKING_REGISTERS + tile_words <= equal_share and OTHER_REGISTERS + tile_words <= grouped_share
     if "setmaxnreg" not in target.features or threads % GROUP or fits:
         return ()
     kept = KEPT if producers == 1 else KEPT_PREPARING
@@ -108,13 +110,13 @@ def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[in
     """32-bit registers of a thread: accumulators, and fragments that are loaded one step ahead."""
     m, n = tile[0] // grid[0], tile[1] // grid[1]
     sums = m * n * p.acc_bytes * (2 if p.terms > 1 or row.coarse else 1)
-    held = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
+    fragments = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
     if row.threads > WARP:
-        held = 0 if row.a_space == "shared" else 4 * row.k * m * p.a.bytes
-    return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
+        fragments = 0 if row.a_space == "shared" else 4 * row.k * m * p.a.bytes
+    return (sums + fragments) // (4 * row.threads) + OTHER_REGISTERS
 
 
-def ahead(
+def epilogue_registers(
     p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], parts: int, target: Target
 ) -> tuple[int, bool]:
     """32-bit registers per thread for epilogue operands loaded before the sum, and whether they hold all.
@@ -129,13 +131,13 @@ def ahead(
     # loaded in pairs take a register each.
     vectors = m // 32 * p.vectors[0] + n // 4 * p.vectors[1]
     paired = p.across and p.m % tile[0] == 0 and p.n % tile[1] == 0
-    words = vectors + m * n // row.threads * (ceildiv(p.ahead, 2) if paired else p.ahead) // 2
-    free = available(math.prod(grid) * row.threads, True, p.terms > 1, target) - registers(p, row, tile, grid)
-    free -= BESIDES - OTHER_REGISTERS
-    return (words, True) if words <= free else (vectors, False) if vectors <= free else (0, False)
+    all_words = vectors + m * n // row.threads * (ceildiv(p.ahead, 2) if paired else p.ahead) // 2
+    free = max_registers(math.prod(grid) * row.threads, True, p.terms > 1, target) - registers(p, row, tile, grid)
+    free -= WORKING_REGISTERS - OTHER_REGISTERS
+    return (all_words, True) if all_words <= free else (vectors, False) if vectors <= free else (0, False)
 
 
-def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
+def fits_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
     """Whether a cluster's blocks can split the sum into `parts`, each combining its rows or columns."""
     return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
 

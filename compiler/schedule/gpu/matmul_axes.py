@@ -87,7 +87,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Joined:
+class EpilogueOperand:
     """A buffer that the epilogue combines with the result: a block of it per tile, or a vector along m or n only."""
 
     buffer: str
@@ -118,15 +118,15 @@ class MatmulAxes:
     copies: tuple[Step, ...] = ()  # steps that copy buffers first, so that factors are blocks of the copies
     copied: tuple[int, ...] = ()  # bytes that each copy reads and writes
     read: int = 0  # bytes of both factors' buffers, if their elements are read repeatedly
-    joined: tuple[Joined, ...] = ()  # operands of the epilogue that can be loaded before the sum
+    joined: tuple[EpilogueOperand, ...] = ()  # operands of the epilogue that can be loaded before the sum
 
 
-def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
+def candidate_matmuls(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All matmuls for a contraction: either factor may be the left one, and a part with several loops may use all of
     them or only the innermost."""
     long = [f for f in c.rows if size(f) > 1]
     ranges = loop_ranges(c.loops)
-    even = {
+    contiguous = {
         f.var
         for f in long
         for s in c.after
@@ -136,20 +136,20 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     for (left, rows), (right, columns) in sides(c):
         if not columns:
             continue
-        for m_loops in _choices(rows):
-            for n_loops in _choices(columns):
+        for m_loops in _loop_choices(rows):
+            for n_loops in _loop_choices(columns):
                 m, n = axis(m_loops), axis(n_loops)
                 tiled = {f.var for f in (*m_loops, *n_loops)}
                 batch = tuple(f for f in c.rows if f.var not in tiled)
-                across = not any(f.var in even for f in rows)
-                result = _result(c, m, n, tensors, ranges)
-                joined = tuple(joined_with(c, m, n, tensors, ranges))
+                across = not any(f.var in contiguous for f in rows)
+                result = _result_block(c, m, n, tensors, ranges)
+                joined = tuple(epilogue_operands(c, m, n, tensors, ranges))
                 for (a, first), (b, second) in itertools.product(
                     _factors(left, right, m, k, tensors, ranges), _factors(right, left, n, k, tensors, ranges)
                 ):
-                    read = _read((left, right), tensors) if a.operand.widened or b.operand.widened else 0
-                    copies, copied = permuted_copy.prepared((first, second), tensors)
-                    for stored in _stores(result):
+                    read = _buffer_bytes((left, right), tensors) if a.operand.widened or b.operand.widened else 0
+                    copies, copied = permuted_copy.preparation((first, second), tensors)
+                    for stored in _store_variants(result):
                         yield MatmulAxes(c, m, n, k, batch, a, b, across, stored, copies, copied, read, joined)
 
 
@@ -171,12 +171,12 @@ def _factors(
         yield factor(moved, own, k, {**tensors, step.tile: permuted_copy.held(step, t)}, ranges), step
 
 
-def _read(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:
+def _buffer_bytes(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:
     """Bytes of all buffers that the factors load, each buffer once."""
     return sum(known_bytes(tensors[name]) for name in {x.buffer for f in factors for x in loads(f)})
 
 
-def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
+def _loop_choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
     return [loops[-1:], loops] if len(loops) > 1 else [loops]
 
 
@@ -194,19 +194,19 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
     """The factor as an operand: copied if it is a block of its buffer, otherwise computed by threads."""
     value = unwidened(wide)
 
-    def run(part: Axis) -> int:
+    def contiguous_extent(part: Axis) -> int:
         """Extent of the innermost loop of a part if some load is contiguous along it; otherwise 0."""
         last = part.loops[-1] if part.loops else None
-        even = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in loads(value))
-        return size(last) if last and even else 0
+        is_contiguous = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in loads(value))
+        return size(last) if last and is_contiguous else 0
 
-    order = ("k", "own") if run(own) > run(k) else ("own", "k")
+    order = ("k", "own") if contiguous_extent(own) > contiguous_extent(k) else ("own", "k")
     if isinstance(value, Load) and _is_block(value, own, k, tensors, ranges):
-        return _copied(value, order, tensors, ranges)
-    return _computed(value, order, (own if order[1] == "own" else k).loops[-1], tensors, ranges)
+        return _copied_factor(value, order, tensors, ranges)
+    return _computed_factor(value, order, (own if order[1] == "own" else k).loops[-1], tensors, ranges)
 
 
-def _copied(value: Load, order: Order, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
+def _copied_factor(value: Load, order: Order, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
     width, t = value.dtype.bytes, tensors[value.buffer]
     terms, rest = linear(access.address(value.index, t, ranges))
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
@@ -216,20 +216,24 @@ def _copied(value: Load, order: Order, tensors: Mapping[str, Tensor], ranges: Ma
     return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t) and begins)
 
 
-def _computed(
+def _computed_factor(
     value: Expr, order: Order, last: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor:
     """A computed factor; a thread computes as many neighbours along the `last` loop as one load brings."""
     width, found = value.dtype.bytes, loads(value)
     guarded = any(isinstance(n, Select) and last.var in names(n.cond) for n in value.walk())
-    most = 16 // max(width, *(x.dtype.bytes for x in found))
-    counts = (n for n in (most, 8, 4, 2, 1) if n <= most and _together(found, last, n, tensors, ranges))
+    max_neighbours = 16 // max(width, *(x.dtype.bytes for x in found))
+    counts = (
+        n
+        for n in (max_neighbours, 8, 4, 2, 1)
+        if n <= max_neighbours and _is_vector_load(found, last, n, tensors, ranges)
+    )
     side = 1 if guarded else next(counts)
     widened = side > 1 and any(x.dtype.bytes < width for x in found)
     return Factor(value, found[0].buffer, Operand(width, False, width, widened), order, False, side)
 
 
-def _together(
+def _is_vector_load(
     found: Sequence[Load], last: loop.For, count: int, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> bool:
     """Whether `count` iterations, from a multiple of `count` on, load neighbours or the same element."""
@@ -246,11 +250,11 @@ def _together(
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
     """Whether one copy brings a tile: each part moves an axis of its own, and either ends where that axis does or
     consists of whole tiles. Otherwise padding would need more guards than the buffer's bounds."""
-    ends, whole = _axes(load.buffer, load.index, (own, k), tensors, ranges), ROW // load.dtype.bytes
+    ends, whole = _ends_with_axes(load.buffer, load.index, (own, k), tensors, ranges), ROW // load.dtype.bytes
     return bool(ends) and all(e or part.size % whole == 0 for e, part in zip(ends, (own, k), strict=True))
 
 
-def _axes(
+def _ends_with_axes(
     buffer: str,
     index: tuple[Expr, ...],
     parts: Sequence[Axis],
@@ -282,7 +286,7 @@ def even(t: Tensor) -> bool:
     return len(steps) == len(t.shape) - 1 <= 4 and all(n > 0 and n % 16 == 0 for n in steps)
 
 
-def _result(
+def _result_block(
     c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Result | None:
     """The only buffer that is stored to, if a tile of the result is a block of it; else None."""
@@ -290,34 +294,39 @@ def _result(
     if len(stores) != 1 or stores[0].op != "set":
         return None
     (s,) = stores
-    ends = _axes(s.buffer, s.index, (m, n), tensors, ranges)
+    ends = _ends_with_axes(s.buffer, s.index, (m, n), tensors, ranges)
     if not ends:
         return None
     t = tensors[s.buffer]
-    made = Result(s.buffer, t.dtype.bytes, ends[0], ends[1])
+    result = Result(s.buffer, t.dtype.bytes, ends[0], ends[1])
     if even(t):
-        return made
+        return result
     rows = math.gcd(*(int(n.value) for n in t.strides[:-1] if isinstance(n, Const))) * t.dtype.bytes
-    return replace(made, how="plain", piece=math.gcd(rows, ROW), twin=True)
+    return replace(result, how="plain", piece=math.gcd(rows, ROW), twin=True)
 
 
-def joined_with(
+def epilogue_operands(
     c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
-) -> Iterator[Joined]:
+) -> Iterator[EpilogueOperand]:
     """Buffers that only the epilogue loads, each with one index, such that a tile needs a block or a vector of it."""
     found = list(dict.fromkeys(x for s in c.after for x in loads(s)))
     others = {x.buffer for f in (c.left, c.right, c.first) for x in loads(f)} | {
         s.buffer for s in c.after if isinstance(s, Store)
     }
     for x in found:
-        alone = [y.buffer for y in found].count(x.buffer) == 1 and x.buffer not in others and loads(x) == (x,)
-        along = tuple(any(f.var in names(x) for f in part.loops) for part in (m, n))
-        parts = [part for part, moves in zip((m, n), along, strict=True) if moves]
-        if alone and x.buffer in tensors and parts and _axes(x.buffer, x.index, parts, tensors, ranges):
-            yield Joined(x.buffer, x.dtype.bytes, (along[0], along[1]))
+        is_only_load = [y.buffer for y in found].count(x.buffer) == 1 and x.buffer not in others and loads(x) == (x,)
+        moved_parts = tuple(any(f.var in names(x) for f in part.loops) for part in (m, n))
+        parts = [part for part, moves in zip((m, n), moved_parts, strict=True) if moves]
+        if (
+            is_only_load
+            and x.buffer in tensors
+            and parts
+            and _ends_with_axes(x.buffer, x.index, parts, tensors, ranges)
+        ):
+            yield EpilogueOperand(x.buffer, x.dtype.bytes, (moved_parts[0], moved_parts[1]))
 
 
-def _stores(result: Result | None) -> Iterator[Result | None]:
+def _store_variants(result: Result | None) -> Iterator[Result | None]:
     """The result; if its rows are unaligned, also the variant in which threads store their own elements."""
     yield result
     if result is not None and result.twin:

@@ -20,16 +20,16 @@ THREADS = 256
 WIDEST = 16  # bytes per instruction
 LEAST, MOST = 16, 64  # elements of a tile's side
 LONGEST = 256  # elements of a side that has no divisor in between
-TURNS = 8  # elements per thread if no tile is needed; all are in flight at once
+ELEMENTS_PER_THREAD = 8  # elements per thread if no tile is needed; all are in flight at once
 LINE = 128  # bytes; padded rows start at multiples of a cache line, so that a tile row of that length is one line
 
 
-def prepared(
+def preparation(
     copies: Sequence[Permute | None], tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     """The steps that copy buffers first, and the bytes that each copy moves."""
-    made = [(x, tensors[x.buffer]) for x in copies if x is not None]
-    return tuple(s for x, t in made for s in (x, *steps(x, t))), tuple(moved(x, t) for x, t in made)
+    copied = [(x, tensors[x.buffer]) for x in copies if x is not None]
+    return tuple(s for x, t in copied for s in (x, *steps(x, t))), tuple(copy_bytes(x, t) for x, t in copied)
 
 
 def padded(t: Tensor) -> Permute:
@@ -42,10 +42,10 @@ def padded(t: Tensor) -> Permute:
 def held(step: Permute, t: Tensor) -> Tensor:
     """The temporary that holds the copy."""
     shape = tuple(length(step, t, d) for d in step.order)
-    return Tensor(step.tile, t.dtype, shape, row_major((*shape[:-1], _apart(step, shape[-1]))))
+    return Tensor(step.tile, t.dtype, shape, row_major((*shape[:-1], _row_pitch(step, shape[-1]))))
 
 
-def _apart(step: Permute, row: Expr) -> Expr:
+def _row_pitch(step: Permute, row: Expr) -> Expr:
     """Distance between the starts of rows of this length, in elements."""
     n = step.multiple
     return (row + (n - 1)) // n * n if n else row
@@ -64,14 +64,14 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
         made: list[Step] = []
         name = naming.collapse(step.into, made)
         around, within = naming.pieces(name)
-        made += [Split(name, TURNS * THREADS, (around, within)), Bind(around, "blocks")]
+        made += [Split(name, ELEMENTS_PER_THREAD * THREADS, (around, within)), Bind(around, "blocks")]
         return [*made, Bind(within, "lanes", (("threads", THREADS),))]
     sizes = [static(length(step, t, d)) for d in range(len(t.shape))]
     every = step.every or (1,) * len(sizes)
     loop = dict(zip(step.order, step.into, strict=True))
     last = step.order[-1]
-    side = _side(sizes[last], WIDEST // t.dtype.bytes)
-    read = _read(t, sizes, every, last)
+    side = _tile_side(sizes[last], WIDEST // t.dtype.bytes)
+    read = _read_tile(t, sizes, every, last)
     if not side or not read:
         return []
     made = []
@@ -118,35 +118,35 @@ def index(e: Expr, step: Permute, d: int) -> Expr:
     return e if every == 1 else from_linear(({t: c // every for t, c in terms.items()}, rest // every))
 
 
-def moved(step: Permute, t: Tensor) -> int:
+def copy_bytes(step: Permute, t: Tensor) -> int:
     """Bytes read and written. Skipping elements along the contiguous axis saves no reads, because lines are whole."""
     every = step.every or (1,) * len(t.shape)
     near = max(range(len(every)), key=lambda d: t.strides[d] is const(1))
     copied = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
     rows = static(length(step, t, step.order[-1]))
-    return copied * every[near] + copied // rows * static(_apart(step, const(rows)))
+    return copied * every[near] + copied // rows * static(_row_pitch(step, const(rows)))
 
 
-def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:
+def _read_tile(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:
     """Tile lengths along contiguous axes of the buffer, larger strides first; empty if tiles are of no use."""
-    near = [d for d, n in enumerate(t.strides) if n is const(1) and sizes[d] > 1]
-    if len(near) != 1 or near[0] == last or near[0] < last:
+    contiguous = [d for d, n in enumerate(t.strides) if n is const(1) and sizes[d] > 1]
+    if len(contiguous) != 1 or contiguous[0] == last or contiguous[0] < last:
         return {}
-    (d,) = near
-    part = sizes[d] if sizes[d] <= MOST else _side(sizes[d], WIDEST // t.dtype.bytes)
-    found = {d: part} if part else {}
-    while found and part == sizes[d] and every[d] == 1 and math.prod(found.values()) * 2 <= MOST:
-        d, run = d - 1, math.prod(found.values())
+    (d,) = contiguous
+    part = sizes[d] if sizes[d] <= MOST else _tile_side(sizes[d], WIDEST // t.dtype.bytes)
+    tile = {d: part} if part else {}
+    while tile and part == sizes[d] and every[d] == 1 and math.prod(tile.values()) * 2 <= MOST:
+        d, run = d - 1, math.prod(tile.values())
         if d == last or d < 0 or t.strides[d] is not const(run) or every[d] > 1:
             break
         part = max(n for n in range(1, MOST // run + 1) if sizes[d] % n == 0)
         if part == 1:
             break
-        found = {d: part, **found}
-    return found
+        tile = {d: part, **tile}
+    return tile
 
 
-def _side(size: int, vector: int) -> int:
+def _tile_side(size: int, vector: int) -> int:
     """A divisor of `size` that is a good side of a tile, preferably of wide vectors; 0 if there is none."""
     fitting = [n for n in range(LEAST, MOST + 1) if size % n == 0]
     return max(fitting, key=lambda n: (math.gcd(n, vector), n), default=size if LEAST <= size <= LONGEST else 0)

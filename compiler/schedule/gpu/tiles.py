@@ -15,8 +15,8 @@ from compiler.targets.legal import grids
 from compiler.targets.target import Instruction, Target
 
 ROW = 128  # bytes
-DEEPEST = 4  # pipeline stages: three tiles in flight cover the latency
-DEEPEST_APART = 8  # with producer warps: small tiles need more bytes in flight
+MAX_DEPTH = 4  # pipeline stages: three tiles in flight cover the latency
+MAX_DEPTH_WITH_PRODUCERS = 8  # with producer warps: small tiles need more bytes in flight
 MOST_PARTS, COMPUTING = 32, 4
 
 
@@ -51,10 +51,10 @@ _TILES = (
     (16, 32, 2), (32, 32, 2), (16, 256, 8), (32, 256, 8),
 )  # fmt: skip
 # For few columns, as in one group of a grouped convolution.
-_NARROW = ((128, 8, 4), (256, 8, 8), (128, 16, 4), (256, 16, 8))
+_NARROW_TILES = ((128, 8, 4), (256, 8, 8), (128, 16, 4), (256, 16, 8))
 # Rows of tiles for wgmma, and the warpgroups that multiply them. Four warpgroups would have too few registers each.
 _GROUPS = ((64, 1), (128, 2))
-_FROM_REGISTERS = ((64, 1), (128, 1), (128, 2), (256, 2))
+_REGISTER_GROUPS = ((64, 1), (128, 1), (128, 2), (256, 2))
 COLUMNS = 16  # a tile has a multiple of so many columns, or fewer
 SHARED_COLUMNS = 64  # with fewer columns, more rows per warpgroup do not pay
 
@@ -67,48 +67,50 @@ def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> tuple[Til
     the cost models of the two were fitted to different timings and are not comparable for small matmuls.
     """
     groups = [r for r in rows if r.threads > WARP] if p.terms == 1 else []
-    return tuple(_all(p, groups, target)) or tuple(_all(p, rows, target))
+    return tuple(_tilings(p, groups, target)) or tuple(_tilings(p, rows, target))
 
 
-def best(t: Tiling) -> tuple[float, int, int]:
+def sort_key(t: Tiling) -> tuple[float, int, int]:
     """Sort key: fewest clocks, then the larger tile, then the deeper pipeline."""
     return t.clocks, -t.m * t.n, -t.depth
 
 
-def _all(p: Matmul, rows: Iterable[Instruction], target: Target) -> Iterator[Tiling]:
+def _tilings(p: Matmul, rows: Iterable[Instruction], target: Target) -> Iterator[Tiling]:
     k = p.step or ROW // max(p.a.bytes, p.b.bytes)  # the width of all shared-memory banks
     for row in rows:
-        yield from _of_depth(p, row, k, target)
+        yield from _tilings_of_depth(p, row, k, target)
         if p.a.widened or p.b.widened:  # nothing overlaps the widening, so larger steps are better
             for deep in (n for n in (2 * k, 4 * k) if p.k % n == 0):
-                yield from _of_depth(p, row, deep, target)
+                yield from _tilings_of_depth(p, row, deep, target)
 
 
-def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[Tiling]:
+def _tilings_of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[Tiling]:
     """Tilings with this instruction in steps of `k` along the sum."""
     wide = row.threads > WARP
-    longest = min(DEEPEST_APART if wide else DEEPEST, max(2, ceildiv(p.k, k)))
+    longest = min(MAX_DEPTH_WITH_PRODUCERS if wide else MAX_DEPTH, max(2, ceildiv(p.k, k)))
     # A shallow pipeline may leave room for a second block.
     least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
-    for m, n, warps, grid in _blocks(p, row):
-        if matmul.registers(p, row, (m, n), grid) > matmul.available(warps * WARP, wide, p.terms > 1, target):
+    for m, n, warps, grid in _block_shapes(p, row):
+        if matmul.registers(p, row, (m, n), grid) > matmul.max_registers(warps * WARP, wide, p.terms > 1, target):
             continue
         stage = matmul.stage_bytes(p, row, m, n, k)
-        for parts in _parts(p, k):
-            out = matmul.beside(p, row, (m, n), parts, target)
-            held = matmul.ahead(p, row, (m, n), grid, parts, target)
-            deepest = min(longest, (target.shared - RESERVED - out) // stage)
+        for parts in _split_counts(p, k):
+            result_bytes = matmul.result_bytes(p, row, (m, n), parts, target)
+            epilogue_registers = matmul.epilogue_registers(p, row, (m, n), grid, parts, target)
+            deepest = min(longest, (target.shared - RESERVED - result_bytes) // stage)
             for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
-                takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
-                if math.isfinite(takes):
-                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid, *held)
+                clocks, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
+                if math.isfinite(clocks):
+                    yield Tiling(
+                        row, p.terms, m, n, k, warps * WARP, depth, parts, clocks, blocks, grid, *epilogue_registers
+                    )
 
 
-def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+def _block_shapes(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
     """Rows and columns of tiles not much larger than the result, with their warps and the grid of these."""
     wide = row.threads > WARP
-    groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
-    few = [x for x in _NARROW if p.n <= x[1]]
+    groups = _GROUPS if row.a_space == "shared" else _REGISTER_GROUPS
+    few = [x for x in _NARROW_TILES if p.n <= x[1]]
     for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else [*_TILES, *few]:
         grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
         tall = m >= 2 * matmul.up(p.m, row.m) and m > row.m
@@ -119,7 +121,7 @@ def _blocks(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[
             yield m, n, warps, grid
 
 
-def _parts(p: Matmul, k: int) -> Iterator[int]:
+def _split_counts(p: Matmul, k: int) -> Iterator[int]:
     """Into how many parts the sum may be split (split-k), each at least four steps long: any number of boxes, or a
     power of two, where the last part may be padded with zeros."""
     yield 1

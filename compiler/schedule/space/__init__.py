@@ -20,20 +20,20 @@ _PLAIN = {"cpu": cpu.plain, "cuda": gpu.plain, "triton": triton.plain}
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:
     """Schedules of `kernel`, lazily, cheapest first; `private` are the temporaries that no other kernel uses."""
-    return _planned(_FAMILIES[target.kind](kernel, frozenset(private), target))
+    return _members_of_first(_FAMILIES[target.kind](kernel, frozenset(private), target))
 
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:
     """Like `space`, without tensor instructions: contractions are scheduled like other sums."""
-    return _planned(_PLAIN[target.kind](kernel, frozenset(private), target))
+    return _members_of_first(_PLAIN[target.kind](kernel, frozenset(private), target))
 
 
-def _planned(families: Families) -> Iterator[Planned]:
+def _members_of_first(families: Families) -> Iterator[Planned]:
     """The members of the first family that has any."""
     for name, members in families:
-        found = False
+        has_member = False
         for m in members:
-            found = True
+            has_member = True
             yield Planned(name, m.cost, m.steps, m.price)
-        if found:
+        if has_member:
             return

@@ -70,18 +70,18 @@ def either(*spaces: Iterable[Member]) -> Iterator[Member]:
 
 def both(*spaces: Iterable[Member]) -> Iterator[Member]:
     """All combinations of one member per space, cheapest first: costs are added, steps concatenated."""
-    parts = [_Seen(iter(s)) for s in spaces]
+    parts = [_Replayed(iter(s)) for s in spaces]
     start = (0,) * len(parts)
-    heap = [(_cost(parts, start), start)] if all(p.has(0) for p in parts) else []
-    met = {start}
+    heap = [(_total_cost(parts, start), start)] if all(p.has(0) for p in parts) else []
+    visited = {start}
     while heap:
-        cost, at = heapq.heappop(heap)
-        yield Member(cost, functools.partial(_joined, [p.seen[n] for p, n in zip(parts, at, strict=True)]))
+        cost, choice = heapq.heappop(heap)
+        yield Member(cost, functools.partial(_concatenate, [p.seen[n] for p, n in zip(parts, choice, strict=True)]))
         for d, part in enumerate(parts):
-            beside = (*at[:d], at[d] + 1, *at[d + 1 :])
-            if beside not in met and part.has(beside[d]):
-                met.add(beside)
-                heapq.heappush(heap, (_cost(parts, beside), beside))
+            neighbour = (*choice[:d], choice[d] + 1, *choice[d + 1 :])
+            if neighbour not in visited and part.has(neighbour[d]):
+                visited.add(neighbour)
+                heapq.heappush(heap, (_total_cost(parts, neighbour), neighbour))
 
 
 def above(least: float, members: Iterator[Member]) -> Iterator[Member]:
@@ -95,7 +95,7 @@ def above(least: float, members: Iterator[Member]) -> Iterator[Member]:
 def after(members: Iterable[Member], *steps: Step) -> Iterator[Member]:
     """The members with `steps` before their own."""
     for m in members:
-        yield replace(m, steps=functools.partial(_begun, steps, m.steps))
+        yield replace(m, steps=functools.partial(_prepend, steps, m.steps))
 
 
 def relative(costs: Sequence[float]) -> list[float]:
@@ -105,7 +105,7 @@ def relative(costs: Sequence[float]) -> list[float]:
 
 
 @dataclass
-class _Seen:
+class _Replayed:
     """An iterator with memory of what it has yielded."""
 
     rest: Iterator[Member]
@@ -120,13 +120,13 @@ class _Seen:
         return True
 
 
-def _cost(parts: Sequence[_Seen], at: Sequence[int]) -> float:
+def _total_cost(parts: Sequence[_Replayed], at: Sequence[int]) -> float:
     return sum(p.seen[n].cost for p, n in zip(parts, at, strict=True))
 
 
-def _begun(first: Sequence[Step], rest: Steps) -> list[Step]:
+def _prepend(first: Sequence[Step], rest: Steps) -> list[Step]:
     return [*first, *rest()]
 
 
-def _joined(members: Sequence[Member]) -> list[Step]:
+def _concatenate(members: Sequence[Member]) -> list[Step]:
     return [step for m in members for step in m.steps()]

@@ -79,18 +79,18 @@ def _matmul(c: contraction_nest.Contraction) -> list[Step]:
     order = (*outside, *(f.var for f in (*first, *last)))
     steps: list[Step] = [Reorder(order)] if order != tuple(f.var for f in c.rows) else []
     loops = [naming.collapse([f.var for f in some], steps) for some in (first, last, c.depth)]
-    long = [math.prod(map(size, some)) for some in (first, last, c.depth)]
-    most = 128 if long[0] * long[1] >= 1024 * 1024 else 64
-    sides = [max(LEAST, min(most, power(n))) for n in long[:2]]
+    extents = [math.prod(map(size, some)) for some in (first, last, c.depth)]
+    max_side = 128 if extents[0] * extents[1] >= 1024 * 1024 else 64
+    sides = [max(LEAST, min(max_side, power(n))) for n in extents[:2]]
     bytes_ = min(x.dtype.bytes for n in (c.left, c.right) for x in n.walk() if isinstance(x, Load))
-    deep = max(LEAST, min(2 * DEPTH // bytes_, power(long[2])))
+    depth_step = max(LEAST, min(2 * DEPTH // bytes_, power(extents[2])))
     elements = 4 * ELEMENTS + 1 if math.prod(sides) > 64 * 64 else 0
     for name, side in zip(loops, sides, strict=False):
         steps += _tile(name, side, elements, "blocks")
     pieces = [naming.pieces(name) for name in loops]
     steps += [Bind(v, "blocks") for v in outside]
     steps.append(Reorder((*outside, pieces[0][0], pieces[1][0], pieces[0][1], pieces[1][1])))
-    return [*steps, *_tile(loops[2], deep, elements, "serial")]
+    return [*steps, *_tile(loops[2], depth_step, elements, "serial")]
 
 
 # ---- everything else
@@ -114,28 +114,28 @@ def _nest(kernel: Kernel, f: loop.For, private: frozenset[str]) -> list[Step]:
         total = math.prod(size(r) for r in rows)
         return [*steps, *_tile(name, min(ELEMENTS, power(total)), 0, "blocks")]
     longest = max(size(path[-1]) for path in paths)
-    across = bool(rows) and longest > 1 and _across(kernel, rows, inside, paths)
+    across = bool(rows) and longest > 1 and _is_contiguous_across(kernel, rows, inside, paths)
     total = math.prod(size(r) for r in rows)
     if rows and (longest <= SHORT or any(g.kind == "scan" for path in paths for g in path)):
-        return [*_rows(rows, min(ELEMENTS // 4, power(total)), 0), *_inner(paths, 0, 0)]
+        return [*_bind_rows(rows, min(ELEMENTS // 4, power(total)), 0), *_bind_inner(paths, 0, 0)]
     if across:
         wide = min(64, power(total))
         deep = min(power(longest), TILE // wide)
-        return [*_rows(rows, wide, 0), *_inner(paths, deep, 0)]
+        return [*_bind_rows(rows, wide, 0), *_bind_inner(paths, deep, 0)]
     known = all(isinstance(path[-1].extent, Const) for path in paths)
     whole = power(longest) if known and longest <= LONGEST else TILE
     wide = max(1, min(power(total), ELEMENTS // whole)) if rows else 1
-    kept = _kept(kernel, rows, inside, paths, private) if known and whole >= longest else []
-    return [*kept, *(_rows(rows, wide, whole) if rows else []), *_inner(paths, whole, wide * whole)]
+    kept = _register_temporaries(kernel, rows, inside, paths, private) if known and whole >= longest else []
+    return [*kept, *(_bind_rows(rows, wide, whole) if rows else []), *_bind_inner(paths, whole, wide * whole)]
 
 
-def _rows(rows: list[loop.For], wide: int, elements: int) -> list[Step]:
+def _bind_rows(rows: list[loop.For], wide: int, elements: int) -> list[Step]:
     steps: list[Step] = []
     name = naming.collapse([r.var for r in rows], steps)
     return [*steps, *(_tile(name, wide, elements, "blocks") if wide > 1 else [Bind(name, "blocks")])]
 
 
-def _inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
+def _bind_inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
     """Bind the innermost loops as tiles of `deep` elements, shorter ones as a whole; none if `deep` is 0."""
     steps: list[Step] = []
     for path in paths:
@@ -149,7 +149,7 @@ def _inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
     return steps
 
 
-def _kept(
+def _register_temporaries(
     kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]], private: frozenset[str]
 ) -> list[Step]:
     """Temporaries of a row that can stay in registers."""
@@ -159,7 +159,9 @@ def _kept(
     return [StoreAt(p.name, rows[-1].var, "registers") for p in kernel.params if p.name in private & stored]
 
 
-def _across(kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
+def _is_contiguous_across(
+    kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]
+) -> bool:
     """Whether memory is contiguous across rows rather than along them."""
     tensors = {p.name: p for p in kernel.params}
     ranges = loop_ranges(rows)

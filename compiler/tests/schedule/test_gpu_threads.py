@@ -11,17 +11,17 @@ from compiler.targets import nvidia
 
 TARGET = nvidia.SM_90A
 COSTS = dict(TARGET.costs)
-MANY = Threads(blocks=8192, threads=256, held=1e8, moved=1e8, waits=1, issued=20)
+MANY = Threads(blocks=8192, threads=256, memory_bytes=1e8, cache_bytes=1e8, memory_waits=1, instructions=20)
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        replace(MANY, held=2e8),
-        replace(MANY, waits=2),
-        replace(MANY, trees=1, together=256),
-        replace(MANY, issued=4000),
-        replace(MANY, nears=8),
+        replace(MANY, memory_bytes=2e8),
+        replace(MANY, memory_waits=2),
+        replace(MANY, reductions=1, reduction_width=256),
+        replace(MANY, instructions=4000),
+        replace(MANY, cache_waits=8),
     ],
 )
 def test_more_takes_longer(more: Threads) -> None:
@@ -29,12 +29,13 @@ def test_more_takes_longer(more: Threads) -> None:
 
 
 def test_no_kernel_is_faster_than_memory_or_than_its_blocks_come() -> None:
-    assert clocks(MANY, TARGET) > MANY.held / (COSTS["stream"] * TARGET.cores)
+    assert clocks(MANY, TARGET) > MANY.memory_bytes / (COSTS["stream"] * TARGET.cores)
     small = replace(MANY, blocks=1 << 17, threads=32)
     assert clocks(small, TARGET) > small.blocks / COSTS["blocks"]
 
 
 def test_what_was_just_made_is_nearer_than_memory() -> None:
     limit = TARGET.l2 / 16
-    here, there = (clocks(replace(MANY, blocks=132, held=limit * n, moved=limit), TARGET) for n in (1.0, 1.001))
+    few = replace(MANY, blocks=132, cache_bytes=limit)
+    here, there = (clocks(replace(few, memory_bytes=limit * n), TARGET) for n in (1.0, 1.001))
     assert here < there

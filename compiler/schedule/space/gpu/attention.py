@@ -85,9 +85,9 @@ class _Plan:
             for groups, most in GROUPS_NARROW if max(self.depth, self.features) <= NARROW else GROUPS:
                 keys = min(most, matmul.up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
-                yield blocks.by_groups(score, value[0], groups, keys, by_tma)
+                yield blocks.warpgroup_way(score, value[0], groups, keys, by_tma)
         if max(self.depth, self.features) <= MOST_FEATURES:
-            yield from blocks.by_warps(rows, THREEFOLD_KEYS if kind == "f32" else KEYS, self.keys, by_tma)
+            yield from blocks.warp_ways(rows, THREEFOLD_KEYS if kind == "f32" else KEYS, self.keys, by_tma)
 
     def space(self) -> Iterator[Member] | None:
         batch = math.prod(size(as_loop(f)) for f in self.found.batch)
@@ -97,7 +97,9 @@ class _Plan:
         width = self.depth + self.features
         return ranked(
             Member(
-                cost.attention(self.target, self.queries, batch, w.rows, self.fills(w, batch), self.keys, width),
+                cost.attention_clocks(
+                    self.target, self.queries, batch, w.rows, self.fills_cores(w, batch), self.keys, width
+                ),
                 partial(self.schedule, w),
             )
             for w in fits
@@ -105,14 +107,14 @@ class _Plan:
 
     def schedule(self, way: Way) -> tuple[Step, ...]:
         """The steps for one way."""
-        return tuple(self.applied(way).steps)
+        return tuple(self.collect_steps(way).steps)
 
-    def fills(self, way: Way, batch: int) -> bool:
+    def fills_cores(self, way: Way, batch: int) -> bool:
         """Whether blocks fill all multiprocessors, or half with single warpgroups, which alone run at full rate."""
         count = batch * -(-self.queries // way.rows)
-        return count * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
+        return count * (2 if way.uses_warpgroups and way.rows == way.score.m else 1) >= self.target.cores
 
-    def near(self) -> bool:
+    def fits_l2(self) -> bool:
         """Whether keys and values of all heads stay in the L2, so that blocks of all heads may run at once."""
         read = {x.buffer: self.tensors[x.buffer] for x in (self.k, self.v)}
         return sum(map(known_bytes, read.values())) <= self.target.l2 // 2
@@ -125,48 +127,48 @@ class _Plan:
         operands = way.rows * depth + weights + DEPTH * way.keys * (depth + features)
         return self.found.weight.bytes * operands + masks
 
-    def held(self, way: Way) -> int:
+    def registers_per_thread(self, way: Way) -> int:
         """Registers (32 bits) of a thread of a warpgroup for sums, scores, weights and values per row."""
         width = matmul.up(self.features, way.unit) + way.keys + way.keys * self.found.weight.bytes // 4
         return way.rows * width // way.threads + ROWS
 
     def masks(self, way: Way) -> tuple[str, ...]:
         """Buffers that scores load by query and key, if tensor maps can copy them and warpgroups compute."""
-        found = online_softmax.masks(self.found.score, self.found.query.var) if way.by_groups else []
+        found = online_softmax.masks(self.found.score, self.found.query.var) if way.uses_warpgroups else []
         whole = [x.buffer for x in found if way.keys * x.dtype.bytes % matmul_axes.ROW == 0]
         return tuple(x for x in whole if matmul_axes.even(self.tensors[x]))
 
     # ---- steps
 
-    def applied(self, way: Way) -> Steps:
-        to, f = Steps(way), self.found
+    def collect_steps(self, way: Way) -> Steps:
+        plan, f = Steps(way), self.found
         query, depth = f.query.var, self.scores.depth.var
-        where = ("shared", min(f.weight.bytes * way.keys, matmul_axes.ROW)) if way.threefold else ("registers", 0)
-        late = int(way.overlaps)
+        memory = ("shared", min(f.weight.bytes * way.keys, matmul_axes.ROW)) if way.threefold else ("registers", 0)
+        overlaps = int(way.overlaps)
         masks = self.masks(way)
-        held = tuple(f"{x}_mask" for x in masks)
+        mask_tiles = tuple(f"{x}_mask" for x in masks)
         step = Online(
-            f.accumulator.name, way.rows, way.keys, unit=way.unit, space=where[0], swizzle=where[1], masks=masks,
-            late=late, held=held, mask_swizzle=matmul_axes.ROW if masks else 0, **naming.online(f),
+            f.accumulator.name, way.rows, way.keys, unit=way.unit, space=memory[0], swizzle=memory[1], masks=masks,
+            late=overlaps, held=mask_tiles, mask_swizzle=matmul_axes.ROW if masks else 0, **naming.online(f),
         )  # fmt: skip
-        to.steps.append(step)
+        plan.steps.append(step)
         made = step.made
-        to.over_blocks(made.blocks[0], f.batch, bool(online_softmax.reach(f.score, query)) and self.near())
+        plan.bind_grid(made.blocks[0], f.batch, bool(online_softmax.reach(f.score, query)) and self.fits_l2())
         for loops in (made.first, made.begin, made.zero, made.scale, made.last):
-            to.spread(*loops)
+            plan.bind_lanes(*loops)
         if online_softmax.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
-            to.spread(*made.edge)
-        if late:
-            to.spread(*made.weight)
-        to.spread(*made.row)
+            plan.bind_lanes(*made.edge)
+        if overlaps:
+            plan.bind_lanes(*made.weight)
+        plan.bind_lanes(*made.row)
         widths = matmul.up(self.depth, way.unit), matmul.up(self.features, way.unit)
         nest = *made.score, depth
-        q = to.shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])}, False)
-        k = to.shared(self.k, "key", {"own": (nest[1], way.keys), "k": (depth, widths[0])})
-        to.contraction(self.scores.name.name, nest, (q, k), way.score)
+        q = plan.cache_shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])}, False)
+        k = plan.cache_shared(self.k, "key", {"own": (nest[1], way.keys), "k": (depth, widths[0])})
+        plan.tensorize(self.scores.name.name, nest, (q, k), way.score)
         nest = made.value
-        v = to.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
+        v = plan.cache_shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
         weights = step.made_tiles[1] if way.threefold else ""
-        to.contraction(f.accumulator.name, nest, (weights, v), way.value, widths[1])
-        to.pipeline(made.blocks[1], self.held(way), self.target, bool(late))
-        return to
+        plan.tensorize(f.accumulator.name, nest, (weights, v), way.value, widths[1])
+        plan.pipeline(made.blocks[1], self.registers_per_thread(way), self.target, bool(overlaps))
+        return plan

@@ -44,7 +44,7 @@ class Way:
         return self.score.a_type == "f32"
 
     @property
-    def by_groups(self) -> bool:
+    def uses_warpgroups(self) -> bool:
         """Whether warpgroups multiply, with operands in shared memory (wgmma)."""
         return self.score.b_space == "shared"
 
@@ -55,7 +55,7 @@ class Way:
         A single warpgroup leaves the overlap to other blocks of its multiprocessor: late weights made it 5 % slower on
         an H200, where two warpgroups with 128 features gained 16 %.
         """
-        return self.by_groups and self.rows > self.score.m
+        return self.uses_warpgroups and self.rows > self.score.m
 
 
 def instructions(target: Target, kind: str) -> list[Instruction]:
@@ -63,12 +63,12 @@ def instructions(target: Target, kind: str) -> list[Instruction]:
     return [r for r in target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
 
 
-def by_groups(score: Instruction, value: Instruction, groups: int, columns: int, by_tma: bool) -> Way:
+def warpgroup_way(score: Instruction, value: Instruction, groups: int, columns: int, by_tma: bool) -> Way:
     """The way with so many warpgroups, each with the rows of one instruction."""
     return Way(score, value, groups * score.m, columns, groups * score.threads, score.k, by_tma)
 
 
-def by_warps(rows: list[Instruction], most: int, columns: int, by_tma: bool) -> Iterator[Way]:
+def warp_ways(rows: list[Instruction], most: int, columns: int, by_tma: bool) -> Iterator[Way]:
     """Ways with single warps, each with the rows of one instruction, and at most `most` columns per block."""
     sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
     if sync is not None:
@@ -85,25 +85,29 @@ class Steps:
     way: Way
     steps: list[Step] = field(default_factory=list)
 
-    def spread(self, rows: str, *columns: str) -> None:
+    def bind_lanes(self, rows: str, *columns: str) -> None:
         self.steps.append(Bind(rows, "lanes", (("threads", self.way.threads),)))
         self.steps += [Bind(x, "lanes") for x in columns]
 
-    def over_blocks(self, rows: str, batch: Iterable[For], rows_first: bool) -> None:
+    def bind_grid(self, rows: str, batch: Iterable[For], rows_first: bool) -> None:
         """Bind the grid. With `rows_first`, blocks of all heads with the longest rows start first."""
         outer = [x.var for x in batch]
         if rows_first:
             self.steps.append(Reorder((rows, *outer)))
         self.steps += [Bind(x, "blocks") for x in (*outer, rows)]
 
-    def pipeline(self, loop: str, held: int, target: Target, late: bool = False) -> None:
-        """Pipeline the copies of the next block of columns; each thread holds `held` words of tiles."""
+    def pipeline(self, loop: str, tile_words: int, target: Target, overlapped: bool = False) -> None:
+        """Pipeline the copies of the next block of columns; each thread holds `tile_words` words of tiles."""
         producers = (("producers", 1),) if self.way.by_tma else ()
-        overlap = (("overlap", 1),) if late else ()
-        registers = matmul.reallocated(held, self.way.threads, 1, target) if self.way.by_groups else ()
+        overlap = (("overlap", 1),) if overlapped else ()
+        registers = (
+            matmul.register_arguments(tile_words, self.way.threads, 1, target) if self.way.uses_warpgroups else ()
+        )
         self.steps.append(Bind(loop, "pipeline", (("depth", DEPTH), *producers, *overlap, *registers)))
 
-    def shared(self, x: matmul_axes.Factor, word: str, own: dict[str, tuple[str, int]], panels: bool = True) -> str:
+    def cache_shared(
+        self, x: matmul_axes.Factor, word: str, own: dict[str, tuple[str, int]], panels: bool = True
+    ) -> str:
         """Cache a factor in shared memory; `own` has the loop and length of each part, the contiguous part is last."""
         name = f"{x.buffer}_{word}"
         loops = (own[x.order[0]][0], own[x.order[1]][0])
@@ -116,14 +120,14 @@ class Steps:
         into = "" if how else f"{name}_at"
         self.steps.append(Cache(x.buffer, name, loops, "shared", "tma" if self.way.by_tma else how, swizzle, into))
         if into:
-            self.spread(into)
+            self.bind_lanes(into)
         return name
 
-    def free(self, name: str) -> str:
+    def fresh_name(self, name: str) -> str:
         """The name, with an underscore added if an earlier step creates that name."""
         return f"{name}_" if any(name in names_made(s) for s in self.steps) else name
 
-    def contraction(
+    def tensorize(
         self, acc: str, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction, width: int = 0
     ) -> None:
         """Tensorize a matmul of shared tiles by pieces of the depth; an empty operand name is in registers.
@@ -131,7 +135,7 @@ class Steps:
         `width` is the number of columns, if they may exceed those of one step.
         """
         add, (m, n, k) = self.steps.append, nest
-        if self.way.by_groups:
+        if self.way.uses_warpgroups:
             add(Tensorize(nest, row.name, self.way.grid))
             return
         if self.way.threefold:
@@ -148,19 +152,19 @@ class Steps:
             chunk = Promote(acc, chunks, f"{acc}_chunk")
             add(chunk)
             for loops in (chunk.first, chunk.last):
-                self.spread(*loops)
+                self.bind_lanes(*loops)
             k = steps
         each, step = naming.pieces(k)
         self.steps += [Split(k, row.k, (each, step)), Reorder((each, m, n, step)), Bind(each, "unroll")]
         inner = m, n, step
-        pieces = [(self.free(f"{x}_piece"), x, own) for x, own in zip(operands, (m, n), strict=True) if x]
+        pieces = [(self.fresh_name(f"{x}_piece"), x, own) for x, own in zip(operands, (m, n), strict=True) if x]
         self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
         if self.way.threefold:
             a, b = (piece for piece, _, _ in pieces)
             halves = SplitTf32(inner, (a, b), (*inner, a, b))
             add(halves)
             for _, _, row_loop, column in halves.halves:
-                self.spread(row_loop, column)
+                self.bind_lanes(row_loop, column)
             self.steps += [Tensorize(x, row.name, self.way.grid) for x in (halves.small, halves.cross)]
         add(Tensorize(inner, row.name, self.way.grid))
 

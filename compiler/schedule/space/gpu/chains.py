@@ -83,9 +83,9 @@ class _Plan:
         score = [r for r in rows if r.function == "mlc_wgmma" and r.n == COLUMNS]
         if value and score and by_tma and all(d % score[0].k == 0 for d in self.depths):
             for n in GROUPS_NARROW if max(self.features, *self.depths) <= NARROW else GROUPS:
-                yield blocks.by_groups(score[0], value[0], n, COLUMNS, by_tma)
+                yield blocks.warpgroup_way(score[0], value[0], n, COLUMNS, by_tma)
         if max(self.features, *self.depths) <= MOST_FEATURES:
-            yield from blocks.by_warps(rows, COLUMNS, self.columns, by_tma)
+            yield from blocks.warp_ways(rows, COLUMNS, self.columns, by_tma)
 
     def space(self) -> Iterator[Member] | None:
         batch = math.prod(size(as_loop(f)) for f in self.found.batch)
@@ -94,7 +94,7 @@ class _Plan:
 
         def price(way: Way) -> float:
             fills = batch * -(-self.rows // way.rows) >= self.target.cores
-            return cost.attention(self.target, self.rows, batch, way.rows, fills, self.columns, width)
+            return cost.attention_clocks(self.target, self.rows, batch, way.rows, fills, self.columns, width)
 
         return ranked(Member(price(w), partial(self.schedule, w)) for w in fits) if fits else None
 
@@ -103,13 +103,13 @@ class _Plan:
         depth, features = sum(matmul.up(d, way.unit) for d in self.depths), matmul.up(self.features, way.unit)
         return self.found.kind.bytes * (way.rows * depth + DEPTH * way.keys * (depth + features))
 
-    def held(self, way: Way, made: chained_products.Made) -> int:
+    def registers_per_thread(self, way: Way, made: chained_products.Made) -> int:
         """Registers (32 bits) of a thread of a warpgroup for sums, products, weights and values per row and column."""
         weights = way.keys * self.found.kind.bytes // 4
         width = matmul.up(self.features, way.unit) + len(self.depths) * way.keys + weights
         return way.rows * width // way.threads + 2 * len(made.rows) + way.keys // 4 * len(made.columns)
 
-    def again(self) -> str:
+    def value_tile_word(self) -> str:
         """The factor that equals the values, so that one tile serves both: gradients multiply by it again."""
         feature = Var(self.found.feature.var)
         for n, (p, depth) in enumerate(zip(self.found.products, self.depths, strict=True)):
@@ -122,29 +122,31 @@ class _Plan:
 
     def schedule(self, way: Way) -> tuple[Step, ...]:
         """The steps for one way."""
-        to, f, made = Steps(way), self.found, chained_products.made(self.found)
+        plan, f, made = Steps(way), self.found, chained_products.made(self.found)
         o = f.accumulator.name
         tiles = f"{o}_weights", *(v.name for v in (*made.rows, *made.columns))
         products = tuple(p.name.name for p in f.products)
         into = f.row.var, f.column, f.feature.var
         step = Chain(o, way.rows, way.keys, into=into, products=products, tiles=tiles, unit=way.unit)
-        to.steps.append(step)
+        plan.steps.append(step)
         loops = step.made
-        to.over_blocks(loops.blocks[0], f.batch, bool(list(chained_products.reach(f.weight, f.row.var))))
+        plan.bind_grid(loops.blocks[0], f.batch, bool(list(chained_products.reach(f.weight, f.row.var))))
         for held, nest in ((made.rows, loops.row), (made.columns, loops.column)):
             if held:
-                to.spread(*nest)
+                plan.bind_lanes(*nest)
         for tile in (loops.begin, *loops.zero, loops.weight, loops.last):
-            to.spread(*tile)
+            plan.bind_lanes(*tile)
         for n, (p, pair) in enumerate(zip(f.products, self.factors, strict=True)):
             row, column = loops.score[n]
             depth = p.depth.var, matmul.up(self.depths[n], way.unit)
-            left = to.shared(pair[0], f"left{n}", {"own": (row, way.rows), "k": depth})
-            right = to.shared(pair[1], f"right{n}", {"own": (column, way.keys), "k": depth})
-            to.contraction(products[n], (row, column, p.depth.var), (left, right), way.score)
-        adding = loops.value
+            left = plan.cache_shared(pair[0], f"left{n}", {"own": (row, way.rows), "k": depth})
+            right = plan.cache_shared(pair[1], f"right{n}", {"own": (column, way.keys), "k": depth})
+            plan.tensorize(products[n], (row, column, p.depth.var), (left, right), way.score)
+        value_nest = loops.value
         width = matmul.up(self.features, way.unit)
-        value = to.shared(self.value, self.again(), {"own": (adding[1], width), "k": (adding[2], way.keys)})
-        to.contraction(o, adding, ("", value), way.value, width)
-        to.pipeline(loops.blocks[1], self.held(way, made), self.target)
-        return tuple(to.steps)
+        value = plan.cache_shared(
+            self.value, self.value_tile_word(), {"own": (value_nest[1], width), "k": (value_nest[2], way.keys)}
+        )
+        plan.tensorize(o, value_nest, ("", value), way.value, width)
+        plan.pipeline(loops.blocks[1], self.registers_per_thread(way, made), self.target)
+        return tuple(plan.steps)

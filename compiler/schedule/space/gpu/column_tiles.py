@@ -22,8 +22,8 @@ from compiler.schedule.steps import Bind, Distribute, Reorder, Split, Step
 
 TILES = (4, 7, 2)  # iterations of the outer of the two loops
 MOST = 64  # sums per thread
-FEW = 32  # sums per thread that leave enough registers for full occupancy
-CROWDED = 1.5  # slowdown with more sums, because fewer threads are resident
+FULL_OCCUPANCY_SUMS = 32  # sums per thread that leave enough registers for full occupancy
+LOW_OCCUPANCY = 1.5  # slowdown with more sums, because fewer threads are resident
 
 
 def space(
@@ -33,18 +33,18 @@ def space(
     if len(rows) < 2 or vector == 1:
         return
     outer, inner = rows[-2:]
-    alike = _alike(plan, rows, inside)
+    alike = _count_shared_operands(plan, rows, inside)
     target, places = plan.target, found.count // vector
-    least = cost.waits(target, found.extent, ROWS_AHEAD, 1)
+    least = cost.reduction_clocks(target, found.extent, ROWS_AHEAD, 1)
     for tile in TILES:
         if alike and size(outer) % tile == 0 and size(inner) % vector == 0 and tile * vector <= MOST:
             asked = (tile + alike * vector) / (tile * (1 + alike * vector))
-            busy = cost.filled(2 * target.cores * THREADS, places // tile)
-            crowded = CROWDED if tile * vector > FEW else 1.0
+            busy = cost.underfill_slowdown(2 * target.cores * THREADS, places // tile)
+            crowded = LOW_OCCUPANCY if tile * vector > FULL_OCCUPANCY_SUMS else 1.0
             yield Member(least * asked * busy * crowded, partial(_steps, rows, found, tile, vector, places // tile))
 
 
-def _alike(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
+def _count_shared_operands(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
     """Number of operands that do not move along the outer loop and are not contiguous along the inner one."""
     ranges = loop_ranges(rows)
     outer, inner = (access.strides(inside, Var(r.var), plan.tensors, ranges) for r in rows[-2:])

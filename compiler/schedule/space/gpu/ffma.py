@@ -25,10 +25,10 @@ from compiler.targets.target import Target
 # A thread has at most 8 rows and 8 columns: 64 sums and their operands fit in its registers.
 SIDE = 16  # threads along either side of a block: half a warp loads 64 adjacent bytes of f32
 LEAST_DEPTH = 16  # of a sum
-ALONG = (8, 4, 2, 1)  # rows, or columns, per thread
+TILE_SIDES = (8, 4, 2, 1)  # rows, or columns, per thread
 PARTS = (1, 2, 4, 8, 16)  # of a sum (split-k)
 LEAST_PART = 128  # steps per part
-AT_ONCE = (8, 4, 2, 1)  # unrolled steps of the sum: two sectors of an operand that is contiguous along it
+UNROLL_STEPS = (8, 4, 2, 1)  # unrolled steps of the sum: two sectors of an operand that is contiguous along it
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
@@ -44,8 +44,8 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
     batch = math.prod(size(f) for f in c.rows if f not in (m, n))
     ways = [
         (down, across, parts)
-        for down in ALONG
-        for across in ALONG
+        for down in TILE_SIDES
+        for across in TILE_SIDES
         for parts in PARTS
         if rows % down == 0 and columns % across == 0
         if parts == 1 or (depth % parts == 0 and depth // parts >= LEAST_PART)
@@ -53,7 +53,9 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
     multiplies = rows * columns * batch * SIDE * SIDE * depth
     return ranked(
         Member(
-            cost.by_threads(target, multiplies, rows // way[0] * (columns // way[1]) * batch * way[2], way, depth),
+            cost.simt_matmul_clocks(
+                target, multiplies, rows // way[0] * (columns // way[1]) * batch * way[2], way, depth
+            ),
             partial(_steps, c, m, n, *way),
         )
         for way in ways
@@ -89,9 +91,9 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
     steps.append(Bind(thread, "lanes", lanes))
     nests = Distribute(c.accumulator, own, own, "registers")
     steps.append(nests)
-    once = next(u for u in AT_ONCE if size(c.depth[0]) // parts % u == 0)
+    unrolled = next(u for u in UNROLL_STEPS if size(c.depth[0]) // parts % u == 0)
     (each, step) = naming.pieces(k)
-    steps += [Split(k, once, (each, step)), Reorder((each, step, *own)), Bind(step, "unroll")]
+    steps += [Split(k, unrolled, (each, step)), Reorder((each, step, *own)), Bind(step, "unroll")]
     steps += [Bind(v, "unroll") for v in (*own, *nests.first, *nests.last)]
     return steps
 
@@ -101,15 +103,15 @@ def _rows_and_columns(c: Contraction, kernel: Kernel) -> tuple[loop.For, loop.Fo
     tensors = {p.name: p for p in kernel.params}
     ranges = loop_ranges(c.loops)
     left, right = names(c.left), names(c.right)
-    one = [f for f in c.rows if f.var in left and f.var not in right and size(f) > 1]
-    other = [f for f in c.rows if f.var in right and f.var not in left and size(f) > 1]
-    if not one or not other:
+    left_only = [f for f in c.rows if f.var in left and f.var not in right and size(f) > 1]
+    right_only = [f for f in c.rows if f.var in right and f.var not in left and size(f) > 1]
+    if not left_only or not right_only:
         return None
     stores = [s for s in c.after if isinstance(s, Store)]
     along = {
         f.var
-        for f in (one[-1], other[-1])
+        for f in (left_only[-1], right_only[-1])
         for s in stores
         if access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(f.var)) == 1
     }
-    return (other[-1], one[-1]) if one[-1].var in along else (one[-1], other[-1])
+    return (right_only[-1], left_only[-1]) if left_only[-1].var in along else (left_only[-1], right_only[-1])

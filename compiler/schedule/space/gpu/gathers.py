@@ -55,85 +55,87 @@ class Gather:
 
     def pieces(self, along: int) -> dict[str, int]:
         """How many elements along each row a thread has, for rows where it has more than one."""
-        every = {v: n * (along if v == self.near else 1) for v, n in self.strides.items()}
-        return {v: n for v, n in every.items() if n > 1}
+        lengths = {v: n * (along if v == self.near else 1) for v, n in self.strides.items()}
+        return {v: n for v, n in lengths.items() if n > 1}
 
 
 def space(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[Member] | None:
     """Schedules by strides per thread and threads per block; None for other kernels and for too much data."""
     tensors = {p.name: p for p in kernel.params}
-    found = _gather(kernel, tensors) if not private & set(kernel.writes) else None
+    found = _recognise(kernel, tensors) if not private & set(kernel.writes) else None
     if found is None:
         return None
     members: list[Member] = []
     for along in ALONG if found.near in found.strides else ALONG[-1:]:
         pieces = found.pieces(along)
-        held = {x: _held(x, found, pieces) for x in found.loaded}
-        words = sum(math.prod(n) * -(-x.dtype.bytes // 4) for x, n in held.items() if n)
+        extents = {x: _tile_extents(x, found, pieces) for x in found.loaded}
+        words = sum(math.prod(n) * -(-x.dtype.bytes // 4) for x, n in extents.items() if n)
         terms = found.sum.extent * math.prod(pieces.values())
-        if not all(held.values()) or words > MOST_WORDS or terms > MOST_TERMS:
+        if not all(extents.values()) or words > MOST_WORDS or terms > MOST_TERMS:
             continue
         for threads in (THREADS, THREADS // 2):
-            price = partial(_price, found, pieces, sum(map(math.prod, held.values())), threads, tensors)
-            axes = {x.buffer: sum(c > 1 for c in n) for x, n in held.items()}
+            price = partial(_price, found, pieces, sum(map(math.prod, extents.values())), threads, tensors)
+            axes = {x.buffer: sum(c > 1 for c in n) for x, n in extents.items()}
             members.append(priced(price, target, partial(_steps, found, pieces, axes, threads)))
     return ranked(members) if members else None
 
 
-def _gather(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Gather | None:
+def _recognise(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Gather | None:
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], loop.For):
         return None
     rows, inside = rows_of(kernel.body[0])
-    found = reductions.only(rows, inside)
+    found = reductions.single_reduction(rows, inside)
     if found is None:
         return None
     depth, terms = perfect(loop.For, tuple(s for s in inside if isinstance(s, loop.For)), loop.KINDS)
     added = {n for s in terms if isinstance(s, Accum) for n in loads(s.value)}
     moving = {f.var for f in depth}
     loaded = tuple(sorted((x for x in added if any(moving & names(i) for i in x.index)), key=lambda x: x.buffer))
-    known = loop_ranges(rows), loop_ranges(depth), _chosen(terms, loaded)
-    every = {found for x in loaded for found in _strides(x, *known)}
-    strides = {r.var: n for r in rows for v, n in every if v == r.var}
+    known = loop_ranges(rows), loop_ranges(depth), _compares_elements(terms, loaded)
+    divisors = {found for x in loaded for found in _window_strides(x, *known)}
+    strides = {r.var: n for r in rows for v, n in divisors if v == r.var}
     # A buffer that is also loaded elsewhere would need two tiles.
-    often = [n.buffer for n in {n for s in inside for n in s.walk() if isinstance(n, Load)}] + [*kernel.writes]
-    alone = all(often.count(x.buffer) == 1 and not any(map(loads, x.index)) for x in loaded)
-    if not strides or len(strides) < len(every) or not alone:
+    buffers = [n.buffer for n in {n for s in inside for n in s.walk() if isinstance(n, Load)}] + [*kernel.writes]
+    loaded_once = all(buffers.count(x.buffer) == 1 and not any(map(loads, x.index)) for x in loaded)
+    if not strides or len(strides) < len(divisors) or not loaded_once:
         return None
     ranges = loop_ranges(rows)
     stores = [s for s in inside if isinstance(s, Store)]
     around = [r.var for r in as_stored(rows, inside, tensors, ranges)]
-    near = [v for v in around if all(_step(s, v, tensors, ranges) == 1 for s in stores)]
+    near = [v for v in around if all(_store_stride(s, v, tensors, ranges) == 1 for s in stores)]
     return Gather(found, rows, depth, loaded, strides, inside, (*around,), near[0] if near else "")
 
 
-def _step(s: Store, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> int | None:
+def _store_stride(s: Store, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> int | None:
     return access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(var))
 
 
-def _chosen(terms: tuple[Stmt, ...], loaded: tuple[Load, ...]) -> bool:
+def _compares_elements(terms: tuple[Stmt, ...], loaded: tuple[Load, ...]) -> bool:
     """Whether values depend on other elements of the windows (argmax), so that unstaged code would branch on loads."""
     found = [n for s in terms if isinstance(s, Accum) for n in s.value.walk()]
     conditions = [n.args[0] for n in found if isinstance(n, Op) and n.name == "where"]
     return any(x in loads(c) for x in loaded for c in (*conditions, *(n.cond for n in found if isinstance(n, Select))))
 
 
-def _strides(x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], chosen: bool) -> Iterator[tuple[str, int]]:
+def _window_strides(
+    x: Load, rows: Mapping[str, Range], depth: Mapping[str, Range], chosen: bool
+) -> Iterator[tuple[str, int]]:
     """Rows whose quotient selects the window, with divisors: of overlapping windows; of all if `chosen`."""
     for i in x.index:
         terms, _ = linear(i)
         moving = from_linear(({t: n for t, n in terms.items() if names(t) & depth.keys()}, 0))
         low, high = value_range(moving, depth)
-        far = high - low if low is not None and high is not None else 0
+        reach = high - low if low is not None and high is not None else 0
         for t, n in terms.items():
             match t:
                 case Op("floordiv", (place, Const(int() as by))) if len(found := names(place) & rows.keys()) == 1:
-                    if far >= abs(n) or chosen:
+                    if reach >= abs(n) or chosen:
                         yield next(iter(found)), by
-                case Var(name) if name in rows and chosen and far >= abs(n):
+                case Var(name) if name in rows and chosen and reach >= abs(n):
                     yield name, 1
 
 
-def _held(x: Load, found: Gather, pieces: Mapping[str, int]) -> tuple[int, ...]:
+def _tile_extents(x: Load, found: Gather, pieces: Mapping[str, int]) -> tuple[int, ...]:
     """Extents along each axis of what a thread needs of a buffer; empty if unknown."""
     inner: dict[str, Range] = loop_ranges(found.depth)
     outer = {r.var for r in found.rows if r.var not in pieces}
@@ -161,20 +163,24 @@ def _held(x: Load, found: Gather, pieces: Mapping[str, int]) -> tuple[int, ...]:
 def _price(
     found: Gather, pieces: Mapping[str, int], loaded: int, threads: int, tensors: Mapping[str, Tensor], target: Target
 ) -> float:
-    own = math.prod(pieces.values())
+    results = math.prod(pieces.values())
     count = math.prod(-(-size(r) // pieces.get(r.var, 1)) for r in found.rows)
-    bytes_of = cost.accessed(found.inside, tensors)
+    bytes_of = cost.element_bytes(found.inside, tensors)
     windows = {x.buffer for x in found.loaded}
-    moved = count * (
-        sum(own * n for b, n in bytes_of.items() if b not in windows)
+    cache_bytes = count * (
+        sum(results * n for b, n in bytes_of.items() if b not in windows)
         + loaded / len(found.loaded) * sum(bytes_of[b] for b in windows)
     )
-    held = sum(known_bytes(tensors[b]) for b in bytes_of)
-    issued = loaded + own * (found.sum.extent * len(found.loaded) + cost.operations(_behind(found)) + len(bytes_of))
-    return cost.clocks(cost.Threads(-(-count // threads), threads, held, moved, 1.0, issued), target)
+    memory_bytes = sum(known_bytes(tensors[b]) for b in bytes_of)
+    instructions = loaded + results * (
+        found.sum.extent * len(found.loaded) + cost.operations(_epilogue(found)) + len(bytes_of)
+    )
+    return cost.clocks(
+        cost.Threads(-(-count // threads), threads, memory_bytes, cache_bytes, 1.0, instructions), target
+    )
 
 
-def _behind(found: Gather) -> tuple[Stmt, ...]:
+def _epilogue(found: Gather) -> tuple[Stmt, ...]:
     return tuple(s for s in found.inside if not isinstance(s, loop.For))
 
 

@@ -22,8 +22,8 @@ from compiler.schedule.contraction_nest import by_groups, recognise
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.endings import numbered
 from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles
-from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
-from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, ways
+from compiler.schedule.gpu.matmul import WARP, Matmul, fits_cluster
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, candidate_matmuls
 from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.space.gpu.plan import lanes
 from compiler.schedule.space.members import Member
@@ -49,12 +49,12 @@ from compiler.targets.target import Instruction, Target
 
 LEAST_DEPTH = 16  # shorter sums are not worth tiles
 LEAST_ROWS = 2  # few suffice: a mostly empty instruction still reads the other factor only once
-GATHERED = 2.0  # slowdown if operands are computed instead of copied
-SCATTERED = 3.0  # slowdown of single warps that copy and store short runs of a box: 3 to 5 on an H200
+COMPUTED_SLOWDOWN = 2.0  # slowdown if operands are computed instead of copied
+SHORT_RUN_SLOWDOWN = 3.0  # slowdown of single warps that copy and store short runs of a box: 3 to 5 on an H200
 GROUP = 8  # rows of blocks that advance through the columns together, so that their operands stay in L2
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
 NEIGHBOURS = 4  # adjacent elements of a result that a thread combines (split-k)
-PREPARING = 3  # warps that split a tile's elements into two tf32 numbers, besides the copying one
+SPLITTING_WARPS = 3  # warps that split a tile's elements into two tf32 numbers, besides the copying one
 
 
 def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None:
@@ -67,34 +67,36 @@ def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None
         return None
     found, splits = by_groups(found)
     tensors = {p.name: p for p in kernel.params}
-    boxes = [*conv.ways(found, tensors), *boxed_sums.ways(found, tensors)]
-    every = [(p, some) for p in (*boxes, *ways(found, tensors)) if (some := _tilings(p, target))]
-    if not every:
+    boxes = [*conv.candidate_matmuls(found, tensors), *boxed_sums.candidate_matmuls(found, tensors)]
+    views = [(p, tilings) for p in (*boxes, *candidate_matmuls(found, tensors)) if (tilings := _tilings(p, target))]
+    if not views:
         return None
-    groups = any(min(some, key=tiles.best).row.threads > WARP for _, some in every)
+    groups = any(min(some, key=tiles.sort_key).row.threads > WARP for _, some in views)
     heap = [
-        (_estimate(p, t, groups, target), not p.across, n, *tiles.best(t), m)
-        for n, (p, some) in enumerate(every)
+        (_estimate(p, t, groups, target), not p.across, n, *tiles.sort_key(t), m)
+        for n, (p, some) in enumerate(views)
         for m, t in enumerate(some)
     ]
     boxed = any(p.m.boxed or p.n.boxed or p.k.boxed for p in boxes)
-    return "convolutions" if boxed else "contractions", _members(heap, every, target, splits, groups)
+    return "convolutions" if boxed else "contractions", _members(heap, views, target, splits, groups)
 
 
 def _members(
     heap: list[tuple[float, bool, int, float, int, int, int]],
-    every: list[tuple[MatmulAxes, Sequence[Tiling]]],
+    views: list[tuple[MatmulAxes, Sequence[Tiling]]],
     target: Target,
     splits: list[Step],
     groups: bool,
 ) -> Iterator[Member]:
     """Members by estimate; ties: first the earlier view of the contraction, then the larger tile."""
     heapq.heapify(heap)
-    sizes = [_sizes(p) for p, _ in every]
+    sizes = [_matmul_sizes(p) for p, _ in views]
     while heap:
         clocks, _, n, *_, m = heapq.heappop(heap)
-        p, some = every[n]
-        yield Member(clocks, partial(_steps, p, some[m], target, splits), partial(_price, p, sizes[n], some[m], groups))
+        p, tilings = views[n]
+        yield Member(
+            clocks, partial(_steps, p, tilings[m], target, splits), partial(_price, p, sizes[n], tilings[m], groups)
+        )
 
 
 def _price(p: MatmulAxes, sizes: Matmul, t: Tiling, groups: bool, target: Target) -> float:
@@ -103,30 +105,30 @@ def _price(p: MatmulAxes, sizes: Matmul, t: Tiling, groups: bool, target: Target
 
 
 def _steps(p: MatmulAxes, t: Tiling, target: Target, splits: list[Step]) -> tuple[Step, ...]:
-    apart = replace(p, m=replace(p.m), n=replace(p.n), k=replace(p.k))
-    return MatmulPlan(apart, t, target, list(splits)).schedule().steps
+    own_axes = replace(p, m=replace(p.m), n=replace(p.n), k=replace(p.k))
+    return MatmulPlan(own_axes, t, target, list(splits)).schedule().steps
 
 
 def _estimate(p: MatmulAxes, t: Tiling, groups: bool, target: Target) -> float:
     """Clocks including preparatory copies; `groups` says that some candidates use warpgroups. Operands that are
     computed stall the computing threads for about as long as the matmul takes."""
-    clocks = t.clocks + cost.copying(p.copied, target)
+    clocks = t.clocks + cost.preparation_clocks(p.copied, target)
     if groups and t.terms == 1 and p.n.boxed and t.row.threads == WARP:
-        clocks *= SCATTERED
-    return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
+        clocks *= SHORT_RUN_SLOWDOWN
+    return clocks if p.a.operand.copied and p.b.operand.copied else COMPUTED_SLOWDOWN * clocks
 
 
 def _tilings(p: MatmulAxes, target: Target) -> Sequence[Tiling]:
     """The tilings of one view as a matmul; none if a matmul does not pay or there is no instruction."""
     if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
         return []
-    found: Sequence[Tiling] = tiles.space(_sizes(p), _rows(p, target), target)
+    found: Sequence[Tiling] = tiles.space(_matmul_sizes(p), _instructions(p, target), target)
     if p.result is not None and p.result.how and p.result.twin:
         found = [t for t in found if t.row.function == FROM_SHARED and t.parts == 1]
     return found
 
 
-def _sizes(p: MatmulAxes) -> Matmul:
+def _matmul_sizes(p: MatmulAxes) -> Matmul:
     acc = p.found.first.value.dtype
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
@@ -135,18 +137,18 @@ def _sizes(p: MatmulAxes) -> Matmul:
     others = {x.buffer for s in p.found.after for x in loads(s)} - {x.buffer for x in p.joined}
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
-        (p.m.near, p.n.near), bool(others), math.prod(p.k.box) if p.k.boxed else 0, _sectors(p),
+        (p.m.near, p.n.near), bool(others), math.prod(p.k.box) if p.k.boxed else 0, _sectors_per_element(p),
         sum(x.bytes for x in p.joined if x.is_block), len(p.k.loops) == 1 and not p.k.boxed,
-        (_along(p, (True, False)), _along(p, (False, True))),
+        (_count_vectors(p, (True, False)), _count_vectors(p, (False, True))),
     )  # fmt: skip
 
 
-def _along(p: MatmulAxes, along: tuple[bool, bool]) -> int:
+def _count_vectors(p: MatmulAxes, along: tuple[bool, bool]) -> int:
     """The number of epilogue operands that are vectors along m only, or n only."""
     return sum(x.along == along for x in p.joined)
 
 
-def _sectors(p: MatmulAxes) -> float:
+def _sectors_per_element(p: MatmulAxes) -> float:
     """Memory sectors per element stored by a warp if rows of the result are unaligned: the warp has eight rows or
     columns with four pairs of neighbours, or four elements, each."""
     if p.result is None or p.result.how:
@@ -155,7 +157,7 @@ def _sectors(p: MatmulAxes) -> float:
     return (8 if p.across else 4) / (2 * WARP if pairs else WARP)
 
 
-def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
+def _instructions(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
     """The target's instructions for these types, layouts and memories of the operands."""
     kinds = {x.value.dtype.name for x in (p.a, p.b)}
     acc = p.found.first.value.dtype.name
@@ -194,11 +196,11 @@ class MatmulPlan:
             add(Reorder(tuple(depth)))
         for x, length in ((m, t.m), (n, t.n)):
             if x.boxed:
-                self.steps += conv.boxed(x, length)
+                self.steps += conv.split_into_boxes(x, length)
             else:
                 naming.collapse([f.var for f in x.loops], self.steps)
         if k.boxed:
-            self.steps += conv.boxed(k, t.k)
+            self.steps += conv.split_into_boxes(k, t.k)
         else:
             naming.collapse(depth, self.steps)
         batch = naming.collapse(around, self.steps)
@@ -237,7 +239,7 @@ class MatmulPlan:
             tile = f"{x.buffer}_ahead"
             into = numbered(f"{tile}_at", sum(x.along))
             self.steps.append(LoadAhead(x.buffer, tile, nest, into))
-            self.spread(into)
+            self.bind_lanes(into)
 
     def raster(self) -> list[str]:
         """Bind order of the loops over tiles, slowest first.
@@ -263,18 +265,18 @@ class MatmulPlan:
         (outer, rows), (inner, columns) = [(m, t.m), (n, t.n)] if self.p.across else [(n, t.n), (m, t.m)]
         if not self.p.across:
             add(Reorder((n.name, m.name)))
-        space = "cluster" if in_cluster(t.parts, (t.m, t.n), self.target) else "device"
+        space = "cluster" if fits_cluster(t.parts, (t.m, t.n), self.target) else "device"
         # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to each of 8 columns: padding puts these in different
         # banks.
         pad = 0 if space == "device" else 8 if self.p.across else 4
         unit = t.parts * t.k
         if not k.boxed and k.size % unit:
             add(Pad((k.name,), (-(-k.size // unit) * unit,)))
-        made = naming.split_reduction(self.acc, k.outer or k.name, t.parts, (outer.name, inner.name), space, pad)
-        add(made)
+        split = naming.split_reduction(self.acc, k.outer or k.name, t.parts, (outer.name, inner.name), space, pad)
+        add(split)
         if not self.p.across:
             add(Reorder((m.name, n.name)))
-        (row, column), (part, again) = made.combining, made.into
+        (row, column), (part, partials) = split.combining, split.into
         whole = all(x.boxed or x.size % long == 0 for x, long in ((m, t.m), (n, t.n)))
         if not whole:
             add(Pad((row, column), (rows, columns)))
@@ -284,14 +286,14 @@ class MatmulPlan:
             row = own
         each = row + column
         add(Collapse(row, column, each))
-        bound = lanes(t.threads, NEIGHBOURS if whole else 1)
+        lane_args = lanes(t.threads, NEIGHBOURS if whole else 1)
         if whole:
             # A thread loads all partial results of its elements before it stores any.
-            nests = Distribute(made.total, (each,), (each,), "registers")
+            nests = Distribute(split.total, (each,), (each,), "registers")
             add(nests)
-            add(Reorder((again, each)))
-            self.steps += [Bind(x, "lanes", bound) for x in (*nests.first, *nests.last)]
-        self.steps += [Bind(each, "lanes", bound), Bind(again, "unroll")]
+            add(Reorder((partials, each)))
+            self.steps += [Bind(x, "lanes", lane_args) for x in (*nests.first, *nests.last)]
+        self.steps += [Bind(each, "lanes", lane_args), Bind(partials, "unroll")]
         return [part]
 
     def steps_of_sum(self, nests: Distribute) -> list[tuple[str, ...]]:
@@ -310,33 +312,33 @@ class MatmulPlan:
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         ends = self.steps_of_sum(nests)
         self.writeback(ends[1])
-        tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
+        tiles_of = self.cache_factor(self.p.a, m, "tile", t.m), self.cache_factor(self.p.b, n, "panel", t.n)
         if t.terms > 1 or t.row.coarse:
             chunk = Promote(self.acc, k.outer, f"{self.acc}_chunk")
             add(chunk)
             ends += [chunk.first, chunk.last]
         for end in ends:
-            self.spread(end)
+            self.bind_lanes(end)
         if t.row.function == FROM_SHARED:
             self.pipeline(1, t.m * t.n * (2 if t.row.coarse else 1))
             add(Tensorize((m.name, n.name, k.name), t.row.name, t.grid))
         elif t.row.function == FROM_REGISTERS:
             # Registers for sums, the sums of one step, and half a tile of the left factor as two tf32 parts.
-            self.pipeline(1 + PREPARING, 2 * t.m * t.n + 3 * t.m * t.k // 2)
-            self.halves(*tiles_of)
+            self.pipeline(1 + SPLITTING_WARPS, 2 * t.m * t.n + 3 * t.m * t.k // 2)
+            self.multiply_tf32_halves(*tiles_of)
         else:
             add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
-            self.fragments(*tiles_of)
+            self.multiply_fragments(*tiles_of)
 
-    def pipeline(self, producers: int, held: int) -> None:
-        """Pipeline with producer warps; the computing threads together hold `held` words of tiles."""
+    def pipeline(self, producers: int, tile_words: int) -> None:
+        """Pipeline with producer warps; the computing threads together hold `tile_words` words of tiles."""
         if self.t.ahead:
-            held += (self.t.ahead + matmul.BESIDES - matmul.OTHER_REGISTERS) * self.t.threads
-        registers = matmul.reallocated(held // self.t.threads, self.t.threads, producers, self.target)
+            tile_words += (self.t.ahead + matmul.WORKING_REGISTERS - matmul.OTHER_REGISTERS) * self.t.threads
+        registers = matmul.register_arguments(tile_words // self.t.threads, self.t.threads, producers, self.target)
         args = ("depth", self.t.depth), ("producers", producers), *registers
         self.steps.append(Bind(self.p.k.outer, "pipeline", args))
 
-    def fragments(self, tile_a: str, tile_b: str) -> None:
+    def multiply_fragments(self, tile_a: str, tile_b: str) -> None:
         """Tensorize matmuls of fragments that are loaded from shared memory, one instruction deep at a time."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         step, inner = naming.pieces(k.name)
@@ -351,7 +353,7 @@ class MatmulPlan:
             halves = SplitTf32(nest, pieces, (*nest, *pieces))
             add(halves)
             for _, _, *loops in halves.halves:
-                self.spread(tuple(loops))
+                self.bind_lanes(tuple(loops))
             self.tensorize(halves.small, halves.cross, nest)
         else:
             self.tensorize(nest)
@@ -365,7 +367,7 @@ class MatmulPlan:
             swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)
             self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle))
 
-    def halves(self, tile_a: str, tile_b: str) -> None:
+    def multiply_tf32_halves(self, tile_a: str, tile_b: str) -> None:
         """Split both factors into two tf32 numbers: the right one in shared memory, the left one in registers, half a
         tile at a time while the other half is multiplied."""
         add, (m, n, k) = self.steps.append, (x.name for x in (self.p.m, self.p.n, self.p.k))
@@ -378,18 +380,18 @@ class MatmulPlan:
         halves = SplitTf32(nest, (piece, tile_b), (*nest, piece, tile_b))
         add(halves)
         (_, _, *left), (_, _, row, column) = halves.halves
-        self.spread(tuple(left))
-        self.steps += [Bind(row, "lanes", lanes(PREPARING * WARP, 1)), Bind(column, "lanes", (("vector", 4),))]
+        self.bind_lanes(tuple(left))
+        self.steps += [Bind(row, "lanes", lanes(SPLITTING_WARPS * WARP, 1)), Bind(column, "lanes", (("vector", 4),))]
         self.tensorize(halves.small, halves.cross, nest)
 
     def tensorize(self, *nests: tuple[str, ...]) -> None:
         self.steps += [Tensorize(nest, self.t.row.name, self.t.grid) for nest in nests]
 
-    def spread(self, nest: tuple[str, ...]) -> None:
+    def bind_lanes(self, nest: tuple[str, ...]) -> None:
         self.steps.append(Bind(nest[0], "lanes", (("threads", self.t.threads),)))
         self.steps += [Bind(var, "lanes") for var in nest[1:]]
 
-    def shared(self, x: Factor, own: Axis, word: str, length: int) -> str:
+    def cache_factor(self, x: Factor, own: Axis, word: str, length: int) -> str:
         """A factor's tile in shared memory; a factor that is not copied is computed by all threads."""
         name = f"{x.buffer}_{word}"
         part = {"own": (own.name, length), "k": (self.p.k.name, self.t.k)}

@@ -23,7 +23,7 @@ LEAST_COLUMN = 64  # elements of a column that several warps share
 def space(plan: Plan) -> tuple[str, Iterator[Member]]:
     """The family of a kernel and its members. Their first steps reorder loops into memory order, so that adjacent
     threads access adjacent elements."""
-    found = [_in_order(s, plan.tensors, {}) for s in plan.kernel.body]
+    found = [_reorder_loops(s, plan.tensors, {}) for s in plan.kernel.body]
     steps = [step for _, own in found for step in own]
     if not steps:
         return _family(plan)
@@ -31,13 +31,13 @@ def space(plan: Plan) -> tuple[str, Iterator[Member]]:
     return name, after(members, *steps)
 
 
-def _in_order(s: Stmt, tensors: Mapping[str, Tensor], around: Mapping[str, Range]) -> tuple[Stmt, list[Step]]:
+def _reorder_loops(s: Stmt, tensors: Mapping[str, Tensor], around: Mapping[str, Range]) -> tuple[Stmt, list[Step]]:
     """The statement with its loops, nested ones included, in memory order, and the steps that reorder them."""
     if not isinstance(s, loop.For):
         return s, []
     nest, body = perfect(loop.For, (s,), (s.kind,))
     ranges = {**around, **loop_ranges(nest)}
-    found = [_in_order(x, tensors, ranges) for x in body]
+    found = [_reorder_loops(x, tensors, ranges) for x in body]
     body = tuple(x for x, _ in found)
     order = in_memory_order(nest, body, tensors, ranges) if s.kind != "scan" else nest
     steps: list[Step] = [Reorder(tuple(f.var for f in order))] if order != nest else []
@@ -48,37 +48,37 @@ def _in_order(s: Stmt, tensors: Mapping[str, Tensor], around: Mapping[str, Range
 def _family(plan: Plan) -> tuple[str, Iterator[Member]]:
     body = plan.kernel.body
     if not all(isinstance(s, loop.For) for s in body):
-        return "scans" if scans.running_total(body) else "rows", _alone(plan)
-    nests = [_nest(plan, s) for s in body if isinstance(s, loop.For)]
+        return "scans" if scans.running_total(body) else "rows", _single_block(plan)
+    nests = [_nest_family(plan, s) for s in body if isinstance(s, loop.For)]
     if len(nests) == 1:
         return nests[0]
     return next(iter({name for name, _ in nests})), both(*(members for _, members in nests))
 
 
-def _alone(plan: Plan) -> Iterator[Member]:
+def _single_block(plan: Plan) -> Iterator[Member]:
     """A kernel whose statements share scalars: one block runs all of it."""
     body = plan.kernel.body
     paths = paths_of(body)
     if scans.running_total(body):
-        return scans.along(plan, [], body, paths[0][0], 1)
+        return scans.along_rows(plan, [], body, paths[0][0], 1)
     if not paths or any(g.kind == "scan" for path in paths for g in path):
         return fixed(1.0)
     split = _split_rows(plan, [], body, paths)
-    return split if split is not None else row_loops.alone(plan, paths, max(iterations(*path) for path in paths))
+    return split if split is not None else row_loops.single_block(plan, paths, max(iterations(*path) for path in paths))
 
 
 def _split_rows(
     plan: Plan, around: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]
 ) -> Iterator[Member] | None:
     """Few long rows of a single reduction, split over blocks; None for others."""
-    reduction, leaf = reductions.only(around, inside), paths[0][-1]
+    reduction, leaf = reductions.single_reduction(around, inside), paths[0][-1]
     if reduction is None:
         return None
-    found = list(reductions.split_rows(reduction, plan.neighbours(leaf, leaf.body), plan.target))
+    found = list(reductions.split_rows(reduction, plan.vector_width(leaf, leaf.body), plan.target))
     return ranked(found) if found else None
 
 
-def _nest(plan: Plan, f: loop.For) -> tuple[str, Iterator[Member]]:
+def _nest_family(plan: Plan, f: loop.For) -> tuple[str, Iterator[Member]]:
     around, inside = rows_of(f)
     if any(not isinstance(r.extent, Const) for r in around):
         raise ValueError(f"kernel {plan.kernel.name}: its sizes are not known, which the heuristic needs")
@@ -93,34 +93,36 @@ def _nest(plan: Plan, f: loop.For) -> tuple[str, Iterator[Member]]:
     if found is not None:
         return "scatters", scatters.space(plan, around, found)
     kinds = {g.kind for path in paths for g in path}
-    return "scans" if "scan" in kinds else "rows", _rows(plan, around, inside, paths, "scan" in kinds)
+    return "scans" if "scan" in kinds else "rows", _row_members(plan, around, inside, paths, "scan" in kinds)
 
 
-def _rows(
+def _row_members(
     plan: Plan, around: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]], scanned: bool
 ) -> Iterator[Member]:
     """Rows with loops inside."""
     cores = plan.target.cores
     count = iterations(*around)
     longest = max(iterations(*path) for path in paths)
-    reduction = None if scanned else reductions.only(around, inside)
-    if reduction is not None and around and longest > SHORT_ROW and plan.across(around, inside, paths):
-        vector = plan.neighbours(around[-1], inside)
+    reduction = None if scanned else reductions.single_reduction(around, inside)
+    if reduction is not None and around and longest > SHORT_ROW and plan.is_contiguous_across(around, inside, paths):
+        vector = plan.vector_width(around[-1], inside)
         tiles = column_tiles.space(plan, around, inside, reduction, vector)
         return ranked([*reductions.columns(reduction, vector, plan.target), *tiles])
     split = _split_rows(plan, around, inside, paths) if reduction is not None else None
     if split is not None:
         return split
     if scanned and around and scans.running_total(inside):
-        how = scans.across if plan.across(around, inside, paths) else scans.along
+        how = scans.down_columns if plan.is_contiguous_across(around, inside, paths) else scans.along_rows
         return how(plan, around, inside, paths[0][0], count)
-    few = around and not scanned and longest >= LEAST_COLUMN and row_loops.few_columns(plan, count)
-    if few and plan.across(around, inside, paths):
+    has_few_columns = around and not scanned and longest >= LEAST_COLUMN and row_loops.has_few_columns(plan, count)
+    if has_few_columns and plan.is_contiguous_across(around, inside, paths):
         return row_loops.columns(plan, around, paths, count)
-    if around and (scanned or longest <= SHORT_ROW or (count >= WARP and plan.across(around, inside, paths))):
+    if around and (
+        scanned or longest <= SHORT_ROW or (count >= WARP and plan.is_contiguous_across(around, inside, paths))
+    ):
         return pointwise.space(plan, around, inside)
-    near = around and longest <= row_loops.LONGEST_WINDOW and count >= THREADS * cores
-    if near and row_loops.windows(plan, around, inside):
+    rows_are_short = around and longest <= row_loops.LONGEST_WINDOW and count >= THREADS * cores
+    if rows_are_short and row_loops.reads_windows(plan, around, inside):
         return pointwise.space(plan, around, inside)
     if scanned:
         return fixed(1.0)

@@ -21,8 +21,8 @@ WARP = 32
 THREADS = 256  # a multiple of the four schedulers' warps, and small enough for eight blocks per multiprocessor
 MOST_THREADS = 1024
 WIDEST = 16  # bytes per load or store instruction
-MOST_NEIGHBOURS = 8  # adjacent elements per thread: more make code longer and nothing faster
-OWN = 64  # elements of a temporary that a thread keeps to itself
+MAX_VECTOR = 8  # adjacent elements per thread: more make code longer and nothing faster
+PRIVATE_ELEMENTS = 64  # elements of a temporary that a thread keeps to itself
 
 
 @dataclass(frozen=True)
@@ -43,72 +43,74 @@ class Plan:
     target: Target
     tensors: dict[str, Tensor]
 
-    def own(self, row: str) -> list[Step]:
+    def private_steps(self, row: str) -> list[Step]:
         """Steps that make small temporaries of a row private to a thread."""
         count = iterations(*(n for f in self.kernel.body if isinstance(f, loop.For) for n in rows_of(f)[0]))
         steps: list[Step] = []
         for b in sorted(self.private):
             size = product(self.tensors[b].shape)
-            if isinstance(size, Const) and int(size.value) <= OWN * count and len(self.kernel.body) == 1:
+            if isinstance(size, Const) and int(size.value) <= PRIVATE_ELEMENTS * count and len(self.kernel.body) == 1:
                 steps.append(StoreAt(b, row))
         return steps
 
-    def neighbours(self, last: loop.For, body: tuple[Stmt, ...], run: int = 0) -> int:
+    def vector_width(self, last: loop.For, body: tuple[Stmt, ...], run: int = 0) -> int:
         """Adjacent elements per thread (vector width): as many as the widest access has for most buffers, and a divisor
         of the last loop's extent, or of `run` if several loops are contiguous together."""
-        widest = self._widest(body)
+        widest = self._widest_vector(body)
         while widest > 1 and (run or size(last)) % widest:
             widest //= 2
         return max(1, widest)
 
-    def _widest(self, body: tuple[Stmt, ...]) -> int:
+    def _widest_vector(self, body: tuple[Stmt, ...]) -> int:
         moved = [b for b, _, _ in access.accesses(body) if b in self.tensors and b not in self.private]
         sizes = [self.tensors[b].dtype.bytes for b in moved]
-        return min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
+        return min(MAX_VECTOR, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
 
-    def neighbours_from_aligned(self, leaf: loop.For) -> int:
-        """Like `neighbours` for a loop of any length whose first element is aligned to the vector in every buffer."""
+    def aligned_vector_width(self, leaf: loop.For) -> int:
+        """Like `vector_width` for a loop of any length whose first element is aligned to the vector in every buffer."""
         var, body = Var(leaf.var), leaf.body
         loops = within(self.kernel.body, loop.For)
         ranges = loop_ranges(loops)
         places = [access.address(i, self.tensors[b], ranges) for b, i, _ in access.accesses(body) if b in self.tensors]
         moving = [place for place in places if access.stride(place, var) != 0]
         if not moving:
-            return MOST_NEIGHBOURS
-        widest = self._widest(body) if all(access.stride(x, var) == 1 for x in moving) else 1
+            return MAX_VECTOR
+        widest = self._widest_vector(body) if all(access.stride(x, var) == 1 for x in moving) else 1
         while widest > 1 and not all(divides(place - var, widest) for place in moving):
             widest //= 2
         return max(1, widest)
 
-    def across(self, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
+    def is_contiguous_across(self, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
         """Whether memory is contiguous along the rows rather than along the loops inside."""
         ranges = loop_ranges(rows)
         ranges |= loop_ranges(f for path in paths for f in path)
-        beside, along = sides(inside, Var(rows[-1].var), self.tensors, ranges)
-        return beside > along
+        across, along = sides(inside, Var(rows[-1].var), self.tensors, ranges)
+        return across > along
 
-    def read_again(self, leaves: list[Leaf]) -> list[str]:
+    def reread_buffers(self, leaves: list[Leaf]) -> list[str]:
         """Buffers of which several loops read the whole row, each iteration its own element."""
-        often = {b: sum(any(n.buffer == b for n in _loads(leaf)) for leaf in leaves) for b in self.tensors}
-        wanted = [b for b, n in often.items() if n > 1 and b not in self.kernel.writes]
-        return [b for b in wanted if self.at_own_place(b, leaves) and self.whole_row(b, leaves)]
+        readers = {b: sum(any(n.buffer == b for n in _loads(leaf)) for leaf in leaves) for b in self.tensors}
+        reread = [b for b, n in readers.items() if n > 1 and b not in self.kernel.writes]
+        return [b for b in reread if self.is_indexed_by_loop(b, leaves) and self.reads_whole_row(b, leaves)]
 
-    def at_own_place(self, buffer: str, leaves: list[Leaf]) -> bool:
+    def is_indexed_by_loop(self, buffer: str, leaves: list[Leaf]) -> bool:
         """Whether the only index of a buffer that moves inside a row is always the loop's own variable."""
         inside = [(n, leaf) for leaf in leaves for s in leaf.original.body for n in s.walk() if _touches(n, buffer)]
-        everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not access.picked(n)]
-        if len(inside) != len(everywhere):
+        accesses = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not access.picked(n)]
+        if len(inside) != len(accesses):
             return False
         for n, leaf in inside:
             index = n.index
-            own = [i for i in index if Var(leaf.original.var) in set(i.walk())]
-            if leaf.name != leaf.original.var or own != [Var(leaf.original.var)]:
+            moved = [i for i in index if Var(leaf.original.var) in set(i.walk())]
+            if leaf.name != leaf.original.var or moved != [Var(leaf.original.var)]:
                 return False
-            if any(Var(other.var) in set(i.walk()) for i in index for other in _between(self.kernel, leaf.original)):
+            if any(
+                Var(other.var) in set(i.walk()) for i in index for other in _loops_between(self.kernel, leaf.original)
+            ):
                 return False
         return True
 
-    def whole_row(self, buffer: str, leaves: list[Leaf]) -> bool:
+    def reads_whole_row(self, buffer: str, leaves: list[Leaf]) -> bool:
         """Whether the loops read exactly one row of the buffer, always in bounds, so that all of it may be read."""
         along = {Var(x.original.var) for x in leaves}
         loads = [n for leaf in leaves for n in _loads(leaf) if n.buffer == buffer]
@@ -117,10 +119,10 @@ class Plan:
         if len(rows) != 1 or [e for e, i in places if i is None] != [dim(leaves[0].extent)]:
             return False
         loops = {Var(f.var): f.extent for f in within(self.kernel.body, loop.For)}
-        return all(_inside(i, e, loops) for e, i in places if i is not None)
+        return all(_is_in_bounds(i, e, loops) for e, i in places if i is not None)
 
 
-def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
+def _is_in_bounds(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
     """Whether an index is certainly in bounds, whatever guards its load: a loop of the same extent, or in range."""
     if isinstance(index, Var) and loops.get(index) is extent:
         return True
@@ -132,7 +134,7 @@ def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
     return high < (extent.value if isinstance(extent, Const) else 1)
 
 
-def _between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
+def _loops_between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
     """The loops between the rows of a kernel and one of its innermost loops."""
     for s in kernel.body:
         if isinstance(s, loop.For) and leaf in set(s.walk()):
@@ -149,13 +151,13 @@ def _loads(leaf: Leaf) -> list[Load]:
     return [n for s in leaf.original.body for n in s.walk() if isinstance(n, Load)]
 
 
-def merged_rows(rows: list[loop.For]) -> tuple[str, list[Step]]:
+def collapse_rows(rows: list[loop.For]) -> tuple[str, list[Step]]:
     """All loops over rows collapsed into one: its name and the steps."""
     steps: list[Step] = []
     return naming.collapse([r.var for r in rows], steps), steps
 
 
-def merged(path: list[loop.For]) -> tuple[Leaf, list[Step]]:
+def collapse_leaf(path: list[loop.For]) -> tuple[Leaf, list[Step]]:
     """The innermost loop of `path` collapsed with loops of its kind perfectly around it, and the steps."""
     steps: list[Step] = []
     leaf = path[-1]

@@ -13,14 +13,14 @@ from compiler.ir.statement import Stmt
 from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, collapse_rows, lanes
 from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
 from compiler.targets.target import Target
 
 UNROLLED = 128  # instructions per iteration up to which the compiler overlaps the loads of two iterations
 WARPS = (8, 4, 2)  # warps per block, if one warp per row suffices
-TURNS = (2, 1)  # iterations per thread: blocks that follow each other load while others compute
+ROUNDS_PER_THREAD = (2, 1)  # iterations per thread: blocks that follow each other load while others compute
 
 
 def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterator[Member]:
@@ -28,36 +28,49 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
     groups, collapsed = _grid(plan, rows, inside)
     *outer, last = groups
     loops = paths_of(inside)
-    widest = 1 if loops else plan.neighbours(last.last, inside, _run(plan, rows, inside))
+    widest = 1 if loops else plan.vector_width(last.last, inside, _contiguous_iterations(plan, rows, inside))
     vectors = (widest, widest // 2) if widest > 1 else (1,)
     longest = max(WARP, power(-(-last.extent // widest)))  # threads beyond the last axis would idle
-    ways = [
+    choices = [
         (turns, threads, vector, 1)
-        for turns in (TURNS[1:] if loops else TURNS)
+        for turns in (ROUNDS_PER_THREAD[1:] if loops else ROUNDS_PER_THREAD)
         for threads in (256, 128, 64, 32)
         if threads <= min(THREADS // turns, 2 * longest)
         for vector in vectors
     ]
     if longest < THREADS and outer and not loops:
-        ways += [(1, WARP, vector, warps) for warps in WARPS if outer[-1].extent % warps == 0 for vector in vectors]
-    own = plan.own(last.name)
-    often = max((iterations(*path) for path in loops), default=1)
+        choices += [(1, WARP, vector, warps) for warps in WARPS if outer[-1].extent % warps == 0 for vector in vectors]
+    private_steps = plan.private_steps(last.name)
+    inner_iterations = max((iterations(*path) for path in loops), default=1)
     elements, other = last.extent, math.prod(g.extent for g in outer)
-    bytes_of = {b: n for b, n in cost.accessed(inside, plan.tensors).items() if b not in plan.private}
-    held = sum(min(known_bytes(plan.tensors[b]), elements * other * often * n) for b, n in bytes_of.items())
-    moved, done = float(elements * other * often * sum(bytes_of.values())), cost.operations(inside)
+    bytes_of = {b: n for b, n in cost.element_bytes(inside, plan.tensors).items() if b not in plan.private}
+    memory_bytes = sum(
+        min(known_bytes(plan.tensors[b]), elements * other * inner_iterations * n) for b, n in bytes_of.items()
+    )
+    cache_bytes, operations = (
+        float(elements * other * inner_iterations * sum(bytes_of.values())),
+        cost.operations(inside),
+    )
 
     def price(turns: int, threads: int, vector: int, warps: int, target: Target) -> float:
         blocks = -(-elements // (threads * widest * turns)) * other // warps
-        alone = turns if done * widest > UNROLLED else 1
-        issued = turns * often * (len(bytes_of) * widest // vector + done * widest)
-        work = cost.Threads(blocks, threads * warps, held, moved, float(alone * often), float(issued), turns=alone)
+        alone = turns if operations * widest > UNROLLED else 1
+        issued = turns * inner_iterations * (len(bytes_of) * widest // vector + operations * widest)
+        work = cost.Threads(
+            blocks,
+            threads * warps,
+            memory_bytes,
+            cache_bytes,
+            float(alone * inner_iterations),
+            float(issued),
+            rounds=alone,
+        )
         return cost.clocks(work, target)
 
     def steps(turns: int, threads: int, vector: int, warps: int) -> list[Step]:
-        return [*collapsed, *_steps(outer, own, last.name, threads, threads * widest * turns, vector, warps)]
+        return [*collapsed, *_steps(outer, private_steps, last.name, threads, threads * widest * turns, vector, warps)]
 
-    return ranked(priced(partial(price, *way), plan.target, partial(steps, *way)) for way in ways)
+    return ranked(priced(partial(price, *way), plan.target, partial(steps, *way)) for way in choices)
 
 
 def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:
@@ -68,13 +81,13 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
     for r in rows:
         extent = size(r)
         # Axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
-        if groups and (even(groups[-1].last, r, inside, plan.tensors, ranges) or _rest(rows, r) < THREADS):
+        if groups and (even(groups[-1].last, r, inside, plan.tensors, ranges) or _iterations_from(rows, r) < THREADS):
             steps.append(Collapse(groups[-1].name, r.var, groups[-1].name + r.var))
             groups[-1] = Row(groups[-1].name + r.var, groups[-1].extent * extent, r)
         else:
             groups.append(Row(r.var, extent, r))
     if len(groups) > 1 and groups[-1].extent < THREADS:
-        name, steps = merged_rows(rows)
+        name, steps = collapse_rows(rows)
         groups = [Row(name, iterations(*rows), rows[-1])]
     while len(groups) > 3:
         steps.append(Collapse(groups[0].name, groups[1].name, groups[0].name + groups[1].name))
@@ -82,15 +95,15 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
     return groups, steps
 
 
-def _run(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
+def _contiguous_iterations(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
     """Iterations of the innermost loops that are contiguous in memory like one loop."""
     ranges = loop_ranges(rows)
-    run = size(rows[-1])
+    count = size(rows[-1])
     for outer, r in zip(rows[-2::-1], rows[:0:-1], strict=True):
         if not even(outer, r, inside, plan.tensors, ranges):
             break
-        run *= size(outer)
-    return run
+        count *= size(outer)
+    return count
 
 
 def _steps(
@@ -108,6 +121,6 @@ def _steps(
     return [*own, *split, *(Bind(g, "blocks") for g in (*first, rows, block)), Bind(row, "warps"), bind]
 
 
-def _rest(rows: list[loop.For], r: loop.For) -> int:
+def _iterations_from(rows: list[loop.For], r: loop.For) -> int:
     """Iterations of a loop over rows together with all loops inside it."""
     return iterations(*rows[rows.index(r) :])

@@ -27,7 +27,7 @@ NARROW = 64  # adjacent threads per block, as an alternative to as many as possi
 ROWS_AHEAD = 8  # elements of a column that a thread loads before it adds them up
 LEAST_COLUMN = 64  # elements of a column per part
 LEAST_ROW = 4096  # elements of a row per part: four wide loads per thread
-ISSUED = 0.1  # issue cost of a load, relative to a thread's work for one of its columns
+ISSUE_COST = 0.1  # issue cost of a load, relative to a thread's work for one of its columns
 PARTS_AHEAD = 64  # partial results that a thread loads before it adds them up
 
 
@@ -42,7 +42,7 @@ class Reduction:
     extent: int
 
 
-def only(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
+def single_reduction(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
     """The only reduction of a body that has no other loop; else None."""
     loops = [s for s in inside if isinstance(s, loop.For)]
     starts = [s for s in inside if isinstance(s, Init)]
@@ -65,39 +65,49 @@ def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
     """
     while found.count // vector < WARP and vector > 1:
         vector //= 2
-    places = found.count // vector
-    together = next((w for w in (32, 16, 8) if places % w == 0), 32 if places > WARP else 0)
-    wanted = 2 * target.cores * (together or THREADS)
-    few = places < 2 * target.cores * THREADS
-    for parts in _parts_of_columns(found.extent, places, wanted) if few else [1]:
-        sharers = _sharers(found.extent // parts, THREADS // together) if few and together else [1]
-        shares = relative([cost.waits(target, found.extent // parts, 1, n) for n in sharers])
-        least = cost.waits(target, found.extent, ROWS_AHEAD, 1) * cost.filled(wanted if few else 1, places * parts)
+    column_groups = found.count // vector
+    columns_per_block = next((w for w in (32, 16, 8) if column_groups % w == 0), 32 if column_groups > WARP else 0)
+    wanted_threads = 2 * target.cores * (columns_per_block or THREADS)
+    has_few_columns = column_groups < 2 * target.cores * THREADS
+    for parts in _parts_of_columns(found.extent, column_groups, wanted_threads) if has_few_columns else [1]:
+        sharers = (
+            _sharer_counts(found.extent // parts, THREADS // columns_per_block)
+            if has_few_columns and columns_per_block
+            else [1]
+        )
+        shares = relative([cost.reduction_clocks(target, found.extent // parts, 1, n) for n in sharers])
+        least = cost.reduction_clocks(target, found.extent, ROWS_AHEAD, 1) * cost.underfill_slowdown(
+            wanted_threads if has_few_columns else 1, column_groups * parts
+        )
         for n, share in zip(sharers, shares, strict=True):
             if n > 1:
-                yield Member(least * share, partial(_columns, found, vector, together, parts, n))
+                yield Member(least * share, partial(_columns, found, vector, columns_per_block, parts, n))
                 continue
-            for threads in (THREADS, NARROW) if places > NARROW else (THREADS,):
-                spread = cost.filled(target.cores, parts * -(-places // threads))
-                yield Member(least * share * spread, partial(_columns, found, vector, together, parts, 1, threads))
+            for threads in (THREADS, NARROW) if column_groups > NARROW else (THREADS,):
+                spread = cost.underfill_slowdown(target.cores, parts * -(-column_groups // threads))
+                yield Member(
+                    least * share * spread, partial(_columns, found, vector, columns_per_block, parts, 1, threads)
+                )
         if vector > 1:
-            narrow = least * shares[0] * (1 + ISSUED / vector)
-            narrow *= cost.filled(target.cores, parts * -(-2 * places // THREADS))
+            narrow = least * shares[0] * (1 + ISSUE_COST / vector)
+            narrow *= cost.underfill_slowdown(target.cores, parts * -(-2 * column_groups // THREADS))
             yield Member(narrow, partial(_columns, found, vector // 2, 0, parts, 1))
 
 
-def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: int, most: int = THREADS) -> list[Step]:
+def _columns(
+    found: Reduction, vector: int, columns_per_block: int, parts: int, sharers: int, most: int = THREADS
+) -> list[Step]:
     steps: list[Step] = []
     row, along = naming.collapse(found.rows, steps), naming.collapse(found.loops, steps)
     outer, inner = (row, "") if vector == 1 else naming.pieces(row)
     if inner:
         steps.append(Split(row, vector, (outer, inner)))
-    places = found.count // vector
-    side = together if sharers > 1 else min(most, places)
+    column_groups = found.count // vector
+    side = columns_per_block if sharers > 1 else min(most, column_groups)
     lanes = (("threads", max(WARP, 1 << (side * sharers - 1).bit_length())),)
     length = found.extent // (parts * sharers)
     ahead = next(n for n in range(ROWS_AHEAD, 0, -1) if length % n == 0)
-    turns = naming.pieces(along)
+    column_pieces = naming.pieces(along)
     block, lane = naming.pieces(outer)
     steps.append(Split(outer, side, (block, lane)))
     rows = (lane, inner) if inner else (lane,)
@@ -108,30 +118,34 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
     if inner:
         steps.append(nests)
     if ahead > 1:
-        steps.append(Split(along, ahead, turns))
+        steps.append(Split(along, ahead, column_pieces))
     if inner:
-        steps.append(Reorder((*(turns if ahead > 1 else (along,)), inner)))
+        steps.append(Reorder((*(column_pieces if ahead > 1 else (along,)), inner)))
     if ahead > 1:
-        steps.append(Bind(turns[-1], "unroll"))
+        steps.append(Bind(column_pieces[-1], "unroll"))
     if inner:
         steps += [Bind(nests.first[0], "unroll"), Bind(inner, "vector"), Bind(nests.last[0], "vector")]
     steps.append(Bind(block, "blocks"))
     if sharers > 1:
         lane_of = threads.into[0] + lane
-        steps += [Collapse(threads.into[0], lane, lane_of), Bind(lane_of, "lanes", lanes), *_combined(threads, lanes)]
+        steps += [
+            Collapse(threads.into[0], lane, lane_of),
+            Bind(lane_of, "lanes", lanes),
+            *_combine_partials(threads, lanes),
+        ]
     else:
         steps.append(Bind(lane, "lanes", lanes))
     if parts > 1:
-        steps += [Bind(blocks.into[0], "blocks"), *_combined(blocks, lanes)]
+        steps += [Bind(blocks.into[0], "blocks"), *_combine_partials(blocks, lanes)]
     return steps
 
 
-def _sharers(extent: int, most: int) -> list[int]:
+def _sharer_counts(extent: int, most: int) -> list[int]:
     """Numbers of threads that may share a column: divisors of `extent` with at least four loads each."""
     return [*[n for n in range(most, 1, -1) if extent % n == 0 and extent // n >= 4][:3], 1]
 
 
-def _combined(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
+def _combine_partials(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
     """Steps by which one thread per column adds up its partial results."""
     steps: list[Step] = []
     total = naming.collapse(shared.combining, steps)
@@ -153,26 +167,26 @@ def split_rows(found: Reduction, vector: int, target: Target) -> Iterator[Member
     if most < 2 or 2 * found.count > target.cores:
         return
     for parts in dict.fromkeys(max(2, most // n) for n in (1, 2, 4)):
-        clocks = cost.waits(target, -(-found.extent // parts), 1, THREADS)
+        clocks = cost.reduction_clocks(target, -(-found.extent // parts), 1, THREADS)
         yield from (Member(clocks, partial(_split_rows, found, wide, parts)) for wide in dict.fromkeys((vector, 1)))
 
 
 def _split_rows(found: Reduction, vector: int, parts: int) -> list[Step]:
     steps: list[Step] = []
     row, along = naming.collapse(found.rows, steps), naming.collapse(found.loops, steps)
-    even = next((p for p in range(parts, parts // 2, -1) if found.extent % (p * vector) == 0), 0)
+    even_parts = next((p for p in range(parts, parts // 2, -1) if found.extent % (p * vector) == 0), 0)
     shared, inner = along, along
-    if even:
-        parts = even
+    if even_parts:
+        parts = even_parts
     else:
         unit = THREADS * vector
         chunk = -(-found.extent // (parts * unit)) * unit
         parts = -(-found.extent // chunk)
         shared, inner = naming.pieces(along)
         steps.append(Split(along, chunk, (shared, inner)))
-    made = naming.split_reduction(found.accumulator, shared, parts, (), "device")
-    steps.append(made)
-    steps += [Bind(name, "blocks") for name in (row, made.into[0]) if name]
+    split = naming.split_reduction(found.accumulator, shared, parts, (), "device")
+    steps.append(split)
+    steps += [Bind(name, "blocks") for name in (row, split.into[0]) if name]
     threads = (("threads", THREADS),)
     lanes = (*threads, ("vector", vector)) if vector > 1 else threads
-    return [*steps, Bind(inner, "lanes", lanes), Bind(made.into[1], "lanes", threads)]
+    return [*steps, Bind(inner, "lanes", lanes), Bind(split.into[1], "lanes", threads)]

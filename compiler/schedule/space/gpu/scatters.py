@@ -15,7 +15,7 @@ from compiler.ir.statement import If, Stmt, Store
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.gpu import pointwise
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, collapse_rows, lanes
 from compiler.schedule.space.members import Member, above, either, ranked
 from compiler.schedule.steps import Bind, Owners, Reorder, Split, Step
 
@@ -29,13 +29,13 @@ OWNERS = tuple(1 << n for n in range(3, 13))
 class Updates:
     """Ordered loops that update `buffer`, outermost first.
 
-    `axes` are the axes that data index; with `alike`, all rows update the same places.
+    `axes` are the axes that data index; with `same_for_rows`, all rows update the same places.
     """
 
     nest: list[loop.For]
     buffer: str
     axes: list[int]
-    alike: bool
+    same_for_rows: bool
 
 
 def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
@@ -56,18 +56,18 @@ def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
 
 def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
     """Schedules by number of owners; if rows keep all threads busy, also with each row its own owner."""
-    name, before = merged_rows(rows)
+    name, before = collapse_rows(rows)
     nest, count, columns = found.nest, iterations(*found.nest), iterations(*rows)
     elements = product(tuple(plan.tensors[found.buffer].shape[n] for n in found.axes))
     most = min(count, int(elements.value)) if isinstance(elements, Const) else count
     parts = [n for n in OWNERS if n <= max(OWNERS[0], 2 * most)]
-    if found.alike:
-        vector = _neighbours(plan, rows, nest[-1].body)
+    if found.same_for_rows:
+        vector = _vector_width(plan, rows, nest[-1].body)
         pieces = -(-columns // (WARP * vector))
-        owned = ranked(
+        owner_schedules = ranked(
             Member(
-                cost.voted_updates(plan.target, count, n, pieces, ahead),
-                partial(_voted, before, name, nest, n, min(pieces, WARPS), vector, ahead),
+                cost.voted_update_clocks(plan.target, count, n, pieces, ahead),
+                partial(_steps_with_votes, before, name, nest, n, min(pieces, WARPS), vector, ahead),
             )
             for n in parts
             for ahead in (AHEAD, AHEAD // 2)
@@ -75,29 +75,29 @@ def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
         )
     else:
         threads = min(THREADS, power(columns))
-        owned = ranked(
+        owner_schedules = ranked(
             Member(
-                cost.updates(plan.target, count * WARP, n, -(-columns // WARP)),
-                partial(_tested, before, name, nest[0].var, n, max(WARP, threads)),
+                cost.update_clocks(plan.target, count * WARP, n, -(-columns // WARP)),
+                partial(_steps_with_tests, before, name, nest[0].var, n, max(WARP, threads)),
             )
             for n in parts
         )
     if not rows:
-        return owned
-    alone = pointwise.space(plan, rows, (nest[0],))
-    return either(owned, above(cost.updates_in_order(plan.target, count, columns), alone))
+        return owner_schedules
+    own_rows = pointwise.space(plan, rows, (nest[0],))
+    return either(owner_schedules, above(cost.sequential_update_clocks(plan.target, count, columns), own_rows))
 
 
-def _neighbours(plan: Plan, rows: list[loop.For], body: tuple[Stmt, ...]) -> int:
+def _vector_width(plan: Plan, rows: list[loop.For], body: tuple[Stmt, ...]) -> int:
     """Rows per thread (vector width), if they are adjacent in memory."""
     if not rows:
         return 1
     ranges = loop_ranges(rows)
     beside = contiguous(access.strides(body, Var(rows[-1].var), plan.tensors, ranges))
-    return plan.neighbours(rows[-1], body) if beside >= 0.5 else 1
+    return plan.vector_width(rows[-1], body) if beside >= 0.5 else 1
 
 
-def _tested(before: list[Step], row: str, scanned: str, parts: int, threads: int) -> list[Step]:
+def _steps_with_tests(before: list[Step], row: str, scanned: str, parts: int, threads: int) -> list[Step]:
     """Each thread tests all updates of its row."""
     owner = f"{scanned}_owner"
     block, lane = naming.pieces(row)
@@ -105,7 +105,7 @@ def _tested(before: list[Step], row: str, scanned: str, parts: int, threads: int
     return [*before, *owned, Bind(block, "blocks"), Bind(lane, "lanes", lanes(threads, 1))]
 
 
-def _voted(
+def _steps_with_votes(
     before: list[Step], row: str, nest: list[loop.For], parts: int, warps: int, vector: int, ahead: int
 ) -> list[Step]:
     """Each warp tests many updates by vote, then applies those that are its own."""

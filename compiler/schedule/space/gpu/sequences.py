@@ -21,7 +21,7 @@ from compiler.targets.target import Target
 
 MOST_THREADS = 1024
 LEAST_THREADS = 32
-EXCHANGED = 2048  # bytes of shared memory that stay free
+RESERVED_BYTES = 2048  # bytes of shared memory that stay free
 
 
 def space(kernel: Kernel, private: Set[str], target: Target) -> Iterator[Member] | None:
@@ -39,7 +39,7 @@ def _members(
 ) -> Iterator[Member]:
     """Schedules by number of threads per row, each half of the one before, with twice as many iterations."""
     while threads >= LEAST_THREADS:
-        clocks = sum(cost.waits(target, iterations(*nest), 1, threads) for nest in nests)
+        clocks = sum(cost.reduction_clocks(target, iterations(*nest), 1, threads) for nest in nests)
         yield Member(clocks, partial(_steps, kernel, private, target, rows, nests, threads))
         threads //= 2
 
@@ -50,13 +50,13 @@ def _steps(
     steps: list[Step] = []
     name = naming.collapse([f.var for f in rows], steps)
     steps += [Bind(name, "blocks")]
-    left = target.shared - EXCHANGED
+    free_bytes = target.shared - RESERVED_BYTES
     for p in kernel.params:
         size = product(p.shape)
-        held = int(size.value) // iterations(*rows) * p.dtype.bytes if isinstance(size, Const) else left
-        if p.name in private and held <= left:
+        row_bytes = int(size.value) // iterations(*rows) * p.dtype.bytes if isinstance(size, Const) else free_bytes
+        if p.name in private and row_bytes <= free_bytes:
             steps.append(StoreAt(p.name, name, "shared"))
-            left -= held
+            free_bytes -= row_bytes
     for nest in nests:
         steps.append(Bind(naming.collapse([f.var for f in nest], steps), "lanes", (("threads", threads),)))
     return steps

@@ -38,41 +38,43 @@ def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, 
     """
     if len(rows) < 2 or any(within(inside, loop.For)):
         return
-    across = _across(rows, inside, tensors)
-    if across is None:
+    transposed = _transposed_loads(rows, inside, tensors)
+    if transposed is None:
         return
-    read, buffers = across
+    read_loop, buffers = transposed
     sizes = [tensors[b].dtype.bytes for b in buffers]
-    stored = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
-    widest, every = max(1, WIDEST // min(*sizes, stored)), float(iterations(*rows))
-    sides = [_sides(f, widest) for f in (read, rows[-1])]
+    store_bytes = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
+    widest, elements = max(1, WIDEST // min(*sizes, store_bytes)), float(iterations(*rows))
+    sides = [_sides(f, widest) for f in (read_loop, rows[-1])]
     if not all(sides) or sum((sides[0][0] + 1) * (sides[1][0] + 1) * size for size in sizes) > SHARED:
         return
     for first in sides[0][:CHOICES]:
         for second in sides[1][:CHOICES]:
             if sum((first + 1) * (second + 1) * size for size in sizes) <= SHARED:
-                clocks = every * sum(cost.moved(side, math.gcd(side, widest)) for side in (first, second))
-                yield Member(clocks, partial(_steps, rows, inside, tensors, read, buffers, (first, second)))
+                clocks = elements * sum(
+                    cost.tile_access_clocks(side, math.gcd(side, widest)) for side in (first, second)
+                )
+                yield Member(clocks, partial(_steps, rows, inside, tensors, read_loop, buffers, (first, second)))
 
 
 def untiled(rows: list[loop.For]) -> float:
     """Clocks of the kernel without tiles: a cache line per element that is accessed across."""
-    return 2 * iterations(*rows) * cost.moved(1, 1)
+    return 2 * iterations(*rows) * cost.tile_access_clocks(1, 1)
 
 
 def _steps(
     rows: list[loop.For],
     inside: tuple[Stmt, ...],
     tensors: Mapping[str, Tensor],
-    read: loop.For,
+    read_loop: loop.For,
     buffers: list[str],
     sides: tuple[int, int],
 ) -> list[Step]:
     (first, second), written = sides, rows[-1]
     sizes = [tensors[b].dtype.bytes for b in buffers]
-    stored = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
-    i, j = read.var, written.var
-    others = [f.var for f in rows if f not in (read, written)]
+    store_bytes = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
+    i, j = read_loop.var, written.var
+    others = [f.var for f in rows if f not in (read_loop, written)]
     rows_of, columns_of = naming.pieces(i), naming.pieces(j)
     steps: list[Step] = [Split(i, first, rows_of), Split(j, second, columns_of)]
     outer, last = [*others, rows_of[0], columns_of[0]], (rows_of[1], columns_of[1])
@@ -85,16 +87,16 @@ def _steps(
         vector = math.gcd(first, WIDEST // bytes_)
         steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", lanes(THREADS, vector))]
     each = "".join(last)
-    return [*steps, Collapse(*last, each), Bind(each, "lanes", lanes(THREADS, math.gcd(second, WIDEST // stored)))]
+    return [*steps, Collapse(*last, each), Bind(each, "lanes", lanes(THREADS, math.gcd(second, WIDEST // store_bytes)))]
 
 
 def _sides(f: loop.For, vector: int) -> list[int]:
     """Sides that divide the loop's extent: multiples of `vector` first, then longest first."""
-    fitting = [n for n in range(LEAST, MOST + 1) if size(f) % n == 0]
-    return sorted(fitting, key=lambda n: (n % vector != 0, -n))
+    divisors = [n for n in range(LEAST, MOST + 1) if size(f) % n == 0]
+    return sorted(divisors, key=lambda n: (n % vector != 0, -n))
 
 
-def _across(
+def _transposed_loads(
     rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[loop.For, list[str]] | None:
     """The loop along which some loads, but not the stores, are contiguous, and the buffers of these loads."""
