@@ -29,12 +29,12 @@ def inside(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
     return both(*(simplify(c, ranges) for c in ends))
 
 
-def surely_inside(e: Load, tensor: Tensor, ranges: Ranges, known: Collection[Expr]) -> bool:
+def is_surely_inside(e: Load, tensor: Tensor, ranges: Ranges, known: Collection[Expr]) -> bool:
     """Whether a load is within its tensor wherever the `known` conditions hold."""
     if len(tensor.shape) != len(e.index):
         return False
-    asked = inside(e.index, tensor, ranges)
-    return asked is both() or all(c in known for c in conjuncts(asked))
+    bounds = inside(e.index, tensor, ranges)
+    return bounds is both() or all(c in known for c in conjuncts(bounds))
 
 
 def parts_of_guard(
@@ -46,7 +46,7 @@ def parts_of_guard(
     """
     parts = {same: [c for c in conjuncts(e.cond) if varies(c) != same] for same in (True, False)}
     if not all(parts.values()) or all(
-        surely_inside(n, tensors[n.buffer], ranges, ()) for n in e.then.walk() if isinstance(n, Load)
+        is_surely_inside(n, tensors[n.buffer], ranges, ()) for n in e.then.walk() if isinstance(n, Load)
     ):
         return None
     return both(*parts[True]), both(*parts[False])
@@ -96,10 +96,10 @@ def not_vectorizable(
 ) -> str:
     """Why the iterations of `var` cannot be the lanes of vectors; empty if they can. With `masked`, contiguous loads
     may be predicated per lane."""
-    return _Lanes(var, tensors, ranges, masked).body(body)
+    return _LaneAnalysis(var, tensors, ranges, masked).body(body)
 
 
-class _Lanes:
+class _LaneAnalysis:
     """Tracks which names differ from lane to lane."""
 
     def __init__(self, var: Var, tensors: Mapping[str, Tensor], ranges: Ranges, masked: bool) -> None:
@@ -147,9 +147,9 @@ class _Lanes:
         for n in e.walk():
             match n:
                 case Select(cond, then, other) if self.varies(cond):
-                    alike = frozenset(c for c in conjuncts(cond) if not self.varies(c))
-                    held = [(other, frozenset[Expr]()), *([] if self.may_be_masked(then) else [(then, alike)])]
-                    if any(self.guarded(x, known) for y, known in held for x in y.walk()):
+                    uniform = frozenset(c for c in conjuncts(cond) if not self.varies(c))
+                    branches = [(other, frozenset[Expr]()), *([] if self.may_be_masked(then) else [(then, uniform)])]
+                    if any(self.needs_guard(x, known) for y, known in branches for x in y.walk()):
                         return "a guarded load differs from lane to lane"
         return ""
 
@@ -161,10 +161,10 @@ class _Lanes:
         others = (a for a in linear(place)[0] if a is not self.var)
         return stride(place, self.var) == 1 and not loads(place) and not any(map(self.varies, others))
 
-    def guarded(self, e: object, known: frozenset[Expr]) -> bool:
+    def needs_guard(self, e: object, known: frozenset[Expr]) -> bool:
         """Whether `e` may be evaluated only where more than `known` holds: a check, or a load possibly out of range."""
         if isinstance(e, Load):
-            return e.buffer not in self.tensors or not surely_inside(e, self.tensors[e.buffer], self.ranges, known)
+            return e.buffer not in self.tensors or not is_surely_inside(e, self.tensors[e.buffer], self.ranges, known)
         return isinstance(e, Op) and e.name == "require"
 
 
@@ -192,10 +192,10 @@ def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
     return max(sizes)
 
 
-def _is_place(e: Expr) -> bool:
+def _is_affine_index(e: Expr) -> bool:
     """Whether an index consists of sums and products of loop variables and constants."""
     return isinstance(e, Var | Const) or (
-        isinstance(e, Op) and e.name in ("add", "sub", "mul", "neg") and all(map(_is_place, e.args))
+        isinstance(e, Op) and e.name in ("add", "sub", "mul", "neg") and all(map(_is_affine_index, e.args))
     )
 
 
@@ -207,7 +207,7 @@ def _value_sizes(e: Expr, lanes: Collection[str]) -> list[int]:
         inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
         return [size, *(i64.bytes for n in inside if names(n) & {*lanes})]
     out = [] if isinstance(e, Const) else [size]
-    if isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_place(e.arg):
+    if isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_affine_index(e.arg):
         return out  # computed in 32 bits
     for c in e.children():
         if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool"):

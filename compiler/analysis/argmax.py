@@ -32,16 +32,16 @@ def sought(found: Extreme, var: str, body: Sequence[Stmt]) -> Const | None:
         case (Accum(name, "min", Op("where", (cond, Var(place), Const() as none))),) if (
             place == var
             and name != found.total
-            and _is(found, substitute(found.value, {Var(found.var): Var(var)}), cond)
+            and _compares_with_extreme(found, substitute(found.value, {Var(found.var): Var(var)}), cond)
         ):
             return none
     return None
 
 
-def _is(found: Extreme, value: Expr, cond: Expr) -> bool:
+def _compares_with_extreme(found: Extreme, value: Expr, cond: Expr) -> bool:
     match cond:
         case Op("or", (a, Op("isnan", (b,)))):
-            return b is value and _is(found, value, a)
+            return b is value and _compares_with_extreme(found, value, a)
         case Op("eq", (a, Var(total))):
             return a is value and total == found.total
     return False

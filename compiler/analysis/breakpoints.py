@@ -33,33 +33,33 @@ def breakpoints(
     >>> breakpoints((Store("y", (j,), rolled),), j, 256, {}, 8)
     (3,)
     """
-    whole = [(0, extent)]
+    pending = [(0, extent)]
     cuts: list[int] = []
-    while whole:
-        start, end = whole.pop()
+    while pending:
+        start, end = pending.pop()
         known = ranges | {var.name: (0, end - start - 1)} if edges else None
         found = _changes(part_of(body, var, start, end, ranges), var, known)
-        at = next((n for n in found if 0 < n < end - start), None)
-        if at is None:
+        cut = next((n for n in found if 0 < n < end - start), None)
+        if cut is None:
             continue
-        cuts.append(start + at)
+        cuts.append(start + cut)
         if len(cuts) > most:
             return ()
-        whole += [(start, start + at), (start + at, end)]
+        pending += [(start, start + cut), (start + cut, end)]
     return tuple(sorted(cuts))
 
 
 def written_out(body: tuple[Stmt, ...]) -> Store | None:
     """The only store of the body with all named values inlined; None if the body does more than name values, or if the
     inlined text is more than `MOST_GROWTH` times as large: inlining nested values can grow exponentially."""
-    known: dict[Expr, Expr] = {}
+    inlined: dict[Expr, Expr] = {}
     sizes: dict[Node, int] = {}
     for s in body:
         match s:
             case Let(name, value):
-                known[Var(name, value.dtype)] = substitute(value, known)
+                inlined[Var(name, value.dtype)] = substitute(value, inlined)
             case Store() if s is body[-1]:
-                (stored,) = substitute((s,), known)
+                (stored,) = substitute((s,), inlined)
                 return stored if _size(stored, sizes) <= MOST_GROWTH * sum(_size(b, sizes) for b in body) else None
             case _:
                 return None
@@ -87,36 +87,36 @@ def _changes(body: tuple[Stmt, ...], var: Var, known: dict[str, Range] | None) -
         for n in s.walk():
             match n:
                 case Select(cond) | Op("where", (cond, _, _)):
-                    yield from (at for c in cond.walk() for at in _turns(c, var))
+                    yield from (at for c in cond.walk() for at in _change_points(c, var))
                     if known is not None and isinstance(n, Select):
-                        yield from (at for c in cond.walk() for at in _settles(c, var, known))
+                        yield from (at for c in cond.walk() for at in _certainty_changes(c, var, known))
                 case Op("abs", (arg,)) if arg.dtype is i64:
-                    yield from _turns(Op("lt", (arg, dim(0))), var)
+                    yield from _change_points(Op("lt", (arg, dim(0))), var)
                 case Op("max" | "min", (a, b)) if n.dtype is i64:
-                    yield from _turns(Op("lt", (a, b)), var)
+                    yield from _change_points(Op("lt", (a, b)), var)
 
 
-def _settles(cond: Node, var: Var, known: dict[str, Range]) -> Iterator[int]:
+def _certainty_changes(cond: Node, var: Var, known: dict[str, Range]) -> Iterator[int]:
     """The first iteration at which it changes whether a comparison certainly holds or certainly fails, if the
     comparison is monotonic in `var`."""
     match cond:
-        case Op("lt" | "le" | "gt" | "ge", (a, b)) if a.dtype is i64 and _goes_one_way(a - b, var):
+        case Op("lt" | "le" | "gt" | "ge", (a, b)) if a.dtype is i64 and _is_monotonic(a - b, var):
             last = known[var.name][1] or 0
 
-            def sure(n: int) -> Expr:
+            def simplified_at(n: int) -> Expr:
                 return simplify(cond, known | {var.name: (n, n)})
 
-            def apart(n: int) -> bool:
-                here = sure(n)
+            def has_changed(n: int) -> bool:
+                here = simplified_at(n)
                 return (here if isinstance(here, Const) else None) is not first
 
-            begin = sure(0)
+            begin = simplified_at(0)
             first = begin if isinstance(begin, Const) else None
-            if apart(last):
-                yield bisect_left(range(last + 1), True, key=apart)
+            if has_changed(last):
+                yield bisect_left(range(last + 1), True, key=has_changed)
 
 
-def _goes_one_way(form: Expr, var: Var) -> bool:
+def _is_monotonic(form: Expr, var: Var) -> bool:
     """Whether a form is monotonic in `var`: all its multiples of `var` and of quotients of `var` have the same sign."""
     signs = set()
     for atom, times in linear(form)[0].items():
@@ -134,7 +134,7 @@ def _goes_one_way(form: Expr, var: Var) -> bool:
     return len(signs) == 1
 
 
-def _turns(cond: Node, var: Var) -> Iterator[int]:
+def _change_points(cond: Node, var: Var) -> Iterator[int]:
     """The first iteration at which a comparison of a multiple of `var` with a number changes."""
     match cond:
         case Op("lt" | "le" | "gt" | "ge" as how, (a, b)) if a.dtype is i64:

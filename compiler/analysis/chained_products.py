@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from compiler.analysis.online_softmax import KEY, For, Other, Reader, Scores, nest_of, want
+from compiler.analysis.online_softmax import KEY, For, NotRecognised, Reader, Scores, nest_of, require
 from compiler.ir.dtype import STORAGE_ONLY, DType, f32
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, loads, names, op
 from compiler.ir.index import conjuncts
@@ -64,10 +64,10 @@ def recognise(kernel: Kernel) -> Chained | None:
     try:
         for s in before:
             assert isinstance(s, For)
-            want(s.kind == "parallel")
-            reader.elements(s)
-        return _weighted(reader, last)
-    except Other:
+            require(s.kind == "parallel")
+            reader.read_elements(s)
+        return _read_weighted_sum(reader, last)
+    except NotRecognised:
         return None
 
 
@@ -76,8 +76,8 @@ def chained(kernel: Kernel, private: Iterable[str]) -> Chained | None:
     found = recognise(kernel)
     if found is None or not set(found.inner) <= set(private):
         return None
-    every = (*found.rows, found.feature, *(p.depth for p in found.products))
-    return found if all(isinstance(e, Const) for e in (found.columns, *(f.extent for f in every))) else None
+    loops = (*found.rows, found.feature, *(p.depth for p in found.products))
+    return found if all(isinstance(e, Const) for e in (found.columns, *(f.extent for f in loops))) else None
 
 
 def reach(weight: Expr, row: str) -> Iterator[tuple[int, int, int]]:
@@ -85,7 +85,7 @@ def reach(weight: Expr, row: str) -> Iterator[tuple[int, int, int]]:
 
     The sign s is 1 or -1, and a is not negative.
     """
-    for c in _needed(weight):
+    for c in _nonzero_conditions(weight):
         match c:
             case Op("le" | "lt" | "ge" | "gt" as how, (a, b)) if a.dtype is KEY.dtype:
                 terms, rest = linear(a - b if how[0] == "l" else b - a)  # at most 0, or less
@@ -95,53 +95,53 @@ def reach(weight: Expr, row: str) -> Iterator[tuple[int, int, int]]:
                     yield sign, slope, -sign * rest
 
 
-def _needed(e: Expr) -> Iterator[Expr]:
+def _nonzero_conditions(e: Expr) -> Iterator[Expr]:
     """Conditions without which an expression is zero."""
     match e:
         case Cast(arg):
-            yield from _needed(arg)
+            yield from _nonzero_conditions(arg)
         case Op("mul", (a, b)):
-            yield from _needed(a)
-            yield from _needed(b)
+            yield from _nonzero_conditions(a)
+            yield from _nonzero_conditions(b)
         case Op("where", (cond, _, Const(0.0))) | Select(cond, _, Const(0.0)):
             yield from conjuncts(cond)
         case Op("exp", (power,)):
-            yield from _least(power)
+            yield from _finite_conditions(power)
 
 
-def _least(e: Expr) -> Iterator[Expr]:
+def _finite_conditions(e: Expr) -> Iterator[Expr]:
     """Conditions without which an expression is -inf."""
     match e:
         case Op("sub" | "add", (a, _)):
-            yield from _least(a)
+            yield from _finite_conditions(a)
         case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
             yield from conjuncts(cond)
-            yield from _least(value)
+            yield from _finite_conditions(value)
 
 
-def _weighted(reader: Reader, last: For) -> Chained:
-    first, nest, value, after = reader.last_sum(last)
-    want(last.kind == "parallel" and isinstance(value, Op) and value.name == "mul")
+def _read_weighted_sum(reader: Reader, last: For) -> Chained:
+    first, nest, value, after = reader.read_last_sum(last)
+    require(last.kind == "parallel" and isinstance(value, Op) and value.name == "mul")
     assert isinstance(value, Op)
-    made = set(reader.sums)
-    weights = [x for x in value.args if last.var not in names(x) and made & set(x.walk())]
-    want(len(weights) == 1)
+    product_names = set(reader.sums)
+    weights = [x for x in value.args if last.var not in names(x) and product_names & set(x.walk())]
+    require(len(weights) == 1)
     other = next(x for x in value.args if x is not weights[0])
-    want(bool(loads(other)) and not made & set(other.walk()))
+    require(bool(loads(other)) and not product_names & set(other.walk()))
     weight, kind = weights[0], weights[0].dtype
     while isinstance(weight, Cast):
         kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
         weight = weight.arg
     accumulator = Var(first.name, first.value.dtype)
-    want(weight.dtype is accumulator.dtype)
-    done = reader.done(after)
-    used = [v for v in reader.sums if v in set(weight.walk())]
-    row = reader.query(other, *(reader.scores(v, set()) for v in used))
-    products = tuple(reader.scores(v, {row.var}) for v in used)
-    want(len({p.depth.var for p in products}) == len(products) and reader.keys is not None)
+    require(weight.dtype is accumulator.dtype)
+    stores = reader.result_stores(after)
+    used_products = [v for v in reader.sums if v in set(weight.walk())]
+    row = reader.query(other, *(reader.scores(v, set()) for v in used_products))
+    products = tuple(reader.scores(v, {row.var}) for v in used_products)
+    require(len({p.depth.var for p in products}) == len(products) and reader.keys is not None)
     assert reader.keys is not None
     return Chained(
-        reader.rows, row, reader.keys, nest.var, products, weight, kind, other, last, accumulator, done,
+        reader.rows, row, reader.keys, nest.var, products, weight, kind, other, last, accumulator, stores,
         tuple(reader.stored),
     )  # fmt: skip
 
@@ -163,37 +163,37 @@ class Made:
 
 def made(found: Chained) -> Made:
     """The weight with powers of two instead of e (for f32); loads per row or per column get names."""
-    weight = nodes(found.weight, _by_powers) if found.accumulator.dtype is f32 else found.weight
+    weight = nodes(found.weight, _with_powers_of_two) if found.accumulator.dtype is f32 else found.weight
     products = {p.name for p in found.products}
     rows: dict[Var, Expr] = {}
     columns: dict[Var, Expr] = {}
 
-    def named(e: Expr) -> Expr:
+    def name_loads(e: Expr) -> Expr:
         inside = set(e.walk())
-        alone = e.dtype is f32 and bool(loads(e)) and not inside & products
-        if alone and not (KEY in inside and found.row.var in names(e)):
-            held, word = (columns, "column") if KEY in inside else (rows, "row")
-            known = next((v for v, x in held.items() if x is e), None)
-            v = known or Var(f"{found.accumulator.name}_{word}{len(held)}", e.dtype)
-            held[v] = e
+        is_nameable = e.dtype is f32 and bool(loads(e)) and not inside & products
+        if is_nameable and not (KEY in inside and found.row.var in names(e)):
+            table, word = (columns, "column") if KEY in inside else (rows, "row")
+            known = next((v for v, x in table.items() if x is e), None)
+            v = known or Var(f"{found.accumulator.name}_{word}{len(table)}", e.dtype)
+            table[v] = e
             return v
-        return e if isinstance(e, Load) else e.map(lambda n: named(n) if isinstance(n, Expr) else n)
+        return e if isinstance(e, Load) else e.map(lambda n: name_loads(n) if isinstance(n, Expr) else n)
 
-    return Made(named(weight), rows, columns)
+    return Made(name_loads(weight), rows, columns)
 
 
-def _by_powers(e: Expr) -> Expr | None:
+def _with_powers_of_two(e: Expr) -> Expr | None:
     match e:
         case Op("exp", (power,)):
-            return op("exp2_ftz", _scaled(power))
+            return op("exp2_ftz", _base_two_exponent(power))
     return None
 
 
-def _scaled(e: Expr) -> Expr:
+def _base_two_exponent(e: Expr) -> Expr:
     """The exponent of 2 for an exponent of e. A difference of large numbers is rounded once before scaling (fma)."""
     match e:
         case Op("sub", (Op("where", (cond, value, Const(low))), less)) if low == -math.inf:
-            return op("where", cond, _scaled(value - less), low)
+            return op("where", cond, _base_two_exponent(value - less), low)
         case Op("sub", (Op("mul", (value, Const() as factor)), less)):
             e = op("fma", value, factor, op("neg", less))
     return e * const(math.log2(math.e), e.dtype)

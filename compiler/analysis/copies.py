@@ -40,8 +40,8 @@ class Place:
 
     def by_threads(self, s: tile.Copy) -> bool:
         """Whether threads make the copy: not the copy engine, and not into fragments of tensor instructions."""
-        held = self.tiles.get(s.target.buffer)
-        return s.how in BY_THREADS and (held is None or held.space != "registers")
+        target = self.tiles.get(s.target.buffer)
+        return s.how in BY_THREADS and (target is None or target.space != "registers")
 
 
 def copies(kernel: Kernel) -> Iterator[tuple[tile.Copy, Place]]:
@@ -95,8 +95,8 @@ def widest(s: tile.Copy, place: Place) -> int:
     sides = (s.target, s.source)
 
     def fits(width: int) -> bool:
-        ends = s.how == "cp.async" or all(_ends(x, place, width) for x in sides)
-        return ends and math.gcd(*lengths) % width == 0 and all(_begins(x, place, width) for x in sides)
+        ends = s.how == "cp.async" or all(_has_aligned_ends(x, place, width) for x in sides)
+        return ends and math.gcd(*lengths) % width == 0 and all(_has_aligned_rows(x, place, width) for x in sides)
 
     width = max(1, WIDEST // _bytes(s, place))
     while width > 1 and not fits(width):
@@ -107,16 +107,16 @@ def widest(s: tile.Copy, place: Place) -> int:
 def width_problem(s: tile.Copy, place: Place) -> str:
     """Why threads cannot make a copy with its width, and what would do; empty if they can."""
     most, size = widest(s, place), _bytes(s, place)
-    between = f"copies of {s.source.buffer} to {s.target.buffer}"
+    what = f"copies of {s.source.buffer} to {s.target.buffer}"
     if s.how == "cp.async" and most * size < PIECES[-1]:
         return (
-            f"{between} cannot be asynchronous, they are known to begin at multiples of {most * size} bytes only, and "
+            f"{what} cannot be asynchronous, they are known to begin at multiples of {most * size} bytes only, and "
             f'cp.async moves {PIECES[-1]}, 8 or 16: copy how="plain", width={most}'
         )
     least = -(-PIECES[-1] // size) if s.how == "cp.async" else 1
     if s.width and (s.width & (s.width - 1) or not least <= s.width <= most):
         nearest = min(max(1 << s.width.bit_length() - 1, least), most)
-        return f"{between} move {least} to {most} elements at once, powers of two, not {s.width}: width={nearest} fits"
+        return f"{what} move {least} to {most} elements at once, powers of two, not {s.width}: width={nearest} fits"
     return ""
 
 
@@ -130,11 +130,11 @@ def prefetch_problem(s: tile.Copy, place: Place) -> str:
     """Why a copy cannot prefetch so many bytes; empty if it can."""
     if not s.prefetch:
         return ""
-    between = f"copies of {s.source.buffer} to {s.target.buffer}"
+    what = f"copies of {s.source.buffer} to {s.target.buffer}"
     if not line(s, place):
-        return f"{between} prefetch nothing, only those by cp.async in pieces of {WIDEST} bytes do: prefetch=0 fits"
+        return f"{what} prefetch nothing, only those by cp.async in pieces of {WIDEST} bytes do: prefetch=0 fits"
     if s.prefetch not in (64, 128, 256):
-        return f"{between} prefetch 64, 128 or 256 bytes, not {s.prefetch}: prefetch={LINE} fits"
+        return f"{what} prefetch 64, 128 or 256 bytes, not {s.prefetch}: prefetch={LINE} fits"
     return ""
 
 
@@ -164,11 +164,11 @@ def rounds(s: tile.Copy, place: Place, threads: int) -> int:
 
 def rounds_problem(s: tile.Copy, place: Place, threads: int, most: int) -> str:
     """Why a copy by `threads` threads cannot be unrolled to its rounds; empty if it can."""
-    between, every = f"copies of {s.source.buffer} to {s.target.buffer}", rounds(s, place, threads)
-    if s.rounds > min(most, every):
-        return f"{between} take {every} rounds, of which rounds={min(most, every)} are written out at most"
-    if not s.rounds and every > most:
-        return f"{between} take {every} rounds, too many to write out: at most rounds={most} at a time"
+    what, needed = f"copies of {s.source.buffer} to {s.target.buffer}", rounds(s, place, threads)
+    if s.rounds > min(most, needed):
+        return f"{what} take {needed} rounds, of which rounds={min(most, needed)} are written out at most"
+    if not s.rounds and needed > most:
+        return f"{what} take {needed} rounds, too many to write out: at most rounds={most} at a time"
     return ""
 
 
@@ -182,15 +182,15 @@ def row_axis(s: tile.Slice) -> int | None:
     return axes[-1] if axes else None
 
 
-def _begins(s: tile.Slice, place: Place, width: int) -> bool:
+def _has_aligned_rows(s: tile.Slice, place: Place, width: int) -> bool:
     """Whether rows of a slice are contiguous and begin at multiples of `width` elements."""
     tensor, axis = place.buffers[s.buffer], row_axis(s)
     if axis is None or tensor.strides[axis] is not const(1) or (s.steps and s.steps[axis] > 1):
         return False
     if place.shared(s.buffer) and panel(tensor, place.tiles[s.buffer].swizzle) % width:
         return False
-    several = (d for d, n in enumerate(tensor.shape) if d != axis and n is not const(1))
-    rows = all(divides(tensor.strides[d], width) for d in several)
+    other_axes = (d for d, n in enumerate(tensor.shape) if d != axis and n is not const(1))
+    rows = all(divides(tensor.strides[d], width) for d in other_axes)
     return rows and divides(simplify(s.starts[axis], place.ranges, index=True), width)
 
 
@@ -200,7 +200,7 @@ def panel(tensor: Tensor, swizzle: int) -> int:
     return min(row, swizzle // tensor.dtype.bytes) if swizzle else row
 
 
-def _ends(s: tile.Slice, place: Place, width: int) -> bool:
+def _has_aligned_ends(s: tile.Slice, place: Place, width: int) -> bool:
     """Whether rows of a buffer in global memory end at a multiple of `width`."""
     axis = row_axis(s)
     return place.shared(s.buffer) or divides(const(1) if axis is None else place.buffers[s.buffer].shape[axis], width)
@@ -219,10 +219,10 @@ def leaving(s: tile.Slice, place: Place) -> tuple[int, ...]:
     for d, (start, n) in enumerate(zip(s.starts, place.buffers[s.buffer].shape, strict=True)):
         ranges = {**place.ranges, local.name: (0, max(s.lengths[d] - 1, 0))}
         at = start + local * steps[d] if s.lengths[d] else start
-        if simplify(_inside(at, n), ranges, index=True) is not both():
+        if simplify(_in_bounds(at, n), ranges, index=True) is not both():
             out.append(d)
     return tuple(out)
 
 
-def _inside(index: Expr, extent: Expr) -> Expr:
+def _in_bounds(index: Expr, extent: Expr) -> Expr:
     return both(op("ge", index, 0), op("lt", index, extent))

@@ -13,11 +13,11 @@ def fixed(body: tuple[Stmt, ...], loops: Collection[str]) -> tuple[Let, ...]:
     changing = {*loops} | {s.name for s in body if isinstance(s, Let | Init)}
     out: list[Let] = []
     for s in body:
-        if isinstance(s, Let) and not names(s.value) & changing and not any(map(_stays, s.value.walk())):
+        if isinstance(s, Let) and not names(s.value) & changing and not any(map(_must_not_move, s.value.walk())):
             out.append(s)
             changing.remove(s.name)
     return tuple(out)
 
 
-def _stays(n: object) -> bool:
+def _must_not_move(n: object) -> bool:
     return isinstance(n, Load) or (isinstance(n, Op) and n.name == "require")

@@ -18,13 +18,13 @@ from compiler.ir.tensor import Equation, Reduce, Scatter, expressions, shape
 _WORDS, _LETTERS = 5, 35  # most words, and characters in all of them
 _EXTENTS, _DIGITS = 5, 16  # most extents, and characters in all of them
 _UNKNOWN = 1 << 20  # assumed value of a size that is not known
-_CALLED = {
+_SHORT_WORDS = {
     "convolution": "conv", "addmm": "linear", "mm": "matmul",
     "bmm": "matmul", "to": "cast", "to_copy": "cast", "type_as": "cast", "clone": "copy", "contiguous": "copy",
     "result": "copy", "asserted": "check",
 }  # fmt: skip
 # Words that say nothing beside others, and words that are dropped first if there are too many.
-_MOVES = {"cast", "copy", "check"}
+_COPY_WORDS = {"cast", "copy", "check"}
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "neg", "where", "eq", "ne", "lt", "le", "gt", "ge", "abs"}
 _ATTENTION = re.compile("scaled_dot_product_(flash_|efficient_|cudnn_|fused_)?attention(_for_cpu|_overrideable)?")
 _NUMBER = re.compile(rf"(?:^|_)(?:{'|'.join(DTYPES)})(_\d+)$")
@@ -73,17 +73,17 @@ def name(sources: Sequence[str], members: Sequence[Equation]) -> str:
     return "_".join(x for x in (_words(sources), _extents(members), _dtype(members).name) if x)
 
 
-def renamed(own: str, before: Sequence[str], after: Sequence[str]) -> str:
-    """The new name of the kernel `own` after its origin grew from `before` to `after`; names of other forms are kept.
+def renamed(name: str, before: Sequence[str], after: Sequence[str]) -> str:
+    """The new name of the kernel `name` after its origin grew from `before` to `after`; names of other forms are kept.
 
     >>> renamed("mul_64x100_f32_1", ["aten.mul.Tensor"], ["aten.softmax.int", "aten.mul.Tensor"])
     'softmax_mul_64x100_f32'
     """
     start = f"{_words(before)}_"
-    number = _NUMBER.search(own)
-    tail = own.removeprefix(start).removesuffix(number[1] if number else "")
-    named_here = own.startswith(start) and tail.split("_")[-1] in DTYPES
-    return f"{_words(after)}_{tail}" if named_here else own
+    number = _NUMBER.search(name)
+    tail = name.removeprefix(start).removesuffix(number[1] if number else "")
+    named_here = name.startswith(start) and tail.split("_")[-1] in DTYPES
+    return f"{_words(after)}_{tail}" if named_here else name
 
 
 def numbered(names: Iterable[str]) -> Iterator[str]:
@@ -101,8 +101,8 @@ def numbered(names: Iterable[str]) -> Iterator[str]:
 
 def free(wanted: str, taken: Container[str]) -> str:
     """The name, with the smallest number added that makes it differ from `taken`, if needed."""
-    every = itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(1)))
-    return next(own for own in every if own not in taken)
+    candidates = itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(1)))
+    return next(own for own in candidates if own not in taken)
 
 
 def _words(sources: Sequence[str]) -> str:
@@ -111,41 +111,41 @@ def _words(sources: Sequence[str]) -> str:
     >>> _words(["aten.rms_norm.default", "aten.linear.default", "aten.silu.default", "aten.mul.Tensor", "result"])
     'rms_norm_linear_silu_mul'
     """
-    every = list(dict.fromkeys(map(_word, sources)))
-    kept = [w for w in every if w not in _MOVES] or every[:1]
-    while len(kept) > 1 and (len(kept) > _WORDS or len("_".join(kept)) > _LETTERS):
-        plain = [n for n, w in enumerate(kept) if w in _ARITHMETIC]
-        del kept[plain[-1] if plain else len(kept) // 2]
-    return "_".join(kept)[:_LETTERS].rstrip("_")
+    all_words = list(dict.fromkeys(map(_word, sources)))
+    words = [w for w in all_words if w not in _COPY_WORDS] or all_words[:1]
+    while len(words) > 1 and (len(words) > _WORDS or len("_".join(words)) > _LETTERS):
+        arithmetic = [n for n, w in enumerate(words) if w in _ARITHMETIC]
+        del words[arithmetic[-1] if arithmetic else len(words) // 2]
+    return "_".join(words)[:_LETTERS].rstrip("_")
 
 
 def _word(source: str) -> str:
     """The word for an op and its part, such as `softmax` for `aten._softmax.default`."""
     op, _, part = source.partition("/")
     fields = op.split(".")
-    own = (fields[1] if len(fields) > 1 else op).strip("_").removeprefix("native_")
-    own = _ATTENTION.sub("attention", own)
-    text = re.sub(r"\W", "_", f"{_CALLED.get(own, own)}_{part}", flags=re.ASCII).strip("_")
+    name = (fields[1] if len(fields) > 1 else op).strip("_").removeprefix("native_")
+    name = _ATTENTION.sub("attention", name)
+    text = re.sub(r"\W", "_", f"{_SHORT_WORDS.get(name, name)}_{part}", flags=re.ASCII).strip("_")
     return f"k{text}" if text[:1].isdigit() or not text else text
 
 
 def _extents(members: Sequence[Equation]) -> str:
     """The extents of the largest equation; for a product rows, columns and depth: `1024x3072x768`."""
-    largest = max(members, key=lambda e: _points(_domain(e)))
-    for some in (_domain(largest), shape(largest)):
-        text = "x".join(x for x in map(_extent, some) if x)
-        if len(some) <= _EXTENTS and len(text) <= _DIGITS:
+    largest = max(members, key=lambda e: _count_elements(_domain(e)))
+    for extents in (_domain(largest), shape(largest)):
+        text = "x".join(x for x in map(_extent, extents) if x)
+        if len(extents) <= _EXTENTS and len(text) <= _DIGITS:
             return text
-    known = _points(shape(largest))
+    known = _count_elements(shape(largest))
     return str(known) if all(isinstance(n, Const) for n in shape(largest)) and len(str(known)) <= _DIGITS else ""
 
 
 def _domain(e: Equation) -> tuple[Expr, ...]:
     over = tuple(a.extent for a in e.over) if isinstance(e, Reduce | Scatter) else ()
-    return over if isinstance(e, Scatter) and _points(over) >= _points(shape(e)) else (*shape(e), *over)
+    return over if isinstance(e, Scatter) and _count_elements(over) >= _count_elements(shape(e)) else (*shape(e), *over)
 
 
-def _points(extents: Iterable[Expr]) -> int:
+def _count_elements(extents: Iterable[Expr]) -> int:
     made = 1
     for n in extents:
         made *= int(n.value) if isinstance(n, Const) else _UNKNOWN

@@ -30,35 +30,35 @@ class _State:
     order: tuple[_State, int] | None = field(default=None, compare=False)
 
 
-def before(launches: Sequence[Launch]) -> list[int]:
+def predecessors(launches: Sequence[Launch]) -> list[int]:
     """For each launch, the earlier launches that it must follow: they touch what it changes, or change what it touches.
 
     >>> before([Launch(frozenset("x"), frozenset("x")), Launch(frozenset("xy"), frozenset("y"))])
     [0, 1]
     """
-    made, users, writers, every = [], dict[str, int](), dict[str, int](), 0
+    masks, users, writers, all_launches = [], dict[str, int](), dict[str, int](), 0
     for n, x in enumerate(launches):
-        found = every if x.last else 0
+        mask = all_launches if x.last else 0
         for name in x.uses:
-            found |= (users if name in x.writes else writers).get(name, 0)
+            mask |= (users if name in x.writes else writers).get(name, 0)
             users[name] = users.get(name, 0) | 1 << n
         for name in x.writes:
             writers[name] = writers.get(name, 0) | 1 << n
-        made.append(found)
-        every |= 1 << n
-    return made
+        masks.append(mask)
+        all_launches |= 1 << n
+    return masks
 
 
-def least(launches: Sequence[Launch], sizes: Mapping[str, int]) -> int:
+def least_peak(launches: Sequence[Launch], sizes: Mapping[str, int]) -> int:
     """A lower bound of the peak bytes of buffers in `sizes` over all orders: at each launch, the buffers that it uses,
     and those used by both a predecessor and a successor."""
-    earlier = before(launches)
+    earlier = predecessors(launches)
     later = [0] * len(launches)
     for n, found in enumerate(earlier):
-        for k in _bits(found):
+        for k in _bit_positions(found):
             earlier[n] |= earlier[k]
     for n in reversed(range(len(launches))):
-        for k in _bits(earlier[n]):
+        for k in _bit_positions(earlier[n]):
             later[k] |= 1 << n | later[n]
     users = _users(launches, sizes)
     return max(
@@ -72,34 +72,34 @@ def least(launches: Sequence[Launch], sizes: Mapping[str, int]) -> int:
 
 def ordered(launches: Sequence[Launch], sizes: Mapping[str, int]) -> list[int]:
     """Launches in an order with few bytes alive at once, by beam search of width `WIDTH`, or in the given order."""
-    needs, users = before(launches), _users(launches, sizes)
-    mine = [[(users[x], sizes[x]) for x in sorted(launch.uses) if x in sizes] for launch in launches]
-    as_they_are = _State()
+    needs, users = predecessors(launches), _users(launches, sizes)
+    buffers_of = [[(users[x], sizes[x]) for x in sorted(launch.uses) if x in sizes] for launch in launches]
+    given_order = _State()
     for n in range(len(launches)):
-        as_they_are = _after(as_they_are, n, mine[n])
+        given_order = _next_state(given_order, n, buffers_of[n])
     states = [_State()]
     for _ in launches:
         found: dict[int, _State] = {}
         for state in states:
-            for n in _ready(state.done, needs):
-                new = _after(state, n, mine[n])
+            for n in _ready_launches(state.done, needs):
+                new = _next_state(state, n, buffers_of[n])
                 known = found.get(new.done)
                 if known is None or new.peak < known.peak:
                     found[new.done] = new
         states = sorted(found.values(), key=lambda s: (s.peak, s.alive))[:WIDTH]
-    best = min(as_they_are, *states, key=lambda s: s.peak)
-    return _way(best)
+    best = min(given_order, *states, key=lambda s: s.peak)
+    return _launch_order(best)
 
 
 def _users(launches: Sequence[Launch], sizes: Collection[str]) -> dict[str, int]:
-    made = dict.fromkeys(sizes, 0)
+    users = dict.fromkeys(sizes, 0)
     for n, launch in enumerate(launches):
-        for x in launch.uses & made.keys():
-            made[x] |= 1 << n
-    return made
+        for x in launch.uses & users.keys():
+            users[x] |= 1 << n
+    return users
 
 
-def _after(state: _State, n: int, buffers: Sequence[tuple[int, int]]) -> _State:
+def _next_state(state: _State, n: int, buffers: Sequence[tuple[int, int]]) -> _State:
     """The state after launch n, whose buffers have these users and sizes."""
     done = state.done | 1 << n
     high = state.alive + sum(size for users, size in buffers if not users & state.done)
@@ -107,20 +107,20 @@ def _after(state: _State, n: int, buffers: Sequence[tuple[int, int]]) -> _State:
     return _State(done, alive, max(state.peak, high), (state, n))
 
 
-def _ready(done: int, needs: Sequence[int]) -> Iterator[int]:
+def _ready_launches(done: int, needs: Sequence[int]) -> Iterator[int]:
     return (n for n, found in enumerate(needs) if not done >> n & 1 and not found & ~done)
 
 
-def _way(state: _State) -> list[int]:
-    made = []
+def _launch_order(state: _State) -> list[int]:
+    order = []
     while state.order is not None:
         state, n = state.order
-        made.append(n)
-    return made[::-1]
+        order.append(n)
+    return order[::-1]
 
 
-def _bits(found: int) -> Iterator[int]:
-    while found:
-        low = found & -found
+def _bit_positions(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
         yield low.bit_length() - 1
-        found ^= low
+        mask ^= low

@@ -14,7 +14,7 @@ from compiler.targets.target import Instruction
 
 def remainder(size: Expr, by: int) -> int:
     """`size` modulo `by`; -1 if it is not known. Of several possible remainders, zeros are ignored."""
-    forms = list(_forms(size))
+    forms = list(_linear_forms(size))
     if any(c % by for terms, _ in forms for c in terms.values()):
         return -1
     rests = {n % by for _, n in forms} - {0}
@@ -23,14 +23,14 @@ def remainder(size: Expr, by: int) -> int:
 
 def unit(size: Expr, most: int) -> int:
     """The largest divisor of `most` that is known to divide `size`."""
-    return math.gcd(most, *(x for terms, remainder in _forms(size) for x in (*terms.values(), remainder)))
+    return math.gcd(most, *(x for terms, remainder in _linear_forms(size) for x in (*terms.values(), remainder)))
 
 
-def _forms(size: Expr) -> Iterator[Linear]:
+def _linear_forms(size: Expr) -> Iterator[Linear]:
     """The linear forms that `size` may have: one per argument of a `min`, also within a sum."""
     if isinstance(size, Op) and size.name == "min":
         for part in size.args:
-            yield from _forms(part)
+            yield from _linear_forms(part)
         return
     terms, remainder = linear(size)
     least = next((t for t, c in terms.items() if c == 1 and isinstance(t, Op) and t.name == "min"), None)
@@ -39,7 +39,7 @@ def _forms(size: Expr) -> Iterator[Linear]:
         return
     others = from_linear(({t: c for t, c in terms.items() if t is not least}, remainder))
     for part in least.args:
-        yield from _forms(part + others)
+        yield from _linear_forms(part + others)
 
 
 def again_problem(columns: Expr, row: Instruction, ranges: Mapping[str, Range]) -> str:

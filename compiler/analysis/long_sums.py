@@ -56,8 +56,8 @@ def added_to(f: tile.For, kernel: Body) -> tuple[Var, ...]:
 def long_sums(kernel: Body) -> list[LongSum]:
     """The loops of a scheduled kernel with long sums, outer loops first, each once."""
     found: dict[str, LongSum] = {}
-    for loops in _sums(kernel, (), {}, {}):
-        for f, length in reversed(list(_cuts(loops))):
+    for loops in _loops_of_additions(kernel, (), {}, {}):
+        for f, length in reversed(list(_splits(loops))):
             names = added_to(f, kernel)
             known = found.get(f.var)
             if names:
@@ -65,43 +65,43 @@ def long_sums(kernel: Body) -> list[LongSum]:
     return list(found.values())
 
 
-def _sums(
-    body: Body, around: tuple[_Loop, ...], begun: Mapping[str, int], ranges: Mapping[str, Range]
+def _loops_of_additions(
+    body: Body, around: tuple[_Loop, ...], init_depth: Mapping[str, int], ranges: Mapping[str, Range]
 ) -> Iterator[tuple[_Loop, ...]]:
     """For each addition to a scalar, the loops between it and the scalar's initialisation, outermost first."""
-    begun = dict(begun)
+    init_depth = dict(init_depth)
     for s in body:
         match s:
             case Init(name):
-                begun[name] = len(around)
-            case Accum(name, "sum") if name in begun:
-                yield around[begun[name] :]
+                init_depth[name] = len(around)
+            case Accum(name, "sum") if name in init_depth:
+                yield around[init_depth[name] :]
             case If(body=inner):
-                yield from _sums(inner, around, begun, ranges)
+                yield from _loops_of_additions(inner, around, init_depth, ranges)
             case tile.For(var, extent, body=inner):
                 known = {**ranges, var: extent_range(extent)}
-                yield from _sums(inner, (*around, _loop(s, ranges)), begun, known)
+                yield from _loops_of_additions(inner, (*around, _describe_loop(s, ranges)), init_depth, known)
 
 
-def _loop(f: tile.For, ranges: Mapping[str, Range]) -> _Loop:
+def _describe_loop(f: tile.For, ranges: Mapping[str, Range]) -> _Loop:
     longest = value_range(f.extent, ranges)[1]
     known = longest is not None and not sizes_in(f.extent)
-    most = UNKNOWN if longest is None else longest if known else min(longest, UNKNOWN)
-    given = dict(f.bind.args)
-    lanes = given["width"] * given.get("unroll", 1) if f.bind.level == "vector" else 1
-    return _Loop(f, ceildiv(most, lanes), lanes, known)
+    iterations = UNKNOWN if longest is None else longest if known else min(longest, UNKNOWN)
+    args = dict(f.bind.args)
+    lanes = args["width"] * args.get("unroll", 1) if f.bind.level == "vector" else 1
+    return _Loop(f, ceildiv(iterations, lanes), lanes, known)
 
 
-def _cuts(loops: tuple[_Loop, ...]) -> Iterator[tuple[tile.For, int]]:
+def _splits(loops: tuple[_Loop, ...]) -> Iterator[tuple[tile.For, int]]:
     """The loops to split, innermost first, and how many iterations each piece has."""
-    chain = 1  # sequential additions to one scalar in the loops so far
+    additions = 1  # sequential additions to one scalar in the loops so far
     for x in reversed(loops):
-        if chain * x.additions <= LONG:
-            chain *= x.additions
+        if additions * x.additions <= LONG:
+            additions *= x.additions
             continue
-        length = max(1, LEAST // chain)
+        length = max(1, LEAST // additions)
         if x.known and ceildiv(x.additions, length) > LONG:
             length = 1 << math.ceil(math.log2(x.additions) / 2)
-        chain = ceildiv(x.additions, length)
-        if chain > 1:
+        additions = ceildiv(x.additions, length)
+        if additions > 1:
             yield x.loop, length * x.lanes

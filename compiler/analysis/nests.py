@@ -111,26 +111,26 @@ def sides(body: tuple[Stmt, ...], row: Var, tensors: Mapping[str, Tensor], range
 
     An element counts once, however often it is read. Elements with stride 0 in the direction in question do not count.
     """
-    found = list(_touched(body, (), tensors, ranges, row))
-    beside = [(n, at) for n, at, _ in found if at != 0]
-    along = [(n, at) for n, _, at in found if at != 0]
-    return _consecutive(beside), _consecutive(along)
+    touched = list(_element_strides(body, (), tensors, ranges, row))
+    across = [(n, at) for n, at, _ in touched if at != 0]
+    along = [(n, at) for n, _, at in touched if at != 0]
+    return _contiguous_share(across), _contiguous_share(along)
 
 
-def _consecutive(moving: list[tuple[int, int | None]]) -> float:
-    every = sum(n for n, _ in moving)
-    return sum(n for n, at in moving if at == 1) / every if every else 0.0
+def _contiguous_share(moving: list[tuple[int, int | None]]) -> float:
+    total = sum(n for n, _ in moving)
+    return sum(n for n, at in moving if at == 1) / total if total else 0.0
 
 
-def _touched(
+def _element_strides(
     body: tuple[Stmt, ...], around: tuple[loop.For, ...], tensors: Mapping[str, Tensor], ranges: Ranges, row: Var
 ) -> Iterator[tuple[int, int | None, int | None]]:
     """For each access: elements touched, stride from row to row, and stride along its innermost loop."""
     for s in body:
         if isinstance(s, loop.For):
-            yield from _touched(s.body, (*around, s), tensors, ranges, row)
+            yield from _element_strides(s.body, (*around, s), tensors, ranges, row)
         elif isinstance(s, If):
-            yield from _touched(s.body, around, tensors, ranges, row)
+            yield from _element_strides(s.body, around, tensors, ranges, row)
         else:
             for buffer, index, _ in access.accesses((s,)):
                 if buffer in tensors:
@@ -184,8 +184,8 @@ def in_memory_order(
     known = {**ranges, **loop_ranges(inner)}
     shares = {f.var: sides(body, Var(f.var), tensors, known) for f in loops[::-1]}
     nearest = max(shares, key=lambda var: shares[var][0])
-    beside, along = shares[loops[-1].var]
-    if shares[nearest][0] <= beside or shares[nearest][0] < along:
+    across, along = shares[loops[-1].var]
+    if shares[nearest][0] <= across or shares[nearest][0] < along:
         return loops
     for buffer, index, _ in access.accesses(body):
         place = access.address(index, tensors[buffer], known) if buffer in tensors else None

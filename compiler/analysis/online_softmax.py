@@ -79,7 +79,7 @@ def recognise(kernel: Kernel) -> Online | None:
         return None
     try:
         return Reader(rows, kernel).read(body)
-    except Other:
+    except NotRecognised:
         return None
 
 
@@ -106,13 +106,13 @@ def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] |
     return found, found.scores
 
 
-class Other(Exception):
+class NotRecognised(Exception):
     """The nest computes something else."""
 
 
-def want(holds: bool) -> None:
+def require(holds: bool) -> None:
     if not holds:
-        raise Other
+        raise NotRecognised
 
 
 @dataclass
@@ -130,86 +130,86 @@ class Reader:
 
     def read(self, body: tuple[Stmt, ...]) -> Online:
         *before, last = body
-        begun: dict[str, Init] = {}
+        inits: dict[str, Init] = {}
         for s in before:
             match s:
                 case Let(name, value):
-                    self.values[Var(name, value.dtype)] = self.inlined(value)
+                    self.values[Var(name, value.dtype)] = self.inline(value)
                 case Init(name, value):
-                    begun[name] = s
+                    inits[name] = s
                 case Store(_, index, _, "set"):
-                    want(not any(loads(i) for i in index))
-                    self.row_after.append(s.replace(value=self.inlined(s.value)))
+                    require(not any(loads(i) for i in index))
+                    self.row_after.append(s.replace(value=self.inline(s.value)))
                 case loop.For(kind="reduce") | tile.For(kind="reduce"):
-                    self.reduction(s, begun)
+                    self.read_reduction(s, inits)
                 case loop.For(kind="parallel") | tile.For(kind="parallel"):
-                    self.elements(s)
+                    self.read_elements(s)
                 case _:
-                    raise Other
-        want(isinstance(last, For) and last.kind == "parallel")
+                    raise NotRecognised
+        require(isinstance(last, For) and last.kind == "parallel")
         assert isinstance(last, For)
-        return self.weighted(last)
+        return self.read_weighted_sum(last)
 
     # ---- loops over keys
 
-    def over_keys(self, f: For) -> None:
-        want(self.keys is None or f.extent is self.keys)
+    def set_keys(self, f: For) -> None:
+        require(self.keys is None or f.extent is self.keys)
         self.keys = f.extent
 
-    def reduction(self, f: For, begun: dict[str, Init]) -> None:
+    def read_reduction(self, f: For, inits: dict[str, Init]) -> None:
         """Read a loop that sums or takes a maximum over all keys."""
-        self.over_keys(f)
+        self.set_keys(f)
         for name, (how, value) in self.key_body(f, f.body).items():
-            want(name in begun and begun[name].value is identity(how, value.dtype))
+            require(name in inits and inits[name].value is identity(how, value.dtype))
             self.totals[Var(name, value.dtype)] = how, value
 
-    def elements(self, f: For) -> None:
+    def read_elements(self, f: For) -> None:
         """Read a loop that computes values for each key."""
-        self.over_keys(f)
-        want(not self.key_body(f, f.body))
+        self.set_keys(f)
+        require(not self.key_body(f, f.body))
 
     def key_body(self, f: For, body: tuple[Stmt, ...]) -> dict[str, tuple[str, Expr]]:
         found: dict[str, tuple[str, Expr]] = {}
-        own: list[Expr] = []
-        begun: Init | None = None
+        names: list[Expr] = []
+        init: Init | None = None
         for s in body:
             match s:
                 case Let(name, value):
-                    own.append(Var(name, value.dtype))
-                    self.values[own[-1]] = self.inlined(value, f.var)
-                case Init(value=Const(0.0)) if begun is None:
-                    begun = s
-                case loop.For(kind="reduce") | tile.For(kind="reduce") if begun is not None:
-                    self.contraction(s, begun, f.var)
-                    begun = None
+                    names.append(Var(name, value.dtype))
+                    self.values[names[-1]] = self.inline(value, f.var)
+                case Init(value=Const(0.0)) if init is None:
+                    init = s
+                case loop.For(kind="reduce") | tile.For(kind="reduce") if init is not None:
+                    self.read_contraction(s, init, f.var)
+                    init = None
                 case Accum(name, how, value) if name not in found:
-                    found[name] = how, self.inlined(value, f.var)
+                    found[name] = how, self.inline(value, f.var)
                 case Store(buffer, index, value, "set") if buffer not in self.stored:
                     places = tuple(KEY if i is Var(f.var) else i for i in index)
-                    want(all(i is KEY or i in {Var(r.var) for r in self.rows} for i in places) and KEY in places)
-                    self.stored[buffer] = places, self.inlined(value, f.var)
+                    require(all(i is KEY or i in {Var(r.var) for r in self.rows} for i in places) and KEY in places)
+                    self.stored[buffer] = places, self.inline(value, f.var)
                 case _:
-                    raise Other
+                    raise NotRecognised
         return found
 
-    def contraction(self, f: For, begun: Init, key: str) -> None:
+    def read_contraction(self, f: For, init: Init, key: str) -> None:
         """Read a sum for each key, over a loop of its own."""
-        value = self.summed(f, begun, key)
-        self.sums[Var(begun.name, begun.value.dtype)] = f, value
+        value = self.added_value(f, init, key)
+        self.sums[Var(init.name, init.value.dtype)] = f, value
 
-    def summed(self, f: For, begun: Init, key: str) -> Expr:
-        """The value that a loop adds to a scalar that began as zero; raises `Other` if it does anything else."""
+    def added_value(self, f: For, init: Init, key: str) -> Expr:
+        """The value that a loop adds to a scalar that began as zero; `NotRecognised` if it does anything else."""
         *lets, last = f.body
         for s in lets:
-            want(isinstance(s, Let))
+            require(isinstance(s, Let))
             assert isinstance(s, Let)
-            self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value, key)
+            self.values[Var(s.name, s.value.dtype)] = self.inline(s.value, key)
         match last:
-            case Accum(begun.name, "sum", value):
-                return self.inlined(value, key)
-        raise Other
+            case Accum(init.name, "sum", value):
+                return self.inline(value, key)
+        raise NotRecognised
 
-    def inlined(self, e: Expr, key: str = "") -> Expr:
+    def inline(self, e: Expr, key: str = "") -> Expr:
         """The expression with named and stored values of the row inlined."""
         table = dict(self.values)
         if key:
@@ -218,69 +218,69 @@ class Reader:
             if isinstance(n, Load) and n.buffer in self.stored:
                 places, value = self.stored[n.buffer]
                 index = tuple(KEY if key and i is Var(key) else i for i in n.index)
-                want(index == places)
+                require(index == places)
                 table[n] = value
         return substitute(e, table)
 
     # ---- the weighted sum
 
-    def last_sum(self, f: For) -> tuple[Init, For, Expr, tuple[Stmt, ...]]:
+    def read_last_sum(self, f: For) -> tuple[Init, For, Expr, tuple[Stmt, ...]]:
         """In a loop over features: initialisation of its sum, loop over keys, value added, statements after."""
         place = next((n for n, s in enumerate(f.body) if isinstance(s, Init)), None)
-        want(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
+        require(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
         assert place is not None
         first, nest, after = f.body[place], f.body[place + 1], f.body[place + 2 :]
-        want(isinstance(nest, For) and nest.kind == "reduce" and all(isinstance(s, Let | Store) for s in after))
+        require(isinstance(nest, For) and nest.kind == "reduce" and all(isinstance(s, Let | Store) for s in after))
         assert isinstance(first, Init) and isinstance(nest, For)
-        want(isinstance(first.value, Const) and first.value.value == 0.0)
-        self.over_keys(nest)
+        require(isinstance(first.value, Const) and first.value.value == 0.0)
+        self.set_keys(nest)
         for s in f.body[:place]:
-            want(isinstance(s, Let))
+            require(isinstance(s, Let))
             assert isinstance(s, Let)
-            self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
-        value = self.summed(nest, first, nest.var)
+            self.values[Var(s.name, s.value.dtype)] = self.inline(s.value)
+        value = self.added_value(nest, first, nest.var)
         return first, nest, value, after
 
-    def done(self, after: tuple[Stmt, ...]) -> tuple[Store, ...]:
+    def result_stores(self, after: tuple[Stmt, ...]) -> tuple[Store, ...]:
         """The stores of the completed sums."""
         for s in after:
             if isinstance(s, Let):
-                self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
+                self.values[Var(s.name, s.value.dtype)] = self.inline(s.value)
         stores = (s for s in after if isinstance(s, Store))
-        made = tuple(s.replace(value=self.inlined(s.value), index=tuple(map(self.inlined, s.index))) for s in stores)
-        want(bool(made) and not any(v in set(s.walk()) for s in made for v in (KEY, *self.sums)))
-        want(not any(isinstance(n, Load) and n.buffer in self.stored for s in made for n in s.walk()))
-        return made
+        results = tuple(s.replace(value=self.inline(s.value), index=tuple(map(self.inline, s.index))) for s in stores)
+        require(bool(results) and not any(v in set(s.walk()) for s in results for v in (KEY, *self.sums)))
+        require(not any(isinstance(n, Load) and n.buffer in self.stored for s in results for n in s.walk()))
+        return results
 
-    def weighted(self, f: For) -> Online:
+    def read_weighted_sum(self, f: For) -> Online:
         """Read the loop over features, which reads all weights of the row."""
-        first, nest, value, after = self.last_sum(f)
-        want(isinstance(value, Op) and value.name == "mul")
+        first, nest, value, after = self.read_last_sum(f)
+        require(isinstance(value, Op) and value.name == "mul")
         assert isinstance(value, Op)
         feature = Var(f.var)
         weights = [x for x in value.args if feature not in set(x.walk()) and set(self.totals) & set(x.walk())]
-        want(len(weights) == 1)
-        other = next(x for x in value.args if x is not weights[0])
-        want(bool(loads(other)))  # tiles are named after buffers, which constants lack
+        require(len(weights) == 1)
+        value_factor = next(x for x in value.args if x is not weights[0])
+        require(bool(loads(value_factor)))  # tiles are named after buffers, which constants lack
         accumulator = Var(first.name, first.value.dtype)
         score, maximum, total, last, kind, safe = self.softmax(weights[0], accumulator)
-        found = [v for v in self.sums if v in set(score.walk())]
-        want(len(found) <= 1 and not any(v in set(other.walk()) for v in self.sums))
-        done = self.done(after)
+        score_names = [v for v in self.sums if v in set(score.walk())]
+        require(len(score_names) <= 1 and not any(v in set(value_factor.walk()) for v in self.sums))
+        stores = self.result_stores(after)
         if not safe:
-            last, done, self.row_after = self.undefined(last, done, accumulator, maximum, total)
-        query = self.query(other, *(self.scores(v, set()) for v in found))
-        scores = self.scores(found[0], {query.var}) if found else None
+            last, stores, self.row_after = self.nan_where_masked(last, stores, accumulator, maximum, total)
+        query = self.query(value_factor, *(self.scores(v, set()) for v in score_names))
+        scores = self.scores(score_names[0], {query.var}) if score_names else None
         assert self.keys is not None
         inner = tuple(self.stored)
-        want(not any(isinstance(n, Load) and n.buffer in inner for s in self.row_after for n in s.walk()))
-        want(not {s.buffer for s in self.row_after} & {x.buffer for s in self.kernel.body for x in loads(s)})
+        require(not any(isinstance(n, Load) and n.buffer in inner for s in self.row_after for n in s.walk()))
+        require(not {s.buffer for s in self.row_after} & {x.buffer for s in self.kernel.body for x in loads(s)})
         return Online(
-            self.rows, query, self.keys, nest.var, scores, score, maximum, total, kind, other, f, accumulator, last,
-            done, inner, tuple(self.row_after),
+            self.rows, query, self.keys, nest.var, scores, score, maximum, total, kind, value_factor, f, accumulator,
+            last, stores, inner, tuple(self.row_after),
         )  # fmt: skip
 
-    def undefined(
+    def nan_where_masked(
         self, last: Expr, after: tuple[Store, ...], accumulator: Var, maximum: Var, total: Var
     ) -> tuple[Expr, tuple[Store, ...], list[Store]]:
         """The results, as NaN where the maximum is -inf: scores of -inf minus -inf are NaN.
@@ -305,18 +305,18 @@ class Reader:
         while isinstance(weight, Cast):
             kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
             weight = weight.arg
-        want(weight.dtype is accumulator.dtype)
+        require(weight.dtype is accumulator.dtype)
         power, last = _without_factor(weight, accumulator)
         total = next((v for v, (how, value) in self.totals.items() if how == "sum" and value is power), None)
-        want(total is not None)
+        require(total is not None)
         assert total is not None
         match power:
             case Op("exp", (Op("sub", (score, shift)),)):
                 for v, (how, value) in self.totals.items():
                     if how == "max" and value is score and shift in (v, guarded(v)):
-                        want(not set(self.totals) & set(score.walk()) and len(self.totals) == 2)
+                        require(not set(self.totals) & set(score.walk()) and len(self.totals) == 2)
                         return score, v, total, last, kind, shift is not v
-        raise Other
+        raise NotRecognised
 
     def scores(self, name: Var, queries: set[str]) -> Scores:
         f, value = self.sums[name]
@@ -324,16 +324,16 @@ class Reader:
             case Op("mul", (left, right)):
                 if KEY in set(left.walk()):
                     left, right = right, left
-                want(KEY not in set(left.walk()) and KEY in set(right.walk()) and not queries & names(right))
-                want(bool(loads(left)) and bool(loads(right)))
+                require(KEY not in set(left.walk()) and KEY in set(right.walk()) and not queries & names(right))
+                require(bool(loads(left)) and bool(loads(right)))
                 return Scores(name, f, left, right)
-        raise Other
+        raise NotRecognised
 
     def query(self, value: Expr, *scores: Scores) -> For:
         """The longest row that neither keys nor values depend on."""
-        shared = names(value).union(*(names(s.right) for s in scores))
-        free = [f for f in self.rows if f.var not in shared and not names(f.extent) & {r.var for r in self.rows}]
-        want(bool(free))
+        other_names = names(value).union(*(names(s.right) for s in scores))
+        free = [f for f in self.rows if f.var not in other_names and not names(f.extent) & {r.var for r in self.rows}]
+        require(bool(free))
         return max(reversed(free), key=lambda f: number(f.extent))
 
 
@@ -373,7 +373,7 @@ def reach(score: Expr, query: str) -> list[tuple[int, int]]:
     """Bounds beyond which a score is -inf: pairs (a, b) such that only keys up to a * query + b count."""
     match score:
         case Op("where", (cond, _, Const(value))) | Select(cond, _, Const(value)) if value == -math.inf:
-            return [found for c in conjuncts(cond) if (found := _bound(c, query)) is not None]
+            return [found for c in conjuncts(cond) if (found := _key_bound(c, query)) is not None]
     return []
 
 
@@ -381,19 +381,21 @@ def masks(score: Expr, query: str) -> list[Load]:
     """Loads by query and key that are contiguous along the key, each from a buffer with no other load."""
     found = {n for n in score.walk() if isinstance(n, Load) and KEY in set(n.walk())}
     moving = {n: [d for d, e in enumerate(n.index) if names(e) & {query, KEY.name}] for n in found}
-    alone = [n for n in found if [n.index[d] for d in moving[n]] == [Var(query), KEY] and n.index[-1] is KEY]
-    return sorted((n for n in alone if sum(m.buffer == n.buffer for m in found) == 1), key=lambda n: n.buffer)
+    by_query_and_key = [n for n in found if [n.index[d] for d in moving[n]] == [Var(query), KEY] and n.index[-1] is KEY]
+    return sorted(
+        (n for n in by_query_and_key if sum(m.buffer == n.buffer for m in found) == 1), key=lambda n: n.buffer
+    )
 
 
 def told_by_places(score: Expr, query: str, name: Var) -> bool:
     """Whether a score is `name`, or `name` where bounds on the positions of key and query hold and -inf elsewhere."""
     match score:
         case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
-            return value is name and all(_bound(c, query) is not None for c in conjuncts(cond))
+            return value is name and all(_key_bound(c, query) is not None for c in conjuncts(cond))
     return score is name
 
 
-def _bound(cond: Expr, query: str) -> tuple[int, int] | None:
+def _key_bound(cond: Expr, query: str) -> tuple[int, int] | None:
     match cond:
         case Op("le" | "lt" | "ge" | "gt" as how, (a, b)) if a.dtype is KEY.dtype:
             terms, rest = linear(a - b if how[0] == "l" else b - a)

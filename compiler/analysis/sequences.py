@@ -21,23 +21,23 @@ def sequence(kernel: Kernel, private: Set[str]) -> tuple[Nest, list[Nest]] | Non
         return None
     rows, inside = rows_of(kernel.body[0])
     nests = [rows_of(s)[0] for s in inside if isinstance(s, loop.For) and s.kind == "parallel"]
-    if not rows or len(nests) != len(inside) or not _reads_here_and_there(kernel, private):
+    if not rows or len(nests) != len(inside) or not _has_data_dependent_load(kernel, private):
         return None
     if not all(isinstance(f.extent, Const) for f in (*rows, *(f for nest in nests for f in nest))):
         return None
     return rows, nests
 
 
-def _reads_here_and_there(kernel: Kernel, buffers: Set[str]) -> bool:
+def _has_data_dependent_load(kernel: Kernel, buffers: Set[str]) -> bool:
     """Whether an element of one of these buffers is loaded at a data-dependent place."""
     data: set[str] = set()
     for n in (n for s in kernel.body for n in s.walk()):
         match n:
-            case Let(name, value) | Init(name, value) | Accum(name, _, value) if _decided((value,), data):
+            case Let(name, value) | Init(name, value) | Accum(name, _, value) if _depends_on_data((value,), data):
                 data.add(name)
     loads = (n for s in kernel.body for n in s.walk() if isinstance(n, Load) and n.buffer in buffers)
-    return any(_decided(n.index, data) for n in loads)
+    return any(_depends_on_data(n.index, data) for n in loads)
 
 
-def _decided(exprs: Iterable[Expr], data: Set[str]) -> bool:
+def _depends_on_data(exprs: Iterable[Expr], data: Set[str]) -> bool:
     return any(isinstance(n, Load) or (isinstance(n, Var) and n.name in data) for e in exprs for n in e.walk())

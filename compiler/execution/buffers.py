@@ -43,7 +43,7 @@ class MemorySchedule:
     def unavoidable(self) -> int:
         sizes = {name: memory.aligned(t.size) for name, t in zip(self.names, self.lifetimes, strict=True)}
         always = sum(sizes.pop(name) for name in self.zeros)
-        return always + kernel_order.least(self.launched, sizes)
+        return always + kernel_order.least_peak(self.launched, sizes)
 
 
 class Shaped(Protocol):

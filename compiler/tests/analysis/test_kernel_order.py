@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.analysis.kernel_order import Launch, before, least, ordered
+from compiler.analysis.kernel_order import Launch, least_peak, ordered, predecessors
 
 NAMES = "abcdefg"
 SOME = st.frozensets(st.sampled_from(NAMES), max_size=3)
@@ -23,7 +23,7 @@ def peak(launches: list[Launch], sizes: dict[str, int]) -> int:
 
 @given(PROGRAMS, SIZES)
 def test_the_order_is_the_best_of_all_that_keep_what_was_before(launches: list[Launch], sizes: dict[str, int]) -> None:
-    needs = before(launches)
+    needs = predecessors(launches)
     right = [
         order
         for order in permutations(range(len(launches)))
@@ -32,10 +32,10 @@ def test_the_order_is_the_best_of_all_that_keep_what_was_before(launches: list[L
     found = ordered(launches, sizes)
     assert tuple(found) in right
     best = min(peak([launches[n] for n in order], sizes) for order in right)
-    assert least(launches, sizes) <= best == peak([launches[n] for n in found], sizes)
+    assert least_peak(launches, sizes) <= best == peak([launches[n] for n in found], sizes)
 
 
 def test_what_reads_before_a_write_stays_before_it() -> None:
     read, write = Launch(frozenset("xy"), frozenset("y")), Launch(frozenset("x"), frozenset("x"))
-    assert before([read, write, read]) == [0, 1, 3]
-    assert before([read, Launch(frozenset("z"), frozenset("z"), last=True)]) == [0, 1]
+    assert predecessors([read, write, read]) == [0, 1, 3]
+    assert predecessors([read, Launch(frozenset("z"), frozenset("z"), last=True)]) == [0, 1]
