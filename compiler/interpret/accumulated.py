@@ -26,11 +26,11 @@ from compiler.interpret.bounded import (
     Errors,
     distance,
     errors,
-    made,
+    make_bounded,
     overflowing,
-    shared,
+    shared_deviation,
     tolerance,
-    worst,
+    worst_error,
 )
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType, f32, f64
@@ -46,35 +46,35 @@ _PICK = {"max": "max", "or": "max", "min": "min", "and": "min"}
 def reduce(op: str, x: Bounded, axes: tuple[int, ...], dtype: DType, accuracy: Accuracy) -> Bounded:
     """`x` reduced over its last dimensions `axes`."""
     if x.e1 is None and (not dtype.is_float or op in _PICK):
-        return Bounded(scalar.reduce(op, x.v, axes, _held(dtype)))
+        return Bounded(scalar.reduce(op, x.v, axes, _reference_type(dtype)))
     free = x.v.shape[: x.v.ndim - len(axes)]
     terms = x.map(lambda a: np.broadcast_to(a, x.v.shape).reshape((*free, math.prod(x.v.shape[len(free) :]))))
-    v = scalar.reduce(op, terms.v, (len(free),), _held(dtype))
+    v = scalar.reduce(op, terms.v, (len(free),), _reference_type(dtype))
     with np.errstate(all="ignore"):
         match op:
             case "sum":
                 return _sum(v, terms, dtype, accuracy)
             case "prod":
                 size = np.abs(terms.v.astype(np.float64))
-                grown = _grown(size, errors(terms), lambda f, e: np.asarray(f.reduce(e, -1)))
-                reach = _reached(size, lambda f, e: np.asarray(f.reduce(e, -1)))
+                propagated = _product_errors(size, errors(terms), lambda f, e: np.asarray(f.reduce(e, -1)))
+                reach = _product_range(size, lambda f, e: np.asarray(f.reduce(e, -1)))
                 count = accuracy.rounds(size.shape[-1])
-                return _product(v, grown, reach, count, _whole(accuracy, x.v), dtype, accuracy)
+                return _product(v, propagated, reach, count, _are_integers(accuracy, x.v), dtype, accuracy)
         return _extreme(op, v, terms, lambda e: scalar.reduce(_PICK[op], e, (len(free),), f64))
 
 
-def _held(dtype: DType) -> DType:
+def _reference_type(dtype: DType) -> DType:
     return f64 if dtype.is_float else dtype
 
 
-def _whole(accuracy: Accuracy, *terms: Array) -> bool:
+def _are_integers(accuracy: Accuracy, *terms: Array) -> bool:
     """Whether all finite elements are integers, so that sums are, too; not for another formula, which may divide."""
     return not accuracy.algebra and all(
-        _all(lambda part: (part == np.rint(part)) | ~np.isfinite(part), x) for x in terms
+        _holds_everywhere(lambda part: (part == np.rint(part)) | ~np.isfinite(part), x) for x in terms
     )
 
 
-def _all(holds: Callable[[Array], Array], x: Array) -> bool:
+def _holds_everywhere(holds: Callable[[Array], Array], x: Array) -> bool:
     """Whether something holds for every element; the first few elements decide for most arrays."""
     return bool(holds(x[(slice(2),) * x.ndim]).all()) and bool(holds(x).all())
 
@@ -87,19 +87,26 @@ def _finite(x: Array) -> Array:
 
 
 def _rounded_sum(
-    v: Array, brought: Errors, absolute: Array, mean_square: Array, rounds: int | Array, whole: bool, dtype: DType
+    v: Array,
+    propagated: Errors,
+    absolute: Array,
+    mean_square: Array,
+    rounds: int | Array,
+    all_integers: bool,
+    dtype: DType,
 ) -> Bounded:
-    """A sum whose terms have the errors `brought`, after `rounds` roundings of partial sums with this mean square."""
+    """A sum of terms with the errors `propagated`, after `rounds` roundings of partial sums of this mean square."""
     u = UNIT[dtype.name]
-    e1, e2, common = _unless_lost(v, brought)
-    exact = ~np.isfinite(v) | ((absolute <= 1 / u) & (e1 == 0) & whole)  # integers, all representable in the type
+    e1, e2, common = _without_lost_values(v, propagated)
+    are_exact = (absolute <= 1 / u) & (e1 == 0) & all_integers  # integers, all representable in the type
+    exact = ~np.isfinite(v) | are_exact
     e1 = e1 + np.where(exact, 0.0, rounds * u * absolute)
     e2 = e2 + np.where(exact, 0.0, ORDER * rounds * u * u * mean_square / 3)
     # Of finite terms: an infinite sum of these overflows f64.
     return overflowing(v, e1, e2, common, np.minimum(absolute, np.finfo(np.float64).max), dtype)
 
 
-def _unless_lost(v: Array, e: Errors) -> Errors:
+def _without_lost_values(v: Array, e: Errors) -> Errors:
     """The errors, without finite errors where the value is certainly infinite or NaN."""
     lost = ~np.isfinite(v) & ~np.isinf(e[0])
     return (np.where(lost, 0.0, e[0]), np.where(lost, 0.0, e[1]), np.where(lost, 0.0, e[2])) if lost.any() else e
@@ -109,22 +116,26 @@ def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
     """The sum over the last dimension."""
     n = x.v.shape[-1]
     e1, e2, common = errors(x)
-    brought = e1.sum(-1), e2.sum(-1), common.sum(-1)
+    propagated = e1.sum(-1), e2.sum(-1), common.sum(-1)
     if n == 0 or not dtype.is_float:
-        return made(v, *brought)
+        return make_bounded(v, *propagated)
     terms = _finite(x.v)
-    mean_square = (terms**2).sum(-1) / min(BLOCKS, n) + np.maximum(_partial(terms, 1), _partial(terms, LANES))
-    alike, own = _alike(terms, _rows(terms)).mean(-1), accuracy.computes(dtype)
-    absolute, whole = np.abs(terms).sum(-1), _whole(accuracy, x.v)
-    return _rounded_sum(v, brought, absolute, alike * mean_square, accuracy.rounds(n), whole, own)
+    mean_square = (terms**2).sum(-1) / min(BLOCKS, n) + np.maximum(
+        _mean_square_of_partial_sums(terms, 1), _mean_square_of_partial_sums(terms, LANES)
+    )
+    multiplicity, computed_type = _multiplicity_terms(terms, _row_numbers(terms)).mean(-1), accuracy.computes(dtype)
+    absolute, all_integers = np.abs(terms).sum(-1), _are_integers(accuracy, x.v)
+    return _rounded_sum(
+        v, propagated, absolute, multiplicity * mean_square, accuracy.rounds(n), all_integers, computed_type
+    )
 
 
-def _rows(x: Array) -> Array:
+def _row_numbers(x: Array) -> Array:
     """The row number of each element."""
     return np.broadcast_to(np.arange(math.prod(x.shape[:-1])).reshape((*x.shape[:-1], 1)), x.shape)
 
 
-def _alike(x: Array, places: Array) -> Array:
+def _multiplicity_terms(x: Array, places: Array) -> Array:
     """Terms of the sum of squared multiplicities of values per place: 2 k - 1 for a value's k-th occurrence."""
     order = np.lexsort((x.reshape(-1), places.reshape(-1)))
     here, value = places.reshape(-1)[order], x.reshape(-1)[order]
@@ -136,7 +147,7 @@ def _alike(x: Array, places: Array) -> Array:
     return out.reshape(x.shape)
 
 
-def _partial(x: Array, lanes: int) -> Array:
+def _mean_square_of_partial_sums(x: Array, lanes: int) -> Array:
     """Mean square of the running sums of blocks, with `lanes` accumulators that take turns."""
     n = x.shape[-1]
     if lanes > 1 and n <= lanes:
@@ -149,7 +160,7 @@ def _partial(x: Array, lanes: int) -> Array:
     return np.asarray((running**2).mean((-1, -2)))
 
 
-def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) -> Errors:
+def _product_errors(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) -> Errors:
     """How much a product of independent factors changes when each has an error."""
 
     def more(size: Array, e: Array) -> Array:
@@ -163,7 +174,7 @@ def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) ->
 
 
 @dataclass(frozen=True)
-class _Reach:
+class _ProductRange:
     """Ranges of partial products of the finite, nonzero factors, and whether all factors are finite.
 
     Even in f64, `largest` may be infinite and `least` zero.
@@ -174,9 +185,9 @@ class _Reach:
     finite: Array
 
 
-def _reached(size: Array, along: Callable[[np.ufunc, Array], Array]) -> _Reach:
+def _product_range(size: Array, along: Callable[[np.ufunc, Array], Array]) -> _ProductRange:
     ordinary = np.isfinite(size) & (size > 0)
-    return _Reach(
+    return _ProductRange(
         along(np.multiply, np.where(ordinary, np.maximum(size, 1.0), 1.0)),
         along(np.multiply, np.where(ordinary, np.minimum(size, 1.0), 1.0)),
         along(np.logical_and, np.isfinite(size)),
@@ -184,27 +195,35 @@ def _reached(size: Array, along: Callable[[np.ufunc, Array], Array]) -> _Reach:
 
 
 def _product(
-    v: Array, brought: Errors, reach: _Reach, rounds: int | Array, whole: bool, dtype: DType, accuracy: Accuracy
+    v: Array,
+    propagated: Errors,
+    reach: _ProductRange,
+    rounds: int | Array,
+    all_integers: bool,
+    dtype: DType,
+    accuracy: Accuracy,
 ) -> Bounded:
     """A product in any order: on the way it may overflow or underflow, even if other factors bring it back."""
     if not dtype.is_float:
-        return made(v, *brought)
-    own = accuracy.computes(dtype)
-    u, eta = UNIT[own.name], ETA[own.name]
-    e1, e2, common = _unless_lost(v, brought)
-    exact = (reach.largest <= 1 / u) & (e1 == 0) & whole
-    vanished = np.where(reach.least < eta / u, reach.largest, 1.0) * eta  # denormal partial products lose digits
-    rounding = np.where(exact | ~np.isfinite(v), 0.0, rounds * (u * np.abs(v) + vanished))
-    lost = np.where(reach.finite, ~(reach.largest < OVERFLOW[own.name]), np.isinf(v) & (reach.least <= eta))
-    e = tuple(np.where(lost, np.inf, x) for x in (e1 + rounding, e2 + rounding**2 / 3, common))
-    return made(v, *e)
+        return make_bounded(v, *propagated)
+    computed_type = accuracy.computes(dtype)
+    u, eta = UNIT[computed_type.name], ETA[computed_type.name]
+    e1, e2, common = _without_lost_values(v, propagated)
+    exact = (reach.largest <= 1 / u) & (e1 == 0) & all_integers
+    underflow = np.where(reach.least < eta / u, reach.largest, 1.0) * eta  # denormal partial products lose digits
+    rounding = np.where(exact | ~np.isfinite(v), 0.0, rounds * (u * np.abs(v) + underflow))
+    is_unknown = np.where(
+        reach.finite, ~(reach.largest < OVERFLOW[computed_type.name]), np.isinf(v) & (reach.least <= eta)
+    )
+    e = tuple(np.where(is_unknown, np.inf, x) for x in (e1 + rounding, e2 + rounding**2 / 3, common))
+    return make_bounded(v, *e)
 
 
 def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> Bounded:
     """An extreme lies between those of the least and of the greatest values that the terms may have."""
     if op in ("and", "or") and x.v.dtype.kind != "b":
-        lost = np.full(v.shape, np.inf)
-        return made(v, lost, lost, lost)
+        unknown = np.full(v.shape, np.inf)
+        return make_bounded(v, unknown, unknown, unknown)
     values = x.v.astype(np.float64)
     centre = pick(values)
 
@@ -212,7 +231,11 @@ def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> B
         return np.maximum(distance(pick(values + by), centre), distance(pick(values - by), centre))
 
     usual = reach(tolerance(x)) / LAMBDA
-    return made(v, reach(worst(x)), ZERO, usual) if np.any(shared(x)) else made(v, reach(worst(x)), usual**2, ZERO)
+    return (
+        make_bounded(v, reach(worst_error(x)), ZERO, usual)
+        if np.any(shared_deviation(x))
+        else make_bounded(v, reach(worst_error(x)), usual**2, ZERO)
+    )
 
 
 @dataclass(frozen=True)
@@ -229,7 +252,7 @@ class Moments:
 def moments(x: Any, y: Any) -> Moments:
     """Moments of batches of matmuls, in the library of the arrays: NumPy, or torch on a device."""
     k = x.shape[-1]
-    blocks = _blocks(k)
+    blocks = _block_count(k)
     total = partial = 0.0
     for block in range(blocks):
         part = slice(block * k // blocks, (block + 1) * k // blocks)
@@ -238,7 +261,7 @@ def moments(x: Any, y: Any) -> Moments:
     return Moments(total, abs(x) @ abs(y), (x * x) @ (y * y), partial)
 
 
-def _blocks(k: int) -> int:
+def _block_count(k: int) -> int:
     """How many blocks a summed axis of `k` elements is divided into."""
     return max(1, min(BLOCKS, k))
 
@@ -251,28 +274,28 @@ def contract(
         if not dtype.is_float and a.e1 is None and b.e1 is None:
             return Bounded(np.asarray(np.matmul(a.v, b.v)))
         x, y = (_finite(f.v.astype(np.float64, copy=False)) for f in (a, b))
-        found = how(x, y)
-        v = found.total if x is a.v and y is b.v else np.asarray(np.matmul(a.v, b.v))
-        brought = _brought(a, b, x, y)
+        sums = how(x, y)
+        v = sums.total if x is a.v and y is b.v else np.asarray(np.matmul(a.v, b.v))
+        propagated = _contract_errors(a, b, x, y)
         if not dtype.is_float:
-            return made(v, *brought)
+            return make_bounded(v, *propagated)
         k = x.shape[-1]
-        mean_square = found.squares / _blocks(k) + found.partial
-        own = accuracy.computes(dtype)
+        mean_square = sums.squares / _block_count(k) + sums.partial
+        computed_type = accuracy.computes(dtype)
         rounds = accuracy.rounds(k) + 1
-        split = accuracy.matmul * UNIT[dtype.name] if accuracy.matmul and _long(x, y) else 0.0
+        split = accuracy.matmul * UNIT[dtype.name] if accuracy.matmul and _needs_several_tf32(x, y) else 0.0
         if (split or accuracy.coarse) and dtype is f32 and not accuracy.algebra:
-            lost = split + accuracy.coarse
-            e1, e2, common = brought
-            brought = e1 + lost * found.absolute, e2 + lost**2 / 3 * found.squares, common
-        whole = _whole(accuracy, a.v, b.v)
-        if accuracy.flushes and dtype is f32 and not whole:
-            vanished = _flushed(np.abs(x), np.abs(y))
-            brought = brought[0] + vanished, brought[1], brought[2] + vanished
-        return _rounded_sum(v, brought, found.absolute, mean_square, rounds, whole, own)
+            coarse_error = split + accuracy.coarse
+            e1, e2, common = propagated
+            propagated = e1 + coarse_error * sums.absolute, e2 + coarse_error**2 / 3 * sums.squares, common
+        all_integers = _are_integers(accuracy, a.v, b.v)
+        if accuracy.flushes and dtype is f32 and not all_integers:
+            flushed = _flush_errors(np.abs(x), np.abs(y))
+            propagated = propagated[0] + flushed, propagated[1], propagated[2] + flushed
+        return _rounded_sum(v, propagated, sums.absolute, mean_square, rounds, all_integers, computed_type)
 
 
-def _flushed(x: Array, y: Array) -> Array:
+def _flush_errors(x: Array, y: Array) -> Array:
     """Error of products of these sizes if denormals are flushed to zero: of factors, and of each partial sum."""
     lost = np.asarray(2 * x.shape[-1] * LEAST_NORMAL)
     small = [np.where(f < LEAST_NORMAL, f, 0.0) for f in (x, y)]
@@ -281,27 +304,31 @@ def _flushed(x: Array, y: Array) -> Array:
     return lost
 
 
-def _long(*factors: Array) -> bool:
+def _needs_several_tf32(*factors: Array) -> bool:
     """Whether any element needs more bits than one tf32 number has, so that its product is made of several."""
-    return not all(_all(lambda part: scalar.apply("tf32", (part.astype(np.float32),)) == part, x) for x in factors)
+    return not all(
+        _holds_everywhere(lambda part: scalar.apply("tf32", (part.astype(np.float32),)) == part, x) for x in factors
+    )
 
 
-def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
+def _contract_errors(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
     """The products' errors from their factors' errors: each error times the other factor, and times its error."""
     if a.e1 is None and b.e1 is None:
         return ZERO, ZERO, ZERO
     sizes = np.abs(x), np.abs(y)
-    ways = (sizes, (x * x, y * y), sizes)
-    e1, e2, common = (_carried(m, n, e, f) for (m, n), e, f in zip(ways, _errors(a), _errors(b), strict=True))
+    factors = (sizes, (x * x, y * y), sizes)
+    e1, e2, common = (
+        _error_terms(m, n, e, f) for (m, n), e, f in zip(factors, _nonzero_errors(a), _nonzero_errors(b), strict=True)
+    )
     return e1, e2, common
 
 
-def _errors(x: Bounded) -> tuple[Array | None, ...]:
+def _nonzero_errors(x: Bounded) -> tuple[Array | None, ...]:
     """Like `errors`, but None for those that are zero everywhere."""
     return tuple(e if np.any(e) else None for e in errors(x))
 
 
-def _carried(x: Array, y: Array, a: Array | None, b: Array | None) -> Array:
+def _error_terms(x: Array, y: Array, a: Array | None, b: Array | None) -> Array:
     parts = [_dot(p, q) for p, q in ((a, y), (x, b), (a, b)) if p is not None and q is not None]
     return np.asarray(sum(parts[1:], start=parts[0])) if parts else ZERO
 
@@ -317,27 +344,35 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
     v = scalar.accumulate(op, x.v, axis)
     if x.e1 is None and (not dtype.is_float or op in _PICK):
         return Bounded(v)
-    own = accuracy.computes(dtype)
+    computed_type = accuracy.computes(dtype)
     rounds = np.asarray([accuracy.rounds(n + 1) for n in range(v.shape[axis])])
     rounds = rounds.reshape([-1 if d == axis else 1 for d in range(v.ndim)])
     e1, e2, common = errors(x)
     with np.errstate(all="ignore"):
         match op:
             case "sum" if not dtype.is_float:
-                return made(v, e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis))
+                return make_bounded(v, e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis))
             case "sum":
-                brought = e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis)
+                propagated = e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis)
                 terms = _finite(x.v)
                 squares = (terms.cumsum(axis) ** 2 + terms**2).cumsum(axis) / np.maximum(rounds, 1)
                 along = np.moveaxis(terms, axis, -1)
-                alike = np.moveaxis(_alike(along, _rows(along)), -1, axis).cumsum(axis)
-                squares = squares * alike / np.ones(terms.shape).cumsum(axis)
-                return _rounded_sum(v, brought, np.abs(terms).cumsum(axis), squares, rounds, _whole(accuracy, x.v), own)
+                multiplicity = np.moveaxis(_multiplicity_terms(along, _row_numbers(along)), -1, axis).cumsum(axis)
+                squares = squares * multiplicity / np.ones(terms.shape).cumsum(axis)
+                return _rounded_sum(
+                    v,
+                    propagated,
+                    np.abs(terms).cumsum(axis),
+                    squares,
+                    rounds,
+                    _are_integers(accuracy, x.v),
+                    computed_type,
+                )
             case "prod":
                 size = np.abs(x.v.astype(np.float64))
-                grown = _grown(size, errors(x), lambda f, e: np.asarray(f.accumulate(e, axis)))
-                reach = _reached(size, lambda f, e: np.asarray(f.accumulate(e, axis)))
-                return _product(v, grown, reach, rounds, _whole(accuracy, x.v), dtype, accuracy)
+                propagated = _product_errors(size, errors(x), lambda f, e: np.asarray(f.accumulate(e, axis)))
+                reach = _product_range(size, lambda f, e: np.asarray(f.accumulate(e, axis)))
+                return _product(v, propagated, reach, rounds, _are_integers(accuracy, x.v), dtype, accuracy)
         return _extreme(op, v, x, lambda e: scalar.accumulate(_PICK[op], e, axis))
 
 
@@ -359,7 +394,7 @@ def order(how: str, x: Bounded, axis: int) -> Bounded:
     which = np.cumsum(first) - 1
     least, most = (u.reduceat(last.reshape(-1), starts)[which].reshape(last.shape) for u in (np.minimum, np.maximum))
     e1 = np.moveaxis(np.maximum(most - last, last - least).astype(np.float64), -1, axis)
-    return made(places, e1, (e1 / LAMBDA) ** 2, ZERO)
+    return make_bounded(places, e1, (e1 / LAMBDA) ** 2, ZERO)
 
 
 def scatter(
@@ -378,20 +413,26 @@ def scatter(
     before, update = errors(base), errors(value)
     if op not in ("sum", "prod"):  # any of several values may be kept: the largest error covers it
         how = "set" if op == "set" else "max"
-        return made(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
+        return make_bounded(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
     rounds = at("sum", np.zeros(v.shape), np.ones(value.v.shape))
-    whole = _whole(accuracy, base.v, value.v)
+    all_integers = _are_integers(accuracy, base.v, value.v)
     places = np.ravel_multi_index(index, v.shape) if index else np.zeros(value.v.shape, np.intp)
     with np.errstate(all="ignore"):
         size, sizes = np.abs(base.v.astype(np.float64)), np.abs(value.v.astype(np.float64))
         if op == "sum":
-            brought = at("sum", before[0], update[0]), at("sum", before[1], update[1]), at("sum", before[2], update[2])
+            propagated = (
+                at("sum", before[0], update[0]),
+                at("sum", before[1], update[1]),
+                at("sum", before[2], update[2]),
+            )
             if not dtype.is_float:
-                return made(v, *brought)
-            absolute, own = at("sum", _finite(size), _finite(sizes)), accuracy.computes(dtype)
-            alike = at("sum", np.zeros(v.shape), _alike(sizes, np.broadcast_to(places, sizes.shape)))
-            squares = absolute**2 / ORDER * alike / np.maximum(rounds, 1)
-            return _rounded_sum(v, brought, absolute, squares, rounds, whole, own)
+                return make_bounded(v, *propagated)
+            absolute, computed_type = at("sum", _finite(size), _finite(sizes)), accuracy.computes(dtype)
+            multiplicity = at(
+                "sum", np.zeros(v.shape), _multiplicity_terms(sizes, np.broadcast_to(places, sizes.shape))
+            )
+            squares = absolute**2 / ORDER * multiplicity / np.maximum(rounds, 1)
+            return _rounded_sum(v, propagated, absolute, squares, rounds, all_integers, computed_type)
         joined = [
             np.concatenate([b.reshape(-1), u.reshape(-1)])
             for b, u in ((size, sizes), *zip(before, update, strict=True))
@@ -403,19 +444,19 @@ def scatter(
             f.at(out, places.reshape(-1), x[size.size :])
             return out.reshape(v.shape)
 
-        grown = _grown(joined[0], (joined[1], joined[2], joined[3]), along)
-        return _product(v, grown, _reached(joined[0], along), rounds, whole, dtype, accuracy)
+        propagated = _product_errors(joined[0], (joined[1], joined[2], joined[3]), along)
+        return _product(v, propagated, _product_range(joined[0], along), rounds, all_integers, dtype, accuracy)
 
 
-def perhaps(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
+def scatter_undecided(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
     """`base`, if it is undecided whether `value` is set at, or combined into, `index`: each step is an error."""
     shape = base.v.shape
-    at = np.ravel_multi_index(index, shape) if index else np.zeros(value.v.shape, np.int64)
-    there = base.v.reshape(-1)[at]
+    places = np.ravel_multi_index(index, shape) if index else np.zeros(value.v.shape, np.int64)
+    old = base.v.reshape(-1)[places]
     with np.errstate(all="ignore"):
-        then = value.v if op == "set" else scalar.apply(COMBINE[op], (there, value.v))
-        step = distance(then, there) + worst(value)
+        new = value.v if op == "set" else scalar.apply(COMBINE[op], (old, value.v))
+        step = distance(new, old) + worst_error(value)
     e1, e2, common = (np.array(e).reshape(-1) for e in errors(base))
-    np.add.at(e1, at, step)
-    np.add.at(e2, at, (step / LAMBDA) ** 2)
-    return made(base.v, *(e.reshape(shape) for e in (e1, e2, common)))
+    np.add.at(e1, places, step)
+    np.add.at(e2, places, (step / LAMBDA) ** 2)
+    return make_bounded(base.v, *(e.reshape(shape) for e in (e1, e2, common)))

@@ -132,7 +132,7 @@ class Bounded:
 ZERO = np.zeros(())
 
 
-def worst(x: Bounded) -> Array:
+def worst_error(x: Bounded) -> Array:
     return ZERO if x.e1 is None else x.e1
 
 
@@ -140,7 +140,7 @@ def variance(x: Bounded) -> Array:
     return ZERO if x.e2 is None else x.e2
 
 
-def shared(x: Bounded) -> Array:
+def shared_deviation(x: Bounded) -> Array:
     return ZERO if x.shared is None else x.shared
 
 
@@ -150,16 +150,20 @@ Errors = tuple[Array, Array, Array]
 def errors(x: Bounded) -> Errors:
     """Worst case, variance and shared deviation of every element."""
     shape = np.shape(x.v)
-    return np.broadcast_to(worst(x), shape), np.broadcast_to(variance(x), shape), np.broadcast_to(shared(x), shape)
+    return (
+        np.broadcast_to(worst_error(x), shape),
+        np.broadcast_to(variance(x), shape),
+        np.broadcast_to(shared_deviation(x), shape),
+    )
 
 
 def deviation(x: Bounded) -> Array:
-    return np.asarray(np.sqrt(variance(x)) + shared(x))
+    return np.asarray(np.sqrt(variance(x)) + shared_deviation(x))
 
 
 def tolerance(x: Bounded) -> Array:
     """How far from `v` a correct result may be."""
-    return np.broadcast_to(np.minimum(worst(x), LAMBDA * deviation(x)), np.shape(x.v))
+    return np.broadcast_to(np.minimum(worst_error(x), LAMBDA * deviation(x)), np.shape(x.v))
 
 
 def distance(a: Array, b: Array) -> Array:
@@ -178,7 +182,7 @@ def _any_nan(x: Array) -> bool:
     return bool(x.size) and bool(np.isnan(x.max()))
 
 
-def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
+def make_bounded(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
     """A bounded value from its parts; NaN in these (infinity minus or times something) becomes infinity: unknown."""
     if not np.any(e1):
         return Bounded(v)
@@ -199,24 +203,24 @@ def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Boun
     with np.errstate(all="ignore"):
         size, finite = np.abs(x.v), np.isfinite(x.v)
 
-        def unit(most: Array) -> Array:
+        def rounding_error(most: Array) -> Array:
             """The rounding error of numbers of this size."""
             lost = half_ulps * np.maximum(UNIT[dtype.name] * most, ETA[dtype.name] / 2)
             return np.where(finite & (most != 0), lost, 0.0)
 
         # The computed value is rounded, not the exact one, and may be larger.
-        largest, usual = unit(size + worst(x)), unit(size + tolerance(x))
-        known = worst(x) == 0
+        largest, usual = rounding_error(size + worst_error(x)), rounding_error(size + tolerance(x))
+        known = worst_error(x) == 0
         if correctly and known.any():
-            fits = known & _fits(x.v, dtype)
-            largest, usual = np.where(fits, 0.0, largest), np.where(fits, 0.0, usual)
-        grown = worst(x) + largest, variance(x) + usual**2 / 3, shared(x)
+            is_exact = known & _is_representable(x.v, dtype)
+            largest, usual = np.where(is_exact, 0.0, largest), np.where(is_exact, 0.0, usual)
+        with_rounding = worst_error(x) + largest, variance(x) + usual**2 / 3, shared_deviation(x)
         # A correct rounding cannot turn a value below the least number that overflows into an infinity.
-        reach = (worst(x), variance(x), shared(x)) if correctly else grown
-        return made(x.v, *_lost(grown, _beyond(x.v, reach, size, dtype)))
+        overflow_errors = (worst_error(x), variance(x), shared_deviation(x)) if correctly else with_rounding
+        return make_bounded(x.v, *_unknown_where(with_rounding, _may_overflow(x.v, overflow_errors, size, dtype)))
 
 
-def _fits(v: Array, dtype: DType) -> Array:
+def _is_representable(v: Array, dtype: DType) -> Array:
     """Where an exact value is representable; for f64, the reference's own type, only integers below 2**31 count."""
     if dtype is f64:
         return np.asarray((v == np.rint(v)) & (np.abs(v) < 2.0**31))
@@ -225,17 +229,17 @@ def _fits(v: Array, dtype: DType) -> Array:
 
 def overflowing(v: Array, e1: Array, e2: Array, common: Array, size: Array, dtype: DType) -> Bounded:
     """The bounded value, with nothing known where numbers as large as `size` do not fit `dtype`."""
-    return made(v, *_lost((e1, e2, common), _beyond(v, (e1, e2, common), size, dtype)))
+    return make_bounded(v, *_unknown_where((e1, e2, common), _may_overflow(v, (e1, e2, common), size, dtype)))
 
 
-def _beyond(v: Array, e: Errors, size: Array, dtype: DType) -> Array:
+def _may_overflow(v: Array, e: Errors, size: Array, dtype: DType) -> Array:
     """Where numbers as large as `size`, with these errors, may not fit `dtype`."""
     with np.errstate(all="ignore"):
         reach = size + np.minimum(e[0], LAMBDA * (np.sqrt(e[1]) + e[2]))
         return np.asarray(np.isfinite(size) & ~np.isnan(v) & ~(reach < OVERFLOW[dtype.name]))
 
 
-def _lost(e: Errors, where: Array) -> Errors:
+def _unknown_where(e: Errors, where: Array) -> Errors:
     """The errors, infinite at `where`."""
     if not where.any():
         return e
@@ -249,7 +253,7 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
     with np.errstate(all="ignore"):
         v = scalar.apply(name, tuple(a.v for a in args))
         if any(a.e1 is not None for a in args):
-            out = _compared(v, *args) if name in _COMPARISONS else _propagated(name, v, args)
+            out = _compare(v, *args) if name in _COMPARISONS else _propagate(name, v, args)
         else:
             out = Bounded(v)
         if v.dtype.kind != "f":
@@ -257,35 +261,37 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
         correctly = name in CORRECT and accuracy.ulps(name, dtype.name) <= CORRECTLY_ROUNDED
         out = rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), correctly)
         if accuracy.algebra and name in ("add", "sub"):
-            out = _distributed(out, args, accuracy.half_ulps(name, dtype))
+            out = _with_distributed_rounding(out, args, accuracy.half_ulps(name, dtype))
         if dtype is f32 and name == "exp" and accuracy.by_exp2:
-            more = accuracy.ulps("exp2_ftz", "f32") - accuracy.ulps("exp", "f32")
-            return _by_exp2(out, max(2 * more, 0.0) + BY_EXP2 * np.abs(args[0].v))
-        return _by_exp2(out, ZERO) if dtype is f32 and name == "exp2_ftz" else out
+            extra_ulps = accuracy.ulps("exp2_ftz", "f32") - accuracy.ulps("exp", "f32")
+            return _with_exp2_errors(out, max(2 * extra_ulps, 0.0) + BY_EXP2 * np.abs(args[0].v))
+        return _with_exp2_errors(out, ZERO) if dtype is f32 and name == "exp2_ftz" else out
 
 
-def _distributed(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bounded:
+def _with_distributed_rounding(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bounded:
     """A sum over which another formula may distribute a product: then each term's product rounds at its own size."""
     size = np.maximum(*(np.abs(a.v) for a in terms))
-    exact = functools.reduce(np.logical_and, (_fits(a.v, f64) for a in terms), worst(x) == 0)
-    own = np.where(~exact & np.isfinite(size), half_ulps * UNIT["f64"] * size, 0.0)
-    return made(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x))
+    exact = functools.reduce(np.logical_and, (_is_representable(a.v, f64) for a in terms), worst_error(x) == 0)
+    rounding = np.where(~exact & np.isfinite(size), half_ulps * UNIT["f64"] * size, 0.0)
+    return make_bounded(x.v, worst_error(x) + rounding, variance(x) + rounding**2 / 3, shared_deviation(x))
 
 
-def _by_exp2(x: Bounded, half_ulps: Array) -> Bounded:
+def _with_exp2_errors(x: Bounded, half_ulps: Array) -> Bounded:
     """An exponential with additional errors, and possibly zero where it is less than the least normal number."""
-    own = half_ulps * UNIT["f32"] * x.v
-    own = np.where(np.isfinite(own), own + np.where(x.v < LEAST_NORMAL, x.v, 0.0), 0.0)
-    return made(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x))
+    error = half_ulps * UNIT["f32"] * x.v
+    error = np.where(np.isfinite(error), error + np.where(x.v < LEAST_NORMAL, x.v, 0.0), 0.0)
+    return make_bounded(x.v, worst_error(x) + error, variance(x) + error**2 / 3, shared_deviation(x))
 
 
-def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
+def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
     """The errors of the arguments propagated through an operation: the worst corner, and each deviation by itself."""
     sources = list({id(a): a for a in args if a.e1 is not None}.values())
 
-    def seen(reach: Mapping[int, Array]) -> Array:
+    def largest_change(reach: Mapping[int, Array]) -> Array:
         """The largest change of the result if these arguments move by as much as that, each to either side."""
-        ends = itertools.product(*([(s, m) for m in _moved(s.v, reach[id(s)])] for s in sources if id(s) in reach))
+        ends = itertools.product(
+            *([(s, m) for m in _interval_ends(s.v, reach[id(s)])] for s in sources if id(s) in reach)
+        )
         out = ZERO
         for corner in ends:
             moved = {id(s): m for s, m in corner}
@@ -296,30 +302,30 @@ def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
                 out = np.maximum(out, np.where(steps, np.abs(args[1].v.astype(np.float64)), 0.0))
         return out
 
-    e1 = seen({id(s): worst(s) for s in sources})
-    e2, common, alone = ZERO, ZERO, ZERO
+    e1 = largest_change({id(s): worst_error(s) for s in sources})
+    e2, common, separate_changes = ZERO, ZERO, ZERO
     for s in sources:
         reach = tolerance(s)
-        change = seen({id(s): reach})
+        change = largest_change({id(s): reach})
         if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see no change
-            change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst(s), swing))
+            change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst_error(s), swing))
         if name in _POLES and s is args[1]:  # likewise probes on both sides of a pole
             change = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, change)
-            e1 = np.where((np.abs(s.v) <= worst(s)) & (worst(s) > 0), np.inf, e1)
+            e1 = np.where((np.abs(s.v) <= worst_error(s)) & (worst_error(s) > 0), np.inf, e1)
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
         e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
-        if np.any(shared(s)):
-            common = common + np.where(shared(s) > 0, slope * shared(s), 0.0)
-        alone = alone + change
-        e1 = np.where(np.isinf(worst(s)), np.inf, e1)
+        if np.any(shared_deviation(s)):
+            common = common + np.where(shared_deviation(s) > 0, slope * shared_deviation(s), 0.0)
+        separate_changes = separate_changes + change
+        e1 = np.where(np.isinf(worst_error(s)), np.inf, e1)
     if len(sources) > 1:  # jumps that no argument reaches alone, and second-order terms
-        together = seen({id(s): tolerance(s) for s in sources}) - alone
-        e2 = e2 + np.where(together > 0, (together / LAMBDA) ** 2, 0.0)
-    return made(v, e1, e2, common)
+        joint_excess = largest_change({id(s): tolerance(s) for s in sources}) - separate_changes
+        e2 = e2 + np.where(joint_excess > 0, (joint_excess / LAMBDA) ** 2, 0.0)
+    return make_bounded(v, e1, e2, common)
 
 
-def _moved(v: Array, by: Array) -> list[Array]:
+def _interval_ends(v: Array, by: Array) -> list[Array]:
     """The ends of a value's interval."""
     if v.dtype.kind == "b":
         return [v ^ (by > 0)]
@@ -329,15 +335,18 @@ def _moved(v: Array, by: Array) -> list[Array]:
     return [v + by, v - by]
 
 
-def _compared(v: Array, a: Bounded, b: Bounded) -> Bounded:
+def _compare(v: Array, a: Bounded, b: Bounded) -> Bounded:
     """A comparison; undecided where its arguments are no further apart than their errors."""
-    apart = np.abs(a.v.astype(np.float64) - b.v.astype(np.float64))
-    margin, usual = worst(a) + worst(b), LAMBDA * (np.sqrt(variance(a) + variance(b)) + shared(a) + shared(b))
+    difference = np.abs(a.v.astype(np.float64) - b.v.astype(np.float64))
+    margin, usual = (
+        worst_error(a) + worst_error(b),
+        LAMBDA * (np.sqrt(variance(a) + variance(b)) + shared_deviation(a) + shared_deviation(b)),
+    )
     if a is b:
         margin = np.where(np.isinf(margin), margin, 0.0)
-    e1 = np.where((margin > 0) & ((apart <= margin) | np.isinf(margin)), 1.0, 0.0)
-    e2 = np.where((e1 > 0) & ((apart <= usual) | np.isinf(margin)), 1 / LAMBDA**2, 0.0)
-    return made(v, e1, e2, ZERO)
+    e1 = np.where((margin > 0) & ((difference <= margin) | np.isinf(margin)), 1.0, 0.0)
+    e2 = np.where((e1 > 0) & ((difference <= usual) | np.isinf(margin)), 1 / LAMBDA**2, 0.0)
+    return make_bounded(v, e1, e2, ZERO)
 
 
 def choose(cond: Bounded, then: Bounded, other: Bounded) -> Bounded:
@@ -345,14 +354,14 @@ def choose(cond: Bounded, then: Bounded, other: Bounded) -> Bounded:
     v = np.where(cond.v, then.v, other.v)
     if cond.e1 is None and then.e1 is None and other.e1 is None:
         return Bounded(v)
-    e1, e2, common = (np.where(cond.v, f(then), f(other)) for f in (worst, variance, shared))
+    e1, e2, common = (np.where(cond.v, f(then), f(other)) for f in (worst_error, variance, shared_deviation))
     if cond.e1 is not None:
         step = distance(then.v, other.v)
-        open1, open2 = worst(cond) > 0, deviation(cond) > 0
-        e1 = np.where(open1, np.maximum(worst(then), worst(other)) + step, e1)
-        e2 = np.where(open2, np.maximum(variance(then), variance(other)) + (step / LAMBDA) ** 2, e2)
-        common = np.where(open2, np.maximum(shared(then), shared(other)), common)
-    return made(v, e1, e2, common)
+        may_differ, usually_differs = worst_error(cond) > 0, deviation(cond) > 0
+        e1 = np.where(may_differ, np.maximum(worst_error(then), worst_error(other)) + step, e1)
+        e2 = np.where(usually_differs, np.maximum(variance(then), variance(other)) + (step / LAMBDA) ** 2, e2)
+        common = np.where(usually_differs, np.maximum(shared_deviation(then), shared_deviation(other)), common)
+    return make_bounded(v, e1, e2, common)
 
 
 def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> Bounded:
@@ -363,14 +372,16 @@ def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> B
     if target.is_float:
         out = Bounded(v, x.e1, x.e2, x.shared)
         widens = source.is_float and source.bits < target.bits
-        keeps = widens or source is boolean or (source.is_float and accuracy.algebra)
-        return out if keeps else rounded(out, accuracy.computes(target), 1.0, True)
+        is_exact = widens or source is boolean or (source.is_float and accuracy.algebra)
+        return out if is_exact else rounded(out, accuracy.computes(target), 1.0, True)
     if x.e1 is None:
         return Bounded(v)
-    ends = [distance(scalar.cast(m, source, target, exact=True), v) for m in _moved(x.v, worst(x))]
-    usual = [distance(scalar.cast(m, source, target, exact=True), v) for m in _moved(x.v, tolerance(x))]
-    e1 = np.maximum.reduce(ends) + np.where(np.isinf(worst(x)), np.inf, 0.0)
-    return made(v, e1, (np.maximum.reduce(usual) / LAMBDA) ** 2 + np.where(np.isinf(worst(x)), np.inf, 0.0), ZERO)
+    ends = [distance(scalar.cast(m, source, target, exact=True), v) for m in _interval_ends(x.v, worst_error(x))]
+    usual = [distance(scalar.cast(m, source, target, exact=True), v) for m in _interval_ends(x.v, tolerance(x))]
+    e1 = np.maximum.reduce(ends) + np.where(np.isinf(worst_error(x)), np.inf, 0.0)
+    return make_bounded(
+        v, e1, (np.maximum.reduce(usual) / LAMBDA) ** 2 + np.where(np.isinf(worst_error(x)), np.inf, 0.0), ZERO
+    )
 
 
 def constant(value: bool | int | float, dtype: DType) -> Bounded:
@@ -384,5 +395,5 @@ def constant(value: bool | int | float, dtype: DType) -> Bounded:
     mantissa = abs(np.frexp(v)[0]) * 2.0**SHORT
     if mantissa == np.rint(mantissa) or (v == np.rint(v) and abs(v) <= 2.0**16):
         return Bounded(v)
-    own = np.asarray(UNIT["f32"] * np.abs(v))
-    return Bounded(v, own, np.zeros(()), own / np.sqrt(3.0))
+    rounding = np.asarray(UNIT["f32"] * np.abs(v))
+    return Bounded(v, rounding, np.zeros(()), rounding / np.sqrt(3.0))

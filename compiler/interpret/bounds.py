@@ -13,7 +13,16 @@ import numpy as np
 
 from compiler.interpret import accumulated, bounded, scalar
 from compiler.interpret.accumulated import Moments
-from compiler.interpret.bounded import LAMBDA, Accuracy, Bounded, distance, made, shared, variance, worst
+from compiler.interpret.bounded import (
+    LAMBDA,
+    Accuracy,
+    Bounded,
+    distance,
+    make_bounded,
+    shared_deviation,
+    variance,
+    worst_error,
+)
 from compiler.interpret.grid import Grid, Take
 from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import evaluate_with
@@ -66,7 +75,7 @@ class Propagation:
         return bounded.choose(cond, then, other)
 
     def possible(self, cond: Bounded) -> tuple[Array, Array]:
-        undecided = worst(cond) > 0
+        undecided = worst_error(cond) > 0
         return cond.v | undecided, ~cond.v | undecided
 
     def candidates(self, index: Bounded) -> list[Array]:
@@ -79,9 +88,9 @@ class Propagation:
         found = stored.map(takes[0])
         if len(takes) > 1:
             others = [stored.map(t) for t in takes[1:]]
-            step = np.maximum.reduce([distance(o.v, found.v) + worst(o) for o in others])
+            step = np.maximum.reduce([distance(o.v, found.v) + worst_error(o) for o in others])
             e2 = variance(found) + (step / LAMBDA) ** 2
-            return made(found.v, worst(found) + step, e2, shared(found))
+            return make_bounded(found.v, worst_error(found) + step, e2, shared_deviation(found))
         if found.e1 is None:
             return found
         used = set().union(*(names(i) for i in load.index))
@@ -104,7 +113,7 @@ class Propagation:
         if all(p.e1 is None for p in parts):
             return Bounded(v)
         errors = zip(*(bounded.errors(p) for p in parts), strict=True)
-        return made(v, *(np.concatenate(e, axis) for e in errors))
+        return make_bounded(v, *(np.concatenate(e, axis) for e in errors))
 
     def reduce(self, op: str, x: Bounded, axes: tuple[int, ...], dtype: DType) -> Bounded:
         out = accumulated.reduce(op, x, axes, dtype, self.accuracy)
@@ -122,5 +131,5 @@ class Propagation:
     def scatter(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType) -> Bounded:
         return accumulated.scatter(op, base, index, value, dtype, self.accuracy).full(base.v.shape)
 
-    def perhaps(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
-        return accumulated.perhaps(op, base, index, value)
+    def scatter_undecided(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
+        return accumulated.scatter_undecided(op, base, index, value)

@@ -84,16 +84,16 @@ class Grid(Generic[T]):
     private: Mapping[str, tuple[Expr, ...]] = field(default_factory=dict)  # implicit leading indices of a buffer
     taken: Array | None = None
     outer: Grid[T] | None = None
-    done: dict[Expr, T] = field(default_factory=dict)
+    cache: dict[Expr, T] = field(default_factory=dict)
 
     def over(self, spans: Sequence[Span]) -> Grid[T]:
         """A grid of other axes over the same tensors."""
-        return replace(self, spans=tuple(spans), taken=None, outer=None, done={})
+        return replace(self, spans=tuple(spans), taken=None, outer=None, cache={})
 
     def within(self, taken: Array) -> Grid[T]:
         """The points of this grid where `taken` holds."""
         both = taken if self.taken is None else self.taken & taken
-        return replace(self, taken=both, outer=self, done={})
+        return replace(self, taken=both, outer=self, cache={})
 
     def position(self, axis: str) -> int:
         return next(k for k, s in enumerate(self.spans) if s.name == axis)
@@ -109,13 +109,13 @@ class Grid(Generic[T]):
 
 def evaluate(e: Expr, grid: Grid[T]) -> T:
     """The value of `e` at every point; its arrays broadcast to the grid's shape."""
-    known: Grid[T] | None = grid
-    while known is not None:
-        if e in known.done:
-            return known.done[e]
-        known = known.outer
+    scope: Grid[T] | None = grid
+    while scope is not None:
+        if e in scope.cache:
+            return scope.cache[e]
+        scope = scope.outer
     value = _evaluate(e, grid)
-    grid.done[e] = value
+    grid.cache[e] = value
     return value
 
 
@@ -143,10 +143,10 @@ def _evaluate(e: Expr, grid: Grid[T]) -> T:
 
 def _require(cond: T, value: T, dtype: DType, grid: Grid[T]) -> T:
     """The value, 0 where the condition fails; raises InvalidData if it certainly fails at a point taken."""
-    may, may_not = grid.algebra.possible(cond)
-    if not np.all(may if grid.taken is None else may | ~grid.taken):
+    can_hold, can_fail = grid.algebra.possible(cond)
+    if not np.all(can_hold if grid.taken is None else can_hold | ~grid.taken):
         raise InvalidData
-    return grid.algebra.select(cond, value, grid.algebra.constant(0, dtype)) if may_not.any() else value
+    return grid.algebra.select(cond, value, grid.algebra.constant(0, dtype)) if can_fail.any() else value
 
 
 def _points(name: str, grid: Grid[T]) -> Array:
@@ -161,30 +161,32 @@ def _points(name: str, grid: Grid[T]) -> Array:
 
 def _select(e: Select, grid: Grid[T]) -> T:
     cond = evaluate(e.cond, grid)
-    may, may_not = grid.algebra.possible(cond)
+    can_hold, can_fail = grid.algebra.possible(cond)
     if grid.taken is not None:
-        may, may_not = may & grid.taken, may_not & grid.taken
-    if not may_not.any():
+        can_hold, can_fail = can_hold & grid.taken, can_fail & grid.taken
+    if not can_fail.any():
         return evaluate(e.then, grid)
-    if not may.any():
+    if not can_hold.any():
         return evaluate(e.other, grid)
-    return grid.algebra.select(cond, evaluate(e.then, grid.within(may)), evaluate(e.other, grid.within(may_not)))
+    return grid.algebra.select(cond, evaluate(e.then, grid.within(can_hold)), evaluate(e.other, grid.within(can_fail)))
 
 
 def _load(e: Load, grid: Grid[T]) -> T:
     stored = grid.tensors[e.buffer]
     shape = grid.algebra.shape(stored)
     index = (*grid.private.get(e.buffer, ()), *e.index)
-    plan = tuple(_plan(i, n, grid) for i, n in zip(index, shape, strict=True))
-    spread = 1 if all(isinstance(p, int | Span) for p in plan) else max(len(p) for p in plan if isinstance(p, list))
+    plan = tuple(_plan_index(i, n, grid) for i, n in zip(index, shape, strict=True))
+    candidate_count = (
+        1 if all(isinstance(p, int | Span) for p in plan) else max(len(p) for p in plan if isinstance(p, list))
+    )
     takes: list[Take] = []
-    for k in range(spread):
+    for k in range(candidate_count):
         chosen = [p if isinstance(p, int | Span) else p[min(k, len(p) - 1)] for p in plan]
-        takes.append(_taker(e, chosen, shape, grid, k == 0))
+        takes.append(_make_take(e, chosen, shape, grid, k == 0))
     return grid.algebra.take(e, stored, takes, grid)
 
 
-def _plan(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Array]:
+def _plan_index(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Array]:
     """How one dimension is indexed: at one place, by a stretch of an axis, or by computed numbers."""
     match index:
         case Const(int() as value) if 0 <= value < extent:
@@ -196,7 +198,9 @@ def _plan(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Array]:
     return grid.algebra.candidates(evaluate(index, grid))
 
 
-def _taker(e: Load, index: Sequence[int | Span | Array], shape: tuple[int, ...], grid: Grid[T], certain: bool) -> Take:
+def _make_take(
+    e: Load, index: Sequence[int | Span | Array], shape: tuple[int, ...], grid: Grid[T], certain: bool
+) -> Take:
     """How to pick the elements of a load. Out of bounds is an error if the load is `certain` to happen."""
     rank = len(grid.spans)
     checked = [
@@ -205,8 +209,8 @@ def _taker(e: Load, index: Sequence[int | Span | Array], shape: tuple[int, ...],
     ]
     if any(n == 0 and not isinstance(i, Span) for i, n in zip(checked, shape, strict=True)):
         return lambda stored: np.zeros((1,) * rank, stored.dtype)  # nothing is taken, or it would be out of bounds
-    axes = [_axes(i, grid) for i in checked]
-    flat = [a for some in axes for a in some]
+    axes = [_axes_of_index(i, grid) for i in checked]
+    flat = [a for dims in axes for a in dims]
     if len(set(flat)) == len(flat):
         return lambda stored: _separable(stored, checked, axes, rank)
     arrays = tuple(_points(i.name, grid) if isinstance(i, Span) else np.asarray(i) for i in checked)
@@ -219,13 +223,13 @@ def _in_bounds(e: Load, d: int, index: Array, extent: int, grid: Grid[T], certai
         return index
     outside = (index < 0) | (index >= extent)
     if certain:
-        refuse(
+        raise_out_of_bounds(
             outside if grid.taken is None else outside & grid.taken, index, extent, f"{show(e)} reads", d, grid.where
         )
     return np.asarray(np.clip(index, 0, max(0, extent - 1)))
 
 
-def refuse(outside: Array, index: Array, extent: int, what: str, dimension: int, where: str) -> None:
+def raise_out_of_bounds(outside: Array, index: Array, extent: int, what: str, dimension: int, where: str) -> None:
     """Raise InterpretError if any point is `outside`, with the first index that is."""
     if outside.any():
         first = np.broadcast_to(index, outside.shape)[outside].flat[0]
@@ -234,7 +238,7 @@ def refuse(outside: Array, index: Array, extent: int, what: str, dimension: int,
         )
 
 
-def _axes(index: int | Span | Array, grid: Grid[T]) -> tuple[int, ...]:
+def _axes_of_index(index: int | Span | Array, grid: Grid[T]) -> tuple[int, ...]:
     """The grid dimensions along which an index varies."""
     match index:
         case int():
@@ -253,7 +257,7 @@ def _separable(stored: Array, index: list[int | Span | Array], axes: list[tuple[
             out = out[(slice(None),) * d + (slice(i.start, i.stop),)]
         else:
             out = np.take(out, i if isinstance(i, int) else i.reshape([i.shape[k] for k in axes[d]]), axis=d)
-    order = [k for some in axes for k in some]
+    order = [k for dims in axes for k in dims]
     out = out.transpose(sorted(range(len(order)), key=order.__getitem__))
     present = sorted(order)
     return out.reshape([out.shape[present.index(k)] if k in present else 1 for k in range(rank)])

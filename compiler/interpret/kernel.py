@@ -45,12 +45,12 @@ class Pointer:
     def read(self, at: Array) -> Array:
         """The elements at these distances."""
         places = np.asarray(at, np.int64) + self.offset
-        _check(self.where, self.name, self.memory, self.written, places, "loads")
+        _check_places(self.where, self.name, self.memory, self.written, places, "loads")
         return np.asarray(self.memory[places])
 
     def write(self, at: Array, values: Array) -> None:
         places = np.asarray(at, np.int64) + self.offset
-        _check(self.where, self.name, self.memory, None, places, "stores")
+        _check_places(self.where, self.name, self.memory, None, places, "stores")
         self.memory[places] = values
         if self.written is not None:
             np.frombuffer(self.written, np.uint8)[places] = 1
@@ -78,9 +78,9 @@ def _copy(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
 
 def _order(how: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     """places[k] = index of the k-th key in order: number of keys, number of places, then both with their strides."""
-    count, kept, keys, step, places, apart = args
+    count, place_count, keys, step, places, place_step = args
     found = scalar.order(str(how[0]).removeprefix("MLC_").lower(), keys.read(np.arange(count) * step), 0)
-    places.write(np.arange(kept) * apart, found[:kept])
+    places.write(np.arange(place_count) * place_step, found[:place_count])
 
 
 # Device functions by name: their effect, given template arguments and arguments, pointers among these.
@@ -93,14 +93,14 @@ CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
 }
 
 
-def _check(where: str, name: str, memory: Array, written: bytearray | None, places: Array, verb: str) -> None:
+def _check_places(where: str, name: str, memory: Array, written: bytearray | None, places: Array, verb: str) -> None:
     outside = places[(places < 0) | (places >= memory.size)]
     if outside.size:
         raise InterpretError(f"{where}: {verb} element {outside.flat[0]} of {name}, which has {memory.size}")
     if written is not None:
-        blank = places[np.frombuffer(written, np.uint8)[places] == 0]
-        if blank.size:
-            raise InterpretError(f"{where}: {verb} element {blank.flat[0]} of {name}, which was never written")
+        unwritten = places[np.frombuffer(written, np.uint8)[places] == 0]
+        if unwritten.size:
+            raise InterpretError(f"{where}: {verb} element {unwritten.flat[0]} of {name}, which was never written")
 
 
 @dataclass
@@ -112,7 +112,7 @@ class _Buffer:
     strides: tuple[int, ...]
     written: bytearray | None = None
 
-    def seen(self, flat: Array) -> Array:
+    def view(self, flat: Array) -> Array:
         """Flat memory as a view with the tensor's shape and strides."""
         steps = [n * flat.itemsize for n in self.strides]
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps)
@@ -124,8 +124,8 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
     names = tuple(s.name for s in program.sizes)
     buffers: dict[str, _Buffer] = {}
     for t, a in zip(program.inputs, arrays, strict=True):
-        made = buffers[t.name] = _allocate(t, sizes)
-        made.seen(made.memory)[...] = np.asarray(a)
+        buffer = buffers[t.name] = _allocate(t, sizes)
+        buffer.view(buffer.memory)[...] = np.asarray(a)
     for t in (*program.outputs, *program.temps):
         if t.name not in buffers:
             buffers[t.name] = _allocate(t, sizes)
@@ -133,8 +133,8 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
     with np.errstate(all="ignore"):
         for f in program.functions:
             undefined = frozenset(p.name for p in f.params if buffers[p.name].written is not None)
-            parts = (_parts(buffers[p.name]) for p in f.params)
-            _compiled(f, names, undefined)(*(sizes[n] for n in names), *(x for p in parts for x in p))
+            parts = (_array_arguments(buffers[p.name]) for p in f.params)
+            _compile(f, names, undefined)(*(sizes[n] for n in names), *(x for p in parts for x in p))
     return tuple(_result(program, t, buffers[t.name]) for t in program.outputs)
 
 
@@ -149,20 +149,22 @@ def _poisoned(dtype: DType, count: int) -> Array:
     return poison(Tensor("", kind, (dim(count),), (dim(1),)), [count])
 
 
-def _parts(b: _Buffer) -> tuple[Array, memoryview, int, bytearray | None]:
+def _array_arguments(b: _Buffer) -> tuple[Array, memoryview, int, bytearray | None]:
     return b.memory, b.memory.data, b.memory.size, b.written
 
 
 def _result(program: Program, t: Tensor, b: _Buffer) -> Array:
     if b.written is not None and b.memory.size:
-        blank = np.argwhere(b.seen(np.frombuffer(b.written, np.uint8)) == 0)
-        if len(blank):
-            raise InterpretError(f"{program.name}: element {blank[0].tolist()} of output {t.name} was never written")
-    return np.array(b.seen(b.memory)) if b.memory.size else np.empty(b.shape, b.memory.dtype)
+        unwritten = np.argwhere(b.view(np.frombuffer(b.written, np.uint8)) == 0)
+        if len(unwritten):
+            raise InterpretError(
+                f"{program.name}: element {unwritten[0].tolist()} of output {t.name} was never written"
+            )
+    return np.array(b.view(b.memory)) if b.memory.size else np.empty(b.shape, b.memory.dtype)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(f: Function, sizes: tuple[str, ...], undefined: frozenset[str]) -> Callable[..., None]:
+def _compile(f: Function, sizes: tuple[str, ...], undefined: frozenset[str]) -> Callable[..., None]:
     for s in f.body:
         for n in s.walk():
             if isinstance(n, Call) and n.function not in CALLS:
@@ -170,8 +172,8 @@ def _compiled(f: Function, sizes: tuple[str, ...], undefined: frozenset[str]) ->
     source, literals = translate(f, sizes, set(undefined))
     names: dict[str, Any] = {**_NAMES, **literals, **_accesses(f"function {f.name}")}
     exec(compile(source, f"<{f.name}>", "exec"), names)  # the source is generated by us
-    made: Callable[..., None] = names["run"]
-    return made
+    function: Callable[..., None] = names["run"]
+    return function
 
 
 def _accesses(where: str) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def _accesses(where: str) -> dict[str, Any]:
     def gather(name: str, memory: Array, written: bytearray | None, places: Array) -> Array:
         wanted = places.tolist()
         if min(wanted) < 0 or max(wanted) >= memory.size or not (written is None or all(written[i] for i in wanted)):
-            _check(where, name, memory, written, places, "loads")
+            _check_places(where, name, memory, written, places, "loads")
         return np.asarray(memory[places])
 
     def masked(name: str, memory: Array, written: bytearray | None, start: int, mask: Array, other: Array) -> Array:
@@ -304,17 +306,17 @@ _FLOATS: dict[str, Callable[..., Any]] = {
 # fmt: on
 
 
-def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
+def _apply_to_scalar(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of arrays, applied to scalars."""
     return lambda *args: np.asarray(f(*args))[()]
 
 
 def _float_functions() -> dict[str, Callable[..., Any]]:
-    made = {name: _plain(FUNCTIONS[name]) for name in OPS}
+    table = {name: _apply_to_scalar(FUNCTIONS[name]) for name in OPS}
     for name, row in ROWS.items():
         if row.library:
-            made[name] = _through_f64(row.meaning or getattr(np, name))
-    return made | _FLOATS
+            table[name] = _through_f64(row.meaning or getattr(np, name))
+    return table | _FLOATS
 
 
 def _reductions() -> dict[str, Callable[[Array], Any]]:

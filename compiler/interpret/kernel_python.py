@@ -77,11 +77,11 @@ def _block(s: Source, head: str, body: tuple[k.Stmt, ...]) -> None:
 def _statement(s: Source, statement: k.Stmt) -> None:
     match statement:
         case k.Declare(name, value) | k.Assign(name, value):
-            s.line(f"v_{name} = {_owned(s, value)}")
+            s.line(f"v_{name} = {_copied_value(s, value)}")
         case k.Store(buffer, index, value, "set"):
             _store(s, buffer, index, value)
         case k.Store(buffer, index, value, how):
-            _store(s, buffer, index, _combined(how, Load(buffer, (index,), value.dtype), value))
+            _store(s, buffer, index, _combine(how, Load(buffer, (index,), value.dtype), value))
         case k.For(var, start, stop, step, body, mark):
             places = f"range({_index(s, start)}, {_index(s, stop)}, {step})"
             # Independent iterations may run in any order; running backwards exposes dependent ones.
@@ -117,7 +117,7 @@ def _store(s: Source, buffer: str, index: Expr, value: Expr) -> None:
         s.line(f"w_{buffer}[{at}] = {1 if lanes == 1 else repr(bytes([1]) * lanes)}")
 
 
-def _combined(how: str, old: Expr, value: Expr) -> Expr:
+def _combine(how: str, old: Expr, value: Expr) -> Expr:
     dtype = value.dtype
     if dtype.is_float and dtype.bits == 16:
         wide = f32.replace(lanes=dtype.lanes)
@@ -135,7 +135,7 @@ def _argument(s: Source, a: Expr | k.Address) -> str:
 # ---- expressions
 
 
-def _owned(s: Source, e: Expr) -> str:
+def _copied_value(s: Source, e: Expr) -> str:
     """A value that later stores do not change: the load of a vector is a view of memory."""
     text = _value(s, e)
     return f"{text}.copy()" if e.dtype.lanes > 1 and isinstance(e, Load | Select | Cast) else text

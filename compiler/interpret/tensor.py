@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from compiler.interpret import scalar
-from compiler.interpret.grid import Algebra, Grid, InterpretError, Span, Take, refuse
+from compiler.interpret.grid import Algebra, Grid, InterpretError, Span, Take, raise_out_of_bounds
 from compiler.interpret.grid import evaluate as value_of
 from compiler.interpret.scalar import Array
 from compiler.ir import sizes, statement
@@ -56,7 +56,7 @@ class TensorAlgebra(Algebra[T], Protocol[T]):
 
     def scatter(self, op: str, base: T, index: tuple[Array, ...], value: T, dtype: DType) -> T: ...
 
-    def perhaps(self, op: str, base: T, index: tuple[Array, ...], value: T) -> T:
+    def scatter_undecided(self, op: str, base: T, index: tuple[Array, ...], value: T) -> T:
         """`base`, if it is undecided whether `value` is also scattered into it."""
 
 
@@ -64,10 +64,10 @@ class TensorAlgebra(Algebra[T], Protocol[T]):
 class Plain:
     """Plain numbers."""
 
-    keep: bool = False  # every floating type is f64
+    exact: bool = False  # every floating type is f64
 
     def constant(self, value: bool | int | float, dtype: DType) -> Array:
-        return scalar.constant(value, dtype, self.keep)
+        return scalar.constant(value, dtype, self.exact)
 
     def integers(self, x: Array) -> Array:
         return x
@@ -76,7 +76,7 @@ class Plain:
         return scalar.apply(name, args)
 
     def cast(self, x: Array, source: DType, target: DType) -> Array:
-        return scalar.cast(x, source, target, self.keep)
+        return scalar.cast(x, source, target, self.exact)
 
     def select(self, cond: Array, then: Array, other: Array) -> Array:
         return np.where(cond, then, other)
@@ -123,7 +123,7 @@ class Plain:
         scalar.combine_at(op, out, index, value)
         return out
 
-    def perhaps(self, op: str, base: Array, index: tuple[Array, ...], value: Array) -> Array:
+    def scatter_undecided(self, op: str, base: Array, index: tuple[Array, ...], value: Array) -> Array:
         raise TypeError("plain numbers are certain")
 
 
@@ -222,7 +222,7 @@ def _reduce(
     algebra: TensorAlgebra[T], equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...], grid: Grid[T]
 ) -> T:
     pair = _factors(equation, free, over)
-    work = [free, (*free, *over)] if pair is None else [free, *(_own(f, (*free, *over)) for f in pair)]
+    work = [free, (*free, *over)] if pair is None else [free, *(_spans_of(f, (*free, *over)) for f in pair)]
     cost = max(math.prod(s.size for s in spans) for spans in work)
     slabs = _slabs(free, cost, CACHED if pair is None else SLAB)
     if slabs is None:
@@ -235,7 +235,7 @@ def _reduce(
     return algebra.concatenate([_reduce(algebra, equation, part, over, grid) for part in parts], axis)
 
 
-def _own(e: Expr, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+def _spans_of(e: Expr, spans: tuple[Span, ...]) -> tuple[Span, ...]:
     mentioned = names(e)
     return tuple(s for s in spans if s.name in mentioned)
 
@@ -244,8 +244,8 @@ def _factors(equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...]) -
     """The two factors of a contraction: a sum of products, each lacking some free axis, neither a summed one."""
     if equation.op != "sum" or not over or equation.dtype.kind == "bool":
         return None
-    mine, summed = {s.name for s in (*free, *over)}, {s.name for s in over}
-    groups = [(names(f) & mine, f) for f in factors_of(equation.value)]
+    all_names, summed = {s.name for s in (*free, *over)}, {s.name for s in over}
+    groups = [(names(f) & all_names, f) for f in factors_of(equation.value)]
     while len(groups) > 1:
         # Factors without axes of their own are multiplied into another first; then the pair that stays smallest.
         (a_axes, a), (b_axes, b) = min(
@@ -278,11 +278,15 @@ def _contract(
         return algebra.rearrange(algebra.full(value_of(e, inner), inner.shape), lambda x: x.reshape(shape))
 
     product = algebra.contract(matrix(pair[0], batch, rows, over), matrix(pair[1], batch, over, columns), dtype)
-    made = [*batch, *rows, *columns]
-    order = [made.index(s) for s in free if s in made]
+    product_spans = [*batch, *rows, *columns]
+    order = [product_spans.index(s) for s in free if s in product_spans]
 
     def arrange(x: Array) -> Array:
-        return x.reshape([s.size for s in made]).transpose(order).reshape([s.size if s in made else 1 for s in free])
+        return (
+            x.reshape([s.size for s in product_spans])
+            .transpose(order)
+            .reshape([s.size if s in product_spans else 1 for s in free])
+        )
 
     return algebra.full(algebra.rearrange(product, arrange), tuple(s.size for s in free))
 
@@ -296,26 +300,28 @@ def _scatter(algebra: TensorAlgebra[T], equation: Scatter, free: tuple[Span, ...
     guard = value_of(equation.guard, points)
     possible, taken = algebra.possible(guard)[0], algebra.candidates(guard)[0]
     inner = points.within(possible)
-    kept = np.broadcast_to(taken, points.shape)
+    mask = np.broadcast_to(taken, points.shape)
     written = ", ".join(map(show, equation.index))
     places = [algebra.candidates(value_of(e, inner)) for e in equation.index]
     index = []
     for d, (where, n) in enumerate(zip(places, shape, strict=True)):
-        at = np.broadcast_to(where[0], points.shape)[kept]
+        at = np.broadcast_to(where[0], points.shape)[mask]
         outside = (at < 0) | (at >= n)
-        refuse(outside, at, n, f"the update at [{written}] writes", d, grid.where)
+        raise_out_of_bounds(outside, at, n, f"the update at [{written}] writes", d, grid.where)
         index.append(at)
     value = algebra.full(value_of(equation.value, inner), points.shape)
-    out = algebra.scatter(equation.op, base, tuple(index), algebra.rearrange(value, lambda x: x[kept]), equation.dtype)
-    doubtful = np.broadcast_to(possible & ~taken, points.shape)
-    for which in range(max(map(len, places), default=1) if doubtful.any() else 0):
+    out = algebra.scatter(equation.op, base, tuple(index), algebra.rearrange(value, lambda x: x[mask]), equation.dtype)
+    undecided = np.broadcast_to(possible & ~taken, points.shape)
+    for which in range(max(map(len, places), default=1) if undecided.any() else 0):
         found = [np.broadcast_to(w[which % len(w)], points.shape) for w in places]
-        out = _perhaps(algebra, equation.op, out, found, value, doubtful)
+        out = _scatter_undecided(algebra, equation.op, out, found, value, undecided)
     return out
 
 
-def _perhaps(algebra: TensorAlgebra[T], op: str, out: T, index: list[Array], value: T, doubtful: Array) -> T:
+def _scatter_undecided(algebra: TensorAlgebra[T], op: str, out: T, index: list[Array], value: T, undecided: Array) -> T:
     """The updates at undecided points, as far as they are in bounds."""
     sizes = algebra.shape(out)
-    inside = doubtful & np.logical_and.reduce([(at >= 0) & (at < n) for at, n in zip(index, sizes, strict=True)])
-    return algebra.perhaps(op, out, tuple(at[inside] for at in index), algebra.rearrange(value, lambda x: x[inside]))
+    inside = undecided & np.logical_and.reduce([(at >= 0) & (at < n) for at, n in zip(index, sizes, strict=True)])
+    return algebra.scatter_undecided(
+        op, out, tuple(at[inside] for at in index), algebra.rearrange(value, lambda x: x[inside])
+    )

@@ -1,8 +1,9 @@
 """Reference interpreter of Tile IR, on NumPy arrays.
 
 Bindings have no effect. Parallel and reduce loops become axes of the arrays, and each statement runs for all points at
-once, up to `CAP` points; the rest, and loops with dependent iterations, run in Python. A tile allocated inside a loop
-exists once per point. It is an error to read an element that was never written, or to access a buffer out of bounds.
+once, up to `MAX_POINTS` points; the rest, and loops with dependent iterations, run in Python. A tile allocated inside a
+loop exists once per point. It is an error to read an element that was never written, or to access a buffer out of
+bounds.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from compiler.interpret import roles, scalar
-from compiler.interpret.grid import InterpretError, Span, refuse
+from compiler.interpret.grid import InterpretError, Span, raise_out_of_bounds
 from compiler.interpret.loop import laid_out, poison
 from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import bind_sizes, extent
-from compiler.interpret.tile_state import Here, Machine, evaluated, points_of
+from compiler.interpret.tile_state import Here, Machine, evaluate_at, points_of
 from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.roles import Advance, One, RingStmt, Role
@@ -29,7 +30,7 @@ from compiler.ir.text import show
 from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
 # points of a loop nest that are evaluated at once, at most
-CAP = 1 << 22
+MAX_POINTS = 1 << 22
 
 
 def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
@@ -56,25 +57,25 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
 def _kernel(
     program: Program, kernel: Kernel, sizes: dict[str, int], memory: dict[str, Array], written: dict[str, Array]
 ) -> None:
-    own = {p.name: _seen(memory[p.name], p, sizes) for p in kernel.params}
-    known = {p.name: _seen(written[p.name], p, sizes) for p in kernel.params if p.name in written}
-    machine = Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
-    roles.alone(_body(kernel.body, machine, Here()), machine.where)
+    views = {p.name: _view(memory[p.name], p, sizes) for p in kernel.params}
+    written_views = {p.name: _view(written[p.name], p, sizes) for p in kernel.params if p.name in written}
+    machine = Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), views, written_views)
+    roles.run_outside_roles(_body(kernel.body, machine, Here()), machine.where)
 
 
-def _seen(a: Array, view: Tensor, sizes: dict[str, int]) -> Array:
+def _view(a: Array, view: Tensor, sizes: dict[str, int]) -> Array:
     """A buffer as a kernel sees it: by strides, so that views may overlap."""
     shape = [extent(e, sizes) for e in view.shape]
     return as_strided(a, shape, [extent(e, sizes) * a.itemsize for e in view.strides])
 
 
 def _body(body: tuple[Stmt, ...], machine: Machine, here: Here) -> roles.Steps:
-    own = [s for s in body if isinstance(s, Role)]
+    role_blocks = [s for s in body if isinstance(s, Role)]
     for s in body:
         if isinstance(s, Role):
-            if s is own[0]:
-                each = {r.kind: _body(r.body, machine.role(r.threads), here) for r in own}
-                roles.side_by_side(each, machine.mbarriers, machine.where)
+            if s is role_blocks[0]:
+                steps_of = {r.kind: _body(r.body, machine.role(r.threads), here) for r in role_blocks}
+                roles.run_roles(steps_of, machine.mbarriers, machine.where)
         else:
             yield from _statement(s, machine, here)
 
@@ -84,19 +85,19 @@ def _statement(s: Stmt, machine: Machine, here: Here) -> roles.Steps:
         case For():
             yield from _loop(s, machine, here)
         case If(cond, body):
-            inside = here.where(evaluated(cond, machine, here))
+            inside = here.where(evaluate_at(cond, machine, here))
             if inside.taken is not None and inside.taken.any():
                 yield from _body(body, machine, inside)
         case InOrder():
-            yield from _in_order(s, machine, here)
+            yield from _ordered_loop(s, machine, here)
         case Let(name, value) | Init(name, value):
             # A copy, because a load may be a view of a buffer that later statements change.
-            machine.values[name] = np.array(evaluated(value, machine, here))
+            machine.values[name] = np.array(evaluate_at(value, machine, here))
             machine.depth[name] = len(here.spans)
         case Accum(name, how, value):
-            _accumulate(name, how, evaluated(value, machine, here), value.dtype, machine, here)
+            _accumulate(name, how, evaluate_at(value, machine, here), value.dtype, machine, here)
         case Store(buffer, index, value, how):
-            _store(buffer, index, evaluated(value, machine, here), value.dtype, how, machine, here)
+            _store(buffer, index, evaluate_at(value, machine, here), value.dtype, how, machine, here)
         case Stage(body=body) | One(body):
             yield from _body(body, machine, here)
         case RingStmt():
@@ -106,10 +107,10 @@ def _statement(s: Stmt, machine: Machine, here: Here) -> roles.Steps:
         case Alloc():
             _allocate(s, machine, here)
         case Copy(target, source, _, full):
-            yield from _statement(_copy(target, source, machine), machine, here)
+            yield from _statement(_copy_loops(target, source, machine), machine, here)
             if full is not None:
                 count = math.prod(extents(target)) * machine.types[target.buffer].bytes
-                roles.tell(full, 0, -count, machine, here)
+                roles.arrive(full, 0, -count, machine, here)
         case Mma():
             _multiply(s, machine, here)
         case _:
@@ -120,34 +121,34 @@ def _statement(s: Stmt, machine: Machine, here: Here) -> roles.Steps:
 
 
 def _loop(s: For, machine: Machine, here: Here) -> roles.Steps:
-    counts = evaluated(s.extent, machine, here)
+    counts = evaluate_at(s.extent, machine, here)
     count = int(counts.max(initial=0))
-    if s.kind == "scan" or (s.kind == "reduce" and not _only_accumulates(s)) or _in_turns(s):
+    if s.kind == "scan" or (s.kind == "reduce" and not _only_accumulates(s)) or _must_run_in_order(s):
         for k in range(count):
             machine.values[s.var] = np.asarray(k, np.int64)
             yield from _body(s.body, machine, here if counts.ndim == 0 else here.where(k < counts))
         machine.values.pop(s.var, None)
         return
-    each = math.prod(here.shape) * max(1, _points(s.body, machine.sizes))
-    step = max(1, CAP // max(1, each))
+    points = math.prod(here.shape) * max(1, _most_points(s.body, machine.sizes))
+    step = max(1, MAX_POINTS // max(1, points))
     for start in range(0, count, step):
         inner = here.open(Span(s.var, start, min(count, start + step)))
         if counts.ndim:
-            inner = inner.where(evaluated(op("lt", Var(s.var, i64), s.extent), machine, inner))
+            inner = inner.where(evaluate_at(op("lt", Var(s.var, i64), s.extent), machine, inner))
         yield from _body(s.body, machine, inner)
 
 
-def _in_turns(loop: For) -> bool:
+def _must_run_in_order(loop: For) -> bool:
     """Whether roles wait for each other in the loop, so that it must run iteration by iteration."""
     kinds = {type(n) for n in loop.walk()}
     return Advance in kinds and Role not in kinds
 
 
-def _in_order(s: InOrder, machine: Machine, here: Here) -> roles.Steps:
+def _ordered_loop(s: InOrder, machine: Machine, here: Here) -> roles.Steps:
     """All turns at once."""
-    count, turns = (int(evaluated(e, machine, Here())) for e in (s.count, s.extent))
+    count, turns = (int(evaluate_at(e, machine, Here())) for e in (s.count, s.extent))
     inner = here.open(Span(s.var, 0, count))
-    keys = np.broadcast_to(evaluated(s.key, machine, inner), inner.shape)
+    keys = np.broadcast_to(evaluate_at(s.key, machine, inner), inner.shape)
     machine.values[s.var] = scalar.order(s.how, keys, -1)[..., :turns]
     yield from _body(s.body, machine, here.open(Span(s.turn, 0, turns)))
     machine.values.pop(s.var)
@@ -169,19 +170,19 @@ def _only_accumulates(loop: For) -> bool:
     return not outer and not sums & {n.name for n in nodes if isinstance(n, Var)}
 
 
-def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
+def _most_points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
     """How many points the largest statement of a body has, each time that it runs."""
     most = 1
     for s in body:
         match s:
             case For(_, count, _, _, inner):
-                most = max(most, _about(count, sizes) * _points(inner, sizes))
+                most = max(most, _estimated_extent(count, sizes) * _most_points(inner, sizes))
             case InOrder(_, _, _, count, _, _, inner):
-                most = max(most, _about(count, sizes) * _points(inner, sizes))
+                most = max(most, _estimated_extent(count, sizes) * _most_points(inner, sizes))
             case If(body=inner) | Stage(body=inner) | Role(body=inner):
-                most = max(most, _points(inner, sizes))
+                most = max(most, _most_points(inner, sizes))
             case Alloc(t):
-                most = max(most, math.prod(_about(e, sizes) for e in t.shape))
+                most = max(most, math.prod(_estimated_extent(e, sizes) for e in t.shape))
             case Copy(target):
                 most = max(most, math.prod(n or 1 for n in target.lengths))
             case Mma(_, acc, a, b):
@@ -189,7 +190,7 @@ def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
     return most
 
 
-def _about(e: Expr, sizes: dict[str, int]) -> int:
+def _estimated_extent(e: Expr, sizes: dict[str, int]) -> int:
     """An extent; one that varies counts as 1, and inner loops split if that was too little."""
     if isinstance(e, Const):
         return int(e.value)
@@ -203,12 +204,12 @@ def _about(e: Expr, sizes: dict[str, int]) -> int:
 def _accumulate(name: str, how: str, value: Array, dtype: DType, machine: Machine, here: Here) -> None:
     inner = tuple(range(machine.depth[name], len(here.spans)))
     old = machine.values[name]
-    new = scalar.apply(COMBINE[how], (old, _reduced(how, value, dtype, here, inner)))
+    new = scalar.apply(COMBINE[how], (old, _reduce_over(how, value, dtype, here, inner)))
     taken = _any_taken(here, inner)
     machine.values[name] = new if taken is None else np.where(taken, new, old)
 
 
-def _reduced(how: str, value: Array, dtype: DType, here: Here, axes: tuple[int, ...]) -> Array:
+def _reduce_over(how: str, value: Array, dtype: DType, here: Here, axes: tuple[int, ...]) -> Array:
     """`value` combined over `axes`, without points that do not take part."""
     if not axes:
         return value
@@ -232,7 +233,7 @@ def _any_taken(here: Here, axes: tuple[int, ...], keep: bool = False) -> Array |
 def _allocate(s: Alloc, machine: Machine, here: Here) -> None:
     """A tile for each point of the open axes; their indices come before the tile's own dimensions."""
     name = s.tensor.name
-    shape = [n.size for n in here.spans] + [int(evaluated(e, machine, Here())) for e in s.tensor.shape]
+    shape = [n.size for n in here.spans] + [int(evaluate_at(e, machine, Here())) for e in s.tensor.shape]
     machine.types[name] = s.tensor.dtype
     machine.memory[name] = scalar.from_memory(poison(s.tensor, shape), s.tensor.dtype)
     machine.written[name] = np.zeros(shape, np.bool_)
@@ -243,17 +244,19 @@ def _allocate(s: Alloc, machine: Machine, here: Here) -> None:
 def _store(
     buffer: str, index: tuple[Expr, ...], value: Array, dtype: DType, how: str, machine: Machine, here: Here
 ) -> None:
-    places = [evaluated(i, machine, here) for i in (*machine.private.get(buffer, ()), *index)]
-    idle = tuple(k for k, n in enumerate(here.shape) if n > 1 and all(p.ndim == 0 or p.shape[k] == 1 for p in places))
-    if how != "set" and idle:  # updates along these axes meet in one element
-        value = np.expand_dims(_reduced(how, value, dtype, here, idle), idle)
-        spans = tuple(replace(s, stop=s.start + 1) if k in idle else s for k, s in enumerate(here.spans))
-        here = Here(spans, _any_taken(here, idle, True))
+    places = [evaluate_at(i, machine, here) for i in (*machine.private.get(buffer, ()), *index)]
+    unindexed = tuple(
+        k for k, n in enumerate(here.shape) if n > 1 and all(p.ndim == 0 or p.shape[k] == 1 for p in places)
+    )
+    if how != "set" and unindexed:  # updates along these axes meet in one element
+        value = np.expand_dims(_reduce_over(how, value, dtype, here, unindexed), unindexed)
+        spans = tuple(replace(s, stop=s.start + 1) if k in unindexed else s for k, s in enumerate(here.spans))
+        here = Here(spans, _any_taken(here, unindexed, True))
     target, written = machine.memory[buffer], machine.written.get(buffer)
     _check_store(buffer, places, index, target.shape, machine, here)
-    kept = np.broadcast_to(True if here.taken is None else here.taken, here.shape)
-    value = np.broadcast_to(value, here.shape)[kept]
-    at = tuple(np.broadcast_to(p, here.shape)[kept] for p in places)
+    taken = np.broadcast_to(True if here.taken is None else here.taken, here.shape)
+    value = np.broadcast_to(value, here.shape)[taken]
+    at = tuple(np.broadcast_to(p, here.shape)[taken] for p in places)
     if not value.size:
         return
     if how != "set" and written is not None and not written[at].all():
@@ -266,37 +269,41 @@ def _store(
 def _check_store(
     buffer: str, places: list[Array], index: tuple[Expr, ...], shape: tuple[int, ...], machine: Machine, here: Here
 ) -> None:
-    said = f"{buffer}[{', '.join(map(show, index))}] stores to"
+    what = f"{buffer}[{', '.join(map(show, index))}] stores to"
     first = len(places) - len(index)
     for d, (p, n) in enumerate(zip(places, shape, strict=True)):
         if p.size and (p.min() < 0 or p.max() >= n):
             outside = (p < 0) | (p >= n)
-            refuse(outside if here.taken is None else outside & here.taken, p, n, said, d - first, machine.where)
+            raise_out_of_bounds(
+                outside if here.taken is None else outside & here.taken, p, n, what, d - first, machine.where
+            )
 
 
 # ---- copies and tensor instructions
 
 
-def _copy(target: Slice, source: Slice, machine: Machine) -> Stmt:
+def _copy_loops(target: Slice, source: Slice, machine: Machine) -> Stmt:
     """A copy as the equivalent loops."""
-    long = extents(target)
-    names = [f"copy {k}" for k in range(len(long))]
-    to = element(target, [Var(name, i64) for name in names])
-    fro = element(source, _places(long, names, extents(source)))
+    box = extents(target)
+    names = [f"copy {k}" for k in range(len(box))]
+    target_index = element(target, [Var(name, i64) for name in names])
+    source_index = element(source, _position(box, names, extents(source)))
     zero = cast(const(0, compute(machine.types[source.buffer])), machine.types[source.buffer])
-    value = select(_inside(source, fro, machine), Load(source.buffer, fro, machine.types[source.buffer]), zero)
-    out: Stmt = If(_inside(target, to, machine), (Store(target.buffer, to, value),))
-    for name, n in reversed(list(zip(names, long, strict=True))):
+    value = select(
+        _inside(source, source_index, machine), Load(source.buffer, source_index, machine.types[source.buffer]), zero
+    )
+    out: Stmt = If(_inside(target, target_index, machine), (Store(target.buffer, target_index, value),))
+    for name, n in reversed(list(zip(names, box, strict=True))):
         out = For(name, dim(n), "parallel", Bind("serial"), (out,))
     return out
 
 
-def _places(long: Sequence[int], names: Sequence[str], other: Sequence[int]) -> list[Expr]:
-    """The position in a box of extents `other` of the element at position `names` in a box of extents `long`."""
-    if list(long) == list(other):
+def _position(box: Sequence[int], names: Sequence[str], other: Sequence[int]) -> list[Expr]:
+    """The position in a box of extents `other` of the element at position `names` in a box of extents `box`."""
+    if list(box) == list(other):
         return [Var(name, i64) for name in names]
     number: Expr = dim(0)
-    for name, n in zip(names, long, strict=True):
+    for name, n in zip(names, box, strict=True):
         number = number * n + Var(name, i64)
     out: list[Expr] = []
     for n in reversed(other[1:]):
@@ -318,22 +325,22 @@ def _multiply(s: Mma, machine: Machine, here: Here) -> None:
     spans = {x: Span(f"mma {x}", 0, long[x]) for x in "mnk"}
     sizes = dict(zip("mnk", s.sizes, strict=True)) if s.sizes else {}
 
-    def opened(axes: str) -> Here:
+    def open_axes(axes: str) -> Here:
         at = here
         for x in axes:
             at = at.open(spans[x])
         for x in (x for x in axes if x in sizes):
-            at = at.where(evaluated(op("lt", Var(spans[x].name, i64), sizes[x]), machine, at))
+            at = at.where(evaluate_at(op("lt", Var(spans[x].name, i64), sizes[x]), machine, at))
         return at
 
     def operand(x: Slice, own: str, axes: str) -> Array:
-        at = opened(axes)
+        at = open_axes(axes)
         load = Load(x.buffer, element(x, [Var(f"mma {letter}", i64) for letter in own]), machine.types[x.buffer])
-        value = np.broadcast_to(evaluated(cast(load, dtype), machine, at), at.shape)
+        value = np.broadcast_to(evaluate_at(cast(load, dtype), machine, at), at.shape)
         return value if at.taken is None else np.where(at.taken, value, np.zeros((), value.dtype))
 
     c_axes, a_axes, b_axes = letters(s)
     with np.errstate(all="ignore"):
         product = np.matmul(operand(s.a, a_axes, "mk"), operand(s.b, b_axes, "kn"))
     index = element(s.acc, [Var(f"mma {letter}", i64) for letter in c_axes])
-    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, opened("mn"))
+    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, open_axes("mn"))

@@ -20,27 +20,27 @@ class Mbarriers:
 
     arrivals: int
     private: tuple[Expr, ...]
-    left: Array
+    pending: Array
     bytes: Array
     phase: Array
     changes: int = 0
 
-    def ended(self, at: tuple[Array, ...], parity: Array) -> bool:
+    def has_ended(self, at: tuple[Array, ...], parity: Array) -> bool:
         return bool((self.phase[at] != parity).all())
 
-    def tell(self, at: tuple[Array, ...], arrivals: int, expected: int) -> bool:
+    def arrive(self, at: tuple[Array, ...], arrivals: int, expected: int) -> bool:
         """Count arrivals, and expected bytes (negative for bytes that came); false if more arrive than should."""
         self.changes += 1
-        self.left[at] -= arrivals
+        self.pending[at] -= arrivals
         self.bytes[at] += expected
-        right = bool((self.left[at] >= 0).all())
-        over = (self.left == 0) & (self.bytes == 0)
-        self.phase[over] ^= 1
-        self.left[over] = self.arrivals
-        return right
+        is_expected = bool((self.pending[at] >= 0).all())
+        completed = (self.pending == 0) & (self.bytes == 0)
+        self.phase[completed] ^= 1
+        self.pending[completed] = self.arrivals
+        return is_expected
 
 
-def made(points: list[int], count: int, arrivals: int, private: tuple[Expr, ...]) -> Mbarriers:
+def make_mbarriers(points: list[int], count: int, arrivals: int, private: tuple[Expr, ...]) -> Mbarriers:
     shape = (*points, count)
     bytes_, phase = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     return Mbarriers(arrivals, private, np.full(shape, arrivals, np.int64), bytes_, phase)
@@ -113,7 +113,7 @@ def _grid(machine: Machine, here: Here) -> Grid[Array]:
     )  # fmt: skip
 
 
-def evaluated(e: Expr, machine: Machine, here: Here) -> Array:
+def evaluate_at(e: Expr, machine: Machine, here: Here) -> Array:
     return evaluate(e, _grid(machine, here))
 
 

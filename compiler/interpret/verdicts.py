@@ -92,13 +92,15 @@ def judge(got: Array, bounded: Bounded, dtype: str, *, flush: bool = False) -> V
 def _wrong_class(found: Array, value: Array, tol: Array, overflow_at: float) -> Array:
     """Where one is NaN, infinite or finite and the other is not."""
     undecided = np.isinf(tol) | np.isnan(tol)
-    beyond = np.abs(value) >= overflow_at
-    alike = np.where(np.isfinite(value), np.isfinite(found), (found == value) | (np.isnan(found) & np.isnan(value)))
+    overflows = np.abs(value) >= overflow_at
+    is_same_class = np.where(
+        np.isfinite(value), np.isfinite(found), (found == value) | (np.isnan(found) & np.isnan(value))
+    )
     overflow = np.isinf(found) & (np.sign(found) == np.sign(value)) & (np.abs(value) + tol >= overflow_at)
-    within = np.isfinite(found) & (np.abs(value) - tol < overflow_at)
-    decided = np.where(beyond & np.isfinite(value), overflow | within, alike | overflow)
+    is_finite = np.isfinite(found) & (np.abs(value) - tol < overflow_at)
+    decided = np.where(overflows & np.isfinite(value), overflow | is_finite, is_same_class | overflow)
     # If anything may have happened on the way, only a finite result in place of an overflow is wrong.
-    return np.where(undecided, beyond & np.isfinite(value) & np.isfinite(found), ~decided)
+    return np.where(undecided, overflows & np.isfinite(value) & np.isfinite(found), ~decided)
 
 
 def by_ratio(found: Array, value: Array, tol: Array, ratio: Array, wrong: Array) -> Verdict:
@@ -120,10 +122,10 @@ def by_ratio(found: Array, value: Array, tol: Array, ratio: Array, wrong: Array)
 def worst(found: Iterable[Verdict], *, named: bool) -> Verdict:
     """The first verdict that is not ok, with the number of its output if `named`; else the one closest to failing."""
     closest = Verdict(True, 0.0)
-    for k, one in enumerate(found):
-        if not one.ok:
-            return replace(one, message=f"output {k}: {one.message}") if named else one
-        closest = one if one.err_over_tol >= closest.err_over_tol else closest
+    for k, verdict in enumerate(found):
+        if not verdict.ok:
+            return replace(verdict, message=f"output {k}: {verdict.message}") if named else verdict
+        closest = verdict if verdict.err_over_tol >= closest.err_over_tol else closest
     return closest
 
 
@@ -135,7 +137,7 @@ def exact(got: Array, want: Array) -> Verdict:
     if not wrong.any():
         return Verdict(True, 0.0)
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    said = (
+    message = (
         f"element {list(at)} is {got[at]}, expected {want[at]}; {int(wrong.sum())} of {wrong.size} elements are wrong"
     )
-    return Verdict(False, float("inf"), at, said)
+    return Verdict(False, float("inf"), at, message)

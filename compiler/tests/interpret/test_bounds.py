@@ -55,7 +55,7 @@ def f(x0: f64[3]):
 """
     ((y,), (b,)) = run(text, np.array([-735.0, -700.0, 1.0]))
     tolerance = bounded.tolerance(b)
-    assert (tolerance > 0).all() and (tolerance <= bounded.worst(b)).all() and (abs(y - b.v) <= tolerance).all()
+    assert (tolerance > 0).all() and (tolerance <= bounded.worst_error(b)).all() and (abs(y - b.v) <= tolerance).all()
 
 
 @pytest.mark.parametrize("most", [4, 9, 24])
@@ -394,4 +394,4 @@ def test_what_is_rounded_may_be_larger_than_the_exact_value() -> None:
     b = bounded.rounded(Bounded(v, e1, e1**2, np.zeros(2)), dt.bf16, 1.0, correctly=True)
     for computed in (v + e1, v - e1):
         y = scalar.cast(computed, dt.f64, dt.bf16).astype(np.float64)
-        assert (np.abs(y - v) <= bounded.worst(b)).all()
+        assert (np.abs(y - v) <= bounded.worst_error(b)).all()

@@ -163,7 +163,7 @@ def partial(a: f32[7, 10], b: f32[10, 5], x: f32[7], *, y: f32[7, 5], z: f32[10]
 
 @pytest.fixture(params=CAPS)
 def cap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpret, "CAP", request.param)
+    monkeypatch.setattr(interpret, "MAX_POINTS", request.param)
 
 
 @pytest.mark.usefixtures("cap")
