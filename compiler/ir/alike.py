@@ -19,7 +19,7 @@ from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Program, St
 from compiler.ir.tensor import Tensor
 
 # The fields of each class that hold names of buffers and variables: a name or a tuple of names.
-_NAMES: Mapping[type, tuple[str, ...]] = {
+_NAME_FIELDS: Mapping[type, tuple[str, ...]] = {
     Tensor: ("name",), Load: ("buffer",), Var: ("name",),
     Kernel: ("writes", "once", "past"), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
     InOrder: ("turn", "var"),
@@ -35,7 +35,7 @@ def names(node: Node) -> Mapping[str, str]:
     """The names in a kernel, in order of occurrence, each with the name that it has in all kernels of this shape."""
     found = _names.get(node)
     if found is None:
-        every = dict.fromkeys(name for n in node.walk() for name in _of(n))
+        every = dict.fromkeys(name for n in node.walk() for name in _own_names(n))
         found = _names[node] = MappingProxyType({name: f"n{i}" for i, name in enumerate(every)})
     return found
 
@@ -49,34 +49,34 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
     done: dict[Node, Node] = {}
 
     def go(n: Node) -> Node:
-        made = done.get(n)
-        if made is None:
-            named = _NAMES.get(type(n))
-            if _mentioned(n).isdisjoint(changed):
-                made = n
+        copy = done.get(n)
+        if copy is None:
+            named = _NAME_FIELDS.get(type(n))
+            if _names_in(n).isdisjoint(changed):
+                copy = n
             elif named is None:
-                made = n.map(go)
+                copy = n.map(go)
             else:
                 fields = ((f in named, getattr(n, f)) for f in type(n).fields)
-                made = type(n)(*(_changed(v, table) if names else mapped(v, go) for names, v in fields))
-            done[n] = made
-        return made
+                copy = type(n)(*(_replace_names(v, table) if names else mapped(v, go) for names, v in fields))
+            done[n] = copy
+        return copy
 
     return go(node)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _mentioned(node: Node) -> frozenset[str]:
+def _names_in(node: Node) -> frozenset[str]:
     """The names that occur in a node."""
-    return frozenset(_of(node)).union(*map(_mentioned, node.below))
+    return frozenset(_own_names(node)).union(*map(_names_in, node.below))
 
 
 def shape_of(node: Kernel | k.Function) -> Node:
     """The kernel or function with canonical names: the same object for all that differ only in names."""
     found = _shapes.get(node)
     if found is None:
-        about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {"whole": ""})
-        found = _shapes[node] = renamed(node.replace(**about), names(node))
+        cleared = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {"whole": ""})
+        found = _shapes[node] = renamed(node.replace(**cleared), names(node))
     return found
 
 
@@ -95,13 +95,13 @@ def firsts(functions: Iterable[k.Function]) -> dict[str, str]:
     return {f.name: seen.setdefault(shape_of(f), f.name) for f in functions}
 
 
-def _of(n: Node) -> Iterator[str]:
-    for field in _NAMES.get(type(n), ()):
+def _own_names(n: Node) -> Iterator[str]:
+    for field in _NAME_FIELDS.get(type(n), ()):
         value = getattr(n, field)
         yield from (value,) if isinstance(value, str) else value
 
 
-def _changed(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tuple[str, ...]:
+def _replace_names(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tuple[str, ...]:
     if isinstance(value, str):
         return table.get(value, value)
     return tuple(table.get(v, v) for v in value) if any(v in table for v in value) else value
@@ -111,11 +111,11 @@ def alone(program: Program, kernel: Kernel) -> Program:
     """The kernel as a program: inputs are what it reads, outputs what it writes, temporaries its private ones."""
     users = Counter(p.name for k in program.kernels for p in k.params)
     own = {t.name for t in program.temps if users[t.name] == 1}
-    left = [p for p in kernel.params if p.name not in own]
+    visible = [p for p in kernel.params if p.name not in own]
     return Program(
         kernel.name,
-        tuple(p for p in left if p.name not in kernel.writes),
-        tuple(p for p in left if p.name in kernel.writes),
+        tuple(p for p in visible if p.name not in kernel.writes),
+        tuple(p for p in visible if p.name in kernel.writes),
         tuple(p for p in kernel.params if p.name in own),
         (kernel,),
         program.sizes,
@@ -125,6 +125,6 @@ def alone(program: Program, kernel: Kernel) -> Program:
 def key(program: Program) -> str:
     """The digest of a program of one kernel; equal for programs that differ only in names."""
     (kernel,) = program.kernels
-    about = program.replace(name="f", kernels=(kernel.replace(name="kernel", origin=(), whole=""),))
-    text = loop_text.show(renamed(about, names(kernel)))
+    cleared = program.replace(name="f", kernels=(kernel.replace(name="kernel", origin=(), whole=""),))
+    text = loop_text.show(renamed(cleared, names(kernel)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

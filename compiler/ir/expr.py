@@ -232,16 +232,16 @@ def type_error(name: str, args: tuple[Expr, ...]) -> str:
         if types[0].kind != "bool":
             return f"{name} needs a bool condition, not {types[0]}"
         if name == "require" and types[0].lanes != types[1].lanes:
-            return f"require({_shown(args)}): as many conditions as values"
+            return f"require({_show_types(args)}): as many conditions as values"
         types = types[1:]
     elif short := [t.name for t in types if t.replace(lanes=1) in dt.STORAGE_ONLY]:
-        return f"{name}({_shown(args)}): {short[0]} is a storage type, cast to f32 first"
+        return f"{name}({_show_types(args)}): {short[0]} is a storage type, cast to f32 first"
     if len(set(types)) != 1:
-        return f"{name}({_shown(args)}): the types differ"
+        return f"{name}({_show_types(args)}): the types differ"
     return "" if types[0].kind in row.kinds else f"{name} is not defined for {types[0]}"
 
 
-def _shown(args: tuple[Expr, ...]) -> str:
+def _show_types(args: tuple[Expr, ...]) -> str:
     return ", ".join(str(a.dtype) for a in args)
 
 

@@ -113,7 +113,7 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             low, high = value_range(a, ranges)
             return None if low is None else low >> by, None if high is None else high >> by
         case Op("require", (cond, a)):
-            return _required(cond, a, ranges)
+            return _range_where(cond, a, ranges)
         case Op("where", (_, a, b)) | Select(_, a, b):
             return either(value_range(a, ranges), value_range(b, ranges))
         case Op("abs", (a,)):
@@ -129,7 +129,7 @@ def _data_range(e: Expr, ranges: Ranges) -> Range:
     return WHOLE if found == UNKNOWN and _has_data(e, ranges) else found
 
 
-def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
+def _range_where(cond: Expr, e: Expr, ranges: Ranges) -> Range:
     """The range of `e` where `cond` holds, joined with 0."""
     low, high = value_range(e, ranges)
     for c in conjuncts(cond):
@@ -162,7 +162,7 @@ def _form_range(form: Linear, ranges: Ranges) -> Range:
     """Bounds of a linear form without wrap-around."""
     low, high = _sum_range(form, ranges)
     if any(_is_symbolic(atom, ranges) for atom in form[0]):
-        most, least = _bounded(form, ranges, 1), _bounded(form, ranges, -1)
+        most, least = _size_bound(form, ranges, 1), _size_bound(form, ranges, -1)
         high = lesser(high, None if most is None else _sum_range(most, ranges)[1])
         low = greater(low, None if least is None else _sum_range(least, ranges)[0])
     return low, high
@@ -188,7 +188,7 @@ def _is_symbolic(atom: Expr, ranges: Ranges) -> bool:
     return any(type(v) is Size or type(ranges.get(v.name)) is Below for v in variables_of(atom))
 
 
-def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
+def _size_bound(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
     """A sum of sizes that bounds the form from above (sign 1) or below (-1); None if none is found."""
     terms, rest = form
     out: Linear = {}, rest
@@ -202,7 +202,7 @@ def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
             continue
         made: Linear = {}, 1
         for x in factors_of(atom):
-            end_of = _upper(x, ranges) if c * sign > 0 else _lower(x, ranges)
+            end_of = _upper_bound(x, ranges) if c * sign > 0 else _lower_bound(x, ranges)
             if end_of is None:
                 return None
             made = multiplied(made, end_of)
@@ -210,15 +210,15 @@ def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
     return out
 
 
-def _upper(x: Expr, ranges: Ranges) -> Linear | None:
+def _upper_bound(x: Expr, ranges: Ranges) -> Linear | None:
     """An upper bound of a non-negative factor, as a sum of sizes."""
     match x:
         case Size():
             return {x: 1}, 0
         case Var(name) if isinstance(below := ranges.get(name), Below):
             return plus(linear(below.extent), ({}, 1), -1)
-        case Op("floordiv", (a, d)) if _from_zero(a, ranges):
-            most = _bounded(linear(a), ranges, 1)
+        case Op("floordiv", (a, d)) if _is_nonnegative(a, ranges):
+            most = _size_bound(linear(a), ranges, 1)
             quotient = None if most is None else exact_quotient(plus(most, ({}, 1), 1), d)
             return None if quotient is None else plus(quotient, ({}, 1), -1)
         case Op("mod", (_, d)) if only_sizes(d):
@@ -231,12 +231,12 @@ def _upper(x: Expr, ranges: Ranges) -> Linear | None:
     return None if low is None or low < 0 or high is None else ({}, high)
 
 
-def _from_zero(e: Expr, ranges: Ranges) -> bool:
+def _is_nonnegative(e: Expr, ranges: Ranges) -> bool:
     low, _ = value_range(e, ranges)
     return low is not None and low >= 0
 
 
-def _lower(x: Expr, ranges: Ranges) -> Linear | None:
+def _lower_bound(x: Expr, ranges: Ranges) -> Linear | None:
     """A lower bound of a non-negative factor, as a sum of sizes."""
     if isinstance(x, Size):
         return {x: 1}, 0
@@ -271,11 +271,11 @@ def _sum_range(form: Linear, ranges: Ranges) -> Range:
     return UNKNOWN if vast and (low is None or high is None) else (low, high)
 
 
-_MOST = 1 << 12  # results kept per set of ranges
+_MAX_RESULTS = 1 << 12  # results kept per set of ranges
 
 
 @functools.lru_cache(maxsize=32)
-def _known(ranges: frozenset[tuple[str, Range]]) -> dict[tuple[Expr, bool], Expr]:
+def _simplified(ranges: frozenset[tuple[str, Range]]) -> dict[tuple[Expr, bool], Expr]:
     """Cache of simplified expressions: passes simplify the same indices repeatedly inside the same loops."""
     return {}
 
@@ -290,8 +290,8 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
     Indices are far from 2**63, so `x + 1 > x` holds for them. Data may wrap around, so it is left alone unless `node`
     itself is an `index`.
     """
-    known = _known(frozenset(ranges.items()))
-    if len(known) > _MOST:
+    known = _simplified(frozenset(ranges.items()))
+    if len(known) > _MAX_RESULTS:
         known.clear()
 
     def go(n: Node, index: bool) -> Node:
@@ -332,7 +332,7 @@ def _wraps(e: Expr, ranges: Ranges, index: bool) -> bool:
 def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
-            return from_linear(_join(linear(e), ranges, index))  # also true modulo 2**64
+            return from_linear(_fold_digits(linear(e), ranges, index))  # also true modulo 2**64
         case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if any(
             _wraps(x, ranges, index) for x in e.args
         ):
@@ -385,7 +385,7 @@ def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
     return Const(True, boolean) if always[how] else Const(False, boolean) if never[how] else e
 
 
-def _join(form: Linear, ranges: Ranges, index: bool) -> Linear:
+def _fold_digits(form: Linear, ranges: Ranges, index: bool) -> Linear:
     """Fold `(a // d) * d * c + (a % d) * c` to `a * c`; repeatedly, because a sum may hold a whole chain of digits."""
     terms, rest = form
     for atom, c in terms.items():
@@ -394,12 +394,12 @@ def _join(form: Linear, ranges: Ranges, index: bool) -> Linear:
                 quotient = next((q for q in _quotients(a, d, ranges, index) if terms.get(q) == c * d), None)
                 if quotient is not None:
                     left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
-                    return _join(plus((left, rest), times(linear(a), c), 1), ranges, index)
+                    return _fold_digits(plus((left, rest), times(linear(a), c), 1), ranges, index)
             case Op("mod", (a, d)) if only_sizes(d):
                 scaled = times(linear(op("floordiv", a, d) * d), c)
                 if all(terms.get(k) == v for k, v in scaled[0].items()):
                     left = {k: v for k, v in terms.items() if k is not atom and k not in scaled[0]}
-                    return _join(plus((left, rest), times(linear(a), c), 1), ranges, index)
+                    return _fold_digits(plus((left, rest), times(linear(a), c), 1), ranges, index)
     return form
 
 
@@ -418,7 +418,7 @@ def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
                     yield _divide(whole, d * e, ranges)
 
 
-def _split(a: Expr, d: int) -> tuple[Linear, Linear]:
+def _split_multiples(a: Expr, d: int) -> tuple[Linear, Linear]:
     """The multiples of `d` in a linear form, and the rest, to which the constant's remainder belongs."""
     terms, rest = linear(a)
     whole = {k: v // d for k, v in terms.items() if v % d == 0}
@@ -438,7 +438,7 @@ def _digits(form: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] 
 
 
 def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
-    whole, part = _split(a, d)
+    whole, part = _split_multiples(a, d)
     low, high = _form_range(part, ranges)
     if low is not None and high is not None and low // d == high // d:
         return from_linear((whole[0], whole[1] + low // d))
@@ -457,7 +457,7 @@ def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
 
 
 def _modulo(a: Expr, d: int, ranges: Ranges) -> Expr:
-    _, part = _split(a, d)
+    _, part = _split_multiples(a, d)
     rest = from_linear(part)
     low, high = value_range(rest, ranges)
     if low is not None and high is not None and low // d == high // d:

@@ -100,10 +100,10 @@ def _show_argument(a: Expr | k.Address | k.Map) -> str:
 
 
 def show_expr(e: Expr) -> str:
-    return text.show(_stand_in(e))
+    return text.show(_with_placeholders(e))
 
 
-def _stand_in(e: Any) -> Any:
+def _with_placeholders(e: Any) -> Any:
     """`e` with expressions that only Kernel IR has replaced by variables named by their text."""
     match e:
         case Const(value, dtype) if dtype in dt.STORAGE_ONLY:
@@ -128,7 +128,7 @@ def _stand_in(e: Any) -> Any:
         case k.Builtin(name):
             shown = name
         case Expr():
-            return e.map(_stand_in)
+            return e.map(_with_placeholders)
         case _:
             return e
     return Var(shown, e.dtype)
@@ -188,7 +188,7 @@ def _statement(s: ast.stmt, scope: Scope) -> k.Stmt:
             return k.Store(name, expression(at, scope), expression(value, scope))
         case ast.Assign([ast.Name(name)], ast.Call(ast.Name("array"), [ast.Name(space), ast.Name(dtype), *numbers])):
             scope.buffers[name] = dt.parse(dtype)
-            return k.Array(name, scope.buffers[name], *_sized(s, numbers, space))
+            return k.Array(name, scope.buffers[name], *_array_size(s, numbers, space))
         case ast.Assign([ast.Name(name)], value):
             return k.Assign(name, expression(value, scope))
         case ast.For(
@@ -210,7 +210,7 @@ def _statement(s: ast.stmt, scope: Scope) -> k.Stmt:
     raise fail(s, "not a statement")
 
 
-def _sized(s: ast.stmt, numbers: list[ast.expr], space: str) -> tuple[int, str, int]:
+def _array_size(s: ast.stmt, numbers: list[ast.expr], space: str) -> tuple[int, str, int]:
     match numbers:
         case [ast.Constant(int() as size)]:
             return size, space, _PLAIN_ALIGN
@@ -249,8 +249,8 @@ def expression(e: ast.expr, scope: Scope) -> Expr:
     """An expression from its syntax tree; parts that only Kernel IR has are parsed here, and the rest by `text`."""
     reader = _Reader(scope)
     common = reader.visit(e)
-    made: Expr = substitute(text.expression(common, reader.scope), reader.table)
-    return made
+    result: Expr = substitute(text.expression(common, reader.scope), reader.table)
+    return result
 
 
 class _Reader(ast.NodeTransformer):
@@ -259,7 +259,7 @@ class _Reader(ast.NodeTransformer):
         self.table: dict[Var, Expr] = {}
 
     def visit(self, node: ast.AST) -> Any:
-        made = _own(node, self.outer) if isinstance(node, ast.expr) else None
+        made = _kernel_expression(node, self.outer) if isinstance(node, ast.expr) else None
         if made is None:
             return self.generic_visit(node)
         name = ast.unparse(node)
@@ -268,7 +268,7 @@ class _Reader(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
 
-def _own(e: ast.expr, scope: Scope) -> Expr | None:
+def _kernel_expression(e: ast.expr, scope: Scope) -> Expr | None:
     match e:
         case ast.Subscript(ast.Name(name), ast.Tuple([index, ast.Name(kind)])) if name in scope.buffers:
             dtype = _dtype(e, kind)

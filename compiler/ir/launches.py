@@ -46,12 +46,12 @@ def apart(body: Body) -> list[Body]:
         if is_bound(s, "blocks") or not nests or is_bound(nests[-1][0], "blocks"):
             nests.append([])
         nests[-1].append(s)
-    if _make_parts(body) or any(_scalars(a) & _used(b) for n, a in enumerate(nests) for b in nests[n + 1 :]):
+    if _computes_parts(body) or any(_scalars(a) & _used_names(b) for n, a in enumerate(nests) for b in nests[n + 1 :]):
         return [body]
     return [tuple(nest) for nest in nests]
 
 
-def _make_parts(body: Body) -> bool:
+def _computes_parts(body: Body) -> bool:
     match body:
         case (tile.Alloc(space="cluster" | "device"), parts, *_):
             return is_bound(parts, "blocks")
@@ -66,5 +66,5 @@ def _scalars(body: Iterable[Stmt]) -> set[str]:
     return {s.name for s in body if isinstance(s, Let | Init)}
 
 
-def _used(body: Iterable[Stmt]) -> set[str]:
+def _used_names(body: Iterable[Stmt]) -> set[str]:
     return {n.name for n in nodes(body) if isinstance(n, Var | Accum)}

@@ -79,7 +79,7 @@ def times(a: Linear, factor: int) -> Linear:
 
 def from_linear(form: Linear) -> Expr:
     """The expression of a linear form in 64 bits: terms by decreasing coefficient, added ones first."""
-    terms, rest = {k: c for k, v in form[0].items() if (c := _wrapped(v))}, _wrapped(form[1])
+    terms, rest = {k: c for k, v in form[0].items() if (c := _wrap_around(v))}, _wrap_around(form[1])
     order = list(terms.items())
     if len(order) > 1:
         order.sort(key=lambda t: (t[1] < 0, -abs(t[1]), repr(t[0])))
@@ -89,20 +89,20 @@ def from_linear(form: Linear) -> Expr:
     else:
         out = _term(*order.pop(0))
     for atom, c in order:
-        out = out - _term(atom, -c) if _is_taken_off(c) else out + _term(atom, c)
-    return out if rest == 0 else out - (-rest) if _is_taken_off(rest) else out + rest
+        out = out - _term(atom, -c) if _is_subtracted(c) else out + _term(atom, c)
+    return out if rest == 0 else out - (-rest) if _is_subtracted(rest) else out + rest
 
 
-def _wrapped(c: int) -> int:
+def _wrap_around(c: int) -> int:
     return (c - LEAST) % 2**64 + LEAST
 
 
-def _is_taken_off(c: int) -> bool:
+def _is_subtracted(c: int) -> bool:
     return LEAST < c < 0  # the least integer has no opposite
 
 
 def _term(atom: Expr, c: int) -> Expr:
-    return -(atom * -c) if _is_taken_off(c) else atom * c
+    return -(atom * -c) if _is_subtracted(c) else atom * c
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -134,7 +134,7 @@ def multiples(form: Linear, d: Expr) -> tuple[Linear, Linear]:
     whole: dict[Expr, int] = {}
     part: dict[Expr, int] = {}
     for atom, n in form[0].items():
-        left = _without(factors_of(atom), factors_of(by) if by is not None else [])
+        left = _remove_factors(factors_of(atom), factors_of(by) if by is not None else [])
         if left is None or n % c:
             part[atom] = n
         elif left:
@@ -147,10 +147,10 @@ def multiples(form: Linear, d: Expr) -> tuple[Linear, Linear]:
     return (whole, ones), (part, form[1])
 
 
-def _without(factors: list[Expr], gone: list[Expr]) -> list[Expr] | None:
-    """The factors without those in `gone`; None if one of these is missing."""
+def _remove_factors(factors: list[Expr], removed: list[Expr]) -> list[Expr] | None:
+    """The factors without those in `removed`; None if one of these is missing."""
     left = list(factors)
-    for x in gone:
+    for x in removed:
         if x not in left:
             return None
         left.remove(x)

@@ -43,10 +43,12 @@ def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
     terms, rest = linear(e)
     if e in terms:
         return by == 1
-    return rest % by == 0 and all(c % by == 0 or divides(t, by // _common(c, by), multiples) for t, c in terms.items())
+    return rest % by == 0 and all(
+        c % by == 0 or divides(t, by // _common_divisor(c, by), multiples) for t, c in terms.items()
+    )
 
 
-def _common(c: int, by: int) -> int:
+def _common_divisor(c: int, by: int) -> int:
     while c % by:
         by //= 2
     return max(by, 1)

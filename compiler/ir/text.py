@@ -66,16 +66,16 @@ def show(e: Expr, rank: int = -1) -> str:
             return _wrap(f"~{show(a, _UNARY)}", _UNARY, rank)
         case Op(name, (a, b)) if name in _SYMBOL:
             symbol = _SYMBOL[name]
-            mine = _RANK[symbol]
-            left = mine + 1 if mine == _COMPARE else mine
-            return _wrap(f"{show(a, left)} {symbol} {show(b, mine + 1)}", mine, rank)
+            own_rank = _RANK[symbol]
+            left = own_rank + 1 if own_rank == _COMPARE else own_rank
+            return _wrap(f"{show(a, left)} {symbol} {show(b, own_rank + 1)}", own_rank, rank)
         case Op(name, args):
             return f"{name}({', '.join(map(show, args))})"
     raise TypeError(f"{type(e).__name__} is not an expression")
 
 
-def _wrap(text: str, mine: int, rank: int) -> str:
-    return f"({text})" if mine < rank else text
+def _wrap(text: str, own_rank: int, rank: int) -> str:
+    return f"({text})" if own_rank < rank else text
 
 
 def _literal(value: bool | int | float, dtype: DType, rank: int) -> str:
