@@ -96,9 +96,8 @@ def register_arguments(tile_words: int, threads: int, producers: int, target: Ta
     """Arguments of a pipeline that reallocate registers; none if computing threads, which hold `tile_words` words,
     get enough registers when all threads get equally many."""
     equal_share = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
-    grouped_share = (
-        target.registers // up(threads + producers * WARP, GROUP) // 8 * 8
-    )  # ptxas counts whole groups of warps
+    # ptxas counts whole groups of warps.
+    grouped_share = target.registers // up(threads + producers * WARP, GROUP) // 8 * 8
     fits = WORKING_REGISTERS + tile_words <= equal_share and OTHER_REGISTERS + tile_words <= grouped_share
     if "setmaxnreg" not in target.features or threads % GROUP or fits:
         return ()
