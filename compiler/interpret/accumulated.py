@@ -30,6 +30,7 @@ from compiler.interpret.bounded import (
     overflowing,
     shared_deviation,
     tolerance,
+    undecided,
     worst_error,
 )
 from compiler.interpret.scalar import Array
@@ -394,7 +395,7 @@ def order(how: str, x: Bounded, axis: int) -> Bounded:
     which = np.cumsum(first) - 1
     least, most = (u.reduceat(last.reshape(-1), starts)[which].reshape(last.shape) for u in (np.minimum, np.maximum))
     e1 = np.moveaxis(np.maximum(most - last, last - least).astype(np.float64), -1, axis)
-    return make_bounded(places, e1, (e1 / LAMBDA) ** 2, ZERO)
+    return make_bounded(places, e1, undecided(e1), ZERO)
 
 
 def scatter(
@@ -458,5 +459,5 @@ def scatter_undecided(op: str, base: Bounded, index: tuple[Array, ...], value: B
         step = distance(new, old) + worst_error(value)
     e1, e2, common = (np.array(e).reshape(-1) for e in errors(base))
     np.add.at(e1, places, step)
-    np.add.at(e2, places, (step / LAMBDA) ** 2)
+    np.add.at(e2, places, undecided(step))
     return make_bounded(base.v, *(e.reshape(shape) for e in (e1, e2, common)))

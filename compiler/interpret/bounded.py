@@ -157,6 +157,12 @@ def errors(x: Bounded) -> Errors:
     )
 
 
+def undecided(step: Array | float) -> Array:
+    """The variance of what may or may not be off by `step`: errors to both sides are equally likely, so at most half of
+    them take a value across a jump. A step then adds to what is lost besides, whatever deviations an error may be."""
+    return np.asarray(np.square(step) / 2)
+
+
 def deviation(x: Bounded) -> Array:
     return np.asarray(np.sqrt(variance(x)) + shared_deviation(x))
 
@@ -345,7 +351,7 @@ def _compare(v: Array, a: Bounded, b: Bounded) -> Bounded:
     if a is b:
         margin = np.where(np.isinf(margin), margin, 0.0)
     e1 = np.where((margin > 0) & ((difference <= margin) | np.isinf(margin)), 1.0, 0.0)
-    e2 = np.where((e1 > 0) & ((difference <= usual) | np.isinf(margin)), 1 / LAMBDA**2, 0.0)
+    e2 = np.where((e1 > 0) & ((difference <= usual) | np.isinf(margin)), undecided(1.0), 0.0)
     return make_bounded(v, e1, e2, ZERO)
 
 
@@ -359,7 +365,7 @@ def choose(cond: Bounded, then: Bounded, other: Bounded) -> Bounded:
         step = distance(then.v, other.v)
         may_differ, usually_differs = worst_error(cond) > 0, deviation(cond) > 0
         e1 = np.where(may_differ, np.maximum(worst_error(then), worst_error(other)) + step, e1)
-        e2 = np.where(usually_differs, np.maximum(variance(then), variance(other)) + (step / LAMBDA) ** 2, e2)
+        e2 = np.where(usually_differs, np.maximum(variance(then), variance(other)) + undecided(step), e2)
         common = np.where(usually_differs, np.maximum(shared_deviation(then), shared_deviation(other)), common)
     return make_bounded(v, e1, e2, common)
 

@@ -14,12 +14,12 @@ import numpy as np
 from compiler.interpret import accumulated, bounded, scalar
 from compiler.interpret.accumulated import Moments
 from compiler.interpret.bounded import (
-    LAMBDA,
     Accuracy,
     Bounded,
     distance,
     make_bounded,
     shared_deviation,
+    undecided,
     variance,
     worst_error,
 )
@@ -89,7 +89,7 @@ class Propagation:
         if len(takes) > 1:
             others = [stored.map(t) for t in takes[1:]]
             step = np.maximum.reduce([distance(o.v, found.v) + worst_error(o) for o in others])
-            e2 = variance(found) + (step / LAMBDA) ** 2
+            e2 = variance(found) + undecided(step)
             return make_bounded(found.v, worst_error(found) + step, e2, shared_deviation(found))
         if found.e1 is None:
             return found

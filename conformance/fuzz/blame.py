@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -40,8 +41,8 @@ GRAPH = Case(
 
 Stages = Mapping[str, tuple[str, ...]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
-Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, shape and strides of a tensor
 Execute = Callable[[GraphModule, Sequence[Any]], Sequence[Any]]
+Known = list[tuple[Tensor, oracle.Bounded]]  # results of graphs, kept so that their memory remains theirs
 
 
 @dataclass(frozen=True)
@@ -157,19 +158,18 @@ def _alike(program: Program, target: compiler.Target) -> bool:
     The error bounds of a graph's results are propagated into later graphs that get the same tensors as inputs, such as
     those saved for the backward pass.
     """
-    known: dict[Place, oracle.Bounded] = {}
-    kept: list[Sequence[Any]] = []  # keeps tensors alive, so that their addresses are not reused
+    known: Known = []
 
     def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
         met = fitting(Met(graph, tuple(inputs)))
         made = subject(met)
         climbed = ladder.climb(made.program, target)
         found = compiler.execute(climbed.lowering, compiler.stages(target)[-1], made.tensors)
-        given = [known.get(_place(x), x) for x in made.tensors]
+        theirs = [_bounded(met.inputs[k], known) for k in made.captured.positions]
+        given = [x if bound is None else bound for x, bound in zip(made.tensors, theirs, strict=True)]
         bounded = oracle.bounds(climbed.equations, given, compiler.accuracy(climbed.lowering))
-        known.update(zip(map(_place, found), bounded, strict=True))
+        known.extend(zip(found, bounded, strict=True))
         results: Sequence[Any] = _With(met.graph, dict(zip(made.program.outputs, found, strict=True))).run(*inputs)
-        kept.append((found, results))
         return results
 
     options = {"fallback": False, "target": target.name}
@@ -186,18 +186,33 @@ def _parts(run: runs.Run) -> tuple[tuple[Tensor | None, ...], ...]:
     return run.outputs, run.inputs, run.gradients
 
 
-def _place(x: Tensor) -> Place:
-    return x.data_ptr(), tuple(x.shape), x.stride()
+def _bounded(x: Any, known: Known) -> oracle.Bounded | None:
+    """Return the bounds of a result of a graph, or of a view of one, by the addresses of its elements; else None."""
+    for whole, bounded in known if isinstance(x, Tensor) and x.layout is torch.strided and x.numel() else ():
+        memory = x.untyped_storage()
+        if x.dtype != whole.dtype or memory.data_ptr() != whole.untyped_storage().data_ptr():
+            continue
+        numbers = torch.full((memory.nbytes() // x.element_size(),), -1)
+        there = numbers.as_strided(whole.shape, whole.stride(), whole.storage_offset())
+        there.copy_(torch.arange(whole.numel()).reshape(whole.shape))
+        at = numbers.as_strided(x.shape, x.stride(), x.storage_offset()).numpy()
+        if (at < 0).any():
+            continue
+        found = bounded.full(tuple(whole.shape)).map(lambda each, at=at: each.reshape(-1)[at])  # type: ignore[misc]
+        return found if len(np.unique(at)) == at.size else found.common()
+    return None
 
 
-def _same(a: Tensor | None, b: Tensor | None, known: Mapping[Place, oracle.Bounded]) -> bool:
+def _same(a: Tensor | None, b: Tensor | None, known: Known) -> bool:
     """Return whether `b` equals `a` or is within its known bounds."""
     if a is None or b is None:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    bounded = known.get(_place(a))
-    return oracle.exact(a, b).ok or (bounded is not None and oracle.judge(b, bounded, oracle.NAMES[b.dtype]).ok)
+    if oracle.exact(a, b).ok:
+        return True
+    bounded = _bounded(a, known)
+    return bounded is not None and oracle.judge(b, bounded, oracle.NAMES[b.dtype]).ok
 
 
 # ---- one graph

@@ -112,6 +112,17 @@ def test_a_floor_opens_only_where_rounding_may_turn_it() -> None:
     assert bounded.tolerance(b)[0] == 0
 
 
+def test_a_step_that_is_undecided_adds_to_what_is_rounded() -> None:
+    x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(5)]
+    step = op("where", op("lt", const(1.0, dt.f32), x[0] * x[1]), const(0.0, dt.f32), const(20 * 2.0**-24, dt.f32))
+    program = elementwise(step + (x[2] * x[3] - x[4]), 5)
+    a, b = (RNG.uniform(0.7, 1.0, N).astype(np.float32) for _ in range(2))
+    arrays = [np.full(N, 1 / 3, np.float32), np.full(N, 3, np.float32), a, b, a * b]  # a third is rounded up
+    (y,), (bound,) = interpret.run(program, arrays), bounds(program, arrays)
+    assert (y > 15 * 2.0**-24).all() and (bound.v < 2.0**-23).all()
+    assert margin(y, bound) <= 1, f"seed {SEED}"
+
+
 def test_exact_arithmetic_has_no_error() -> None:
     text = """
 def f(a: f32[4, 50], b: f32[50, 3]):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -367,6 +368,20 @@ def test_what_cancels_is_held_to_the_bounds_of_the_graphs(
     lines = (f"t0 = (x0 * 0 + {CONSTANT}).exp().var(1)", "t1 = x0.exp().var(1)")
     made = replace(PLAIN, lines=lines, results=("t0", "t1"), gradients=("x0",))
     assert blame._alike(made, compiler.target("cpu")) is alike, f"seed {SEED}"
+
+
+def test_bounds_are_known_of_views_of_what_a_graph_gave() -> None:
+    whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(SEED))
+    bounded = compiler.Bounded(whole.double().numpy(), *(np.random.default_rng(SEED).random((3, 4, 6))))
+    known = [(torch.randn(4, 6), compiler.Bounded(np.zeros((4, 6)))), (whole, bounded)]
+    for view in (whole, whole.t(), whole[1:3, ::2], whole[2]):
+        found = blame._bounded(view, known)
+        assert found is not None and np.array_equal(found.v, view.double().numpy()), SEED
+        assert bounded.e1 is not None and found.e1 is not None and found.e1.shape == tuple(view.shape)
+        assert all(bounded.e1[bounded.v == v] == e for v, e in zip(found.v.flat, found.e1.flat, strict=True)), SEED
+    often = blame._bounded(whole[1].expand(3, 6), known)  # one error in many places is shared by them
+    assert often is not None and often.v.shape == (3, 6) and not np.any(often.e2)
+    assert all(blame._bounded(x, known) is None for x in (whole.clone(), whole.view(torch.int32), whole[:0], 3))
 
 
 def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
