@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ def traced(program: Program) -> Traced | None:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            graph = make_fx(call, decomposition_table=dict(core_aten_decompositions()))(*tensors.values())
+            graph = make_fx(call, decomposition_table=_decompositions())(*tensors.values())
     except Exception:  # after any error, nothing is known about the program
         return None
     nodes = list(graph.graph.nodes)
@@ -43,6 +44,12 @@ def traced(program: Program) -> Traced | None:
     made = nodes[-1].args[0]
     results = made if isinstance(made, tuple | list) else (made,)
     return Traced(graph, inputs, (*results, *(written.get(node, node) for node in inputs.values())))
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the table of decompositions, which takes torch long to make."""
+    return dict(core_aten_decompositions())
 
 
 def name_of(node: Node) -> str:
