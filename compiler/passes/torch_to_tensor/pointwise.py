@@ -383,6 +383,13 @@ def same(b: Builder, self: Value, memory_format: str | None = None) -> Value:
     return self
 
 
+def view_dtype(b: Builder, self: Value, dtype: DType) -> Value:
+    """The value itself, looked at as what it is."""
+    if dtype is not self.dtype:
+        raise b.refuse("bits are not looked at as another element type")
+    return self
+
+
 def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
     if train and p:
         raise b.refuse("dropout while training is random")
@@ -406,4 +413,5 @@ RULES: dict[str, Rule] = {
     "prims.convert_element_type.default": convert, "prims.fma.default": pointwise(lambda a, b, c: op("fma", a, b, c)),
     "aten.clone.default": same, "aten.alias.default": same, "aten.detach.default": same,
     "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same, "aten.dropout.default": dropout,
+    "aten.view.dtype": view_dtype,
 }  # fmt: skip

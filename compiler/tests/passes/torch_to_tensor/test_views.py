@@ -51,6 +51,7 @@ VIEWS = """
     torch.select_scatter(x, y[:3, :4] * 2, 2, -1)
     torch.diagonal_scatter(y, v[:4], 2), torch.diagonal_scatter(y, v[:3], -1), torch.diagonal_scatter(y, v[:4])
     h.view(24), h.permute(1, 0), h[::2], g.flip(0), g.reshape(6, 4), b.T, u.view(-1), h.repeat(2, 1), h.triu()
+    x.view(torch.float32), i.t().view(torch.int64), b.view(torch.bool), h.view(torch.bfloat16) * 2
     x.detach(), x.clone(), x[:2].contiguous() + 1, x.permute(2, 1, 0).reshape(-1) * 2
 """
 
@@ -150,6 +151,12 @@ def test_strided_views(expression: str) -> None:
 def test_views_of_memory_beside_a_tensor_are_refused(expression: str, why: str) -> None:
     with pytest.raises(Unsupported, match=rf"as_strided.*{why}"):
         lower.lower(frontend.capture(eval(f"lambda y: {expression}"), (torch.randn(4, 6),)).program)
+
+
+def test_bits_are_not_looked_at_as_another_type() -> None:
+    captured = frontend.capture(lambda x: x.view(torch.int32) + 1, (torch.randn(3),))
+    with pytest.raises(Unsupported, match=r"view\.dtype\(f32\[3\], i32\): bits are not"):
+        lower.lower(captured.program)
 
 
 def test_fill_that_does_not_fit_is_refused() -> None:
