@@ -62,6 +62,7 @@ def gives_overlapping(graph: GraphModule) -> bool:
     return any(not x._has_symbolic_sizes_strides and torch._debug_has_internal_overlap(x) for x in strided)
 
 
+_BY_TYPES = frozenset({torch.ops.aten.view.dtype})  # calls that are refused for their element types alone
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
@@ -72,7 +73,8 @@ def for_all_sizes(node: Node) -> bool:
         return True
     if isinstance(values[0], SYMBOLIC):
         return False  # a number computed from sizes
-    return not isinstance(node.target, OpOverload) or str(node.target) not in torch_to_tensor.RULES
+    known = isinstance(node.target, OpOverload) and str(node.target) in torch_to_tensor.RULES
+    return not known or node.target in _BY_TYPES
 
 
 def split(graph: GraphModule, apart: Mapping[Node, object]) -> GraphModule:

@@ -158,8 +158,11 @@ def errors(x: Bounded) -> Errors:
 
 
 def undecided(step: Array | float) -> Array:
-    """The variance of what may or may not be off by `step`: errors to both sides are equally likely, so at most half of
-    them take a value across a jump. A step then adds to what is lost besides, whatever deviations an error may be."""
+    """Return the variance of a jump of size `step` that rounding may or may not cause.
+
+    Errors of either sign are equally likely, so at most half of them cross the jump; the mean square is at most half of
+    `step` squared. Then a jump and other errors together stay within LAMBDA deviations.
+    """
     return np.asarray(np.square(step) / 2)
 
 

@@ -384,7 +384,7 @@ def same(b: Builder, self: Value, memory_format: str | None = None) -> Value:
 
 
 def view_dtype(b: Builder, self: Value, dtype: DType) -> Value:
-    """The value itself, looked at as what it is."""
+    """Return the value itself; only a view as its own element type is supported."""
     if dtype is not self.dtype:
         raise b.refuse("bits are not looked at as another element type")
     return self

@@ -130,16 +130,21 @@ def test_the_largest_regions_are_compiled_and_the_rest_is_named_once() -> None:
     )
 
 
-def test_sizes_that_vary_are_no_reason_to_compile_again() -> None:
+@pytest.mark.parametrize(
+    ("apart", "warned"),
+    [(torch.ops.tests.opaque, [FallbackWarning]), (lambda x: x.view(torch.int32), [])],  # a view costs nothing
+    ids=["no rule", "other types"],
+)
+def test_sizes_that_vary_are_no_reason_to_compile_again(apart: Function, warned: list[type]) -> None:
     """A graph that is cut is compiled once for all sizes, as one that is not."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         agree(
-            lambda x: torch.ops.tests.opaque(x.exp() + 1).sin() * 2,
+            lambda x: apart(x.exp() + 1).sin() * 2,
             *((torch.randn(n, 4),) for n in (5, 9, 3)),
             dynamic=True,
         )
-    assert [w.category for w in said if issubclass(w.category, UserWarning)] == [FallbackWarning]
+    assert [w.category for w in said if issubclass(w.category, UserWarning)] == warned
 
 
 def test_what_has_nothing_to_fuse_runs_in_eager() -> None:
