@@ -19,6 +19,9 @@ COSTS = {
     "near": 0.5, "far": 2.0,  # to load a vector from the first level, and from the second at half its peak
     "lanes": 4.0,  # to add up the lanes of an accumulator and to store the sum
     "copy": 0.1, "transpose": 0.45, "compute": 2.0,  # to pack an element: along its row, transposed, or computed
+    # To start a row of elements that are packed one by one, with guards where they are padding: rows of 3 take 9 cycles
+    # per element, rows of 56 take 0.5 (Zen 5, AVX-512).
+    "row": 20.0,
     # Per vector of a softmax beside its matmuls: a weight (one cycle more or less does not show), a sum that is
     # rescaled or added to, and a transposed element.
     "weight": 12.0, "sum": 3.0, "turn": 6.0,

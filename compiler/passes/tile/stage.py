@@ -62,9 +62,10 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
             for j in serial(10):
                 y[i, j] = row[j] - m
 
-    A load whose index is loaded from another buffer is not staged if there are other loads.
+    A load whose index is loaded from another buffer is not staged if there are other loads. The buffer may be a local
+    tile that is filled before the loop.
     """
-    buffer = find_input(kernel, step, step.buffer)
+    buffer = _filled_before(f, kernel, step.buffer) or find_input(kernel, step, step.buffer)
     uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
     uses = [n for n in uses if not access.picked(n)] or uses
     axes = _used_axes(kernel, f, buffer, uses)
@@ -92,6 +93,16 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     copy = loops_along(loops, shape, Store(step.tile, loops, select(is_inside, value, zero(value))))
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
     return (f.replace(body=(tile.Alloc(tile_tensor, step.space), *copy, *body)),)
+
+
+def _filled_before(f: tile.For, kernel: Kernel, name: str) -> Tensor | None:
+    """The local tile `name` if it is filled before the loop `f`, which only loads its elements; None otherwise."""
+    made = next(
+        (a.tensor for a in within(kernel.body, tile.Alloc) if a.tensor.name == name and a.space == "local"), None
+    )
+    changed = (isinstance(n, Store | tile.Slice) and n.buffer == name for n in f.walk())
+    inside = any(isinstance(n, tile.Alloc) and n.tensor.name == name for n in f.walk())
+    return None if inside or any(changed) else made
 
 
 def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:

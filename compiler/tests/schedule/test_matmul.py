@@ -341,7 +341,7 @@ def test_cores_have_about_as_many_blocks_each(target: Target) -> None:
 
 def test_blocks_of_long_inner_loops_are_parts_of_the_innermost() -> None:
     """Channels of a pixel lie in one place of the window, so that those of all filters are a block of the weights."""
-    filters = Operand(False, "k", 4, False, k_unit=3 * 256, dense=True, k_last=256, within=True)
+    filters = Operand(False, "k", 4, False, k_unit=3 * 256, dense=True, k_last=256, within=256)
     pixels = Operand(False, "k", 4, False, unit=14, k_unit=3 * 256, k_last=256)
     for m, n in ((14 * 14, 256), (7 * 7, 512)):
         made = space(Sizes(m, n, 9 * 256, 1, pixels, filters, "f32", 4, "f32", 4), cpu.AVX2)[0]

@@ -36,8 +36,9 @@ class Operand:
     `direct`: an instruction can read it in place. `along`: the part "m", "n" or "k" along which it is contiguous, or
     "". `step`: bytes between steps of k. `narrow`: its elements are narrower than the sum's. `unit`, `k_unit`:
     multiples that blocks along its own part and along k should have, so that inner loops stay whole. `dense`: each row
-    along k starts where the previous one ends. `k_last`: extent of the innermost of several loops of k; `within` says
-    that one iteration of the others is a block of the buffer.
+    along k starts where the previous one ends. `k_last`: extent of the innermost of several loops of k. `within`: the
+    depth of k that is a block of its buffer. `run`, `k_run`: elements along its own part and along k that are packed
+    by one loop, 0 if there is no such limit.
     """
 
     direct: bool
@@ -48,7 +49,9 @@ class Operand:
     k_unit: int = 1
     dense: bool = False
     k_last: int = 1
-    within: bool = False
+    within: int = 0
+    run: int = 0
+    k_run: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Blocking:
 def space(p: Matmul, target: Target) -> list[Blocking]:
     """The blockings of a matmul, fewest cycles first; empty if the target has no instruction for the types."""
     functions = {r.function for r in target.instructions if _takes(r, p)}
-    if p.b.along != "k":
+    if p.b.along != "k" and (p.b.direct or p.b.along == "n"):
         functions.discard(DOT)
     kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, PAIRS) if function in functions]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
@@ -145,7 +148,7 @@ def _loads(p: Matmul, row: Instruction, target: Target) -> float:
 def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     """Variants of a blocking: smaller blocks, which may pack an operand more often, and optional packing."""
     if b.m > 2 * b.row.m:
-        m = cut(p.m, b.m // 2, b.row.m)
+        m = cut(p.m, b.m // 2, _rows(p, b.row, b.m // 2))
         each = p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k) if b.pack_b else 0.0
         each += 0.0 if b.strips else cost.fetching(target, p.k * p.n * p.size)
         yield replace(b, m=m, cycles=b.cycles + (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * each)
@@ -281,9 +284,18 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
     k = _depth(p, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
     if flat and k > deep and p.n > OFTEN * row.n:  # rows of A, which are read as often, also fit beside the panel
         k = _several(p, l1 // ((row.m + row.n) * size), target.lanes(size)) or k
-    m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
+    held = l2 // share // (BLOCK_COLUMNS * size)  # of k, for a block of so many rows or columns
+    if not flat and k > max(deep, held):
+        k = _several(p, held, 1) or k
+    most = l2 // share // ((k if flat else NARROWEST) * size)
+    m = cut(p.m, most, _rows(p, row, most))
     wide = max(m * p.bytes, k * size if pack_b else 1)
     return m, cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n), k
+
+
+def _rows(p: Matmul, row: Instruction, most: int) -> int:
+    """The multiple that blocks of at most `most` rows should have: whole inner loops if several play the part of m."""
+    return p.a.unit if 1 < p.a.unit <= most else row.m
 
 
 def _depth(p: Matmul, most: int, lanes: int) -> int:
@@ -291,8 +303,8 @@ def _depth(p: Matmul, most: int, lanes: int) -> int:
 
     A part that divides the innermost loop has a fixed position in the others, and may be a block of its buffer.
     """
-    unit = p.b.k_unit
-    parts = [n for n in range(SHALLOWEST, min(most, p.b.k_last) + 1) if n % lanes == 0 == p.b.k_last % n]
+    unit, last = _inner(p)
+    parts = [n for n in range(SHALLOWEST, min(most, last) + 1) if n % lanes == 0 == last % n]
     if unit > most and parts:
         return max(parts)
     return cut(p.k, most, unit if unit > 1 else lanes)
@@ -300,8 +312,13 @@ def _depth(p: Matmul, most: int, lanes: int) -> int:
 
 def _several(p: Matmul, most: int, lanes: int) -> int:
     """A block of k of at most `most`: iterations of the innermost loop that divide the inner loops; 0 if none."""
-    last, unit = p.b.k_last, p.b.k_unit
+    unit, last = _inner(p)
     return max((n for n in range(last, min(most, unit) + 1, last) if n % lanes == 0 == unit % n), default=0)
+
+
+def _inner(p: Matmul) -> tuple[int, int]:
+    """Extents of the inner loops of k together and of the innermost one, for operands that cannot be read along all of k."""
+    return max(p.a.k_unit, p.b.k_unit), max(p.a.k_last, p.b.k_last)
 
 
 def cut(size: int, block: int, multiple: int) -> int:
@@ -312,5 +329,6 @@ def cut(size: int, block: int, multiple: int) -> int:
 
 def packing(x: Operand, along: str, target: Target, k: int) -> float:
     """Cycles to pack one element into a tile that is contiguous along this part, in blocks of depth `k`."""
-    direct = x.direct or (x.within and k <= x.k_last)
-    return cost.packing(target, x.along == along, direct and not x.narrow)
+    direct, run = x.direct or k <= x.within, x.k_run if along == "k" else x.run
+    rows = costs(target)["row"] / run if run else 0.0
+    return cost.packing(target, x.along == along, direct and not x.narrow) + rows

@@ -1,7 +1,9 @@
 """Matmuls on a CPU: blocks of a contraction's loops, and a tensor instruction for each.
 
 Each loop plays one of four parts: m occurs only in one factor, n only in the other, k is summed over, and all others
-are the batch. n is the loop along which the result is contiguous.
+are the batch. n is the loop along which the result is contiguous, or else the result is transposed before it is stored:
+then a factor that is computed element by element supplies rows, of which single elements are broadcast, and need not be
+transposed itself.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from compiler.schedule.steps import (
     Schedule,
     Split,
     SplitShifted,
+    Stage,
     Step,
     Tensorize,
 )
@@ -57,8 +60,11 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
         return None
     found, splits = by_groups(found)
     plan = _Plan(found, {p.name: p for p in kernel.params}, target, splits)
-    made = plan.choices()
-    return ranked(Member(b.cycles, partial(plan.schedule, b)) for b in made) if made else None
+    made = [(plan, b) for b in plan.choices()]
+    if made and plan.may_turn():
+        across = replace(plan, across=True)
+        made += [(across, b) for b in across.choices()]
+    return ranked(Member(b.cycles * p.count, partial(p.schedule, b)) for p, b in made) if made else None
 
 
 @dataclass
@@ -77,6 +83,7 @@ class _Plan:
     tensors: dict[str, Tensor]
     target: Target
     steps: list[Step] = field(default_factory=list)
+    across: bool = False  # columns lie across the result
 
     def __post_init__(self) -> None:
         c = self.found
@@ -90,16 +97,17 @@ class _Plan:
         contiguous = {
             f.var for f in long for s in c.after if isinstance(s, Store) and self.stride(s.buffer, s.index, f.var) == 1
         }
-        swap = not own[1] or any(f.var in contiguous for f in own[0])
+        swap = (not own[1] or any(f.var in contiguous for f in own[0])) != self.across
         self.a, self.b = (c.right, c.left) if swap else (c.left, c.right)
         rows, columns = reversed(own) if swap else own
         self.m_loops, self.n_loops = self.together(rows, self.a), self.together(columns, self.b)
         self.run_loops = self.n_loops  # over columns that are contiguous in the result
-        if self.packed(self.b, self.n_loops[-1:]):
+        if self.packed(self.b, self.n_loops[-1:]) and not self.across:
             self.n_loops = self.wide(columns)
         self.k_loops = self.in_order(list(c.depth))
         tiled = {f.var for f in (*self.m_loops, *self.n_loops)}
         self.around = [f for f in c.rows if f.var not in tiled]
+        self.count = math.prod(map(size, self.around))
         self.m, self.n, self.k = (self.axis(fs) for fs in (self.m_loops, self.n_loops, self.k_loops))
 
     def axis(self, loops: Sequence[loop.For]) -> _Axis:
@@ -193,10 +201,18 @@ class _Plan:
         unit, k_unit = (1 if direct else self.axis(fs[1:]).size for fs in (loops, self.k_loops))
         rows = [self.stride(x.buffer, x.index, loops[-1].var) for x in loads] if loops else []
         dense = along == "k" and rows == [self.k.size]
-        last, within = (
-            (size(self.k_loops[-1]), self.direct(factor, loops, self.k_loops[-1:])) if k_unit > 1 else (1, False)
-        )
-        return Operand(direct, along, step, narrow, unit, k_unit, dense, last, within)
+        last = size(self.k_loops[-1]) if k_unit > 1 else 1
+        inner = self.columns_down() if self.across and factor is self.b else self.k_loops[-1:]
+        within = self.axis(inner).size if k_unit > 1 and self.direct(factor, loops, inner) else 0
+        run, k_run = (self.run(factor, fs) for fs in (loops, self.k_loops))
+        return Operand(direct, along, step, narrow, unit, k_unit, dense, last, within, run, k_run)
+
+    def may_turn(self) -> bool:
+        """The columns' factor is made element by element, the rows' is in memory, and both have so many that squares of
+        the result can be turned."""
+        a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
+        many = min(self.m.size, self.n.size) >= self.target.lanes(self.bytes)
+        return many and not (b.direct or b.within) and (a.direct or a.within > 0)
 
     # ---- steps
 
@@ -210,9 +226,8 @@ class _Plan:
             if not (a.direct and b.direct and a.narrow and b.narrow and a.along == b.along == "k"):
                 return []  # integers are multiplied in place
             a, b = replace(a, narrow=False), replace(b, narrow=False)
-        count = math.prod(map(size, self.around))
         taken = kind if self.found.first.value.dtype.is_float else "i8"
-        product = Matmul(self.m.size, self.n.size, self.k.size, count, a, b, kind, self.bytes, taken, self.bytes)
+        product = Matmul(self.m.size, self.n.size, self.k.size, self.count, a, b, kind, self.bytes, taken, self.bytes)
         made = blocking.space(product, self.target)
         narrow = {unwidened(x).dtype for x in (self.a, self.b)}
         if len(narrow) == 1 and taken not in {x.name for x in narrow}:
@@ -220,6 +235,9 @@ class _Plan:
             a, b = replace(a, narrow=False), replace(b, narrow=False)
             product = replace(product, a=a, b=b, factor=short.name, size=short.bytes)
             made = sorted((*made, *blocking.space(product, self.target)), key=lambda x: x.cycles)
+        if self.across:
+            turning = product.m * product.n * cost.packing(self.target, along=False, direct=True)
+            made = [replace(x, cycles=x.cycles + turning) for x in made]
         return made
 
     def schedule(self, chosen: Blocking) -> tuple[Step, ...]:
@@ -266,25 +284,43 @@ class _Plan:
 
     def flattened(self) -> list[Flatten]:
         """The steps for factors that are read in place, for the last axes of a buffer first."""
-        parts = ((self.a, self.m_loops), (self.a, self.k_loops), (self.b, self.n_loops), (self.b, self.k_loops))
+        down = self.columns_down() if self.across else self.k_loops
+        parts = ((self.a, self.m_loops), (self.a, self.k_loops), (self.b, self.n_loops), (self.b, down))
         found = ((read_narrow(factor), loops) for factor, loops in parts)
         made = {step for load, loops in found if isinstance(load, Load) for step in self.flat(load, loops)}
         return sorted(made, key=lambda step: -step.axis)
+
+    def columns_down(self) -> list[loop.For]:
+        """The innermost loops of k that traverse one axis of the buffer whose columns a copy transposes."""
+        column, count = read_narrow(self.b), len(self.k_loops)
+        inner = (self.k_loops[n:] for n in range(count - 1))
+        return next((fs for fs in inner if isinstance(column, Load) and self.flat(column, fs)), self.k_loops[-1:])
 
     def vectorize(self, nests: Distribute) -> None:
         """Vectorise the loops along rows of the result that initialise the sums and store them."""
         c, width = self.found, self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
-        column, dtype = Var(self.n_loops[-1].var), c.first.value.dtype
+        column, dtype = Var((self.m_loops if self.across else self.n_loops)[-1].var), c.first.value.dtype
         # By then, the sum is an element of a tile, which cannot be loaded under a mask.
         stored = substitute(c.after, {Var(c.accumulator, dtype): Load(c.accumulator, (column,), dtype)})
         if access.not_vectorizable(stored, column, self.tensors, self.ranges):
             after = 1
         rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
-        for name, most, extent in ((nests.first[-1], width, self.n.extent), self.neighbours(nests.last[-1], after)):
+        last = (self.turned(nests), after, self.m.extent) if self.across else self.neighbours(nests.last[-1], after)
+        for name, most, extent in ((nests.first[-1], width, self.n.extent), last):
             lanes = fitting_width(most, extent)
             if lanes > 1:
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
+
+    def turned(self, nests: Distribute) -> str:
+        """Transpose some columns of the result at a time in a tile, and store along its rows; returns the name of that loop."""
+        rows, columns = nests.last
+        outer, inner = naming.pieces(columns)
+        tile = f"{nests.accumulator}turned"
+        self.steps.append(Reorder((columns, rows)))
+        self.steps.append(Split(columns, self.target.lanes(self.bytes), (outer, inner)))
+        self.steps.append(Stage(nests.accumulator, tile, outer, "local", how="plain", turned=1))
+        return rows
 
     def neighbours(self, name: str, lanes: int) -> tuple[str, int, Expr]:
         """The loop over columns that are contiguous in the result, its possible lanes, and its extent."""
@@ -347,20 +383,26 @@ class _Plan:
                 into = suffixed(loops, tile)
                 narrow = chosen.row.a_type != self.found.first.value.dtype.name
                 along, block = (self.n_loops, chosen.n) if order[-1] is self.n else (self.k_loops, chosen.k)
-                masked = part is self.n and self.masked(factor, buffer, along, block)
+                row = self.masked(factor, along) if part is self.n or self.across else 0
+                masked = row > 0 and block % row == 0
                 width = self.target.lanes(self.bytes)
                 self.steps.append(Pack(buffer, tile, loops, into, width, narrow, masked=masked))
 
-    def masked(self, factor: Expr, buffer: str, loops: Sequence[loop.For], block: int) -> bool:
-        """Whether to pack rows of several loops, contiguous in memory with zeros at their guards, by masked vectors:
-        rows are so short that masks are faster than a loop along each."""
+    def masked(self, factor: Expr, loops: Sequence[loop.For]) -> int:
+        """The length of rows of several loops that are contiguous in memory, with zeros at their guards, and so short
+        that masked vectors pack them faster than a loop along each; 0 for others."""
         match factor:
             case Select(cond, Load() as load, Const()) if "avx2" in self.target.features and load.dtype.bytes >= MASKED:
                 row: list[loop.For] = []
                 for f in reversed([f for f in loops if size(f) > 1]):
-                    if self.stride(buffer, load.index, f.var) != self.axis(row).size:
+                    if self.stride(load.buffer, load.index, f.var) != self.axis(row).size:
                         break
                     row.insert(0, f)
                 short = len(row) > 1 and size(row[-1]) < SHORT * self.target.lanes(self.bytes)
-                return short and block % self.axis(row).size == 0 and bool(names(cond) & {f.var for f in row})
-        return False
+                return self.axis(row).size if short and names(cond) & {f.var for f in row} else 0
+        return 0
+
+    def run(self, factor: Expr, loops: Sequence[loop.For]) -> int:
+        """How many elements are packed in one go where some of what is packed is padding; 0 where none is."""
+        guarded = any(isinstance(n, Select) for n in factor.walk())
+        return self.masked(factor, loops) or (size(loops[-1]) if loops and guarded else 0)
