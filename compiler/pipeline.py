@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from compiler.errors import CompilerError, Unsupported
-from compiler.ir import alike, kernel, statement
+from compiler.ir import isomorphism, kernel, statement
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.stages import IRS
 from compiler.ir.text import show_size
@@ -148,7 +148,11 @@ def _chosen(
         if k.name in given:
             continue
         problems: list[Exception] = []
-        found = stored.by_key.get(alike.key(alike.alone(program, k))) if stored.records and not sizes_in(k) else None
+        found = (
+            stored.by_key.get(isomorphism.key(isomorphism.alone(program, k)))
+            if stored.records and not sizes_in(k)
+            else None
+        )
         ways = _ways(program, k, target)
         if found is not None:
             ways.insert(0, partial(_as_stored, found, program, k, target))

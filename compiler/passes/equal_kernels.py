@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from compiler.ir import alike
+from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 from compiler.ir.statement import Kernel, Program
 from compiler.ir.tensor import Tensor
@@ -71,7 +71,7 @@ class Kinds:
         firsts: dict[Hashable, Kernel] = {}
         for kernel in whole.kernels:
             roles = tuple("own" if p.name in self.own else p.name in results for p in kernel.params)
-            kind = kernel.name if kernel.name in scheduled else (alike.shape_of(kernel), roles, whole.sizes, by)
+            kind = kernel.name if kernel.name in scheduled else (isomorphism.shape_of(kernel), roles, whole.sizes, by)
             self.of[kernel.name] = kind
             with _lock:
                 if kind in _known:
@@ -144,7 +144,7 @@ def functions_of(tiles: Program, lowered: Mapping[str, Lowered]) -> k.Program:
 
 def _rename_result(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> Lowered:
     """Rename a result for another kernel of its kind. Names of new temporaries avoid `taken` and are added to it."""
-    table = dict(zip(alike.names(found.source), alike.names(kernel), strict=True))
+    table = dict(zip(isomorphism.names(found.source), isomorphism.names(kernel), strict=True))
     temps = (*found.temps, *found.parts, *found.zeros)
     new = [t.name for t in temps if t.name not in table]
     table |= _choose_names(new, table, taken)
@@ -157,32 +157,36 @@ def _rename_result(found: Lowered, kernel: Kernel, taken: set[str], whole: Progr
         return _choose_names(names, known, {*known.values(), *sizes})
 
     schedule, inner = rename_schedule(found.schedule, table, choose_names)
-    inner |= choose_names((name for x in found.tiles for name in alike.names(x)), inner)
+    inner |= choose_names((name for x in found.tiles for name in isomorphism.names(x)), inner)
     text = show(schedule)
 
     def kernel_name(x: Kernel | k.Function) -> str:
         return kernel.name + x.name.removeprefix(found.source.name)
 
     tiles = tuple(
-        alike.renamed(x, inner).replace(name=kernel_name(x), origin=kernel.origin, whole=kernel.name if x.whole else "")
+        isomorphism.renamed(x, inner).replace(
+            name=kernel_name(x), origin=kernel.origin, whole=kernel.name if x.whole else ""
+        )
         for x in found.tiles
     )
     functions = []
     for f in found.functions:
-        alike.shape_of(f)  # computed once for all functions renamed from it
+        isomorphism.shape_of(f)  # computed once for all functions renamed from it
         params = {p.name: table[p.name] for p in f.params}
-        params |= _choose_names(alike.names(f), params, {*params.values(), *sizes}, whole_names_only=True)
-        made = alike.renamed(f, params)
+        params |= _choose_names(isomorphism.names(f), params, {*params.values(), *sizes}, whole_names_only=True)
+        made = isomorphism.renamed(f, params)
         made = made.replace(name=kernel_name(f), origin=kernel.origin, schedule=text if f.schedule else "")
-        alike.same_shape(made, f)
+        isomorphism.same_shape(made, f)
         functions.append(made)
-    temps, parts, zeros = (tuple(alike.renamed(t, table) for t in x) for x in (found.temps, found.parts, found.zeros))
+    temps, parts, zeros = (
+        tuple(isomorphism.renamed(t, table) for t in x) for x in (found.temps, found.parts, found.zeros)
+    )
     return Lowered(kernel, schedule, found.given_up, tiles, tuple(functions), temps, parts, zeros)
 
 
 def under(schedule: Schedule, source: Kernel, kernel: Kernel) -> Schedule:
     """Rename a schedule of `source` for a kernel that differs only in names. Raises ValueError for other kernels."""
-    table = dict(zip(alike.names(source), alike.names(kernel), strict=True))
+    table = dict(zip(isomorphism.names(source), isomorphism.names(kernel), strict=True))
     return rename_schedule(schedule, table, lambda names, known: _choose_names(names, known, {*known.values()}))[0]
 
 

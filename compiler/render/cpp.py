@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from compiler.ir import alike
+from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Const, Expr, Op, Var
@@ -72,7 +72,7 @@ def render(program: k.Program, *, target: str) -> str:
     Functions that are equal up to names are rendered once.
     """
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
-    names = {name: spelled[first] for name, first in alike.firsts(program.functions).items()}
+    names = {name: spelled[first] for name, first in isomorphism.firsts(program.functions).items()}
     called: set[str] = set()
     types: set[str] = set()
     taken = set(spelled.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from compiler.ir import alike
+from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
@@ -107,7 +107,7 @@ def parts(text: str) -> list[str]:
 def names(program: k.Program) -> list[str]:
     """The name in the text for each function of a program; equal functions share one, unless their text is unknown."""
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
-    firsts = alike.firsts(f for f in program.functions if not header.is_launch(f))
+    firsts = isomorphism.firsts(f for f in program.functions if not header.is_launch(f))
     return [spelled[firsts.get(f.name, f.name)] for f in program.functions]
 
 

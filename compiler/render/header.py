@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from compiler.ir import alike, kernel_text
+from compiler.ir import isomorphism, kernel_text
 from compiler.ir import kernel as k
 from compiler.ir.expr import Op, op
 from compiler.passes.gpu.dependent_launch import WAIT, overlaps
@@ -34,7 +34,7 @@ def lines(program: k.Program, target: str) -> list[str]:
 
 def launched(program: k.Program) -> k.Program:
     """The program with its functions reduced to what their launches need."""
-    firsts = alike.firsts(program.functions)  # several functions of the program may share one in the text
+    firsts = isomorphism.firsts(program.functions)  # several functions of the program may share one in the text
     return program.replace(functions=tuple(_launch(f.replace(name=firsts[f.name])) for f in program.functions))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.schedule.endings import ChainLoops, OnlineLoops
+from compiler.schedule.name_suffixes import ChainLoops, OnlineLoops
 from compiler.schedule.step import Step
 
 

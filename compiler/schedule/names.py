@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compiler.analysis.online_softmax import Online
-from compiler.schedule.endings import suffixed
+from compiler.schedule.name_suffixes import suffixed
 from compiler.schedule.steps import Collapse, SplitReduction, SplitScan, Step
 
 

@@ -23,10 +23,10 @@ from typing import Any
 from compiler.ir.node import Node
 from compiler.ir.text import syntax
 from compiler.schedule.block_steps import Chain, Online
-from compiler.schedule.endings import strings, suffixed
 from compiler.schedule.hint_steps import CacheHints as CacheHints
 from compiler.schedule.hint_steps import Checks as Checks
 from compiler.schedule.hint_steps import Hoist as Hoist
+from compiler.schedule.name_suffixes import strings, suffixed
 from compiler.schedule.step import Step as Step
 from compiler.schedule.sum_steps import PartialSums as PartialSums
 from compiler.schedule.sum_steps import Promote as Promote

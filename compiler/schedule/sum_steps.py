@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.schedule.endings import numbered
+from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.step import Step
 
 

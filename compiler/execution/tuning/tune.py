@@ -22,8 +22,8 @@ from compiler.execution.tuning import tables
 from compiler.execution.tuning.processes import Answer, Builders, Process
 from compiler.execution.tuning.tables import Table, Trial
 from compiler.ir import aten, loop_text
-from compiler.ir.alike import alone, key
 from compiler.ir.expr import sizes_in
+from compiler.ir.isomorphism import alone, key
 from compiler.ir.statement import Program
 from compiler.runtime import detect
 from compiler.schedule import search, steps

@@ -13,7 +13,7 @@ from compiler.execution.tuning import shelf
 from compiler.execution.tuning import tune as search_of
 from compiler.execution.tuning.tune import BUILT_IN, LAST_ROUNDS, RUN_IN, Bench
 from compiler.ir import loop_text
-from compiler.ir.alike import key
+from compiler.ir.isomorphism import key
 from compiler.runtime import detect
 from compiler.schedule import steps
 from compiler.schedule.records import Record

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from compiler.analysis import vectors
-from compiler.analysis.left_over import again_problem, remainder
 from compiler.analysis.long_sums import long_sums
+from compiler.analysis.remainders import again_problem, remainder
 from compiler.ir import tile
 from compiler.ir.expr import Op, const, fresh, static
 from compiler.ir.index import value_range

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from compiler.analysis import access
-from compiler.analysis.left_over import remainder, unit
 from compiler.analysis.nests import accumulated
+from compiler.analysis.remainders import remainder, unit
 from compiler.analysis.vectors import IDEMPOTENT, MARKS, vector_problem, whole
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k

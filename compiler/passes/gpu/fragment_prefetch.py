@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from compiler.ir import rewrite, tile
-from compiler.ir.alike import renamed
 from compiler.ir.expr import Const, Var, const, fresh, static, substitute
+from compiler.ir.isomorphism import renamed
 from compiler.ir.layout import Fragment
 from compiler.ir.statement import Init, Kernel, Let, Program, Stmt, within
 from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step

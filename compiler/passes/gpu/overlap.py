@@ -16,8 +16,8 @@ and have a ring of their own.
 from __future__ import annotations
 
 from compiler.ir import tile
-from compiler.ir.alike import renamed
 from compiler.ir.expr import Const, Expr, Var, const, fresh, op, substitute
+from compiler.ir.isomorphism import renamed
 from compiler.ir.roles import Arrive, Mbarrier
 from compiler.ir.statement import If, Stmt
 from compiler.passes.gpu import stages

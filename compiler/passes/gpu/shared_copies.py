@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
-from compiler.ir import alike
+from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 
 
@@ -40,7 +40,7 @@ def shared_copies(program: k.Program) -> k.Program:
 
 def _key(f: k.Function) -> Hashable:
     """A key equal for functions that do the same to the same buffers, apart from what they write."""
-    return alike.shape_of(f), tuple(p.name for p in f.params if p.name not in f.writes)
+    return isomorphism.shape_of(f), tuple(p.name for p in f.params if p.name not in f.writes)
 
 
 def _is_source_changed(f: k.Function, since: Sequence[k.Function]) -> bool:
@@ -54,7 +54,7 @@ def _has_name_clash(later: Sequence[k.Function], table: Mapping[str, str], repla
     for f in later:
         params = {p.name for p in f.params}
         new = {table[name] for name in params & table.keys()}
-        if new & (alike.names(f).keys() | {replacements.get(name, name) for name in params}):
+        if new & (isomorphism.names(f).keys() | {replacements.get(name, name) for name in params}):
             return True
     return False
 
@@ -64,6 +64,6 @@ def _redirect_reads(f: k.Function, replacements: Mapping[str, str]) -> k.Functio
     table = {p.name: replacements[p.name] for p in f.params if p.name in replacements}
     if not table:
         return f
-    made: k.Function = alike.renamed(f, table)
-    alike.same_shape(made, f)
+    made: k.Function = isomorphism.renamed(f, table)
+    isomorphism.same_shape(made, f)
     return made

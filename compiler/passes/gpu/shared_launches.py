@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from compiler.analysis import kernel_names
-from compiler.ir import alike
+from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 from compiler.ir.expr import Const, Op, both, const, op, static
 from compiler.ir.rewrite import nodes
@@ -162,9 +162,9 @@ def _branch_body(
 ) -> tuple[k.Stmt, ...]:
     """The body of a function with its variables renamed, for blocks from `begin` on."""
     own = {p.name for p in f.params}
-    table = {name: _free_name(f"{name}_{number}", params) for name in alike.names(f) if name not in own}
+    table = {name: _free_name(f"{name}_{number}", params) for name in isomorphism.names(f) if name not in own}
     table |= {a.name: tile.name for a in _shared_arrays(f) if tile is not None}
-    made: k.Function = alike.renamed(f, table)
+    made: k.Function = isomorphism.renamed(f, table)
     block = op("max", k.Builtin("block.x") - const(begin), 0)
     sizes = [static(n) for n in f.grid]
     axes = {}

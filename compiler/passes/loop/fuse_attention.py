@@ -9,7 +9,7 @@ from __future__ import annotations
 from compiler.analysis import kernel_names
 from compiler.analysis.nests import bound, perfect, wrap
 from compiler.analysis.size_hints import with_size_hints
-from compiler.ir import alike, loop
+from compiler.ir import isomorphism, loop
 from compiler.ir.expr import Load, Var, sizes_in, substitute
 from compiler.ir.statement import Accum, Kernel, Program, Stmt, Store, within
 from compiler.passes.loop.costs import holds_for_all_sizes, scores_stay_on_chip
@@ -194,5 +194,5 @@ def _rename(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
             number += 1
         table[old] = name
         taken.add(name)
-    made: Kernel = alike.renamed(kernel, table)
+    made: Kernel = isomorphism.renamed(kernel, table)
     return made

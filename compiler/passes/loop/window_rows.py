@@ -16,7 +16,7 @@ from typing import Any
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import steady, unwidened, zero
 from compiler.analysis.nests import bound, loop_ranges, perfect, size, wrap
-from compiler.ir import alike, loop
+from compiler.ir import isomorphism, loop
 from compiler.ir.expr import Expr, Load, Var, cast, const, fresh, loads, names, op, select, static
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import linear
@@ -84,9 +84,9 @@ def window_rows(program: Program, target: Target) -> Program:
 def _clocks(kernels: Sequence[Kernel], target: Target, known: dict[Node, float]) -> float:
     """The estimated time of some kernels. `known` caches estimates of kernels that differ only in names."""
     for k in kernels:
-        if alike.shape_of(k) not in known:
-            known[alike.shape_of(k)] = next(space.space(k, (), target)).cost
-    return sum(known[alike.shape_of(k)] for k in kernels)
+        if isomorphism.shape_of(k) not in known:
+            known[isomorphism.shape_of(k)] = next(space.space(k, (), target)).cost
+    return sum(known[isomorphism.shape_of(k)] for k in kernels)
 
 
 # ---- what there is

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
-from compiler.ir import alike, loop
+from compiler.ir import isomorphism, loop
 from compiler.ir.expr import fresh
 from compiler.ir.statement import Kernel, Let, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply_step, bound_names
-from compiler.schedule.endings import strings
+from compiler.schedule.name_suffixes import strings
 from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, naming_fields, temporaries_made
 
 
@@ -52,7 +52,7 @@ def buffers_of(program: Program, schedules: Iterable[Schedule]) -> set[str]:
 def own_temporaries(kernel: Kernel, schedule: Schedule, taken: set[str]) -> Schedule:
     """Rename the schedule's own temporaries that are in `taken`, and add their names to `taken`."""
     temporaries = temporaries_made(schedule)
-    used = {*taken, *alike.names(kernel), *(name for step in schedule.steps for name in names_made(step))}
+    used = {*taken, *isomorphism.names(kernel), *(name for step in schedule.steps for name in names_made(step))}
     table = {name: fresh(f"{name}_", used) for name in sorted(temporaries & taken)}
     taken |= {table.get(name, name) for name in temporaries}
     return Schedule(tuple(renamed_step(step, table) for step in schedule.steps)) if table else schedule

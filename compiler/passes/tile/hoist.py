@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.analysis.fixed import fixed
+from compiler.analysis.loop_invariants import fixed
 from compiler.ir import tile
 from compiler.ir.expr import Const
 from compiler.ir.statement import Stmt

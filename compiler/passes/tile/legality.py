@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from compiler.analysis.copies import copies, prefetch_problem, rounds_problem, width_problem
-from compiler.analysis.left_over import again_problem
+from compiler.analysis.remainders import again_problem
 from compiler.analysis.vectors import scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size

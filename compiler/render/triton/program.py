@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.errors import Unsupported
-from compiler.ir import alike
+from compiler.ir import isomorphism
 from compiler.ir.dtype import EIGHTHS
 from compiler.ir.expr import OPS, Const, Expr, Op, Size, dim, fresh
 from compiler.ir.node import Node
@@ -34,7 +34,7 @@ def render(program: Program) -> str:
     made: dict[Node, tuple[str, Function]] = {}
     calls: list[str] = []
     for k in program.kernels:
-        if (shape := alike.shape_of(k)) not in made:
+        if (shape := isomorphism.shape_of(k)) not in made:
             name = fresh(k.name, taken)
             made[shape] = name, function(k, name, buffers, program.sizes)
         name, f = made[shape]

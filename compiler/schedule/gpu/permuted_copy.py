@@ -13,7 +13,7 @@ from compiler.ir.expr import Expr, Load, const, static
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.tensor import Tensor, is_static, row_major
 from compiler.schedule import names as naming
-from compiler.schedule.endings import numbered
+from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
 
 THREADS = 256

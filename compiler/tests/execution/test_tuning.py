@@ -26,7 +26,7 @@ from compiler.execution.tuning import tune as search_of
 from compiler.execution.tuning.processes import Process
 from compiler.execution.tuning.tables import Head, Trial
 from compiler.ir import loop_text
-from compiler.ir.alike import key
+from compiler.ir.isomorphism import key
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.pipeline import Lowering
 from compiler.runtime import detect

@@ -23,7 +23,7 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.block_steps import Online
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.endings import suffixed
+from compiler.schedule.name_suffixes import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Pack, Schedule, Step, Tensorize

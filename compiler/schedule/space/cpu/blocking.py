@@ -317,7 +317,7 @@ def _several(p: Matmul, most: int, lanes: int) -> int:
 
 
 def _inner(p: Matmul) -> tuple[int, int]:
-    """Extents of the inner loops of k together and of the innermost one, for operands that cannot be read along all of k."""
+    """Extents of the inner loops of k together and of the innermost, for operands not readable along all of k."""
     return max(p.a.k_unit, p.b.k_unit), max(p.a.k_last, p.b.k_last)
 
 

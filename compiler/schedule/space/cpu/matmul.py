@@ -26,7 +26,7 @@ from compiler.ir.tensor import Tensor, flattened
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.endings import suffixed
+from compiler.schedule.name_suffixes import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
 from compiler.schedule.space.members import Member, ranked
@@ -313,7 +313,7 @@ class _Plan:
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
 
     def turned(self, nests: Distribute) -> str:
-        """Transpose some columns of the result at a time in a tile, and store along its rows; returns the name of that loop."""
+        """Transpose some columns of the result at a time in a tile; returns the loop along the rows that are stored."""
         rows, columns = nests.last
         outer, inner = naming.pieces(columns)
         tile = f"{nests.accumulator}turned"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.fixed import fixed
+from compiler.analysis.loop_invariants import fixed
 from compiler.analysis.nests import (
     as_stored,
     contiguous,

@@ -25,7 +25,7 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.endings import numbered
+from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Margin, Peel, Permute, Reorder, Step
 from compiler.targets.target import Target

@@ -23,7 +23,7 @@ from compiler.ir.statement import Accum, Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
-from compiler.schedule.endings import numbered
+from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.space.gpu import reductions
 from compiler.schedule.space.gpu.plan import THREADS, lanes
 from compiler.schedule.space.gpu.reductions import Reduction

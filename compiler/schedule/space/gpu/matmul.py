@@ -20,11 +20,11 @@ from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import by_groups, recognise
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.endings import numbered
 from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, fits_cluster
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, candidate_matmuls
 from compiler.schedule.gpu.tiles import Tiling
+from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.space.gpu.plan import lanes
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import (

@@ -18,7 +18,7 @@ from compiler.ir.statement import Stmt, Store, within
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.endings import numbered
+from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.space.gpu.plan import THREADS, lanes
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
