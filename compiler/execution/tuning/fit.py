@@ -1,8 +1,8 @@
-"""Compare cost estimates with recorded times, and fit the costs of a target to them.
+"""Fits the cost parameters of targets to recorded times, and reports the error of estimates before and after.
 
-The fit is by Gauss-Newton in the logarithms of the costs. Residuals are of the logarithm of time; large ones weigh less
-(Huber 1964), and the mean residual of a kernel hardly counts, since a search compares candidates of one kernel. All
-kernels have the same weight.
+The fit is a damped Gauss-Newton iteration in the logarithms of the costs. Residuals are of the logarithm of time, with
+the Huber loss (Huber 1964) against outliers. The mean residual of a kernel counts less than the deviations from it,
+since a search compares candidates of one kernel. Each kernel has the same weight.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from compiler.ir import loop_text
 from compiler.schedule import space, steps
 from compiler.schedule.space.members import Price
 
-FOLDS = 4  # groups of kernels for cross-validation
-MOST_TURNS = 8
-MOST_EACH, FASTEST = 40, 12  # candidates per kernel in a fit, and the fastest among them
+FOLDS = 4  # folds of the cross-validation over kernels
+MOST_TURNS = 8  # Gauss-Newton iterations
+MOST_EACH, FASTEST = 40, 12  # candidates of a kernel that are fitted to, and the number of fastest among them
 CLOCK = 1755e6  # Hz, of the GPU whose costs are known
-FAR = 0.15  # residuals beyond this weigh less
-COMMON = 0.4  # the weight of the mean residual of a kernel
-KEPT = 0.2  # the penalty for moving a log cost by 1, beside a kernel's residuals of 0.1 each
-FARTHEST = 1.2  # the most that a log cost moves
-LEAST_APART = 0.01  # relative differences of times below this are ignored
+FAR = 0.15  # residual from which the Huber loss is linear
+COMMON = 0.4  # share of a kernel's mean residual that counts
+KEPT = 0.2  # penalty for moving the logarithm of a cost by 1, in units of the loss of a kernel with residuals of 0.1
+FARTHEST = 1.2  # most that the logarithm of a cost may move
+LEAST_APART = 0.01  # least resolution of log times: pairs that differ by less are not compared
 SHARES = ("reached", "reached.split", "sync.reached")  # costs that are fractions, at most 1
-EXPONENT = "close"  # costs with this suffix are exponents, at least 1
+EXPONENT = "close"  # costs whose names end so are exponents, at least 1
 Costs = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A kernel: log times of its candidates, known `within` an error; log estimates as recorded (`costs`), and as
-    functions of the target's costs (`prices`), if known for all. Times are in clocks if `whole`, else relative to the
-    first candidate's."""
+    """A kernel with its candidates: logarithms of their times and of their recorded estimates in `costs`, and functions
+    in `prices` that estimate each for given costs of the target, or none. `within` is the resolution of the times.
+    Times are in clock cycles if `whole`, else relative to the first candidate's."""
 
     name: str
     family: str
@@ -54,9 +54,10 @@ class Recorded:
 
 
 def recorded(table: Table) -> Recorded:
-    """The data of a table for comparison.
+    """The successful candidates of a table, only those with prices if these are at least half of them.
 
-    On a GPU seconds are compared, as nothing else runs there; on a CPU ratios, as other work slows all contestants.
+    On a GPU, where nothing else runs, times are absolute. On a CPU they are ratios within a race, because its
+    contestants share whatever disturbs it.
     """
     good = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
     found = _prices(table, {table.head.schedules[t.number] for t in good})
@@ -69,7 +70,7 @@ def recorded(table: Table) -> Recorded:
     whole = not machine.startswith("cpu")
     times = seconds + np.log(CLOCK) if whole else ratios
     known = [t.high / t.low for t in good if 0 < t.low <= t.high < np.inf]
-    # Without recorded intervals: the variation of the first candidate's time between races.
+    # If no intervals are recorded, the resolution is the spread of the first candidate's time between races.
     apart = np.log(known) if known else 2 * np.abs(ratios - seconds - np.median(ratios - seconds))
     within = max(float(np.median(apart)), LEAST_APART)
     costs = np.log([table.head.costs[t.number] for t in good])
@@ -77,7 +78,7 @@ def recorded(table: Table) -> Recorded:
 
 
 def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
-    """The prices of the wanted candidates that today's space contains, if it has prices."""
+    """The prices of those wanted candidates that today's schedule space still has, if it has prices."""
     try:
         program, target = loop_text.parse(table.head.program), named.target(table.head.target)
     except ValueError:
@@ -86,7 +87,7 @@ def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
         return {}
     found: dict[str, Price] = {}
     (kernel,), private = program.kernels, [t.name for t in program.temps]
-    # As planners make them, then as they are stored, which is slower to compute and differs in some names.
+    # First schedules as planners make them, then as they are stored: those are slower to make, and some names differ.
     for made in (space.space(kernel, private, target), plain(program, target)):
         for p in itertools.takewhile(lambda p: p.price is not None, made):
             text = steps.show(p.schedule)
@@ -98,8 +99,8 @@ def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
 
 
 def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
-    """How well estimates rank times: Spearman's correlation of all, and Goodman and Kruskal's gamma of the pairs whose
-    times differ by more than their error."""
+    """How well estimates rank times: Spearman's correlation over all candidates, and Goodman and Kruskal's gamma over
+    the pairs whose times differ by more than their resolution."""
     a, b = _ranks(estimates), _ranks(r.times)
     rho = float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
     first, second = np.triu_indices(len(r.times), 1)
@@ -110,12 +111,12 @@ def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks, with ties averaged."""
+    """Ranks, with ties given their mean rank."""
     return np.array([((values < x).sum() + (values <= x).sum() - 1) / 2 for x in values])
 
 
 def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
-    """The log estimates of a kernel, by the target's costs or with some replaced."""
+    """The logarithms of a kernel's estimates, with `costs` replacing the target's; as recorded if it has no prices."""
     if not r.prices:
         return r.costs
     target = named.target(r.target)
@@ -125,7 +126,7 @@ def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
 
 
 def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
-    """Fit the named costs of one target to the times of its kernels."""
+    """Fit the costs `names` to the times of kernels of one target; returns their values."""
     some = [_thinned(r) for r in some]
     base = dict(named.target(some[0].target).costs)
     start = np.log([base[n] for n in names])
@@ -153,7 +154,7 @@ def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
     off = residuals(x)
     least = loss(x, off)
     for turn in range(MOST_TURNS):
-        near = 0.05 if turn % 2 else 0.15  # estimates have corners, so take slopes over a distance
+        near = 0.05 if turn % 2 else 0.15  # estimates are piecewise smooth: wide central differences smooth the kinks
         slopes = np.stack([(residuals(x + near * e) - residuals(x - near * e)) / (2 * near) for e in np.eye(len(x))])
         share = weight**2 * np.minimum(1, FAR / np.maximum(np.abs(off), 1e-9))
         curve = (slopes * share) @ slopes.T + KEPT * np.eye(len(x))
@@ -173,7 +174,7 @@ def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
 
 
 def _thinned(r: Recorded) -> Recorded:
-    """The fastest candidates, and a sample of the others spread evenly over their times."""
+    """The FASTEST candidates, and others at even ranks of time, MOST_EACH in all; unchanged without prices."""
     order = np.argsort(r.times)
     if len(order) <= MOST_EACH or not r.prices:
         return r
@@ -190,8 +191,8 @@ def moving(some: Sequence[Recorded]) -> list[str]:
 
 
 def report(paths: Sequence[Path]) -> str:
-    """The accuracy of estimates by family: as they are, after a fit, and on kernels held out of a fit; then the fitted
-    costs."""
+    """Report the error and rank quality of estimates by family: as they are, fitted, and on held-out kernels; then the
+    fitted costs."""
     tables = [t for t in replay.read(paths) if sum(not x.failed for x in t.trials.values()) > 2]
     kernels = [recorded(t) for t in tables]
     rows = [
@@ -219,7 +220,7 @@ def report(paths: Sequence[Path]) -> str:
 
 
 def unseen(known: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
-    """For each kernel, the costs fitted to the kernels of the other folds."""
+    """Cross-validation: for each kernel, by name, the costs fitted to the kernels of the other folds."""
     made: dict[str, Costs] = {}
     for out in (known[n::FOLDS] for n in range(FOLDS)):
         rest = [r for r in known if all(r is not x for x in out)]

@@ -1,8 +1,8 @@
-"""A scheduled kernel of Tile IR as a Triton function.
+"""Emits a scheduled kernel of Tile IR as a Triton function.
 
-Loops over blocks are the programs of the grid, loops over lanes the axes of tensors, all others loops. What a loop over
-lanes accumulates is reduced along its axis, by `tl.dot` if it is a matmul. A serial loop around one carries the
-tensor, and reduces it once at its end.
+Loops over blocks become the programs of the grid, loops over lanes the axes of tensors; all others are loops. A loop
+over lanes that accumulates becomes a reduction along its axis, or `tl.dot` if it is a matmul. A serial loop around one
+carries the unreduced tensor and reduces it once after the loop.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from compiler.render.triton.writer import Lane, Writer, lane
 
 Body = tuple[Stmt, ...]
 WARP = 32
-LEAST = 16  # least extent of each axis of a `tl.dot` operand
+LEAST = 16  # least elements along each axis of an operand of `tl.dot`
 
 
 @dataclass(frozen=True)
 class Function:
-    """The text of a kernel, the number of its programs, warps per program, and whether it checks its data."""
+    """The text of a kernel, the number of its programs and of their warps, its helpers, and whether it checks data."""
 
     lines: tuple[str, ...]
     programs: Expr
@@ -40,7 +40,7 @@ class Function:
 
 
 def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Sequence[Size]) -> Function:
-    """Render a kernel. Raises Unsupported for what Triton lacks, ValueError for a schedule that it cannot follow."""
+    """Emit a kernel; raises Unsupported for what Triton cannot express, ValueError for an unsuitable schedule."""
     dots = {d.k: d for d in products(kernel.body)}
     deep = rank(kernel.body, dots)
     if deep != 2:
@@ -58,7 +58,8 @@ def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Seque
 
 
 class _Kernel:
-    """Renders the statements of a kernel; `since` has the lanes and loop depth at each scalar's initialisation."""
+    """Emits the statements of one kernel; `since` has the lanes, and the number of loops, around each scalar's
+    initialisation."""
 
     def __init__(self, w: Writer, dots: dict[str, Dot]) -> None:
         self.w, self.dots = w, dots
@@ -112,7 +113,7 @@ class _Kernel:
     # ---- loops
 
     def blocks(self, f: tile.For) -> None:
-        """Render nested loops over blocks as mixed-radix digits of the program id, the innermost least significant."""
+        """Decode nested loops over blocks from the program id, the innermost varying fastest."""
         w = self.w
         nest = [f]
         while len(nest[-1].body) == 1 and is_bound(inner := nest[-1].body[0], "blocks"):
@@ -169,7 +170,8 @@ class _Kernel:
         return next(n.op for n in f.walk() if isinstance(n, Accum) and n.name == scalar)
 
     def carried(self, f: tile.For) -> dict[str, tuple[Value, Axes]]:
-        """The tensors that replace scalars until the loop ends, for those that inner loops over lanes accumulate."""
+        """Allocate the unreduced tensors of scalars that loops over lanes in a serial loop accumulate, and return them
+        with the axes to reduce."""
         found: dict[str, list[tuple[tile.For, ...]]] = {}
         types: dict[str, tuple[DType, str]] = {}
         for a, path in accumulated(f.body, ()):
@@ -198,7 +200,7 @@ class _Kernel:
         return lane(f, self.w.ranges, LEAST if f.var in self.multiplied else 1)
 
     def lanes(self, f: tile.For) -> None:
-        """Render a loop over lanes; sibling loops of the same extent share an axis."""
+        """Emit a loop over lanes; loops with the same number of lanes share an axis."""
         w = self.w
         if f.kind == "scan":
             raise ValueError(f"loop {f.var} is a scan, which lanes cannot run in order")
@@ -237,7 +239,7 @@ class _Kernel:
         self.since[name] = axes, self.loops
 
     def accumulate(self, name: str, op: str, e: Expr) -> None:
-        """Accumulate the terms of all lanes inside their extents; others contribute the identity."""
+        """Accumulate the terms of the lanes; those of masked lanes are replaced by the identity."""
         w = self.w
         axes, _ = self.since[name]
         inner = frozenset(w.lanes) - axes
@@ -264,7 +266,7 @@ class _Kernel:
         self.forget(held)
 
     def forget(self, held: Value) -> None:
-        """Discard values computed from a scalar that has changed."""
+        """Drop memoized values that depend on an accumulator that has changed."""
         name = next(n for n, v in self.w.env.items() if v is held)
         for found in self.w.memo:
             for key in [k for k in found if isinstance(k, tuple) and isinstance(k[0], Expr) and name in names(k[0])]:
@@ -282,7 +284,7 @@ class _Kernel:
         return f"tl.{op}imum({a.code}, {b.typed})"
 
     def reduced(self, name: str, op: str, v: Value, axes: Axes) -> tuple[str, Value]:
-        """A tensor reduced along these axes; a scalar if no lanes are around."""
+        """Reduce a tensor along axes; a scalar if no lanes enclose the accumulator."""
         w, dtype = self.w, v.dtype
         rest = v.axes - axes
         outer, _ = self.since[name]
@@ -326,7 +328,7 @@ class _Kernel:
         self.forget(held)
 
     def factor(self, e: Expr, order: tuple[str, str]) -> Value:
-        """An operand of a matmul, zero outside of its extents."""
+        """An operand of `tl.dot`, with zeros in masked lanes."""
         w = self.w
         with w.placed(order):
             v = value(w, e)
@@ -340,7 +342,7 @@ class _Kernel:
 
 
 def _reread(kernel: Kernel) -> set[str]:
-    """Buffers whose stores must be ordered: those also read, or stored to in a scan."""
+    """The buffers whose stores need barriers: those that are also loaded, or stored to in scans."""
     inside = [n for s in kernel.body for n in s.walk()]
     scans = [f for f in inside if isinstance(f, tile.For) and f.kind == "scan"]
     stored = {n.buffer for n in inside if isinstance(n, Store)}
