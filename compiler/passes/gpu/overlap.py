@@ -42,7 +42,7 @@ def ring_tiles(f: tile.For, used: frozenset[str], kernel: str) -> list[frozenset
 def overlapped_loop(
     f: tile.For, statements: Body, rings: tuple[SlotRing, SlotRing], facts: Facts, taken: set[str]
 ) -> Body:
-    """The statements that computing threads execute instead of the loop over `statements` statement."""
+    """The statements that computing threads execute instead of the loop over `statements`."""
     ring, second_ring = rings
     at = _matmuls(f, statements, facts)
     last = statements[-1]

@@ -143,7 +143,7 @@ def _body(body: tuple[Stmt, ...], context: _Context, preparing: int = 0) -> tupl
 
 
 def _producer_context(context: _Context, threads: int) -> _Context:
-    """The place of this many producer threads, which keep few registers."""
+    """The context of this many producer threads, which keep few registers."""
     return replace(context, threads=threads, every=threads, room=min(WORDS_AHEAD, KEPT_PREPARING // 2))
 
 

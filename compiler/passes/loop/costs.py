@@ -123,7 +123,7 @@ def recomputation_pays(
 ) -> bool:
     """Whether the kernels `recomputing`, which recompute products, take less time than those `replaced` by them.
 
-    The replaced kernels store and load `elements` elements. The estimate counts products by tensor instructions and
+    The replaced kernels store and load so many `elements`. The estimate counts products by tensor instructions and
     scalar operations on them.
     """
     costs, rates = dict(target.costs), dict(target.rates)

@@ -41,13 +41,13 @@ def _merge_in_kernel(kernel: Kernel) -> Kernel:
 def _merge_all(kernel: Kernel) -> Kernel:
     """The kernel with all mergeable pairs of loops merged."""
     while (
-        made := next((m for pair in _mergeable_pairs(kernel) if (m := merge_loops(kernel, *pair)) is not None), None)
+        made := next((m for pair in _loop_pairs(kernel) if (m := merge_loops(kernel, *pair)) is not None), None)
     ) is not None:
         kernel = made
     return kernel
 
 
-def _mergeable_pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
+def _loop_pairs(kernel: Kernel) -> Iterator[tuple[loop.For, loop.For]]:
     """Adjacent loops over rows, and adjacent reduction loops."""
     if (found := recognise(kernel)) is not None:
         for loops in (found.rows, found.depth):

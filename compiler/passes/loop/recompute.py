@@ -41,12 +41,10 @@ def recompute(program: Program, target: Target) -> Program:
         return program
     for group in _group_chains([c for k in program.kernels if (c := _find_chain(program, k)) is not None]):
         every = group
-        while every and len(kept := [c for c in every if set(c.before) <= _unnecessary_kernels(program, every)]) < len(
-            every
-        ):
+        while every and len(kept := [c for c in every if set(c.before) <= _dead_kernels(program, every)]) < len(every):
             every = kept
         if every and _pays(program, every, target):
-            program = _replace_kernels(program, every, _unnecessary_kernels(program, every))
+            program = _replace_kernels(program, every, _dead_kernels(program, every))
     return program
 
 
@@ -60,13 +58,13 @@ def _group_chains(chains: list[_Chain]) -> list[list[_Chain]]:
 
 
 def _pays(program: Program, chains: list[_Chain], target: Target) -> bool:
-    unnecessary = _unnecessary_kernels(program, chains)
+    unnecessary = _dead_kernels(program, chains)
     readers = Counter(p.name for k in program.kernels for p in k.params)  # including the kernel that writes it
     elements = sum(readers[t.name] * _count_elements(t) for k in unnecessary for t in k.params if t.name in k.writes)
     return recomputation_pays((*unnecessary, *(c.last for c in chains)), [c.made for c in chains], elements, target)
 
 
-def _unnecessary_kernels(program: Program, chains: list[_Chain]) -> set[Kernel]:
+def _dead_kernels(program: Program, chains: list[_Chain]) -> set[Kernel]:
     """The kernels made unnecessary by the chains: all their readers are ends of chains or unnecessary themselves."""
     unnecessary = {k for c in chains for k in c.before}
     ends = {c.last for c in chains}
