@@ -348,12 +348,7 @@ class _Lowering:
         if tile.extents(s.source) != lengths:
             raise ValueError(f"a CPU copies no {tile.extents(s.source)} of {s.source.buffer} to {lengths}")
         plain = not any((x.steps, x.order) != ((), ()) for x in (s.target, s.source))
-        if (
-            len(lengths) == 2
-            and plain
-            and self.is_inside(s.target, scope)
-            and self.is_inside(s.source, scope, ends=False)
-        ):
+        if len(lengths) == 2 and plain and self.fits(s.target, scope) and self.fits(s.source, scope, ends=False):
             return [self.copy_block(s, lengths, scope)]
         axes = [Var(fresh(f"c{d}", self.taken)) for d in range(len(lengths))]
         inner = scope.inner(lanes=None)
@@ -371,7 +366,7 @@ class _Lowering:
             out = [k.For(a.name, const(0), const(n), 1, tuple(out))]
         return out
 
-    def is_inside(self, s: tile.Slice, scope: Scope, ends: bool = True) -> bool:
+    def fits(self, s: tile.Slice, scope: Scope, ends: bool = True) -> bool:
         """Whether the slice is known to begin inside its buffer and, with `ends`, to end there."""
         known = self.tile_ranges(scope)
         for start, n, size in zip(s.starts, s.lengths, scope.buffers[s.buffer].shape, strict=True):
