@@ -166,7 +166,7 @@ def installed() -> Compiler:
 
 @functools.cache
 def by_nvrtc() -> Compiler | None:
-    """NVRTC; None if it is not installed, or too old for architectures with a suffix letter."""
+    """NVRTC; None if it is not installed or does not load."""
     libraries = nvrtc.paths()
     if libraries is None:
         return None

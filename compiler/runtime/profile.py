@@ -15,7 +15,7 @@ _TOOLKIT = Path("/usr/local/cuda/bin")
 
 
 def command(kernels: Sequence[str], run: Sequence[str]) -> list[str]:
-    """`run` under ncu, which prints a summary of the first launches of `kernels`.
+    """`run` under ncu, which prints a summary of as many launches of `kernels` as there are names, the first ones.
 
     Raises ToolchainError if ncu is not installed.
     """

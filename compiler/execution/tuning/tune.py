@@ -212,7 +212,7 @@ def _candidates(table: Table) -> list[search.Candidate]:
 
 
 def _build(named: list[int], table: Table, path: Path, texts: dict[int, str], at: Bench) -> list[int]:
-    """Build candidates, and return those to race: one per distinct text. The outcomes of others are recorded."""
+    """Build candidates and return those to race; failures, and texts equal to one raced before, are recorded."""
     missing = [n for n in named if n not in texts]
     answers = at.builders.build(table.head.program, [table.head.schedules[n] for n in missing], BUILT_IN)
     known = {text: n for n, text in texts.items()}
