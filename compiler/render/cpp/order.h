@@ -1,5 +1,5 @@
-// The order of a row of keys: by counting where it is short, else by their digits, the lowest first. Equal keys stay in
-// the order in which they came, and NaN is larger than all else.
+// Stable sorting of a row of keys: by counting if it is short, else by radix sort from the lowest digit. NaN is larger
+// than all other keys.
 #pragma once
 #include "memory.h"
 
@@ -48,7 +48,7 @@ MLC_INLINE unsigned long mlc_key_of(mlc_placed x) { return x.key; }
 MLC_INLINE long mlc_place_of(unsigned long x) { return (long)(x & 0xffffffffu); }
 MLC_INLINE long mlc_place_of(mlc_placed x) { return (long)x.place; }
 
-// How many come before each is its place: what is equal and came before does, too. Whole vectors of keys can be read.
+// A key's place is the number of smaller keys, and of equal ones before it. Whole vectors of keys can be read.
 template <typename S>
 static void mlc_order_by_counting(long n, const S* keys, long* order) {
   constexpr int W = MLC_VECTOR_BYTES / sizeof(S);
@@ -65,7 +65,7 @@ static void mlc_order_by_counting(long n, const S* keys, long* order) {
     order[-(long)mlc_reduce_add(before)] = i;
   }
 }
-// Stable sorts by one digit after the other; a digit that all have in common is left out. The result is in one of both.
+// Stable radix sort; a digit equal in all keys is skipped. Returns the array that has the result, `from` or `to`.
 template <int DIGITS, typename E>
 static E* mlc_order_by_digits(long n, E* from, E* to) {
   constexpr int BITS = 8;
@@ -93,7 +93,7 @@ static E* mlc_order_by_digits(long n, E* from, E* to) {
   }
   return from;
 }
-// Of the keys from number i on, those that come before `limit` are put behind the `m` in `to`, as long as there is room.
+// Append the keys from number i on that are below `limit` to the `m` in `to`, while there is room; returns the next i.
 template <int HOW, typename T, typename E>
 static long mlc_order_some(long i, long n, const T* keys, long step, unsigned long limit, E* to, long& m, long room) {
   constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
@@ -112,7 +112,7 @@ static long mlc_order_some(long i, long n, const T* keys, long step, unsigned lo
   }
   return i;
 }
-// The first few of many, kept in order: what comes before the last of them is put where it belongs.
+// The first few of many: kept sorted, and each key before the last of them is inserted.
 template <int HOW, int MOST, typename T>
 static void mlc_order_few(long n, long kept, const T* keys, long step, long* places, long apart) {
   constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
@@ -140,10 +140,10 @@ static void mlc_order_few(long n, long kept, const T* keys, long step, long* pla
   }
   for (long i = 0; i < kept; i++) places[i * apart] = mlc_place_of(found[i]);
 }
-// What cannot be among the first is left out as it comes, where few of many are kept.
+// The first of many, by radix sort; if few are kept, keys that cannot be among them are dropped as they are read.
 template <int HOW, typename T>
 static void mlc_order_many(long n, long kept, const T* keys, long step, long* places, long apart) {
-  constexpr long FEW = 1024;  // that the stack has room for
+  constexpr long FEW = 1024;  // elements for which the stack has room
   constexpr int DIGITS = sizeof(T);
   typedef decltype(mlc_place(mlc_ordered_at<HOW>(keys), 0)) E;
   const long room = kept <= n / 4 - 64 ? 2 * kept + 128 : n;
@@ -160,7 +160,7 @@ static void mlc_order_many(long n, long kept, const T* keys, long step, long* pl
   for (long i = 0; i < kept; i++) places[i * apart] = mlc_place_of(found[i]);
   if (room > FEW) __builtin_free(memory);
 }
-// places[i * apart]: which of the n keys, each `step` behind the one before, comes as number i, for i < kept
+// places[i * apart] = the index of the i-th in order of n keys, `step` elements apart, for i < kept
 template <int HOW, typename T>
 static void mlc_order(long n, long kept, const T* keys, long step, long* places, long apart) {
   constexpr long FEW = 64;

@@ -1,6 +1,6 @@
-// What a program's data must fulfil. Where it does not, the entry says so, and what has been computed is of no use: a
-// function whose indices may not be leaves at once. What else is found wrong is gathered, without a branch in one register
-// for each width of vectors, and told at the end; until then the program goes on with some value.
+// Requirements on a program's data. If one fails, the entry reports it and the outputs are meaningless. A function with
+// an index out of range returns at once. Other failures are collected without branches, in one register per width of
+// vectors, and reported at the end; until then the program continues with some value.
 #pragma once
 #include "vector.h"
 
@@ -10,14 +10,14 @@ struct mlc_failures {
   mlc_vec<long, 4> four = {};
   mlc_vec<long, 8> eight = {};
 #ifdef MLC_AVX512
-  // Of what must not be 0 the least, as numbers without signs, by their size in bytes.
+  // The unsigned minima, by size in bytes, of numbers that must not be 0.
   mlc_vec<unsigned char, 64> least1 = ~mlc_vec<unsigned char, 64>{};
   mlc_vec<unsigned short, 32> least2 = ~mlc_vec<unsigned short, 32>{};
   mlc_vec<unsigned, 16> least4 = ~mlc_vec<unsigned, 16>{};
   mlc_vec<unsigned long, 8> least8 = ~mlc_vec<unsigned long, 8>{};
 #endif
 };
-// Any bit that is set is a failure.
+// Any bit set in `wrong` is a failure.
 template <typename V>
 MLC_INLINE void mlc_gather_failures(mlc_failures& all, V wrong) {
   if constexpr (mlc_is_scalar<V>)
@@ -47,7 +47,7 @@ MLC_INLINE V mlc_require(mlc_failures& all, M holds, V x) {
 }
 template <typename V, typename... More>
 MLC_INLINE bool mlc_all_below(V n, V x, V y, More... more);
-// Whether any lane is none of 0 .. n - 1, for 0 <= n.
+// Whether any lane is outside of 0 .. n - 1, for 0 <= n.
 template <typename V>
 MLC_INLINE bool mlc_any_outside(V x, V n) {
   if constexpr (mlc_is_scalar<V>) return (mlc_unsigned<V>)x >= (mlc_unsigned<V>)n;
@@ -58,7 +58,7 @@ MLC_INLINE bool mlc_any_outside(V x, V n) {
   if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8)
     return __builtin_ia32_ucmpq512_mask(mlc_bitcast<L>(x), mlc_bitcast<L>(n), MLC_NOT_LESS, -1) != 0;
 #endif
-  // One of the two differences is negative then, and the bits of signs are what AVX looks at.
+  // x or n - 1 - x is then negative, and AVX tests sign bits.
   const V signs = x | (n - 1 - x);
 #ifdef __AVX2__
   if constexpr (sizeof(V) == 32 && sizeof(mlc_lane<V>) == 8)
@@ -66,8 +66,8 @@ MLC_INLINE bool mlc_any_outside(V x, V n) {
 #endif
   return mlc_any(signs < 0);
 }
-// The larger of two vectors, of words of 32 bits without signs at most: where all words of some numbers are below those
-// of a limit of one word, the largest of each are a number below it, and only there.
+// The maximum of two vectors by unsigned words of at most 32 bits. For a limit of one word, the number made of the word
+// maxima is below the limit if and only if both numbers are.
 template <typename V>
 MLC_INLINE V mlc_larger_words(V a, V b) {
   typedef typename mlc_unsigned_type<(sizeof(mlc_lane<V>) < 4 ? sizeof(mlc_lane<V>) : 4)>::type U;
@@ -75,7 +75,7 @@ MLC_INLINE V mlc_larger_words(V a, V b) {
   const W x = mlc_bitcast<W>(a), y = mlc_bitcast<W>(b);
   return mlc_bitcast<V>(x > y ? x : y);
 }
-// Whether all lanes of some vectors are among 0 .. n - 1. n is the same in every lane.
+// Whether all lanes of some vectors are in 0 .. n - 1; n is equal in every lane.
 template <typename V>
 MLC_INLINE bool mlc_all_below(V n, V x) {
   return !mlc_any_outside(x, n);
@@ -94,8 +94,8 @@ MLC_INLINE bool mlc_all_below(V n, V x, V y, More... more) {
 #endif
   return !mlc_any_outside(x, n) & mlc_all_below(n, y, more...);
 }
-// x where 0 <= x < n, which must be; some other number of these where it is not, if there is one. n is the same in every
-// lane.
+// x, which is required to be in 0 .. n - 1; where it is not, a failure and some number in that range, if there is one.
+// n is equal in every lane.
 template <typename V>
 MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
   if (__builtin_expect(mlc_any_outside(x, n), 0)) return all.one = 1, V{};

@@ -1,4 +1,4 @@
-// Addresses of shared memory as instructions take them, and the memory behind them.
+// Conversion between 32-bit shared memory addresses, as instructions take them, and host pointers.
 #pragma once
 #include "fibers.h"
 

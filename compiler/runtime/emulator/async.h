@@ -1,4 +1,4 @@
-// mbarriers, and copies that are under way while threads go on.
+// mbarriers and asynchronous copies.
 #pragma once
 #include "barriers.h"
 

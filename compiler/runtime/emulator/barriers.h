@@ -1,4 +1,4 @@
-// Where threads wait for each other: block, warp, named and cluster barriers, and the meetings of collectives.
+// Barriers of blocks, warps, named groups and clusters, and the rendezvous of collectives.
 #pragma once
 #include "addresses.h"
 
@@ -170,9 +170,9 @@ void named_barrier_sync(unsigned id, unsigned threads) {
     block_fiber("bar.sync", site, &n);
 }
 
-// ---- Registers handed between warpgroups -------------------------------------------------------------------------------
+// ---- Registers transferred between warpgroups (setmaxnreg) -------------------------------------------------------------
 
-constexpr unsigned MOST_REGISTERS = 65536;  // of a multiprocessor
+constexpr unsigned MOST_REGISTERS = 65536;  // per multiprocessor
 
 void registers_set(unsigned count) {
     const unsigned site = MLC_SITE;
@@ -220,7 +220,7 @@ void cluster_wait() {
 unsigned cluster_rank() { return me()->block_of->rank; }
 unsigned cluster_size() { return worker->blocks; }
 
-// ---- A thread ends: what waits for it waits no longer ------------------------------------------------------------------
+// ---- The end of a thread: barriers no longer wait for it ---------------------------------------------------------------
 
 static void leave_block(Fiber* f) {
     hooks::end_fiber(f);

@@ -1,12 +1,12 @@
-// Check mode: what goes on beside the threads - copies of the engine, cp.async, bulk stores, wgmma - and its fences.
+// Check mode: asynchronous agents (copies of the engine, cp.async, bulk stores, wgmma) and their fences.
 #pragma once
 #include "check_shadow.h"
 
 namespace mlc::emu {
 
-// Agents have the ids behind those of the threads. Copies into shared memory: one id for each mbarrier, shared if there
-// are many. wgmma: one for each warp, which may run ahead of the others of its warpgroup. Bulk stores: two for each thread
-// that issues any, for their reads and writes.
+// The ids of agents follow those of threads. Copies into shared memory have one id per mbarrier, shared if there are
+// many; wgmma has one per warp, which may run ahead of the others of its warpgroup; bulk stores have two per issuing
+// thread, for their reads and writes.
 constexpr unsigned LOAD_AGENTS = 32, STORING_THREADS = 8;
 static unsigned agent_clock[LOAD_AGENTS], load_site[LOAD_AGENTS];
 static unsigned storing_threads;
@@ -23,7 +23,7 @@ static unsigned store_agent(unsigned which) {
 
 static void poison(const Piece& p) { memset(p.to, 0xff, p.bytes); }
 
-// The computation of a collective runs for all its lanes: what it reports is at their line, what it knows is what all know.
+// The computation of a collective runs for all its lanes: its reports are at their line, its view is what all know.
 static struct {
     unsigned site, count;
     Fiber* first;
@@ -192,7 +192,7 @@ void flat_thread(Fiber* f) {
     f->check.acquired = nullptr;
     f->check.fenced = nullptr;
 }
-// The last thread of a block ends: whoever has accessed its memory must have told one of its threads.
+// The end of a block's last thread: accesses to its shared memory by others must be ordered before one of its threads.
 static void look_at_visits(const Block* b) {
     const Visits& v = visits[b->rank];
     for (unsigned id = 0; id < view_size; id++) {
@@ -329,7 +329,7 @@ void wgmma_registers(const void* p, unsigned bytes) {
         if (r.low == low && r.high == low + bytes) known = &r;
     if (!c.registers_fenced || (known && known->written))
         report("wgmma", MLC_SITE, "its registers were written, or never fenced, since the last wgmma.fence");
-    c.registers_fenced = true;  // said once
+    c.registers_fenced = true;  // report only once
     if (known)
         *known = {low, low + bytes, c.wgmma_batch, MLC_SITE, false};
     else
@@ -342,11 +342,11 @@ static void touch_registers(Fiber* f, const char* p, unsigned bytes, bool writes
         if (r.batch >= f->check.wgmma_done)
             report("wgmma", site, "registers of a wgmma are accessed before wgmma.wait_group");
         else if (writes)
-            r.written = true;  // what else lies there later, once these are out of scope, is no concern of others
+            r.written = true;  // other variables may use this memory later, when these are out of scope
     }
 }
 
-// What every thread of the collective knows: the least of their views.
+// What every thread of the collective knows: the minimum of their views.
 static View* known_to_all() {
     if (collective.all_know) return collective.all_know;
     View* all = copy(collective.first->check.view);
@@ -377,7 +377,7 @@ void wgmma_read(const void* p, unsigned bytes) {
 
 }  // namespace mlc::emu
 
-// A buffer set begins: windows for clusters of up to `blocks`, and `room` bytes for buffers between guards. Not 0: no memory.
+// Begin a set of buffers: windows for clusters of up to `blocks`, `room` bytes for guarded buffers. Not 0: no memory.
 extern "C" __attribute__((visibility("default"))) int mlc_check_begin(size_t room, size_t blocks) {
     using namespace mlc::emu;
     static char* mapped;
@@ -402,7 +402,7 @@ extern "C" __attribute__((visibility("default"))) int mlc_check_begin(size_t roo
     return 0;
 }
 
-// Where kernels find a buffer: a copy between guards, for an output or a temporary one that nobody has written.
+// The address of a buffer for kernels: a guarded copy; for outputs and temporaries, uninitialised.
 extern "C" __attribute__((visibility("default"))) void* mlc_check_buffer(const char* name, const void* from, size_t bytes, int kind) {
     using namespace mlc::emu;
     char* place = (char*)(((uintptr_t)next_place + 4095) & ~(uintptr_t)4095) + (uintptr_t)from % 256;

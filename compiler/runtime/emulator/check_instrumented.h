@@ -1,4 +1,4 @@
-// What GCC's instrumentation of the text calls: each access, and each array index that is out of bounds.
+// The functions that GCC's instrumentation calls: for each access, and each array index out of bounds.
 #pragma once
 
 #define MLC_SANITIZER(bytes)                                                                          \
@@ -24,7 +24,7 @@ MLC_SANITIZER(8)
 MLC_SANITIZER(16)
 void __tsan_read_range(void* p, size_t n) { mlc::emu::access(p, (unsigned)n, mlc::emu::READ, MLC_SITE); }
 void __tsan_write_range(void* p, size_t n) { mlc::emu::access(p, (unsigned)n, mlc::emu::WRITE, MLC_SITE); }
-// An array of the text, such as a thread's own, is accessed beyond what its type says.
+// An array in the text, such as a thread's own, is accessed beyond the bounds in its type.
 struct mlc_ubsan_type {
     unsigned short kind, info;
     char name[1];
@@ -39,7 +39,7 @@ struct mlc_ubsan_index {
     snprintf(note, sizeof note, "element %ld of a %s", (long)index, at->array->name);
     mlc::emu::fatal("out of bounds", MLC_SITE, note);
 }
-// A signed operation whose result its type does not hold: NVCC takes such operations not to happen.
+// A signed operation overflows, which NVCC assumes not to happen.
 struct mlc_ubsan_operation {
     const char* file;
     unsigned line, column;
@@ -50,7 +50,7 @@ struct mlc_ubsan_operation {
     snprintf(note, sizeof note, "of %s, which NVCC takes never to happen", at->type->name);
     mlc::emu::fatal("signed overflow", site, note);
 }
-// Not folded into one: a function that calls its equal is not where the operation is.
+// Kept as separate functions: if equal ones were folded, the caller's address would not be that of the operation.
 #define MLC_SANITIZER_OVERFLOW(NAME, ...) \
     [[noreturn, gnu::no_icf]] void __ubsan_handle_##NAME##_overflow_abort(const mlc_ubsan_operation* at, __VA_ARGS__) { \
         mlc_overflow(at, MLC_SITE); \

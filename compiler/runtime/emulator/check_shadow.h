@@ -1,4 +1,4 @@
-// Check mode: every access against the shadow of its memory: bounds, alignment, initialisation, and order to all others.
+// Check mode: checks each access against shadow memory for bounds, alignment, initialisation, and order.
 #pragma once
 #include <link.h>
 #include <sys/mman.h>
@@ -10,8 +10,8 @@
 
 namespace mlc::emu {
 
-enum Kind { INPUT, OUTPUT, TEMPORARY, ARGUMENT, ZERO, SHARED };  // ZERO: temporary, and holds zeros before
-enum State : unsigned char { UNWRITTEN, WRITTEN, IN_FLIGHT };  // in flight: the destination of a cp.async not waited for
+enum Kind { INPUT, OUTPUT, TEMPORARY, ARGUMENT, ZERO, SHARED };  // ZERO: a temporary that is zero before the launches
+enum State : unsigned char { UNWRITTEN, WRITTEN, IN_FLIGHT };  // in flight: destination of a cp.async before its wait
 enum Access : unsigned { READ = 0, WRITE = 1, ATOMIC = 2 };
 
 struct Region {
@@ -21,7 +21,7 @@ struct Region {
     unsigned rank;  // of the block whose shared memory it is
 };
 
-struct Reader {  // lanes of one warp that read at one clock
+struct Reader {  // lanes of one warp that read at the same clock
     unsigned cluster, clock, mask, site;
     unsigned short warp;
     bool atomic;
@@ -36,13 +36,13 @@ struct Cell {
     std::vector<Reader>* more;
 };
 constexpr unsigned PAGE_BITS = 9;
-struct Page {  // 512 bytes of one region, in cells as small as the smallest access so far
+struct Page {  // 512 bytes of one region, in cells of the size of the smallest access so far
     Region* region;
     unsigned shift;
     std::vector<Cell> cells;
 };
 
-// Who accesses: a thread, or an agent that knows what the thread that started it knows.
+// The origin of an access: a thread, or an agent with the view of the thread that started it.
 struct Actor {
     unsigned id, clock;
     const View* view;
@@ -51,7 +51,7 @@ struct Actor {
     unsigned count;      // of agents with ids from `id`, within one multiple of 32
 };
 
-// Among the agents: the launches before this one, known to have ended by who has waited for them.
+// An agent for the preceding launches, known to have ended by threads that have waited for them.
 static unsigned launches_before() { return view_size - 1; }
 
 static char *arena, *arena_end, *next_place;
@@ -64,7 +64,7 @@ static uint64_t accesses;
 uintptr_t image_end;
 
 
-// The last accesses by others to a block's shared memory, by id: it must not end before it knows of them.
+// The last accesses by others to a block's shared memory, by id: the block must not end before it knows of them.
 struct Visits {
     std::vector<unsigned> clock, site;
 };
@@ -171,7 +171,7 @@ static void note_read(Cell& c, const Actor& a, bool atomic, unsigned site) {
         at(free) = r;
         return;
     }
-    if (elsewhere >= 8) return;  // any reader of another cluster will do
+    if (elsewhere >= 8) return;  // some readers of other clusters are enough
     if (!c.more) c.more = new std::vector<Reader>();
     c.more->push_back(r);
 }
@@ -217,7 +217,7 @@ static inline Cell& fresh(Cell& c, const Region* region) {
         c.epoch = epoch;
         c.clock = 0;
         forget_reads(c);
-        if (region->kind == SHARED) c.state = UNWRITTEN;  // what is in global memory stays there
+        if (region->kind == SHARED) c.state = UNWRITTEN;  // global memory stays written
     }
     return c;
 }
@@ -231,7 +231,7 @@ static void touch(Cell& c, const Actor& a, const Region* region, const void* p, 
     } else {
         if (c.state == UNWRITTEN && access != WRITE && region->kind != ZERO) {
             memory_report("uninitialised read", region, p, bytes, site);
-            c.state = WRITTEN;  // said once
+            c.state = WRITTEN;  // report only once
         }
         look_at_writer(c, a, region, p, bytes, access, site);
     }
@@ -273,7 +273,7 @@ static void touch(Cell& c, const Actor& a, const Region* region, const void* p, 
     end_launch();
 }
 
-// Registers of this thread that a wgmma has, in its local memory.
+// Registers of this thread that are in use by a wgmma in flight; they are in its local memory.
 static void touch_registers(Fiber* f, const char* p, unsigned bytes, bool writes, unsigned site);
 
 static void touch_elsewhere(const void* address, unsigned bytes, unsigned access, unsigned site) {
@@ -303,7 +303,7 @@ static void access_as(const Actor& a, const void* address, unsigned bytes, unsig
     Region* region = page->region;
     if ((uintptr_t)p & (bytes - 1) && !(bytes & (bytes - 1)) && bytes <= 16)
         memory_report("misaligned", region, p, bytes, site, "an address must be a multiple of the access's size");
-    // Inputs as well: a launch before the program may have written them.
+    // Inputs too: a launch before the program may have written them.
     if (region->kind != SHARED && region->kind != ARGUMENT && worker->request->overlaps && !a.view->seen[launches_before()])
         memory_report("launch dependency", region, p, bytes, site, "accessed before the launches before this one have been waited for");
     if (region->kind == INPUT || region->kind == ARGUMENT) {
@@ -342,7 +342,7 @@ static inline void access(const void* p, unsigned bytes, unsigned kind, unsigned
     access_as(thread_actor(me()), p, bytes, kind, site);
 }
 
-// ---- What bodies and the instrumented text call ------------------------------------------------------------------------
+// ---- Functions that bodies and the instrumented text call --------------------------------------------------------------
 
 bool arm(bool on) {
     bool was = armed;
@@ -375,7 +375,7 @@ void atomic(const void* p, unsigned bytes, bool writes, Order order) {
     access(p, bytes, ATOMIC | (writes ? WRITE : READ), MLC_SITE);
     order_atomic(p, writes, order);
 }
-static void written(const void* p, unsigned bytes) {  // a write alone does not read what was there
+static void written(const void* p, unsigned bytes) {  // a write without a read
     if ((const char*)p < arena || (const char*)p + bytes > arena_end) return;
     size_t at = (size_t)((const char*)p - arena);
     Page* page = pages[at >> PAGE_BITS];
@@ -393,8 +393,8 @@ static void atomic_at(const void* p, unsigned bytes, unsigned kind, unsigned sit
     order_atomic(p, kind == WRITE, order);
 }
 void atomic_store(const void* p, unsigned bytes, Order order) { atomic_at(p, bytes, WRITE, MLC_SITE, order); }
-// So do volatile stores, but in shared memory only those behind a fence, as flags are. Of others, threads hand values to
-// each other without anything that they wait for, as those of a warp could while they ran in lockstep.
+// So do volatile stores, but in shared memory only those right after a fence, as for flags. Others pass values between
+// threads without synchronisation, as was possible in a warp while its threads ran in lockstep.
 static void volatile_store(const void* p, unsigned bytes, unsigned site) {
     if (!armed) return;
     bool flag = me()->check.flag_next || shared_address(p) == NO_ADDRESS;

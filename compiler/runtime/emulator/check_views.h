@@ -1,9 +1,10 @@
-// Check mode: what each thread knows to have happened. Happens-before by vector clocks, exact to the thread.
+// Check mode: happens-before by vector clocks, with one clock per thread.
 //
 // A view has, for every thread of the cluster and every asynchronous agent (copy engine, wgmma of a warpgroup, bulk
-// stores of a thread), the clock up to which its accesses are known. Three times: `seen` for ordinary accesses, and for
-// asynchronous agents that read on the knower's behalf, which know ordinary writes only across a fence.proxy.async
-// (PTX 8.7, "proxy-preserved base causality order"), `proxy` of shared memory and `proxy_global` of global. Views are shared until changed; most threads of a warp share one.
+// stores of a thread), the clocks up to which its accesses are known: `seen` for ordinary accesses by the view's owner,
+// `proxy` (shared memory) and `proxy_global` for agents that read on its behalf, which see ordinary writes only across a
+// fence.proxy.async (PTX 8.7, "proxy-preserved base causality order"). Views are copy-on-write; most threads of a warp
+// share one.
 #pragma once
 #include <cstdlib>
 #include <map>
@@ -24,7 +25,7 @@ struct View {
 constexpr size_t CLOCKS = 3 * sizeof(unsigned);  // bytes of a view for each thread and agent
 static unsigned view_size;                 // a multiple of 8
 static std::vector<View*> views, free_views;  // of this cluster
-static View* nothing;                      // the view of a thread that begins
+static View* nothing;                      // the initial view of a thread
 
 static View* new_view() {
     if (free_views.empty()) {
@@ -61,7 +62,7 @@ static void raise(unsigned* to, const unsigned* from, unsigned n) {
 }
 static void raise(View* to, const View* from) { raise(to->seen, from->seen, 3 * view_size); }
 
-// All views of the last cluster are dead: whoever holds one is set anew.
+// All views of the last cluster are dead; every holder gets a new one.
 static void reset_views(unsigned size) {
     if (size != view_size) {
         for (View* v : views) free(v);
@@ -73,7 +74,7 @@ static void reset_views(unsigned size) {
     memset(nothing->seen, 0, view_size * CLOCKS);
 }
 
-// The union of two views, remembered: the threads of a warp ask for the same one after the other.
+// The union of two views, memoized: the threads of a warp request the same one in turn.
 static View *union_a, *union_b, *union_is;
 static View* joined(View* a, View* b) {
     if (a == b || b == nothing) return keep(a);
@@ -86,7 +87,7 @@ static View* joined(View* a, View* b) {
     return v;
 }
 
-// A view with one clock raised, remembered likewise.
+// A view with one clock raised, memoized too.
 static View *raised_from, *raised_is;
 static unsigned raised_id, raised_clock;
 static View* with_clock(View* v, unsigned id, unsigned clock) {
@@ -134,7 +135,7 @@ static View* with_self(Fiber* f) {
     return v;
 }
 
-static void take_in(Fiber* f) {  // what relaxed atomics have read is known from now on
+static void take_in(Fiber* f) {  // acquire what relaxed atomics have read
     Checked& c = f->check;
     if (!c.acquired) return;
     auto own = c.acquired->find(worker->serial);

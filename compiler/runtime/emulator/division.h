@@ -1,4 +1,4 @@
-// A division that the CPU refuses, as a finding: integers by 0, and the least one by -1, of which a GPU makes any number.
+// Integer divisions that trap on the CPU, as findings: by 0, and the least value by -1; a GPU gives arbitrary results.
 #pragma once
 #include <dlfcn.h>
 #include <signal.h>
@@ -11,7 +11,7 @@ namespace mlc::emu {
 static struct sigaction before_launch;
 static const char* const REFUSED = "of integers, or a quotient that their type does not hold";
 
-// Never returns to a kernel: its thread's fiber is left as after any other finding that ends the launch.
+// Never returns to the kernel: its fiber is abandoned, as after any other finding that ends the launch.
 static void refused_division(int, siginfo_t*, void* context) {
     uintptr_t at = (uintptr_t)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
     Dl_info where;

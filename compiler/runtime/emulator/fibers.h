@@ -1,4 +1,4 @@
-// Switching between the fibers of one cluster, and how they begin and end.
+// Fibers of one cluster: switching, start and end.
 #pragma once
 #include <sys/mman.h>
 #include <time.h>
@@ -14,8 +14,8 @@ uint3 block_extent, grid_extent;
 uintptr_t image;
 static double deadline;
 
-// Saves the six registers that a call must keep, and the stack pointer; continues where `load` was saved. 25 ns with 256
-// fibers, bound by the caches: their stacks do not fit into the first level.
+// Saves the six callee-saved registers and the stack pointer, and continues where `load` was saved. 25 ns with 256
+// fibers, limited by cache misses: their stacks do not fit in L1.
 extern "C" void mlc_switch(void** save, void* load);
 // Calls a function of `count` (6 or more) integer arguments.
 extern "C" void mlc_call(void* function, const long* words, long count);
@@ -155,7 +155,7 @@ void block_fiber(const char* what, unsigned site, const void* on) {
     f->waits = nullptr;
 }
 
-// For loops that look at memory until another thread has changed it.
+// For loops that poll memory until another thread has changed it.
 void yield_fiber(unsigned site) {
     Fiber* f = me();
     if (f->spins_at != worker->progress) {
@@ -208,7 +208,7 @@ static void fiber_main() {
     run_next();
 }
 
-// A kernel that waits for nothing: its threads one after the other, as one fiber.
+// A kernel without synchronisation: its threads run one after the other, in one fiber.
 static void flat_main() {
     Fiber* f = me();
     uint3 e = block_extent;
@@ -229,7 +229,7 @@ static void flat_main() {
 }
 
 static void prepare_stack(Fiber* f, unsigned i, void (*main)()) {
-    // Shifted, so that the tops of the stacks spread over the sets of a cache.
+    // Offsets spread the tops of the stacks over the sets of a cache.
     char* top = worker->stacks + (size_t)(i + 1) * STACK - (i * 5 % 60) * 64 - 64;
     void** s = (void**)((uintptr_t)top & ~63ul);
     *--s = nullptr;

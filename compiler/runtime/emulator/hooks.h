@@ -1,4 +1,4 @@
-// Where the machine tells check mode what happens; nothing in fast mode.
+// Hooks by which the machine notifies check mode of events; empty in fast mode.
 #pragma once
 #include <cstdio>
 
@@ -16,7 +16,7 @@ void begin_cluster();
 void begin_fiber(Fiber* f);
 void end_fiber(Fiber* f);
 void end_cluster();
-void join_block(Block* block);                  // a barrier: all know all that any knew
+void join_block(Block* block);                  // a barrier: all threads get the union of their views
 void join_warp(Warp* warp, unsigned lanes);
 void release(Fiber* f, Sync& to);
 void acquire(Fiber* f, Sync& from);
@@ -37,11 +37,11 @@ unsigned bulk_done(Fiber* f, unsigned pending);  // groups that are complete whe
 void bulk_waited(Fiber* f, unsigned groups, bool read);
 void cp_async(void* to, const void* from, unsigned bytes, unsigned valid, unsigned site);
 void cp_async_wait(Fiber* f, unsigned pending);
-char* windows(unsigned blocks);                  // room for the blocks' shared memory, if check mode has it
+char* windows(unsigned blocks);                  // memory for the blocks' shared memory, if check mode provides it
 void new_array(SharedArray* array);
 void begin_launch(const Request* r);
 void end_launch();
-bool strict();                                  // whether what the hardware tolerates is a finding
+bool strict();                                  // whether errors that the hardware tolerates are findings
 #else
 inline void arm_kernel(bool) {}
 inline void flat_thread(Fiber*) {}

@@ -1,4 +1,4 @@
-// One launch: its clusters over the workers of the machine, each running one cluster at a time.
+// One launch: distributes its clusters over the workers, each of which runs one cluster at a time.
 #pragma once
 #include <dlfcn.h>
 
@@ -15,7 +15,7 @@ static pthread_mutex_t launch_lock = PTHREAD_MUTEX_INITIALIZER, statics_lock = P
 
 // ---- Shared memory ---------------------------------------------------------------------------------------------------
 
-// Dynamic memory lies first in a window; a static array is given the next free place when a thread first comes by.
+// Dynamic memory is first in a window; a static array is allocated when a thread first reaches its declaration.
 static void place_array(SharedArray* a, unsigned site) {
     pthread_mutex_lock(&statics_lock);
     if (a->launch != launch_serial) {
@@ -181,7 +181,7 @@ static std::vector<Worker*> idle_workers;
 static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t next_cluster, all_clusters;
 
-// The cluster that runs as the n-th: forward, backward, or by steps of a stride that passes by every one.
+// The cluster that runs as the n-th: forward, backward, or by a stride that visits every cluster.
 static uint64_t in_order(uint64_t n, uint64_t seed) {
     uint64_t all = all_clusters, stride = all > 4 ? 2 + seed % (all - 3) : 1;
     if (seed < 2) return seed ? all - 1 - n : n;
@@ -232,7 +232,7 @@ static void* work(void*) {
     return nullptr;
 }
 
-// Runs a launch to its end, or to the first finding after which nothing sensible can follow.
+// Runs a launch to its end, or to the first finding that ends it.
 extern "C" __attribute__((visibility("default"))) void mlc_launch(const Request* r, Result* out) {
     pthread_mutex_lock(&launch_lock);
     result = out;

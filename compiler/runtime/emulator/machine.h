@@ -1,4 +1,4 @@
-// What runs: threads as fibers, warps, blocks, and the worker that runs one cluster of blocks at a time.
+// The machine: threads as fibers, warps, blocks, and the worker that runs one cluster of blocks at a time.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -43,14 +43,14 @@ struct Registers {  // registers that a wgmma batch may still read or write
     unsigned batch, site;
     bool written;  // by ordinary code since the last fence
 };
-// What check mode keeps for a thread.
+// The state of a thread in check mode.
 struct Checked {
     unsigned id = 0;   // index in a view
-    unsigned now = 1;  // own clock: rises with every release
+    unsigned now = 1;  // own clock, incremented by every release
     View* view = nullptr;
     Elsewhere foreign;                   // what is known of other clusters
-    View* fenced = nullptr;              // what the last fence made releasable
-    bool flag_next = false;              // a fence came last: a volatile store may be a flag
+    View* fenced = nullptr;              // the view at the last fence, which atomics release
+    bool flag_next = false;              // the last event was a fence: a volatile store may be a flag
     Elsewhere fenced_foreign;
     Elsewhere acquired;                  // what relaxed atomics have read, known after the next fence
     std::vector<PendingCopy> copies;
@@ -63,7 +63,7 @@ struct Checked {
     bool bulk_open = false;
     unsigned cluster_barriers = 0;       // passed
 };
-struct Sync {  // what releases have put in for acquires to take out
+struct Sync {  // views that releases deposit for acquires
     View* view = nullptr;
     View* last = nullptr;  // the last one put in
     Elsewhere foreign;
@@ -75,7 +75,7 @@ struct Sync {};
 struct Warp {
     unsigned alive;  // lanes that have not exited
     struct Meeting {
-        unsigned mask, arrived;  // nobody waits while arrived is 0
+        unsigned mask, arrived;  // no lane waits while arrived is 0
         const char* name;
         int line;
         unsigned site;
@@ -127,9 +127,9 @@ struct Fiber : Thread {
     Warp* warp;
     unsigned linear, lane;
     bool done;
-    unsigned spins;  // of a loop that looks at memory, since `spins_at`
+    unsigned spins;  // iterations of a polling loop since `spins_at`
     uint64_t spins_at;
-    const char* waits;  // what for, while blocked
+    const char* waits;  // what the fiber waits for, while blocked
     unsigned waits_site;
     int waits_line;
     const void* waits_on;
@@ -145,7 +145,7 @@ struct Block {
     char* window;
     Fiber* fibers;
     unsigned arrived;
-    int line, number;  // of the barrier that some wait at: its line, and which one of the text it is
+    int line, number;  // of the barrier that threads wait at: its line, and its number in the text
     unsigned site;
     FiberList waiters;
     NamedBarrier named[NAMED_BARRIERS];
@@ -155,7 +155,7 @@ struct Block {
     Group groups[WARPS];
 };
 
-struct Landing {  // a copy of the engine on its way
+struct Landing {  // a copy of the engine in flight
     std::vector<Piece> pieces;
     std::vector<char> own;  // data that the issuer's registers held
     MBarrier* barrier;
@@ -206,11 +206,11 @@ extern __thread Thread* self __attribute__((tls_model("initial-exec")));
 extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
 inline Fiber* me() { return static_cast<Fiber*>(self); }
 
-// Where the kernel's object lies; a site is an offset into it.
+// The address of the kernel's object; a site is an offset in it.
 extern uintptr_t image;
 #define MLC_SITE ((unsigned)((uintptr_t)__builtin_return_address(0) - ::mlc::emu::image))
 
-// The same of the kernel itself, for what bodies that are not inlined call. Frames are kept in check mode.
+// The site in the kernel itself, for calls from bodies that are not inlined. Check mode keeps frame pointers.
 #ifdef MLC_CHECK
 extern uintptr_t image_end;
 inline __attribute__((always_inline)) unsigned kernel_site() {
@@ -228,14 +228,14 @@ inline __attribute__((always_inline)) unsigned kernel_site() {
 // ---- Provided by reports.h, fibers.h and, in check mode, by check_*.h ----------------------------------------------------
 
 void report(const char* kind, unsigned site, const char* note = "", unsigned other_site = 0);
-[[noreturn]] void end_launch();  // from a fiber: nothing of this launch runs any more
+[[noreturn]] void end_launch();  // from a fiber: nothing of this launch runs after it
 [[noreturn]] inline void fatal(const char* kind, unsigned site, const char* note = "", unsigned other_site = 0) {
     report(kind, site, note, other_site);
     end_launch();
 }
 void block_fiber(const char* what, unsigned site, const void* on);  // the caller is on a list of waiters
 void yield_fiber(unsigned site);
-bool land_one();  // lets one copy of the engine land; false if none is under way
+bool land_one();  // lets one copy of the engine land; false if none is in flight
 
 inline void FiberList::push(Fiber* f) {
     f->next = nullptr;

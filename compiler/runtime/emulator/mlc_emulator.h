@@ -1,13 +1,13 @@
-// CUDA text as host C++: the vocabulary of kernel texts, and what the C++ bodies of device functions call.
+// CUDA text as host C++: the vocabulary of kernel texts, and the interface for the C++ bodies of device functions.
 //
-// Comes in two builds of one interface. Fast: fibers and data, nothing looked at. Check (MLC_CHECK, with
-// -fsanitize=thread and the runtime in place of libtsan): every access of instrumented code is looked at; a body says
-// what it touches on behalf of its thread through read(), write() and the asynchronous calls below.
+// There are two builds of this interface. Fast: no checks. Check (MLC_CHECK, with -fsanitize=thread and the runtime in
+// place of libtsan): every access of instrumented code is checked; a body declares what it accesses on behalf of its
+// thread by read(), write() and the asynchronous calls below.
 //
 // Rules for bodies
 //   - Everything in a header is MLC_DEVICE, thus inlined into the kernel: an access is reported at the kernel's line.
-//   - The function of a collective runs once, on the last lane to arrive, for all lanes; nothing it touches is looked at,
-//     so each lane calls read()/write() before it. Mark the lambda MLC_UNCHECKED, or it runs instrumented, 20 times slower:
+//   - The function of a collective runs once, on the last lane to arrive, for all lanes. Its accesses are not checked: each
+//     lane calls read()/write() before it. Mark the lambda MLC_UNCHECKED, or it runs instrumented, 20 times slower:
 //       emu::warp_collective(mask, "shfl", &in, &out, [](emu::Lanes& l) MLC_UNCHECKED { ... l.in[i], l.out[i] ... });
 //   - No standard header: <math.h> alone costs 250 ms per kernel. Use __builtin_ functions.
 #pragma once
@@ -75,7 +75,7 @@ struct mlc_tensor_map {
 
 namespace mlc::emu {
 
-// ---- Where a thread is -----------------------------------------------------------------------------------------------
+// ---- Indices of threads and blocks -----------------------------------------------------------------------------------
 
 struct Thread {
     uint3 index, block;
@@ -120,7 +120,7 @@ constexpr unsigned long WINDOW = 1ul << 18;
 constexpr unsigned RANK_BIT = 24, NO_ADDRESS = ~0u;
 unsigned shared_address(const void* p) __attribute__((const));  // cvta.to.shared; NO_ADDRESS for what is not shared
 void* shared_pointer(unsigned address);                         // back, wherever in the cluster
-unsigned own_address(unsigned address);                         // itself, of what must be of the thread's own block
+unsigned own_address(unsigned address);                         // itself; reports one outside of the thread's own block
 char* own_window();
 // The same place in the shared memory of another block of the cluster (mapa).
 unsigned cluster_address(unsigned address, unsigned rank);
@@ -128,20 +128,20 @@ void* cluster_map(const void* p, unsigned rank);
 unsigned cluster_rank();
 unsigned cluster_size();
 
-// ---- What a body touches ---------------------------------------------------------------------------------------------
+// ---- Accesses by bodies ----------------------------------------------------------------------------------------------
 
 #ifdef MLC_CHECK
-void wait_dependencies();                   // what launches before this one wrote is there (griddepcontrol.wait)
+void wait_dependencies();                   // until preceding launches have ended (griddepcontrol.wait)
 void read(const void* p, unsigned bytes);   // generic proxy, by the calling thread
 void read_constant(const void* p, unsigned bytes);  // ld.global.nc: of memory that nobody writes while the kernel runs
-void global(const void* p);                 // what an instruction for global memory alone is given
+void global(const void* p);                 // the operand of an instruction for global memory only
 void write(const void* p, unsigned bytes);
 // An atomic operation on p, which reads and, if it `writes`, writes: call it before performing the operation itself.
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
 void atomic(const void* p, unsigned bytes, bool writes, Order order = RELAXED);
 void atomic_store(const void* p, unsigned bytes, Order order = RELAXED);  // one that only writes
 void fence();        // __threadfence and weaker ones
-bool arm(bool on);   // whether accesses are looked at; returns what was
+bool arm(bool on);   // whether accesses are checked; returns the former state
 #else
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
 MLC_DEVICE void wait_dependencies() {}
@@ -194,7 +194,7 @@ MLC_DEVICE unsigned warp() { return thread_in_block() >> 5; }
 
 // ---- Barriers --------------------------------------------------------------------------------------------------------
 
-// What a warp does as one (.aligned): its lanes must come here together.
+// An operation of a whole warp (.aligned): its lanes must arrive together.
 #ifdef MLC_CHECK
 void converged(const char* name, int line);
 #else
@@ -251,7 +251,7 @@ void store_async(unsigned to, const void* from, unsigned bytes, unsigned barrier
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned pending);
-void wgmma_idle();  // says that none are under way
+void wgmma_idle();  // states that none are in flight
 #ifdef MLC_CHECK
 void wgmma_registers(const void* p, unsigned bytes);  // accumulators or register operands now in flight, by each thread
 void wgmma_read(const void* p, unsigned bytes);       // shared operand; inside the collective's function, for the group

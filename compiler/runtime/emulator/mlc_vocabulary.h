@@ -1,7 +1,7 @@
 // CUDA's built-in functions by their own names: barriers, shuffles, votes, atomics, bits.
 #pragma once
 
-// Each in the text is another one, on one line and in a body as well: by its number.
+// Barriers are distinguished by number, also those on one line or in the body of a device function.
 #define __syncthreads() ::mlc::emu::block_barrier(__builtin_LINE(), __COUNTER__)
 MLC_DEVICE void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) { mlc::emu::warp_barrier(mask, line); }
 MLC_DEVICE void __threadfence() { mlc::emu::fence(); }
@@ -203,10 +203,10 @@ MLC_AS(__longlong_as_double, double, long long)
 
 namespace mlc::emu {
 
-// What instructions with .ftz make of a number below the normal range.
+// The result of instructions with .ftz for a number below the normal range.
 MLC_DEVICE float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
-// An exact result as an .approx.ftz instruction may give it: of each four one is an ulp too large and one too small. What
-// PTX says to be exact (zero, one, infinity, NaN) is.
+// An exact result as an .approx.ftz instruction may give it: one of four is an ulp too large, one too small. Results that
+// PTX documents as exact (zero, one, infinity, NaN) are exact.
 __noinline__ inline float approximate(float exact) {
     const unsigned bits = __float_as_uint(exact), magnitude = bits & 0x7fffffffu;
     if (magnitude < 0x00800000u) return flushed(exact);

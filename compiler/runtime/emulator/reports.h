@@ -28,7 +28,7 @@ static volatile bool stopping;
 
 static void copy_text(char* to, size_t room, const char* text) { snprintf(to, room, "%s", text); }
 
-// One entry for each (kind, site, buffer): what follows is counted.
+// One entry for each (kind, site, buffer); repetitions are counted.
 static Report* find_report(const char* kind, unsigned site, const char* buffer) {
     for (unsigned i = 0; i < result->count; i++) {
         Report& r = result->reports[i];

@@ -23,13 +23,13 @@ struct mlc_as_unsigned<long> {
     typedef unsigned long type;
 };
 
-// ---- of integers that wrap around: NVCC takes signed ones not to
+// ---- integers that wrap around: NVCC assumes that signed ones do not
 //
-// NVCC's algebra has no access to these functions. It would find that x < 0 ? 0 - x : x is an absolute value, and that it
-// is not negative, which that of the least integer is.
-// Of two instructions that choose from three signed integers ptxas 13.0 makes one, VIMNMX3, and forgets that the second
-// operand is to be negated. Neither of them may see that an int is: as 0 - x, x * -1 or ~x + 1, or as a quotient by a
-// negative constant. ptxas does not make one of two instructions.
+// NVCC cannot simplify across these functions. It would take x < 0 ? 0 - x : x for an absolute value that is never
+// negative, which is wrong for the least integer.
+// ptxas 13.0 fuses two min/max instructions on three signed integers to one, VIMNMX3, and drops a negation of the
+// second operand. So neither compiler may see that an int is negated: as 0 - x, x * -1 or ~x + 1, or as a quotient by a
+// negative constant. ptxas does not recognise a negation by two instructions.
 
 MLC_DEVICE int mlc_add(int x, int y) {
 #ifdef __CUDACC__
@@ -52,7 +52,7 @@ MLC_DEVICE int mlc_sub(int x, int y) {
     return (int)((unsigned)x - (unsigned)y);
 #endif
 }
-// Of numbers of which neither is known to be negative when the text is compiled.
+// A product of factors that the compiler cannot know to be negative.
 MLC_DEVICE int mlc_mul_plain(int x, int y) {
     return (int)((unsigned)x * (unsigned)y);
 }
@@ -192,13 +192,13 @@ MLC_DEVICE int mlc_ones(int x) {
 MLC_DEVICE double mlc_div(double x, double y) {
     return x / y;
 }
-// As exact as `/`, whose rare cases are a subroutine, around which nothing can be overlapped: a quotient by a reciprocal
-// to an ulp, and what the rest that it leaves adds, which fma has exactly. Only where the true quotient is within 2^-45
-// of halfway between two floats, as one of a million is, may it be the other one; below 2^-116 the rest is less exact.
+// As exact as `/`, which calls a subroutine in rare cases, so that nothing can be overlapped with it: multiply by a
+// reciprocal exact to an ulp, and correct by the remainder, which fma computes exactly. If the true quotient is within
+// 2^-45 of halfway between two floats (one in a million), it may be the other one; below 2^-116 it is less exact.
 MLC_DEVICE float mlc_quotient_from(float x, float y, float reciprocal) {
     const float quotient = x * reciprocal;
     const float better = fmaf(fmaf(-y, quotient, x), reciprocal, quotient);
-    return fabsf(better) > 0.0f ? better : quotient;  // no rest is left of infinity, no sign of what rounds to zero
+    return fabsf(better) > 0.0f ? better : quotient;  // `better` is NaN for infinity, and loses the sign of zero
 }
 MLC_DEVICE float mlc_reciprocal_approximate(float y) {
 #ifdef __CUDACC__
@@ -210,19 +210,19 @@ MLC_DEVICE float mlc_reciprocal_approximate(float y) {
 #endif
 }
 MLC_DEVICE float mlc_div(float x, float y) {
-    // Both times the power of 2 that brings y to 1 .. 2, or 0.5 .. 1 so that x is never made too large.
+    // Scale both by the power of 2 that brings y to 1 .. 2, or to 0.5 .. 1 so that x does not overflow.
     const unsigned exponent = mlc_min(__float_as_uint(y) & 0x7f800000u, 0x7e000000u);
     const float scale = __uint_as_float((exponent < 0x3f800000u ? 0x7e800000u : 0x7f000000u) - exponent);
     return mlc_quotient_from(x * scale, y * scale, mlc_reciprocal_approximate(y * scale));
 }
-// Of a divisor that is one or more: the reciprocal of a quarter of it is not too small.
+// Division by at least one: the reciprocal of a quarter of the divisor is not too small.
 MLC_DEVICE float mlc_div_large(float x, float y) {
     return mlc_quotient_from(x, y, 0.25f * mlc_reciprocal_approximate(0.25f * y));
 }
 MLC_DEVICE double mlc_div_large(double x, double y) {
     return x / y;
 }
-// Of a number of which g++, which runs this text on CPUs, knows nothing: it takes -x / y for -(x / y), of the least one too.
+// Hides a dividend from g++ (in the emulator), which takes -x / y for -(x / y) even if x may be the least integer.
 template <typename T>
 MLC_DEVICE T mlc_dividend(T x) {
 #ifndef __CUDACC__

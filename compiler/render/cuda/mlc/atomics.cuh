@@ -186,8 +186,8 @@ template <typename T>
 MLC_DEVICE T mlc_atomic_mul(T* p, T value) {
     return mlc_atomic<mlc_prod>(p, value);
 }
-// What this thread wrote before is seen by who sees what it writes after: in the block, on the whole GPU. Neither puts
-// fences of different threads into one order, as __threadfence does, which takes longer.
+// Orders this thread's earlier writes before its later ones, as seen in the block or on the whole GPU. Neither is
+// sequentially consistent, as __threadfence is, which takes longer.
 MLC_DEVICE void mlc_fence_block() {
 #ifdef __CUDACC__
     asm volatile("fence.acq_rel.cta;" ::: "memory");
@@ -202,8 +202,8 @@ MLC_DEVICE void mlc_fence_device() {
     __threadfence();
 #endif
 }
-// Each of `count` blocks calls it once, behind a fence: `last` is 1 in the one that calls last, behind whose next fence
-// stands what all others wrote before theirs. The tickets begin and end with zero.
+// Each of `count` blocks calls it once, after a fence: `last` is 1 in the block that calls last, which after its next
+// fence sees what all others wrote before theirs. The tickets begin and end with zero.
 MLC_DEVICE void mlc_take_ticket(int* last, int* tickets, long count) {
     *last = atomicInc((unsigned*)tickets, (unsigned)count - 1) == (unsigned)count - 1;
 }

@@ -1,10 +1,10 @@
 // Blocks of a cluster: their shared memory as one (sm_90), and barriers of all their threads.
 //
-// A block leaves no earlier than all others have done with its shared memory: end with mlc_cluster_leave.
+// A block may not exit before all others are done with its shared memory: end with mlc_cluster_leave.
 #pragma once
 #include "memory.cuh"
 
-// Stands before the name of a kernel whose blocks come in clusters of so many.
+// The cluster size of a kernel, before its name.
 #ifdef __CUDACC__
 #define MLC_CLUSTER(x, y, z) __cluster_dims__(x, y, z)
 #else
@@ -45,7 +45,7 @@ MLC_DEVICE void mlc_cluster_wait() {
     mlc::emu::cluster_wait();
 #endif
 }
-// The same, but that it says nothing of what was written before.
+// The same without ordering of memory.
 MLC_DEVICE void mlc_cluster_arrive_relaxed() {
 #ifdef __CUDACC__
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -86,8 +86,8 @@ MLC_DEVICE void mlc_cluster_store_async(T* to, T value, void* barrier, long rank
                           mlc::emu::cluster_address(signal, block));
 #endif
 }
-// All threads of all blocks arrive before any goes on; what each wrote to shared memory before is what the others read
-// after. Of what it wrote to global memory they know nothing: to wait for that takes as long as a read from there.
+// All threads of all blocks arrive before any continues, and then see earlier writes of all to shared memory. Writes to
+// global memory are not ordered: waiting for these takes as long as a read from there.
 MLC_DEVICE void mlc_cluster_barrier() {
 #ifdef __CUDACC__
     asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
@@ -98,7 +98,7 @@ MLC_DEVICE void mlc_cluster_barrier() {
     asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
 #endif
 }
-// The same for blocks that have read what they wanted from each other, and may end.
+// The same without ordering of memory, for blocks that have finished reading from each other, before they exit.
 MLC_DEVICE void mlc_cluster_leave() {
     mlc_cluster_arrive_relaxed();
     mlc_cluster_wait();

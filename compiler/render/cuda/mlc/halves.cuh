@@ -3,9 +3,9 @@
 #include "convert.cuh"
 
 #ifdef __CUDACC__
-// Two bytes of a word, from `FIRST` on, each in 16 bits below the exponent of 128: below 128 they are added to it. An
-// instruction takes one literal. So that ptxas moves none in front of each, the exponents are no literal for it: no lane
-// is below 31 others and itself.
+// Two bytes of a word, from `FIRST` on, each in a bf16 with the exponent of 128: 128 + byte, if below 128. As an
+// instruction takes one literal, ptxas would move the exponents to a register before each. A bit that is always 0 (lane
+// 31 is below no lane) hides from it that they are constant.
 template <int FIRST>
 MLC_DEVICE unsigned mlc_raised_bytes(unsigned word) {
     unsigned below;

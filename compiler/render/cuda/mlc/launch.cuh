@@ -8,7 +8,7 @@ MLC_DEVICE void mlc_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Until the kernels before have ended and what they wrote is visible: before anything of theirs is read or overwritten.
+// Waits until the preceding kernels have ended and their writes are visible: call it before accesses to their buffers.
 MLC_DEVICE void mlc_wait_dependencies() {
 #ifdef __CUDACC__
     asm volatile("griddepcontrol.wait;" ::: "memory");

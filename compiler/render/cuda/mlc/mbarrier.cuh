@@ -84,7 +84,7 @@ MLC_DEVICE void mlc_mbarrier_wait_cluster(void* barrier, long parity) {
     mlc::emu::mbarrier_wait(at, phase);
 #endif
 }
-// What this thread has written to shared memory is what the copy engine and wgmma read afterwards.
+// Makes this thread's writes to shared memory visible to later reads by the copy engine and wgmma.
 MLC_DEVICE void mlc_fence_async() {
 #ifdef __CUDACC__
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

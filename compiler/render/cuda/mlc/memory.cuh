@@ -34,8 +34,8 @@ struct mlc_pieces {
     typedef typename mlc_piece<BYTES>::type type;
 };
 
-// An element of what the kernel writes itself. NVCC 13.0 makes one load of a choice between such memory and memory that
-// nobody writes, and takes the way of the latter, which does not see what was stored; never with a volatile load.
+// An element of a buffer that the kernel also writes. NVCC 13.0 merges a select between loads of such memory and of
+// read-only memory to one load through the read-only cache, which misses stores; it does not for a volatile load.
 template <typename T>
 MLC_DEVICE T mlc_reread(const T* from) {
 #ifdef __CUDACC__

@@ -1,5 +1,5 @@
-// What a program's data must fulfil: the kernel goes on with some value where it does not, and the host finds out. The
-// integer lies in the host's memory, over the bus, which costs nothing as long as nothing is wrong.
+// Requirements on a program's data: where one fails, the kernel continues with some value and sets an integer for the
+// host. The integer is in host memory, across the bus, which costs nothing as long as no requirement fails.
 #pragma once
 #include "prelude.cuh"
 

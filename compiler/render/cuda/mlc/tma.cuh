@@ -16,8 +16,8 @@ MLC_DEVICE void mlc_tma_prefetch(const mlc_tensor_map& map) {
 #endif
 }
 
-// The shared memory of the block itself. Hopper's assemblers want the cluster's spelling; without clusters that costs a
-// test of every address, and a call where it fails.
+// The state space of the block's own shared memory. Assemblers for Hopper require shared::cluster; without clusters, that
+// costs a test of every address, and a call if it fails.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDACC_VER_MAJOR__ >= 13
 #define MLC_OWN_BLOCK "shared::cta"
 #else

@@ -1,5 +1,5 @@
-// What the lanes of a warp know of each other: votes, values of other lanes, one lane out of all. All 32 lanes call
-// these.
+// Exchange between the lanes of a warp: votes, shuffles, election of one lane.
+// All 32 lanes must call these.
 #pragma once
 #include "prelude.cuh"
 
@@ -22,7 +22,7 @@ template <typename T>
 MLC_DEVICE T mlc_shuffle_xor(T value, long lanes) {
     return __shfl_xor_sync(0xffffffffu, value, (int)lanes);
 }
-// Of the lane so many below (above); those without one keep their own.
+// The value of the lane `distance` below (above); lanes without such a lane keep their own.
 template <typename T>
 MLC_DEVICE T mlc_shuffle_up(T value, long distance) {
     return __shfl_up_sync(0xffffffffu, value, (unsigned)distance);
@@ -31,7 +31,7 @@ template <typename T>
 MLC_DEVICE T mlc_shuffle_down(T value, long distance) {
     return __shfl_down_sync(0xffffffffu, value, (unsigned)distance);
 }
-// A number that all lanes have, known to the compiler as one: what says which role a warp plays.
+// Makes a value that is equal in all lanes known as uniform to the compiler, such as the number of a warp's role.
 MLC_DEVICE long mlc_warp_uniform(long value) {
     return __shfl_sync(0xffffffffu, (int)value, 0);
 }

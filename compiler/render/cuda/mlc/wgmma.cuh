@@ -157,7 +157,7 @@ MLC_DEVICE void mlc_wgmma_rs(Acc* acc, const T* a, const void* b, long b_panel, 
         acc, left, mlc_matrix_descriptor<B_SPAN, B == mlc_nk>(b, b_panel, b_moved), accumulate != 0 MLC_LINE);
 }
 
-// Ties accumulators to this point: else the compiler may move copies of them to where the hardware owns them.
+// Pins accumulators here: otherwise the compiler may move copies of them to where the hardware owns them.
 #ifdef __CUDACC__
 template <int COUNT>
 MLC_DEVICE void mlc_wgmma_hold(float* acc) {
@@ -169,7 +169,7 @@ MLC_DEVICE void mlc_wgmma_hold(int* acc) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(acc[i])::"memory");
 }
-// Operands of 16 bits: else what makes them may move in between products that use those before (C7519).
+// The same for operands of 16 bits: otherwise their computation may move between products that use others (C7519).
 template <int COUNT, typename T>
 MLC_DEVICE void mlc_wgmma_hold(T* left) {
     static_assert(sizeof(T) == 2, "pairs of 16 bits");
@@ -203,7 +203,7 @@ MLC_DEVICE void mlc_wgmma_commit() {
     mlc::emu::wgmma_commit();
 #endif
 }
-// Until at most PENDING groups, the latest, are under way; their accumulators may then not be touched yet.
+// Waits until at most the latest PENDING groups are in flight, whose accumulators may not be touched yet.
 template <int PENDING>
 MLC_DEVICE void mlc_wgmma_wait() {
 #ifdef __CUDACC__
@@ -212,7 +212,7 @@ MLC_DEVICE void mlc_wgmma_wait() {
     mlc::emu::wgmma_wait(PENDING);
 #endif
 }
-// None are under way, which is known already. ptxas sees it by a wait alone: else it waits in the loop before (C7517).
+// States that none are in flight. ptxas infers that from a wait only, and would add one in the loop before (C7517).
 MLC_DEVICE void mlc_wgmma_idle() {
 #ifdef __CUDACC__
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
