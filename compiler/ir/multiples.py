@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from compiler.ir.expr import Expr, Op, Var
+from compiler.ir.expr import Const, Expr, Op, Var
 from compiler.ir.linear import linear
 
 Multiples = Mapping[str, int]  # a known divisor of each variable
@@ -29,6 +29,11 @@ def ceildiv(a: int, b: int) -> int:
     (2, 3)
     """
     return -(-a // b)
+
+
+def is_constant_multiple(e: Expr, by: int) -> bool:
+    """Whether `e` is a constant, and a multiple of `by`."""
+    return isinstance(e, Const) and int(e.value) % by == 0
 
 
 def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:

@@ -15,7 +15,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import boolean, i32, i64
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
 from compiler.ir.index import range_below
-from compiler.ir.multiples import power
+from compiler.ir.multiples import is_constant_multiple, power
 from compiler.ir.statement import If, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import lanes
@@ -110,7 +110,7 @@ def _emit_tests(
     place = base + turn * WARP + lane
     scope.values[f.var], scope.ranges[number.name] = number, scope.ranges[base.name]
     holds = lowered(state, update.cond, scope)
-    there = [op("lt", number, extent)] if not _is_multiple(extent, WARP * tests) else []
+    there = [op("lt", number, extent)] if not is_constant_multiple(extent, WARP * tests) else []
     mine = select(there[0], holds, Const(False, boolean)) if there else holds
     bit = op("shl", ONE, cast(lane, i32))
     hits, hit = state.fresh("hits"), Var(state.fresh("hit"), i32)
@@ -128,10 +128,6 @@ def _emit_tests(
         k.unrolled(turn, tests, k.Declare(number.name, place), vote),
         k.unrolled(turn, tests, *found),
     ]
-
-
-def _is_multiple(extent: Expr, step: int) -> bool:
-    return isinstance(extent, Const) and int(extent.value) % step == 0
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from compiler.ir import tile
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Const, Expr, Load, Var, cast, const, dim, identity, loads, op, substitute
 from compiler.ir.index import simplify
+from compiler.ir.multiples import is_constant_multiple
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.tile.nests import SERIAL, Body
 from compiler.passes.tile.online_block import Block
-from compiler.passes.tile.places import check_private, divides, pieces, without_buffers
+from compiler.passes.tile.places import check_private, pieces, without_buffers
 from compiler.schedule.block_steps import Online
 from compiler.schedule.steps import ScheduleError
 
@@ -294,7 +295,7 @@ class _OnlineBuilder(Block):
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
         ends = [op("gt", last, self.block * (self.rows * a) + b) for a, b in reach(f.score, self.query)]
-        if not self.local and not divides(self.cols, self.keys):
+        if not self.local and not is_constant_multiple(self.keys, self.cols):
             ends.append(op("ge", last, self.keys))
         cond = functools.reduce(lambda x, y: op("or", x, y), (simplify(e, self.ranges, index=True) for e in ends))
         return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
@@ -315,7 +316,8 @@ class _OnlineBuilder(Block):
             yield tile.Alloc(transposed, "local")
             whole = tile.Slice(place, (dim(0), dim(0)), shape)
             yield tile.Copy(whole, whole.replace(buffer=f.accumulator.name), "plain")
-            rows = rows if divides(self.rows, self.queries) else op("min", rows, self.queries - self.block * self.rows)
+            if not is_constant_multiple(self.queries, self.rows):
+                rows = op("min", rows, self.queries - self.block * self.rows)
         sum_load = Load(place, self.in_memory_order(row, feature), self.dtype)
         uses_inverse = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
         result = sum_load * inverse if uses_inverse else substitute(f.last, own | {f.accumulator: sum_load})

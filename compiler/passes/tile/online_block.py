@@ -10,8 +10,9 @@ from compiler.analysis.online_softmax import reach
 from compiler.ir.dtype import DType, f32
 from compiler.ir.expr import Expr, Var, dim, op, static
 from compiler.ir.index import extent_range
+from compiler.ir.multiples import is_constant_multiple
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.places import Places, divides, pieces
+from compiler.passes.tile.places import Places, pieces
 from compiler.schedule.block_steps import Online
 
 
@@ -48,5 +49,5 @@ class Block(Places):
         self.top, self.start = self.block * self.rows, self.turn * self.cols
         self.ranges[self.turn.name] = extent_range(pieces(self.keys, self.cols))
         left = self.keys - self.turn * self.cols
-        whole = not self.local or divides(self.cols, self.keys)
+        whole = not self.local or is_constant_multiple(self.keys, self.cols)
         self.columns = dim(self.cols) if whole else op("min", self.cols, left)

@@ -11,6 +11,7 @@ from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType, boolean
 from compiler.ir.expr import Cast, Const, Expr, Load, Var, both, cast, const, dim, loads, names, op, select, substitute
 from compiler.ir.index import simplify
+from compiler.ir.multiples import is_constant_multiple
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
@@ -24,10 +25,6 @@ Loop = tuple[str, Expr, str]  # name, extent, kind
 def pieces(size: Expr, by: int) -> Expr:
     """The number of pieces of length `by`; the last may be shorter."""
     return (size + (by - 1)) // by
-
-
-def divides(by: int, size: Expr) -> bool:
-    return isinstance(size, Const) and int(size.value) % by == 0
 
 
 def check_private(step: Step, program: Program, kernel: Kernel, inner: Iterable[str]) -> None:
@@ -100,7 +97,7 @@ class Places:
             "depth": (Var(var), dim(self.depth), self.padded(self.depth)),
         }
         place, size, by = table[what]
-        return const(True, boolean) if divides(by, size) else op("lt", place, size)
+        return const(True, boolean) if is_constant_multiple(size, by) else op("lt", place, size)
 
     def zero_unless(self, factor: Expr, *inside: Expr) -> Expr:
         """A factor that is zero unless all conditions hold."""

@@ -100,9 +100,12 @@ def _filled_before(f: tile.For, kernel: Kernel, name: str) -> Tensor | None:
     made = next(
         (a.tensor for a in within(kernel.body, tile.Alloc) if a.tensor.name == name and a.space == "local"), None
     )
-    changed = (isinstance(n, Store | tile.Slice) and n.buffer == name for n in f.walk())
-    inside = any(isinstance(n, tile.Alloc) and n.tensor.name == name for n in f.walk())
-    return None if inside or any(changed) else made
+    for n in f.walk():
+        if isinstance(n, Store | tile.Slice) and n.buffer == name:
+            return None
+        if isinstance(n, tile.Alloc) and n.tensor.name == name:
+            return None
+    return made
 
 
 def _is_guarded(f: tile.For, uses: Sequence[Load]) -> bool:

@@ -83,7 +83,7 @@ class _Plan:
     tensors: dict[str, Tensor]
     target: Target
     steps: list[Step] = field(default_factory=list)
-    across: bool = False  # columns lie across the result
+    across: bool = False  # columns of the product are rows of the result
 
     def __post_init__(self) -> None:
         c = self.found
@@ -208,8 +208,8 @@ class _Plan:
         return Operand(direct, along, step, narrow, unit, k_unit, dense, last, within, run, k_run)
 
     def may_turn(self) -> bool:
-        """The columns' factor is made element by element, the rows' is in memory, and both have so many that squares of
-        the result can be turned."""
+        """Whether `across` is worth trying: the columns' factor is computed element by element, the rows' factor is in
+        memory, and the result has enough rows and columns to be transposed by whole vectors."""
         a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
         many = min(self.m.size, self.n.size) >= self.target.lanes(self.bytes)
         return many and not (b.direct or b.within) and (a.direct or a.within > 0)
@@ -403,6 +403,6 @@ class _Plan:
         return 0
 
     def run(self, factor: Expr, loops: Sequence[loop.For]) -> int:
-        """How many elements are packed in one go where some of what is packed is padding; 0 where none is."""
+        """The length of the runs in which a factor with padding is packed along `loops`; 0 for one without padding."""
         guarded = any(isinstance(n, Select) for n in factor.walk())
         return self.masked(factor, loops) or (size(loops[-1]) if loops and guarded else 0)
