@@ -64,6 +64,15 @@ def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.
     return row
 
 
+def eager(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> None:
+    """Only run the program of this number in eager, as `fuzz` does: whether PyTorch itself loses the process."""
+    program = mutate.drawn(seed, index, options)
+    device = compiler.tensors_on(compiler.target(options["target"]))
+    tell("eager")
+    for point in program.points:
+        runs.call(function(program), runs.copied(given(program, point), device), needs(program))
+
+
 def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
     """Check a program and return its row.
 

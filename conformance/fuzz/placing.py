@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from conformance.fuzz.drawing import Drawing, overlaps, require
 from conformance.fuzz.texts import positive_axis
 
@@ -80,9 +82,13 @@ def searched(d: Drawing) -> str:
 
 
 def masked_scattered(d: Drawing, call: str) -> str:
-    """`masked_scatter`, or its in-place version."""
+    """`masked_scatter`, or its in-place version, in which eager would read elements of its own memory after writing."""
     x = d.number()
-    return f"{x}.{call}({d.mask()}, {d.same()})"
+    if not call.endswith("_"):
+        return f"{x}.{call}({d.mask()}, {d.same()})"
+    shape, memory = torch.Size(d.shape), d.first.eager.untyped_storage().data_ptr()
+    source = d.matching(lambda y: y.shape == shape and y.untyped_storage().data_ptr() != memory, *shape)
+    return f"{x}.{call}({d.mask()}, {source})"
 
 
 def one_hot(d: Drawing) -> str:

@@ -132,6 +132,11 @@ def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuz
     return replace(found, detail=detail)
 
 
+def lost_by_torch(known: rows.Fuzz, alone: Reply) -> rows.Fuzz:
+    """Return the row of a random program with which eager alone loses its process."""
+    return replace(known, verdict="torch", kind=str(alone.status), detail=f"eager alone: {alone.message}")
+
+
 def reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
     """Return the row with the reduced program, or why there is none."""
     if reply.status is not Status.DONE or not isinstance(reply.value, dict):

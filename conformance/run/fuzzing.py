@@ -134,10 +134,10 @@ def counts(found: Sequence[rows.Fuzz]) -> str:
     """Return the number of programs per verdict, in one line.
 
     >>> counts([rows.Fuzz(index=0, seed=7), rows.Fuzz(index=1, seed=7, verdict="torch")])
-    "2 random programs: 1 pass, 1 differ in PyTorch's aot_eager too"
+    '2 random programs: 1 pass, 1 differ or fail in PyTorch itself'
     """
     counted = Counter(row.verdict for row in found)
-    words = {"torch": "differ in PyTorch's aot_eager too"}
+    words = {"torch": "differ or fail in PyTorch itself"}
     named = [f"{counted[verdict]} {words.get(verdict, verdict)}" for verdict in VERDICTS if counted[verdict]]
     kinds = Counter(f"{row.kind} in {row.first_bad_stage}" for row in found if row.verdict == "fail")
     said = f" ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})" if kinds else ""

@@ -189,6 +189,9 @@ class Runner:
         limit = self.settings.timeout or FUZZ_SECONDS
         reply = self._call("fuzz", seed, index, options, timeout=limit)
         if reply.status in (Status.CRASH, Status.TIMEOUT):
+            alone = self._call("eager", seed, index, options, timeout=limit)
+            if alone.status is reply.status:
+                return replies.lost_by_torch(known, alone)
             again = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
             return self._reduced(replies.fuzz(known, reply, again), options)
         row = replies.fuzz(known, reply)

@@ -38,6 +38,7 @@ FUNCTIONS = {
     "selftest": "conformance.judge.selftest:run",
     "gate": "conformance.judge.gate:run",
     "fuzz": "conformance.fuzz.check:fuzz",
+    "eager": "conformance.fuzz.check:eager",
     "opinfo": "conformance.opinfo.check:check",
     "opinfo_entries": "conformance.opinfo.entries:listed",
     "onnx": "conformance.onnx.check:check",

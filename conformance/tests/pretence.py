@@ -90,12 +90,16 @@ def fuzz(seed, index, options, tell):
            "arguments": "x0: f32[3] normal", "verdict": "pass", "kind": "",
            "detail": "", "why": "", "first_bad_stage": None, "first_bad_pass": None}
     if options.get("lost"): return row | {"verdict": "fail", "first_bad_stage": "cpp", "first_bad_pass": "render#12"}
-    if index == 1: ctypes.string_at(0)
+    if index in (1, 5): ctypes.string_at(0)
     if index == 7 and "INTERRUPTED" in os.environ: os.kill(os.getppid(), 2)
     if index == 2: return row | {"verdict": "unsupported", "detail": "aten.fancy(x, 3) is not supported"}
     if index == 3: return row | {"verdict": "fail", "kind": "value", "detail": "element [0] is 2", "repro": "there",
                                  "first_bad_stage": "tile", "first_bad_pass": "schedule#7"}
     return row
+
+def eager(seed, index, options, tell):
+    tell("eager")
+    if index == 5: ctypes.string_at(0)
 
 def reduce(seed, index, options, tell):
     tell("reduced so far: " + options["outcomes"])
