@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conformance.fuzz import axes, check, generate, regression, relations
-from conformance.fuzz.program import Program, arguments, function, line
+from conformance.fuzz.program import Altered, Program, arguments, function, line
 from conformance.fuzz.tracing import traced
 from conformance.shapes.cases import Arg
 
@@ -93,6 +93,14 @@ def test_a_call_may_leave_out_results() -> None:
 def test_batches_are_the_axes_whose_positions_never_meet(lines: tuple[str, ...], found: list[Any]) -> None:
     args = (SQUARE, Arg("x1", (6, 8), "f32")) if "x1" in lines[0] else (SQUARE,)
     assert [one for one in batches(*lines, args=args) if "x0" in one[0]] == found
+
+
+def test_a_result_whose_size_the_program_names_breaks_no_relation(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = program("t0 = x0.exp()", "t1 = t0[:2]")
+    part = replace(drawn, altered=Altered({}, {"x0": (0,)}, (0, 3, 4)))
+    claimed = relations.Relation("slice", part, (0, 0), ((0,), (0,)), unit=1e-7)
+    monkeypatch.setattr(check, "relations_of", lambda drawn: [claimed])
+    assert check.first_broken(drawn, function(drawn), "cpu") is None, SEED
 
 
 def test_altered_data_lie_as_those_drawn() -> None:
