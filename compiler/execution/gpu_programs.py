@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import sys
 import threading
@@ -117,6 +118,26 @@ def device_of(target: Target) -> str:
     if target.kind == "cpu":
         return detect.cpu().model or platform.machine()
     return str(torch.cuda.get_device_name()) if on_gpu(target) else ""
+
+
+def place_of(target: Target) -> str:
+    """The device that runs a target's code here, told from others of its name; empty if there is none."""
+    name = device_of(target)
+    if not name or target.kind == "cpu":
+        return name
+    return f"{name} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def equal_gpus(target: Target) -> tuple[str, ...]:
+    """The GPUs of this machine that have the name of the one that runs a target's code, which is the first.
+
+    Each is an entry for CUDA_VISIBLE_DEVICES; empty if no GPU runs the code.
+    """
+    name = device_of(target) if target.kind == "cuda" else ""
+    count = torch.cuda.device_count() if name else 0
+    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    entries = visible if len(visible) == count else [str(n) for n in range(count)]
+    return tuple(entry for n, entry in enumerate(entries) if torch.cuda.get_device_name(n) == name)
 
 
 def architecture(target: Target) -> str | None:

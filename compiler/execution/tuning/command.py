@@ -79,7 +79,7 @@ def tune(
     cache = cache or detect.default_cache(os.environ)
     done = {*known.by_key}
     running: set[Future[Found]] = set()
-    with search_of.bench(machine, cache) as at, ThreadPoolExecutor(search_of.LANES[machine.kind]) as threads:
+    with search_of.bench(machine, cache) as at, ThreadPoolExecutor(at.lanes) as threads:
         try:
             for program, inputs in programs:
                 for digest, one in search_of.kernels(program, machine).items():
@@ -87,7 +87,7 @@ def tune(
                         continue
                     done.add(digest)
                     running.add(threads.submit(_kept, program, inputs, one, at, wish, cache))
-                    while len(running) >= search_of.LANES[machine.kind]:
+                    while len(running) >= at.lanes:
                         ended, running = wait(running, return_when=FIRST_COMPLETED)
                         yield from (f.result() for f in ended)
         except BaseException as end:  # an interrupt keeps what was found; any other exception ends the search
@@ -114,7 +114,7 @@ def problem(
     program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor], cache: Path | None = None
 ) -> str:
     """The first stage at which the schedule of a record fails in a program, and why; empty if none does."""
-    cache, device = cache or detect.default_cache(os.environ), gpu_programs.device_of(target)
+    cache, place = cache or detect.default_cache(os.environ), gpu_programs.place_of(target)
     usual: Lowering | None = None
     with torch.no_grad():
         lowering = pipeline.lower(program, target, stored=Stored((record,)))
@@ -124,7 +124,7 @@ def problem(
         small = sum(_work(k.body) for k in lowering.stages["loop"].kernels) <= INTERPRETED
         *before, last = pipeline.stages(target)[1:]
         for stage in (*(before if small else ()), last):
-            with shelf.turn(cache, device) if stage == last else nullcontext():
+            with shelf.turn(cache, place) if stage == last else nullcontext():
                 ours = executable.execute(lowering, stage, inputs)
             theirs = tuple(e.reshape(o.shape) for o, e in zip(ours, eager, strict=True))
             if wrong := measure.differs(ours, theirs, inputs):

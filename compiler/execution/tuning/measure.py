@@ -27,6 +27,14 @@ Call = Callable[..., Tensors]
 
 
 @dataclass(frozen=True)
+class Contestant:
+    """What a race times: `run` makes this many calls."""
+
+    run: Callable[[], None]
+    calls: int
+
+
+@dataclass(frozen=True)
 class Ratio:
     """Median seconds of a contestant, and the median and confidence interval of its time over the first one's."""
 
@@ -82,19 +90,18 @@ def differs(ours: Tensors, theirs: Tensors, inputs: Sequence[torch.Tensor]) -> s
     return ""
 
 
-def race(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]], rounds: int, kind: str) -> list[Ratio]:
+def race(contestants: Sequence[Contestant], rounds: int, kind: str) -> list[Ratio]:
     """Time all contestants in each round, in random order, relative to the first."""
-    timed, per = (_graphs if kind == "cuda" else _loops)(calls, sets)
     clock = _device_clock if kind == "cuda" else time.thread_time_ns
     rng = np.random.default_rng(0)
-    rows = np.empty((rounds, len(calls)))
+    rows = np.empty((rounds, len(contestants)))
     for row in rows:
-        for n in rng.permutation(len(calls)):
+        for n in rng.permutation(len(contestants)):
             start = clock()
-            timed[n]()
-            row[n] = max(clock() - start, 1) / per[n]
+            contestants[n].run()
+            row[n] = max(clock() - start, 1) / contestants[n].calls
     logs = np.log(rows) - np.log(rows[:, :1])
-    return [_ratio(rows[:, n] * 1e-9, logs[:, n]) for n in range(len(calls))]
+    return [_ratio(rows[:, n] * 1e-9, logs[:, n]) for n in range(len(contestants))]
 
 
 def _ratio(seconds: np.ndarray, logs: np.ndarray) -> Ratio:
@@ -110,50 +117,54 @@ def _ratio(seconds: np.ndarray, logs: np.ndarray) -> Ratio:
     return Ratio(float(np.median(seconds)), math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
 
 
-def _loops(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]]) -> tuple[list[Callable[[], None]], list[int]]:
-    """For each contestant, a loop of calls long enough for a sample, and its number of calls."""
-    made: list[Callable[[], None]] = []
-    per = []
-    for one in calls:
-        one(*sets[0])
-        start = time.thread_time_ns()
-        one(*sets[-1])
-        once = max(time.thread_time_ns() - start, 1)
-        turns = max(1, round(SAMPLE["cpu"] / once))
-
-        made.append(functools.partial(_repeat, one, turns, sets))
-        per.append(turns)
-    return made, per
+def contestant(call: Call, sets: Sequence[Sequence[torch.Tensor]], kind: str) -> Contestant:
+    """A kernel as a contestant: calls it on the sets in turn, in a CUDA graph on a GPU, long enough for a sample."""
+    return (_graph if kind == "cuda" else _loop)(call, sets)
 
 
-def _repeat(one: Call, turns: int, sets: Sequence[Sequence[torch.Tensor]]) -> None:
-    for n in range(turns):
-        one(*sets[n % len(sets)])
+def _loop(call: Call, sets: Sequence[Sequence[torch.Tensor]]) -> Contestant:
+    call(*sets[0])
+    start = time.thread_time_ns()
+    call(*sets[-1])
+    once = max(time.thread_time_ns() - start, 1)
+    calls = max(1, round(SAMPLE["cpu"] / once))
+    return Contestant(functools.partial(_repeat, call, calls, sets), calls)
 
 
-def _graphs(
-    calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]]
-) -> tuple[list[Callable[[], None]], list[int]]:
-    """For each contestant, a CUDA graph of several calls, which costs the host one launch, and its number of calls."""
-    made: list[Callable[[], None]] = []
-    per = []
-    for one in calls:
-        for _ in range(3):
-            one(*sets[0])
-        start = _device_clock()
-        for s in sets:
-            one(*s)
-        once = max(_device_clock() - start, 1) / len(sets)
-        turns = max(len(sets), min(64, round(SAMPLE["cuda"] / once)))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for n in range(turns):
-                one(*sets[n % len(sets)])
-        graph.replay()
-        torch.cuda.synchronize()
-        made.append(graph.replay)
-        per.append(turns)
-    return made, per
+def _repeat(call: Call, calls: int, sets: Sequence[Sequence[torch.Tensor]]) -> None:
+    for n in range(calls):
+        call(*sets[n % len(sets)])
+
+
+def _graph(call: Call, sets: Sequence[Sequence[torch.Tensor]]) -> Contestant:
+    """A replay costs the host one launch.
+
+    `torch.cuda.graph` would return all cached memory to the driver first, which takes longer than the race.
+    """
+    for _ in range(3):
+        call(*sets[0])
+    start = _device_clock()
+    for s in sets:
+        call(*s)
+    once = max(_device_clock() - start, 1) / len(sets)
+    calls = max(len(sets), min(64, round(SAMPLE["cuda"] / once)))
+    graph = torch.cuda.CUDAGraph()
+    stream, memory = _capturing()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=memory)  # type: ignore[arg-type]
+        try:
+            _repeat(call, calls, sets)
+        finally:
+            graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    return Contestant(graph.replay, calls)
+
+
+@functools.cache
+def _capturing() -> tuple[torch.cuda.Stream, tuple[int, int]]:
+    """The stream of captures, as the default stream cannot be captured, and the memory pool that all graphs share."""
+    return torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
 
 
 def _device_clock() -> int:

@@ -23,10 +23,13 @@ _SAID = 300  # characters quoted from a lost process
 
 
 class Process:
-    """A process started at the first request, and again after it was lost; `begin` is repeated then."""
+    """A process started at the first request, and again after it was lost; `begin` is repeated then.
 
-    def __init__(self, target: str, cache: Path) -> None:
-        self.target, self.cache = target, cache
+    It sees only `gpu`, an entry of CUDA_VISIBLE_DEVICES, unless that is empty.
+    """
+
+    def __init__(self, target: str, cache: Path, gpu: str = "") -> None:
+        self.target, self.cache, self.gpu = target, cache, gpu
         self.first: Mapping[str, Any] | None = None
         self._running: subprocess.Popen[bytes] | None = None
 
@@ -77,11 +80,12 @@ class Process:
     def _start(self) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        changed = {"PYTHONPATH": path} | ({"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {})
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
         # A session of its own: a terminal's Ctrl-C reaches this process, which ends it.
         self._running = subprocess.Popen(
             [sys.executable, "-P", "-m", "compiler.execution.tuning.worker", self.target, str(self.cache)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env={**os.environ, **changed},
             start_new_session=True,
         )  # fmt: skip
         return self._running

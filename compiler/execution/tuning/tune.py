@@ -32,7 +32,7 @@ from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import CacheHints
 from compiler.targets.target import Target
 
-LANES = {"cpu": 1, "cuda": 4}  # kernels searched concurrently: one is measured while others are built
+LANES = {"cpu": (1, 1), "cuda": (4, 12)}  # fewest and most kernels searched concurrently per device: see `lanes`
 BUILT_IN, RUN_IN = 120.0, 60.0  # timeouts in seconds for building a candidate and for a race
 ROUNDS, LAST_ROUNDS = 8, 40
 FINALISTS = 3
@@ -85,6 +85,7 @@ class Bench:
     racer: Process
     free: SimpleQueue[Process]
     stop: Event = field(default_factory=Event)
+    lanes: int = 1  # kernels searched concurrently: as many as `free` has processes
 
     @contextmanager
     def lane(self) -> Iterator[Bench]:
@@ -104,7 +105,9 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
         raise CompilerError(f"no GPU of this machine runs code for {target.name}, and what is emulated is not timed")
     name = next((n for n in ("cpu", "cuda") if named.target(n) == target), target.name)
     builders = Builders(name, cache, detect.usable_cores())
-    racer, *others = racers = [Process(name, cache) for _ in range(1 + LANES[target.kind])]
+    gpus = gpu_programs.equal_gpus(target) or ("",)
+    each = lanes(target.kind, detect.usable_cores(), len(gpus))
+    racer, *others = racers = [Process(name, cache), *(Process(name, cache, gpu) for gpu in gpus * each)]
     free: SimpleQueue[Process] = SimpleQueue()
     for other in others:
         free.put(other)
@@ -112,11 +115,23 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
         for one in others:
             one.start()
         builders.start(BUILT_IN)
-        yield Bench(target, device, cache / "tune", builders, racer, free)
+        yield Bench(target, device, cache / "tune", builders, racer, free, lanes=len(others))
     finally:
         builders.close()
         for one in racers:
             one.close()
+
+
+def lanes(kind: str, cores: int, devices: int) -> int:
+    """The number of kernels searched concurrently per device: one is measured while others are built.
+
+    A search keeps about two cores busy, as its batches of builds alternate with races.
+
+    >>> lanes("cuda", 16, 1), lanes("cuda", 32, 4), lanes("cpu", 16, 1)
+    (8, 4, 1)
+    """
+    fewest, most = LANES[kind]
+    return min(most, max(fewest, cores // (2 * devices)))
 
 
 def versions() -> dict[str, str]:

@@ -40,12 +40,12 @@ class Held:
     target: Target
     cache: Path
     sets: list[list[torch.Tensor]] = field(default_factory=list)
-    first: measure.Call | None = None
+    first: measure.Contestant | None = None
     results: measure.Tensors = ()
 
     def turn(self) -> AbstractContextManager[None]:
         """Lock the device."""
-        return shelf.turn(self.cache, gpu_programs.device_of(self.target))
+        return shelf.turn(self.cache, gpu_programs.place_of(self.target))
 
 
 def ready(_: Held) -> Mapping[str, Any]:
@@ -83,23 +83,25 @@ def begin(held: Held, text: str, seed: int) -> Mapping[str, Any]:
     """Make the operands, and the results that candidates have to match."""
     lowering = measure.lowering_of(text, held.target)
     drawn = trial.draw(lowering, seed, {})
-    held.first = measure.call(lowering, held.cache)
+    call = measure.call(lowering, held.cache)
     with held.turn():
         held.sets = measure.operands(drawn, held.target)
-        held.results = tuple(x.clone() for x in held.first(*held.sets[0]))
+        held.results = tuple(x.clone() for x in call(*held.sets[0]))
+        held.first = measure.contestant(call, held.sets, held.target.kind)
     return {}
 
 
 def race(held: Held, texts: list[str], rounds: int) -> Mapping[str, Any]:
     """Race texts against that of `begin`, which is first in the answer; fails if one has different results."""
     assert held.first is not None
-    calls = [held.first, *(measure.call(measure.lowering_of(t, held.target), held.cache) for t in texts)]
+    calls = [measure.call(measure.lowering_of(t, held.target), held.cache) for t in texts]
     with held.turn():
-        for call in calls[1:]:
+        for call in calls:
             problem = measure.differs(call(*held.sets[0]), held.results, held.sets[0])
             if problem:
                 return {"failed": f"wrong values: {problem}"}
-        found = measure.race(calls, held.sets, rounds, held.target.kind)
+        others = [measure.contestant(call, held.sets, held.target.kind) for call in calls]
+        found = measure.race([held.first, *others], rounds, held.target.kind)
     return {"ratios": [asdict(r) for r in found]}
 
 

@@ -140,6 +140,32 @@ def test_a_lost_process_is_an_answer_and_another_takes_its_place(tmp_path: Path)
         process.close()
 
 
+def test_a_process_may_see_one_gpu_alone(tmp_path: Path) -> None:
+    process = Process("cpu", tmp_path, "5")
+    try:
+        process.start()
+        assert process._running is not None
+        environment = Path(f"/proc/{process._running.pid}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=5" in environment
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"), [("", ("0", "2")), ("4,3,6", ("4", "6")), ("GPU-a,GPU-b,GPU-c", ("GPU-a", "GPU-c"))]
+)
+def test_kernels_are_timed_on_gpus_of_one_name(
+    visible: str, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["NVIDIA H200", "NVIDIA T4", "NVIDIA H200"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(gpu_programs, "device_of", lambda target: names[0])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    assert gpu_programs.equal_gpus(named.target("sm_90a")) == found
+    assert gpu_programs.equal_gpus(named.target("cpu")) == ()
+
+
 def test_a_schedule_that_computes_something_else_is_refused_with_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = record(CODE)
     _, inputs, captured = expression.capture(CODE, 0)
