@@ -28,10 +28,11 @@ Call = Callable[..., Tensors]
 
 @dataclass(frozen=True)
 class Contestant:
-    """What a race times: `run` makes this many calls."""
+    """What a race times: `run` makes this many calls of `call`, whose code and memory a graph does not own."""
 
     run: Callable[[], None]
     calls: int
+    call: Call
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _loop(call: Call, sets: Sequence[Sequence[torch.Tensor]]) -> Contestant:
     call(*sets[-1])
     once = max(time.thread_time_ns() - start, 1)
     calls = max(1, round(SAMPLE["cpu"] / once))
-    return Contestant(functools.partial(_repeat, call, calls, sets), calls)
+    return Contestant(functools.partial(_repeat, call, calls, sets), calls, call)
 
 
 def _repeat(call: Call, calls: int, sets: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -149,22 +150,21 @@ def _graph(call: Call, sets: Sequence[Sequence[torch.Tensor]]) -> Contestant:
     once = max(_device_clock() - start, 1) / len(sets)
     calls = max(len(sets), min(64, round(SAMPLE["cuda"] / once)))
     graph = torch.cuda.CUDAGraph()
-    stream, memory = _capturing()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=memory)  # type: ignore[arg-type]
+    with torch.cuda.stream(_capturing()):
+        graph.capture_begin()
         try:
             _repeat(call, calls, sets)
         finally:
             graph.capture_end()
     graph.replay()
     torch.cuda.synchronize()
-    return Contestant(graph.replay, calls)
+    return Contestant(graph.replay, calls, call)
 
 
 @functools.cache
-def _capturing() -> tuple[torch.cuda.Stream, tuple[int, int]]:
-    """The stream of captures, as the default stream cannot be captured, and the memory pool that all graphs share."""
-    return torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+def _capturing() -> torch.cuda.Stream:
+    """The stream of captures: the default stream cannot be captured."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _device_clock() -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -149,6 +151,25 @@ def test_a_process_may_see_one_gpu_alone(tmp_path: Path) -> None:
         assert b"CUDA_VISIBLE_DEVICES=5" in environment
     finally:
         process.close()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_contestant_keeps_the_code_that_its_graph_launches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        capture_begin = capture_end = replay = lambda self: None
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(measure, "_capturing", lambda: None)
+    x = torch.randn(4)
+    call = lambda x: (x + 1,)  # noqa: E731
+    alive = weakref.ref(call)
+    made = measure.contestant(call, [[x], [x]], kind)
+    del call
+    gc.collect()
+    made.run()
+    assert alive() is not None
 
 
 @pytest.mark.parametrize(
