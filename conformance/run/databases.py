@@ -95,7 +95,7 @@ class Database:
         folder = self.settings.reports(environment.device(self.settings.targets, self.settings.variant))
         self.rows.sort(key=lambda row: (row.target, row.name, row.dtype))
         try:
-            writer.write(folder, {f"{self.source.word}.md": page(self.source, self.rows)})
+            writer.write(folder, {f"{self.source.word}.md": page(self.source, self.rows), **self.settings.ignore_file})
             shown = replies.shown_path(folder, self.config.invocation_params.dir)
             self.note = f"mlcomp: the report is {shown}/{self.source.word}.md"
             if self.settings.databases[self.source.word] == "update":

@@ -57,7 +57,7 @@ class Fuzzing:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config, self.settings = config, settings
         self.rows: list[rows.Fuzz] = []
-        self.folder = settings.report / environment.device(settings.targets, settings.variant)
+        self.folder = settings.reports(environment.device(settings.targets, settings.variant))
         self.note = ""
 
     @pytest.hookimpl(tryfirst=True)
@@ -91,7 +91,7 @@ class Fuzzing:
             return
         self.rows.sort(key=lambda row: (row.target, row.index))
         try:
-            writer.write(self.folder, {"fuzz.md": page(self.rows, self.settings.seed)})
+            writer.write(self.folder, {"fuzz.md": page(self.rows, self.settings.seed), **self.settings.ignore_file})
             shown = replies.shown_path(self.folder, self.config.invocation_params.dir)
             self.note = f"mlcomp: findings are in {shown}/fuzz.md"
         except writer.ReportError as error:

@@ -66,7 +66,7 @@ class Results:
             self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
             return
         documents, against, gone = pages.documents(self.run), "", list[str]()
-        documents |= {".gitignore": "*\n"} if self.settings.passing else {}
+        documents |= self.settings.ignore_file
         if stored is not None:
             against = regressions.counts(self.run, stored.name)
             gone = regressions.lost(self.run, stored, not self.settings.selects)

@@ -3,7 +3,7 @@
 import difflib
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,9 @@ class Settings:
         return self.report / (LAST if self.part else device)
 
     @property
-    def passing(self) -> bool:
-        """Whether the report is temporary and git should ignore it."""
-        return self.part or self.shard is not None
+    def ignore_file(self) -> Mapping[str, str]:
+        """The file that makes git ignore the reports of this run, by name, if these are temporary."""
+        return {".gitignore": "*\n"} if self.part or self.shard is not None else {}
 
     def history(self, device: str) -> Path:
         """Return the history file of a device."""

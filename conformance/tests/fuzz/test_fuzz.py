@@ -462,7 +462,8 @@ def test_programs_are_items_and_lost_ones_cost_themselves(box: pytest.Pytester) 
 
 
 def test_one_program_runs_alone_and_workers_share_the_rest(box: pytest.Pytester) -> None:
-    mlcomp(box, "--mlcomp-fuzz-only", "0").assert_outcomes(passed=1)
+    mlcomp(box, "--mlcomp-fuzz-only", "0", bare=True).assert_outcomes(passed=1)
+    assert {path.name for path in (box.path / "reports" / ".last").iterdir()} == {"fuzz.md", ".gitignore"}
     mlcomp(box, "--mlcomp-fuzz-only", "3", "--mlcomp-target", "cpu,cuda").assert_outcomes(failed=2)
     mlcomp(box, "--mlcomp-fuzz", "80", workers=2).assert_outcomes(failed=1, passed=3)
 
