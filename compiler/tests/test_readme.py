@@ -298,6 +298,14 @@ def test_every_level_is_named() -> None:
 # ---- what the pages name
 
 
+def test_speedups_of_the_first_page_are_those_of_the_report() -> None:
+    (link,) = re.findall(r"\]\((reports/[\w/.-]+)\)", text_of(README))
+    report = (ROOT / link).read_text()
+    found = dict(re.findall(r"^\| kernels84 (bf16|f32) +\|(?:[^|]*\|){4} +([\d.]+) \|", report, re.MULTILINE))
+    text = " ".join(text_of(README).split())
+    assert f"{found['bf16']} times as fast as the best of PyTorch in bf16, and {found['f32']} times in f32" in text
+
+
 def test_the_first_page_is_short() -> None:
     assert len(text_of(README).splitlines()) <= LONGEST
 
