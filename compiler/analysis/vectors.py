@@ -18,7 +18,7 @@ from compiler.ir.statement import Init, Stmt, within
 from compiler.ir.tensor import Tensor
 
 NARROWEST = 4  # fewer lanes do not pay
-MARKS = ("ahead", "past", "rolled")  # mutually exclusive ways to emit a loop over vectors
+MARKS = ("past", "rolled")  # mutually exclusive ways to emit a loop over vectors
 IDEMPOTENT = ("max", "min", "and", "or")  # reductions that may see an element twice
 MASKS: dict[int, DType] = {32: i32, 64: i64}  # by bits per lane: the type to compare so that the mask is as wide
 

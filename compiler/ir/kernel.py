@@ -23,9 +23,9 @@ from compiler.ir.node import Node
 from compiler.ir.statement import Stmt as Stmt
 from compiler.ir.tensor import Tensor, verify_params
 
-# How to emit a loop; does not affect its result. `rolled` asks the compiler not to unroll it, `ahead` prefetches its
-# loads, `past` lets its stores bypass the caches.
-MARKS = ("", "parallel", "unroll", "rolled", "ahead", "past")
+# How to emit a loop; does not affect its result. `rolled` asks the compiler not to unroll it, `past` lets its stores
+# bypass the caches.
+MARKS = ("", "parallel", "unroll", "rolled", "past")
 SPACES = ("local", "shared")
 
 
@@ -168,7 +168,10 @@ class Store(Stmt):
 
 
 class For(Stmt):
-    """`for (var = start; var < stop; var += step)`; `mark` is one of MARKS."""
+    """`for (var = start; var < stop; var += step)`; `mark` is one of MARKS.
+
+    Each of its loads also prefetches what lies `ahead` bytes further, unless that is 0.
+    """
 
     var: str
     start: Expr
@@ -176,6 +179,7 @@ class For(Stmt):
     step: int
     body: tuple[Stmt, ...]
     mark: str = ""
+    ahead: int = 0
 
 
 def unrolled(var: Var, extent: int, *body: Stmt) -> For:
@@ -333,9 +337,9 @@ def _verify_body(
                 if buffer in readonly or buffers.get(buffer) is not dt.vector(value.dtype, 1) or index.dtype is not i64:
                     held = buffers.get(buffer, "unknown")
                     raise ValueError(f"function {where}: {value.dtype} stored to {buffer}: it is {held} or read-only")
-            case For(var, _, _, step, inner, mark):
-                if step < 1 or mark not in MARKS:
-                    raise ValueError(f"function {where}: loop {var} has step {step} and mark {mark!r}")
+            case For(var, _, _, step, inner, mark, ahead):
+                if step < 1 or mark not in MARKS or ahead < 0:
+                    raise ValueError(f"function {where}: loop {var} has step {step}, mark {mark!r}, ahead={ahead}")
                 _verify_body(where, inner, scope | {Var(var, i64)}, buffers, readonly)
             case If(_, then, orelse):
                 _verify_body(where, then, scope, buffers, readonly)

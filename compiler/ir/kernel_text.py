@@ -70,8 +70,9 @@ def show_stmt(s: k.Stmt) -> list[str]:
                 return [f"{buffer}[{show_expr(index)}] += {show_expr(value)}"]
             shown = show_expr(value) if op == "set" else f"update({WORD.get(op, op)}, {show_expr(value)})"
             return [f"{buffer}[{show_expr(index)}] = {shown}"]
-        case k.For(var, start, stop, step, body, mark):
-            words = [show_expr(start), show_expr(stop), str(step), *([mark] if mark else [])]
+        case k.For(var, start, stop, step, body, mark, ahead):
+            marks = [*([mark] if mark else []), *([f"ahead={ahead}"] if ahead else [])]
+            words = [show_expr(start), show_expr(stop), str(step), *marks]
             return [f"for {var} in range({', '.join(words)}):", *indent(show_body(body))]
         case k.If(cond, body, orelse):
             other = ["else:", *indent(show_body(orelse))] if orelse else []
@@ -192,12 +193,12 @@ def _statement(s: ast.stmt, scope: Scope) -> k.Stmt:
         case ast.Assign([ast.Name(name)], value):
             return k.Assign(name, expression(value, scope))
         case ast.For(
-            ast.Name(var), ast.Call(ast.Name("range"), [start, stop, ast.Constant(int() as step), *mark]), body
+            ast.Name(var), ast.Call(ast.Name("range"), [start, stop, ast.Constant(int() as step), *mark], words), body
         ):
             inner = scope.inner()
             inner.scalars[var] = i64
             first, last = expression(start, scope), expression(stop, scope)
-            return k.For(var, first, last, step, _body(body, inner), "".join(_names(mark)))
+            return k.For(var, first, last, step, _body(body, inner), "".join(_names(mark)), _ahead(s, words))
         case ast.If(cond, body, orelse):
             return k.If(expression(cond, scope), _body(body, scope.inner()), _body(orelse, scope.inner()))
         case ast.Expr(ast.Call(ast.Name("call"), [ast.Constant(str() as name), ast.List() as template, *args], words)):
@@ -217,6 +218,15 @@ def _array_size(s: ast.stmt, numbers: list[ast.expr], space: str) -> tuple[int, 
         case [ast.Constant(int() as size), ast.Constant(int() as align)]:
             return size, space, align
     raise fail(s, "expected array(space, type, size) or array(space, type, size, alignment)")
+
+
+def _ahead(s: ast.stmt, words: list[ast.keyword]) -> int:
+    match words:
+        case []:
+            return 0
+        case [ast.keyword("ahead", ast.Constant(int() as ahead))]:
+            return ahead
+    raise fail(s, "expected range(start, stop, step, mark, ahead=bytes), with or without the last two")
 
 
 def _combine(at: ast.AST, word: str) -> str:

@@ -33,10 +33,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # not given). Wide loads are issued before any of their values is used, if these take at most `ahead` 32-bit words.
     # Over the registers of a tensor instruction, `vector` elements are loaded at once.
     "lanes": ("threads", "vector", "rounds", "ahead"),
-    # Lanes of a vector instruction, `unroll` vectors at a time. `ahead` prefetches loads, `past` stores past the
-    # caches, `rolled` asks the C++ compiler not to unroll the loop, which compiles faster. With `again`, iterations
-    # left over by whole vectors run in an overlapping last vector, some of them twice. With `masked`, a load guarded
-    # per lane is a masked load.
+    # Lanes of a vector instruction, `unroll` vectors at a time. Each load prefetches what lies `ahead` bytes further.
+    # `past` stores past the caches, `rolled` asks the C++ compiler not to unroll the loop, which compiles faster. With
+    # `again`, iterations left over by whole vectors run in an overlapping last vector, some of them twice. With
+    # `masked`, a load guarded per lane is a masked load.
     "vector": ("width", "unroll", "ahead", "past", "rolled", "again", "masked"),
     # Unrolled; with `ahead`, an iteration's operands for tensor instructions are loaded to registers before the matmuls
     # of the previous iteration.

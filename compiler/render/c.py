@@ -103,6 +103,7 @@ class Writer:
     before: list[str] = field(default_factory=list)  # lines of helper functions to put before this one
     inside: bool = False  # whether inside a loop that is spread over threads
     mark: str = ""  # the mark of the enclosing loop that affects memory accesses
+    ahead: int = 0  # bytes beyond each load that the enclosing loop prefetches
     offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in dynamic shared memory
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that fit 32 bits

@@ -221,10 +221,11 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
             return [leave, "{", *c.body(w, then), "}"]
         case k.Assign(name, Op("add" | "sub" | "fma") as value) if value.dtype.is_float and value.dtype.lanes == 1:
             return [f"{w.names[name]} = {w.call('mlc_in_order', w.of(value)).text};"]
-        case k.For(mark="ahead" | "past" as mark):
-            around, w.mark = w.mark, mark
-            lines = c.statement(w, s.replace(mark=""))
-            w.mark = around
+        case k.For(mark=mark, ahead=ahead) if mark == "past" or ahead:
+            around = w.mark, w.ahead
+            w.mark, w.ahead = "past" if mark == "past" else w.mark, ahead or w.ahead
+            lines = c.statement(w, s.replace(mark="" if mark == "past" else mark, ahead=0))
+            w.mark, w.ahead = around
             return lines
         case k.Store(buffer, index, value, "set"):
             dtype = value.dtype

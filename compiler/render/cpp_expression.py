@@ -192,8 +192,9 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
             return Code(f"{at[1:]} != 0", c.EQUAL)
         if dtype.lanes == 1:
             return Code(at[1:] + ".bits" if half else at[1:])
-        load = ("mlc_load_as" if to else "mlc_load") + ("_ahead" if w.mark == "ahead" else "")
-        return w.call(load, at + (".bits" if half else ""), template=(lane, dtype.lanes))
+        load = ("mlc_load_as" if to else "mlc_load") + ("_ahead" if w.ahead else "")
+        further = (f"{w.ahead}l",) if w.ahead else ()
+        return w.call(load, at + (".bits" if half else ""), *further, template=(lane, dtype.lanes))
     evenly = line(e.index)
     if evenly is not None:
         start, step = evenly

@@ -119,7 +119,7 @@ def names(int: f32[8], mlc_exp: f32[8], *, double: f32[8]):
 def marked(x: f32[40], h: bf16[40], *, y: f32[40], z: bf16[40]):
     with function("marked", [x, h, y, z], writes=[y, z]):
         s: f32x8 = broadcast(0.0, 8)
-        for i in range(0, 40, 8, ahead):
+        for i in range(0, 40, 8, past, ahead=32):
             s = s + x[i, f32x8] * f32x8(h[i, bf16x8])
         for j in range(0, 40, 8, past):
             y[j] = x[j, f32x8] - s

@@ -32,15 +32,15 @@ template <int LEVEL = 1>
 MLC_INLINE void mlc_prefetch(const void* p, long bytes) {
   __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes), 0, 4 - LEVEL);
 }
-// The same loads, while memory is asked for what comes 4 KiB later: the machine's own prefetching stops at each page.
+// The same loads, with a prefetch of what lies so many bytes further.
 template <typename T, int N>
-MLC_INLINE mlc_vec<T, N> mlc_load_ahead(const T* p) {
-  mlc_prefetch(p, 4096);
+MLC_INLINE mlc_vec<T, N> mlc_load_ahead(const T* p, long bytes) {
+  mlc_prefetch(p, bytes);
   return mlc_load<T, N>(p);
 }
 template <typename T, int N, typename S>
-MLC_INLINE mlc_vec<T, N> mlc_load_as_ahead(const S* p) {
-  mlc_prefetch(p, 4096);
+MLC_INLINE mlc_vec<T, N> mlc_load_as_ahead(const S* p, long bytes) {
+  mlc_prefetch(p, bytes);
   return mlc_load_as<T, N>(p);
 }
 // A store past the caches, where the address allows; the fence orders such stores before all that follow.

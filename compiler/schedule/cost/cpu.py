@@ -23,20 +23,29 @@ def vector(
     unroll: int,
     moved: int,
     past: bool,
-    first: bool,
-    ahead: bool,
+    waits: float = 0.0,
+    ahead: int = 0,
 ) -> float:
     """Cycles of one vector of an innermost loop with `accesses` accesses, of which `stores` store.
 
     `unroll` vectors run at a time, each with its own accumulator if the loop `sums`. The kernel moves `moved` bytes;
-    they come from memory if this loop is the `first` to read them and they exceed the second-level cache; loads `ahead`
-    (prefetches) hide that. With `past`, stores bypass the caches.
+    with `past`, stores bypass the caches. Prefetches of what lies `ahead` save the cycles that a vector `waits`.
     """
     c = costs(target)
     cycles = max(float(accesses), c["latency"] / unroll if sums else 0.0)
     store_cycles = c["memory"] if past else 2 * c["memory"] if exceeds_caches(target, moved) else c["shared"]
-    stall = 0.0 if ahead or not (first and moved > target.l2) else c["exposed"]
-    return cycles + stores * store_cycles + stall + (c["load"] if ahead else 0.0)
+    return cycles + stores * store_cycles + (c["load"] if ahead else waits)
+
+
+def exposed(target: Target, moved: int, sweep: int) -> float:
+    """Cycles per vector that a kernel waits for memory, which prefetches in its first or second `sweep` (0, 1) save.
+
+    The first can prefetch the row that it reads, unless that is in the second-level cache. The second can prefetch the
+    next row, which pays if it is in no cache.
+    """
+    if sweep == 0 and moved > target.l2:
+        return costs(target)["exposed"]
+    return costs(target)["exposed.next"] if sweep == 1 and exceeds_caches(target, moved) else 0.0
 
 
 def exceeds_caches(target: Target, moved: int) -> bool:

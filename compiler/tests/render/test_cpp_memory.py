@@ -213,8 +213,8 @@ def test_integers_keep_their_low_bits_at_every_width(machine: str, tmp_path: Pat
 STREAM = """
 extern "C" void stream_WIDTH(const float* x, const mlc_bf16* b, float* y, mlc_bf16* z, long count) {
   for (long i = 0; i < count; i += WIDTH) {
-    mlc_store_past(y + i, mlc_load_ahead<float, WIDTH>(x + i) + mlc_load_as_ahead<float, WIDTH>(b + i));
-    mlc_store_past(&z[i].bits, mlc_load_ahead<unsigned short, WIDTH>(&b[i].bits));
+    mlc_store_past(y + i, mlc_load_ahead<float, WIDTH>(x + i, 4096) + mlc_load_as_ahead<float, WIDTH>(b + i, 1l << 40));
+    mlc_store_past(&z[i].bits, mlc_load_ahead<unsigned short, WIDTH>(&b[i].bits, 64));
   }
   mlc_fence();
 }

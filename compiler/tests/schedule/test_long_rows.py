@@ -1,6 +1,8 @@
 """Few long rows on a machine of many cores: each sweep is a kernel that all of the machine takes part in."""
 
 import math
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from compiler import frontend, pipeline
 from compiler.ir import loop_text
 from compiler.ir.expr import static
+from compiler.schedule.steps import Bind
 from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
 from compiler.tests.called import called
@@ -85,3 +88,32 @@ def test_rows_that_come_from_memory_are_asked_for_ahead_where_they_are_waited_fo
     target = cpu.AVX512.replace(costs=tuple({**cpu.COSTS, "exposed": waits}.items()))
     (schedule,) = pipeline.lower(program, target).schedules.values()
     assert ("ahead" in str(schedule)) == ahead, str(schedule)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "ahead"),
+    [
+        (lambda x: torch.softmax(x, -1), (16384, 512), ["r_1 2048"]),
+        (lambda x: torch.softmax(x.bfloat16(), -1), (16384, 1000), ["r_1 4000"]),
+        (lambda x: F.rms_norm(x, (2048,)), (4096, 2048), ["j 8192"]),
+        (lambda x: x.sum(-1), (16384, 512), []),  # read only once
+        (lambda x: torch.softmax(x, -1), (512, 512), []),  # in the last-level cache
+        (lambda x: torch.softmax(x, -1), (128, 131072), []),  # a row is as large as the caches of a core
+        (lambda x: torch.softmax(x.t(), -1), (512, 16384), []),  # rows are not contiguous
+    ],
+)
+def test_the_next_row_is_prefetched_while_a_row_from_memory_is_read_again(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], ahead: list[str]
+) -> None:
+    program = frontend.capture(function, [torch.empty(shape)]).program
+    lowering = pipeline.lower(program, cpu.AVX512)
+    bound = [
+        f"{b.loop} {bytes_}"
+        for schedule in lowering.schedules.values()
+        for b in schedule.steps
+        if isinstance(b, Bind) and (bytes_ := dict(b.args).get("ahead"))
+    ]
+    assert bound == ahead
+    assert {f"{bytes_}l" for bytes_ in re.findall(r"_ahead<.*, (\d+)l\)", lowering.show("cpp"))} == {
+        f"{one.split()[1]}l" for one in ahead
+    }

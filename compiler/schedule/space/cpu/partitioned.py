@@ -149,7 +149,7 @@ def _stores(nest: Nest) -> dict[bool, float]:
     """Whether vectors may be stored past the caches, with the cost relative to the better choice."""
     every = [
         cost.vector(nest.memory.target, nest.accesses, nest.stores, sums=False, unroll=1, moved=nest.memory.moved,
-                    past=past, first=False, ahead=False)
+                    past=past)
         for past in ((False, True) if nest.stores else (False,))
     ]  # fmt: skip
     return {past > 0: cycles / min(every) for past, cycles in enumerate(every)}

@@ -111,7 +111,7 @@ def _cycles(nest: Nest, way: _Way) -> float:
     cores = 1 if way.chunks == ONE_CORE else min(memory.target.cores, enough)
     each = cost.columns(memory.target, way.columns) if _shares(nest) else 1.0
     cycles = cost.vector(memory.target, nest.accesses, nest.stores, sums=False,
-                         unroll=way.columns, moved=memory.moved, past=way.past, first=False, ahead=False)  # fmt: skip
+                         unroll=way.columns, moved=memory.moved, past=way.past)  # fmt: skip
     return each * cycles / (max(1, cores) * way.width)
 
 

@@ -10,7 +10,7 @@ from compiler.analysis import access
 from compiler.analysis.nests import contiguous, even, paths_of, used_as_value
 from compiler.analysis.vectors import NARROWEST, even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Var, dim
+from compiler.ir.expr import Const, Expr, Load, Var, dim
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init
 from compiler.schedule import names as naming
@@ -22,6 +22,8 @@ from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreA
 
 HELD = 8  # vectors of a row that stay in registers while the indices are the same, as in the pass `held`
 COLUMNS = 128  # columns per core, at least, of rows that are updated in place: 8 cache lines of f32
+PAGE = 4096  # bytes ahead of a load, for data whose hardware prefetch stops at each page
+NEXT_ROW = 8  # the next row is prefetched if it takes at most this part of the second-level cache
 SHORT = 256  # iterations of a loop whose prologue and epilogue cost as much as its vectors
 # Independent accumulators hide the latency of an add or max (4 cycles, two per cycle on current x86). The first is
 # preferred at equal estimates.
@@ -87,7 +89,7 @@ def _part(rows: int, cores: int) -> int:
 def _along(nest: Nest, least: float) -> Iterator[Member]:
     """Rows distributed over cores, and each inner loop in its own way; the cheapest combination costs `least`."""
     before = [*nest.collapsed, *(StoreAt(b, nest.groups[-1].name) for b in nest.stored_at)]
-    loops = (above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
+    loops = (above(0.0, _leaf(nest, path, sweep)) for sweep, path in enumerate(nest.paths))
     return both(fixed(least, *before), above(0.0, _spread(nest)), *loops)
 
 
@@ -118,8 +120,8 @@ def _spread(nest: Nest) -> Iterator[Member]:
     return either(fixed(spread, Bind(first.name, "blocks")), fixed(every))
 
 
-def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Member]:
-    """Schedules of the innermost loop of a path with vector lanes."""
+def _leaf(nest: Nest, path: tuple[loop.For, ...], sweep: int) -> Iterator[Member]:
+    """Schedules of the innermost loop of a path with vector lanes; it is this `sweep` over the row, counted from 0."""
     memory, leaf, ranges = nest.memory, path[-1], nest.known(path)
     name, extent, ends, merged = _merged(nest, path, ranges)
     lanes = fitting_width(memory.target.lanes(access.widest(leaf.body, {leaf.var})), extent)
@@ -129,32 +131,52 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Membe
     if scan or lanes == 1:
         return fixed(0.0, *merged)
     sums, stored, accesses = leaf.kind == "reduce", memory.stored(leaf.body), touched(leaf.body)
+    waits = cost.exposed(memory.target, memory.moved, sweep)
+    distance = (PAGE if sums else 0) if sweep == 0 else _next_row(nest, path) if waits else 0
     every = [
         (width, even_unroll(extent, width, unroll) if sums else unroll, past, ahead)
         for width in (lanes, lanes // 2)
         for unroll in (UNROLLED_SUMS if sums else UNROLLED)
         for past in ((False, True) if stored else (False,))
-        for ahead in ((False, True) if sums else (False,))
-        if width >= NARROWEST and not (past and ahead)
+        for ahead in dict.fromkeys((0, distance))
+        if width >= NARROWEST
     ]
     ways = list(dict.fromkeys(every))
     often = float(nest.count * work((leaf,)))
     # Sums of fewer vectors than the unroll factor go one by one and cost no more: g++ unrolls them, and rows overlap.
     costs = relative([
         cost.vector(memory.target, accesses, stored, sums=sums, unroll=unroll, moved=memory.moved, past=past,
-                    first=first, ahead=ahead) * (lanes // width)
+                    waits=waits, ahead=ahead) * (lanes // width)
         for width, unroll, past, ahead in ways
     ])  # fmt: skip
-    least: dict[tuple[int, int, bool, bool], float] = {}
+    least: dict[tuple[int, int, bool, int], float] = {}
     for c, (width, unroll, past, ahead) in zip(costs, ways, strict=True):
         bound = width, fitting_unroll(extent, width, unroll), past, ahead
         least[bound] = min(c, least.get(bound, c))
     return ranked(Member(often * c, partial(_bound, merged, name, *way)) for way, c in least.items())
 
 
-def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, ahead: bool) -> list[Step]:
-    marks = (("past", past), ("ahead", ahead))
-    args = (("width", width), ("unroll", unroll), *((word, 1) for word, wanted in marks if wanted))
+def _next_row(nest: Nest, path: tuple[loop.For, ...]) -> int:
+    """The distance in bytes from what the innermost loop of a path loads contiguously to the same of the next row.
+
+    0 if such loads differ in it, or if the next row would displace the present one from the caches.
+    """
+    leaf, memory = path[-1], nest.memory
+    length = int(leaf.extent.value) if isinstance(leaf.extent, Const) else 0
+    found: set[int] = set()
+    for load in (n for s in leaf.body for n in s.walk() if isinstance(n, Load) and n.buffer not in memory.private):
+        tensor = memory.tensors[load.buffer]
+        place = access.address(load.index, tensor, nest.known(path))
+        if access.stride(place, Var(leaf.var)) == 1 and (stride := access.stride(place, Var(nest.last.var))) != 0:
+            # A smaller stride is that of rows that overlap, or that lie side by side and are transposed first.
+            found.add(stride * tensor.dtype.bits // 8 if stride is not None and stride >= length > 0 else 0)
+    distance = found.pop() if len(found) == 1 else 0
+    return distance if distance <= memory.target.l2 // NEXT_ROW else 0
+
+
+def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, ahead: int) -> list[Step]:
+    marks = (("past", int(past)), ("ahead", ahead))
+    args = (("width", width), ("unroll", unroll), *((word, value) for word, value in marks if value))
     return [*merged, Bind(name, "vector", args)]
 
 
