@@ -59,7 +59,7 @@ from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
 TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # the last stage, by kind of target
-_WAYS = {
+_PARTIAL_STAGES = {
     "mlir": ("torch", "tensor"),
     "triton": ("torch", "tensor", "loop", "tile"),
 }  # the IR stages of a kind of target, if not all
@@ -72,7 +72,7 @@ def stages(target: Target) -> tuple[str, ...]:
     >>> stages(cpu.BASELINE)
     ('torch', 'tensor', 'loop', 'tile', 'kernel', 'cpp')
     """
-    return (*_WAYS.get(target.kind, IR_STAGES), TEXTS[target.kind])
+    return (*_PARTIAL_STAGES.get(target.kind, IR_STAGES), TEXTS[target.kind])
 
 
 STAGES = (*IR_STAGES, TEXTS["cpu"])
@@ -114,12 +114,12 @@ def _decompose(program: aten.Program, context: Context) -> tensor.Program:
     return torch_to_tensor.lower(program, orders=on_cpu, parts=on_cpu)
 
 
-def _plain(function: Callable[[Any], Any]) -> Callable[[Any, Context], Any]:
+def _program_only(function: Callable[[Any], Any]) -> Callable[[Any, Context], Any]:
     """A pass that needs only the program."""
     return lambda program, _: function(program)
 
 
-def _for(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:
+def _with_target(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:
     """A pass that needs only the target."""
     return lambda program, context: run(program, context.target)
 
@@ -178,11 +178,11 @@ def _round_stored(program: tensor.Program, context: Context) -> tensor.Program:
     until_fused = PIPELINE[names.index("tensor-to-loop") : names.index("demote")]
 
     def kernels(values: tensor.Program) -> statement.Program:
-        made: Any = values
+        lowered: Any = values
         for p in until_fused:
-            made = p.run(made, context)
-        assert isinstance(made, statement.Program)
-        return made
+            lowered = p.run(lowered, context)
+        assert isinstance(lowered, statement.Program)
+        return lowered
 
     return round_stored(program, kernels)
 
@@ -196,53 +196,59 @@ PIPELINE = (
     Pass("decompose", "torch", "tensor", "only equations; one group per call", _decompose),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation",
          lambda p, context: compose(p, context.target.kind == "cuda")),
-    Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", _plain(sink), True),
+    Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", _program_only(sink), True),
     Pass("scatters", "tensor", "tensor", "maps read only by scatters are in them; counts up to a place are prefix sums",
-        _plain(scatters), True, "cpu"),
+        _program_only(scatters), True, "cpu"),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("rematerialize", "tensor", "tensor", "no stored value is cheaper to recompute in its readers",
-        _plain(rematerialize), True, "cuda"),
+        _program_only(rematerialize), True, "cuda"),
     Pass("round-stored", "tensor", "tensor", "large 16-bit values that other kernels read are rounded once",
         _round_stored, True, "cuda"),
-    Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", _plain(tensor_to_loop)),
-    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
-    Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),
-    Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel", _for(fuse_rows), True, "cuda"),
+    Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", _program_only(tensor_to_loop)),
+    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest",
+        _with_target(fuse_attention), True),
+    Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed",
+        _with_target(recompute), True, "cuda"),
+    Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel",
+        _with_target(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "values that readers round to 16 bits are stored in 16 bits",
-        _plain(demote), True, "cuda"),
+        _program_only(demote), True, "cuda"),
     Pass("concat-in-place", "loop", "loop", "the parts of a concatenation are computed in place",
-        _plain(concat_in_place), True, "cuda"),
+        _program_only(concat_in_place), True, "cuda"),
     Pass("order-axes", "loop", "loop", "temporaries have the axis order in which they are read",
-        _plain(order_axes), True, "cuda"),
+        _program_only(order_axes), True, "cuda"),
     Pass("align-rows", "loop", "loop", "rows of matmul operands are aligned to 16 bytes",
-        _plain(align_rows), True, "cuda"),
-    Pass("views", "loop", "loop", "buffers have an axis for each index", _plain(views), True, "cuda"),
+        _program_only(align_rows), True, "cuda"),
+    Pass("views", "loop", "loop", "buffers have an axis for each index", _program_only(views), True, "cuda"),
     Pass("window-rows", "loop", "loop", "rows of windows over few channels are contiguous",
-        _for(window_rows), True, "cuda"),
-    Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", _plain(merge_axes), True, "cuda"),
+        _with_target(window_rows), True, "cuda"),
+    Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", _program_only(merge_axes), True, "cuda"),
     Pass("order-kernels", "loop", "loop", "under a memory limit, kernels run in the order of least memory",
         _order, True),
-    Pass("loop-to-tile", "loop", "tile", "every loop has a binding", _plain(loop_to_tile)),
+    Pass("loop-to-tile", "loop", "tile", "every loop has a binding", _program_only(loop_to_tile)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
-    Pass("launches", "tile", "tile", "each kernel is one launch", _plain(launches), kind="cuda triton"),
-    Pass("stages", "tile", "tile", "async copies are in pipeline stages", _plain(assign_stages), kind="cuda"),
-    Pass("layouts", "tile", "tile", "every tile has a layout over threads", _for(layouts), kind="cuda"),
-    Pass("thread-maps", "tile", "tile", "loops over lanes have an unroll factor", _for(thread_maps), kind="cuda"),
-    Pass("vectorize", "tile", "tile", "copies have a vector width and bounds predicates", _plain(vectorize),
+    Pass("launches", "tile", "tile", "each kernel is one launch", _program_only(launches), kind="cuda triton"),
+    Pass("stages", "tile", "tile", "async copies are in pipeline stages", _program_only(assign_stages), kind="cuda"),
+    Pass("layouts", "tile", "tile", "every tile has a layout over threads", _with_target(layouts), kind="cuda"),
+    Pass("thread-maps", "tile", "tile", "loops over lanes have an unroll factor",
+        _with_target(thread_maps), kind="cuda"),
+    Pass("vectorize", "tile", "tile", "copies have a vector width and bounds predicates", _program_only(vectorize),
         kind="cuda"),
-    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", _plain(prefetch_fragments), kind="cuda"),
-    Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _for(barriers), kind="cuda"),
-    Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers", _for(warp_roles), kind="cuda"),
+    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead",
+        _program_only(prefetch_fragments), kind="cuda"),
+    Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _with_target(barriers), kind="cuda"),
+    Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers",
+        _with_target(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each data check is one statement, hoisted as far as possible",
         _requirements, True),
     Pass("exact-roundings", "kernel", "kernel", "values that 16 bits hold exactly are not rounded",
-        _plain(remove_exact_roundings), True),
+        _program_only(remove_exact_roundings), True),
     Pass("register-accumulators", "kernel", "kernel", "accumulators at data-dependent places are in registers",
-        _plain(keep_accumulators), True, "cpu"),
+        _program_only(keep_accumulators), True, "cpu"),
     Pass("packed-conversions", "kernel", "kernel", "small integers are widened two at a time",
-        _plain(pack_conversions), True, "cuda"),
+        _program_only(pack_conversions), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
     Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
     Pass("shared-launches", "kernel", "kernel", "kernels that need only inputs share a launch", _shared_launches, True,
@@ -250,6 +256,6 @@ PIPELINE = (
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
-    Pass("render-triton", "tile", "triton", "text that Triton compiles", _plain(triton.render), kind="triton"),
+    Pass("render-triton", "tile", "triton", "text that Triton compiles", _program_only(triton.render), kind="triton"),
 )
 # fmt: on

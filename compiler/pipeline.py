@@ -93,17 +93,17 @@ class Lowering:
 
 def from_tiles(program: statement.Program, target: Target) -> kernel.Program:
     """Lower a scheduled Tile IR program to Kernel IR, without optional passes."""
-    made: Any = program
+    lowered: Any = program
     for p in passes_for(target):
         if p.source == "tile" and not p.optional:
-            made = p.run(made, Context(target, {}))
-    assert isinstance(made, kernel.Program)
-    return made
+            lowered = p.run(lowered, Context(target, {}))
+    assert isinstance(lowered, kernel.Program)
+    return lowered
 
 
 def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
     """The heuristic's schedule of each kernel of a Loop IR program, by the kernel's name."""
-    return _chosen(program, target, {})[0]
+    return _choose_schedules(program, target, {})[0]
 
 
 def read_schedules(text: str, program: Any, target: Target, source: str = "torch") -> dict[str, Schedule]:
@@ -112,11 +112,11 @@ def read_schedules(text: str, program: Any, target: Target, source: str = "torch
     A text without `with kernel(...)` blocks is the schedule of the only kernel; for that the program of stage `source`
     is lowered to Loop IR. Raises ValueError, with the line, for text that is not a schedule.
     """
-    found = files.parse(text)
-    if files.ONLY not in found:
-        return found
-    reached = _lower(program, target, {}, source, "loop", None, None).stages["loop"]
-    return files.named(found, (k.name for k in reached.kernels))
+    parsed = files.parse(text)
+    if files.ONLY not in parsed:
+        return parsed
+    loops = _lower(program, target, {}, source, "loop", None, None).stages["loop"]
+    return files.named(parsed, (k.name for k in loops.kernels))
 
 
 def _check_names(schedules: Schedules, program: statement.Program) -> None:
@@ -124,12 +124,12 @@ def _check_names(schedules: Schedules, program: statement.Program) -> None:
     names = [k.name for k in program.kernels]
     for name in schedules:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1, 0.0)
-            meant = f"; did you mean {near[0]}? " if near else "; "
-            raise CompilerError(f"there is no kernel {name} to schedule{meant}There are {', '.join(names)}")
+            similar = difflib.get_close_matches(name, names, 1, 0.0)
+            hint = f"; did you mean {similar[0]}? " if similar else "; "
+            raise CompilerError(f"there is no kernel {name} to schedule{hint}There are {', '.join(names)}")
 
 
-def _chosen(
+def _choose_schedules(
     program: statement.Program,
     target: Target,
     given: Schedules,
@@ -141,24 +141,24 @@ def _chosen(
     With `carry_out`, which lowers a program of one kernel with its schedule, the first schedule that can be lowered is
     chosen. If there is none, the exception of the best one is raised.
     """
-    made = {k.name: given[k.name] for k in program.kernels if k.name in given}
-    taken = buffers_of(program, made.values())
-    given_up: list[Fallback] = []
+    schedules = {k.name: given[k.name] for k in program.kernels if k.name in given}
+    taken_names = buffers_of(program, schedules.values())
+    fallbacks: list[Fallback] = []
     for k in program.kernels:
         if k.name in given:
             continue
         problems: list[Exception] = []
-        found = (
+        record = (
             stored.by_key.get(isomorphism.key(isomorphism.alone(program, k)))
             if stored.records and not sizes_in(k)
             else None
         )
-        ways = _ways(program, k, target)
-        if found is not None:
-            ways.insert(0, partial(_as_stored, found, program, k, target))
-        for way in ways:
+        choices = _schedule_choices(program, k, target)
+        if record is not None:
+            choices.insert(0, partial(_stored_schedule, record, program, k, target))
+        for choose in choices:
             try:
-                schedule = own_temporaries(k, way(), taken)
+                schedule = own_temporaries(k, choose(), taken_names)
                 if carry_out is not None:
                     carry_out(program.replace(kernels=(k,)), {k.name: schedule})
             except CompilerError:
@@ -166,45 +166,49 @@ def _chosen(
             except Exception as problem:
                 problems.append(problem)
                 continue
-            made[k.name] = schedule
+            schedules[k.name] = schedule
             break
         else:
             raise problems[0]
-        what = "its stored schedule does not apply, tune it again: " if found is not None else ""
-        given_up += [Fallback(k.name, f"{what}{type(x).__name__}: {x}") for x in problems[:1]]
-    return made, tuple(given_up)
+        prefix = "its stored schedule does not apply, tune it again: " if record is not None else ""
+        fallbacks += [Fallback(k.name, f"{prefix}{type(x).__name__}: {x}") for x in problems[:1]]
+    return schedules, tuple(fallbacks)
 
 
-def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) -> list[Callable[[], Schedule]]:
+def _schedule_choices(
+    program: statement.Program, kernel: statement.Kernel, target: Target
+) -> list[Callable[[], Schedule]]:
     """Ways to schedule a kernel, best first: the heuristic's choice, its plain schedule, then an empty schedule."""
-    own = _private(program, kernel)
+    private = _private_temporaries(program, kernel)
 
     def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
-        return fresh_names(program, kernel, how(kernel, own, target))
+        return fresh_names(program, kernel, how(kernel, private, target))
 
-    def every(kernel: statement.Kernel) -> Iterator[Schedule]:
-        return (fresh_names(program, kernel, found) for found in heuristic.every(kernel, own, target))
+    def every_schedule(kernel: statement.Kernel) -> Iterator[Schedule]:
+        return (fresh_names(program, kernel, candidate) for candidate in heuristic.every(kernel, private, target))
 
-    ways = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
-    choices = [partial(way, kernel) for way in ways]
+    heuristics = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
+    choices = [partial(choose, kernel) for choose in heuristics]
     if sizes_in(kernel) and target.kind != "triton":
         lowered = partial(from_tiles, target=target)
-        choices = [partial(symbolic_schedule, program, kernel, every, ways[1], lowered)]
-    return [*(partial(_hinted, program, kernel, target, way) for way in choices), Schedule]
+        choices = [partial(symbolic_schedule, program, kernel, every_schedule, heuristics[1], lowered)]
+    return [*(partial(_completed_schedule, program, kernel, target, choose) for choose in choices), Schedule]
 
 
-def _as_stored(found: Record, program: statement.Program, kernel: statement.Kernel, target: Target) -> Schedule:
+def _stored_schedule(record: Record, program: statement.Program, kernel: statement.Kernel, target: Target) -> Schedule:
     """A stored schedule, renamed for an equal kernel with other names; raises ValueError if that is impossible."""
-    return _hinted(program, kernel, target, lambda: equal_kernels.under(found.steps(), found.kernel(), kernel))
+    return _completed_schedule(
+        program, kernel, target, lambda: equal_kernels.under(record.steps(), record.kernel(), kernel)
+    )
 
 
-def _hinted(
-    program: statement.Program, kernel: statement.Kernel, target: Target, way: Callable[[], Schedule]
+def _completed_schedule(
+    program: statement.Program, kernel: statement.Kernel, target: Target, choose: Callable[[], Schedule]
 ) -> Schedule:
-    return completed(program, kernel, way(), target)
+    return completed(program, kernel, choose(), target)
 
 
-def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:
+def _private_temporaries(program: statement.Program, kernel: statement.Kernel) -> set[str]:
     """The temporaries of a kernel that no other kernel uses."""
     users = Counter(p.name for k in program.kernels for p in k.params)
     return {t.name for t in program.temps if users[t.name] == 1} & {p.name for p in kernel.params}
@@ -219,9 +223,11 @@ def space(program: statement.Program, kernel: statement.Kernel, target: Target) 
         raise ValueError(f"kernel {kernel.name} has symbolic sizes; the cost model needs fixed ones")
 
     def steps(chosen: Planned) -> tuple[Step, ...]:
-        return _hinted(program, kernel, target, partial(fresh_names, program, kernel, chosen.schedule)).steps
+        return _completed_schedule(
+            program, kernel, target, partial(fresh_names, program, kernel, chosen.schedule)
+        ).steps
 
-    for x in schedule_space.space(kernel, _private(program, kernel), target):
+    for x in schedule_space.space(kernel, _private_temporaries(program, kernel), target):
         yield Planned(x.family, x.cost, partial(steps, x), x.price)
 
 
@@ -262,25 +268,25 @@ def _lower(
     stored: Stored = NOTHING, each: Each = in_order,
 ) -> Lowering:  # fmt: skip
     IRS[source].verify(program)
-    passes, applications = _between(target, source, until), Applications(gate, trace)
-    before, since = _at_tiles(passes)
+    passes, applications = _passes_between(target, source, until), Applications(gate, trace)
+    loop_passes, tile_passes = _split_at_tiles(passes)
     run = _Run(target, given, stored, applications, {source: program}, program)
-    if applications.watched or not since:
-        run.all(passes)
-        return Lowering(run.made, target, run.schedules or {}, run.fallbacks)
-    run.all(before)
+    if applications.watched or not tile_passes:
+        run.run_all(passes)
+        return Lowering(run.reached, target, run.schedules or {}, run.fallbacks)
+    run.run_all(loop_passes)
     _check_names(given, run.program)
-    return _by_kinds(run, since, until, each)
+    return _lower_by_kinds(run, tile_passes, until, each)
 
 
-def _between(target: Target, source: str, until: str) -> list[Pass]:
+def _passes_between(target: Target, source: str, until: str) -> list[Pass]:
     """The passes of this target from stage `source` to stage `until`."""
     order = stages(target)
     first, last = order.index(source), order.index(until)
     return [p for p in passes_for(target) if order.index(p.source) >= first and order.index(p.result) <= last]
 
 
-def _at_tiles(passes: list[Pass]) -> tuple[list[Pass], list[Pass]]:
+def _split_at_tiles(passes: list[Pass]) -> tuple[list[Pass], list[Pass]]:
     """Split the passes in front of the one that lowers Loop IR to Tile IR."""
     at = next((n for n, p in enumerate(passes) if p.source == "loop" and p.result == "tile"), len(passes))
     return passes[:at], passes[at:]
@@ -291,25 +297,25 @@ class _Run:
     """State of a run of passes: the current program, the program at each stage reached, and the chosen schedules."""
 
     target: Target
-    given: Schedules
+    given_schedules: Schedules
     stored: Stored
     applications: Applications
-    made: dict[str, Any]
+    reached: dict[str, Any]
     program: Any
     schedules: Schedules | None = None
     fallbacks: tuple[Fallback, ...] = ()
 
-    def all(self, passes: Sequence[Pass], checked: Sequence[Pass] = ()) -> None:
+    def run_all(self, passes: Sequence[Pass], checked: Sequence[Pass] = ()) -> None:
         """Run passes. If one of them cannot carry out a chosen schedule, restart from Loop IR with simpler schedules.
 
         With `checked`, the initial choice is already restricted to schedules that these passes can carry out.
         """
-        left, loops, tried = list(passes), None, list(passes)
-        while left:
-            p, *left = left
+        remaining, loops, tile_passes = list(passes), None, list(passes)
+        while remaining:
+            p, *remaining = remaining
             if p.result == "tile" and self.schedules is None:
-                _check_names(self.given, self.program)
-                loops, tried = self.program, [p, *left]
+                _check_names(self.given_schedules, self.program)
+                loops, tile_passes = self.program, [p, *remaining]
                 carry_out = partial(_carry_out, checked, self.target) if checked else None
                 self._choose(loops, carry_out)
             try:
@@ -321,24 +327,26 @@ class _Run:
                 if self.applications.changed or p.source not in ("tile", "kernel") or loops is None or checked:
                     raise
                 before = self.schedules
-                self._choose(loops, partial(_carry_out, tried, self.target))
+                self._choose(loops, partial(_carry_out, tile_passes, self.target))
                 if self.schedules == before:
                     raise
-                left, self.program = tried, loops
+                remaining, self.program = tile_passes, loops
 
     def _choose(self, loops: statement.Program, carry_out: CarryOut | None) -> None:
-        self.schedules, self.fallbacks = _chosen(loops, self.target, self.given, carry_out, self.stored)
+        self.schedules, self.fallbacks = _choose_schedules(
+            loops, self.target, self.given_schedules, carry_out, self.stored
+        )
 
     def _apply(self, p: Pass) -> None:
         number = self.applications.number + 1
         if not self.applications.begins(p.name, p.optional):
             return
         before = self.program
-        self.program = _applied(p, before, Context(self.target, self.schedules or {}, self.applications))
+        self.program = _apply_pass(p, before, Context(self.target, self.schedules or {}, self.applications))
         if self.applications.trace is not None:
-            told = Application(number, p.name, p.result, before, self.program, p.source == p.result)
-            self.applications.trace(told)
-        self.made[p.result] = self.program
+            application = Application(number, p.name, p.result, before, self.program, p.source == p.result)
+            self.applications.trace(application)
+        self.reached[p.result] = self.program
 
 
 # ---- each kind of kernel by itself
@@ -371,42 +379,42 @@ class LoweredKind:
 
 def lowered_kind(kind: Kind) -> LoweredKind:
     """Lower a program of one kernel. At module level, so that another process can be given it."""
-    alone, together = _apart(_at_tiles(_between(kind.target, "loop", kind.until))[1])
+    separate, joint = _split_at_joint(_split_at_tiles(_passes_between(kind.target, "loop", kind.until))[1])
     run = _Run(kind.target, kind.given, kind.stored, Applications(), {"loop": kind.program}, kind.program)
     with _deep_recursion():
-        run.all(alone, [*alone, *together] if kind.checked else ())
+        run.run_all(separate, [*separate, *joint] if kind.checked else ())
     ((name, schedule),) = (run.schedules or {}).items()
     given_up = "".join(x.reason for x in run.fallbacks if x.kernel == name)
-    return LoweredKind(run.made["tile"], run.made.get("kernel"), schedule, given_up)
+    return LoweredKind(run.reached["tile"], run.reached.get("kernel"), schedule, given_up)
 
 
-def _apart(passes: Sequence[Pass]) -> tuple[list[Pass], list[Pass]]:
+def _split_at_joint(passes: Sequence[Pass]) -> tuple[list[Pass], list[Pass]]:
     """Split the passes in front of the first one that needs to see all kernels."""
     at = next((n for n, p in enumerate(passes) if p.together or p.result not in IRS), len(passes))
     return list(passes[:at]), list(passes[at:])
 
 
-def _by_kinds(run: _Run, passes: list[Pass], until: str, each: Each) -> Lowering:
+def _lower_by_kinds(run: _Run, passes: list[Pass], until: str, each: Each) -> Lowering:
     """Lower each group of kernels that are equal except for names once; then run the other passes on all kernels."""
-    program, target, given, stored = run.program, run.target, run.given, run.stored
-    by = (target, tuple(passes), heuristic.choose, heuristic.plain, stored)
-    kinds = equal_kernels.Kinds(program, by, given)
-    alone, together = _apart(passes)
+    program, target, given, stored = run.program, run.target, run.given_schedules, run.stored
+    context_key = (target, tuple(passes), heuristic.choose, heuristic.plain, stored)
+    kinds = equal_kernels.Kinds(program, context_key, given)
+    separate, joint = _split_at_joint(passes)
     for checked in (False, True):
         tasks = [
             Kind(kinds.alone(x), target, {x.name: given[x.name]} if x.name in given else {}, stored, until, checked)
             for x in kinds.firsts.values()
         ]
-        for kind, done in zip(kinds.firsts, each(lowered_kind, tasks), strict=True):
-            kinds.note(kind, done.tiles, done.kernels, done.schedule, done.given_up)
+        for kind, result in zip(kinds.firsts, each(lowered_kind, tasks), strict=True):
+            kinds.note(kind, result.tiles, result.kernels, result.schedule, result.given_up)
         lowered = kinds.everything()
         schedules = {name: x.schedule for name, x in lowered.items()}
-        made = {**run.made, "tile": equal_kernels.tiles_of(program, lowered)}
-        if any(p.result == "kernel" for p in alone):
-            made["kernel"] = equal_kernels.functions_of(made["tile"], lowered)
-        rest = _Run(target, given, stored, run.applications, made, list(made.values())[-1], schedules)
+        reached = {**run.reached, "tile": equal_kernels.tiles_of(program, lowered)}
+        if any(p.result == "kernel" for p in separate):
+            reached["kernel"] = equal_kernels.functions_of(reached["tile"], lowered)
+        rest = _Run(target, given, stored, run.applications, reached, list(reached.values())[-1], schedules)
         try:
-            rest.all(together)
+            rest.run_all(joint)
         except CompilerError:
             raise
         except Exception:
@@ -416,29 +424,29 @@ def _by_kinds(run: _Run, passes: list[Pass], until: str, each: Each) -> Lowering
         break
     kinds.remember()
     fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)
-    return Lowering(rest.made, target, schedules, fallbacks)
+    return Lowering(rest.reached, target, schedules, fallbacks)
 
 
-def _applied(p: Pass, program: Any, context: Context) -> Any:
+def _apply_pass(p: Pass, program: Any, context: Context) -> Any:
     """Run a pass and verify its result if it changed; raises Unsupported if the pass needs to know a symbolic size."""
     try:
-        made = p.run(program, context)
+        lowered = p.run(program, context)
     except SymbolicError as problem:
         raise Unsupported(f"pass {p.name}", [show_size(s) for s in program.sizes], str(problem)) from problem
-    if p.result in IRS and made is not program:
-        IRS[p.result].verify(made)
-    return made
+    if p.result in IRS and lowered is not program:
+        IRS[p.result].verify(lowered)
+    return lowered
 
 
 def _carry_out(passes: Sequence[Pass], target: Target, program: Any, schedules: Schedules) -> None:
     """Run passes on a program only to see whether they raise."""
     for p in passes:
-        program = _applied(p, program, Context(target, schedules))
+        program = _apply_pass(p, program, Context(target, schedules))
 
 
-_DEEP = 50_000
+_RECURSION_LIMIT = 50_000
 _lock = threading.Lock()
-_deep: list[int] = []  # the original limit, once per call of `lower` in progress
+_original_limits: list[int] = []  # the original limit, once per call of `lower` in progress
 
 
 @contextmanager
@@ -448,16 +456,16 @@ def _deep_recursion() -> Iterator[None]:
     The limit is global, so it is restored when the last thread in `lower` has finished.
     """
     with _lock:
-        found = _deep[0] if _deep else sys.getrecursionlimit()
-        _deep.append(found)
-        sys.setrecursionlimit(max(found, _DEEP))
+        original = _original_limits[0] if _original_limits else sys.getrecursionlimit()
+        _original_limits.append(original)
+        sys.setrecursionlimit(max(original, _RECURSION_LIMIT))
     try:
         yield
     finally:
         with _lock:
-            _deep.pop()
-            if not _deep:
-                sys.setrecursionlimit(found)
+            _original_limits.pop()
+            if not _original_limits:
+                sys.setrecursionlimit(original)
 
 
 def pass_table() -> str:

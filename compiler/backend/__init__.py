@@ -42,7 +42,7 @@ from compiler.backend import (
 )
 from compiler.backend.input_writes import Boxed
 from compiler.backend.options import CacheWarning as CacheWarning
-from compiler.backend.options import Compiled, Options, identity_of, parsed
+from compiler.backend.options import CompiledRegion, Options, identity_of, parse_options
 from compiler.backend.options import FallbackWarning as FallbackWarning
 from compiler.backend.options import Report as Report
 from compiler.backend.options import SpecialisationWarning as SpecialisationWarning
@@ -56,9 +56,9 @@ from compiler.runtime import detect, garbage, gpu_memory, store
 from compiler.targets.target import Target
 
 # Runs a graph on inputs that its program refused; called with the inputs and the exception.
-Unfit = Callable[[list[Any], Exception], Sequence[Any]]
+OnRefusal = Callable[[list[Any], Exception], Sequence[Any]]
 
-_unusable: set[str] = set()  # cache folders that cannot be used
+_unusable_folders: set[str] = set()  # cache folders that cannot be used
 
 
 class _Refused(CompilerError):
@@ -78,78 +78,84 @@ def mlcomp(
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
     """
-    chosen = parsed(options or {}, mode, _warn_of_eager)
+    parsed = parse_options(options or {}, mode, _warn_of_eager)
     with garbage.held_back():
         if any(isinstance(x, list | tuple | dict) for x in inputs):  # compiled autograd: a whole backward pass
-            return flatten_graph_inputs(graph, inputs, functools.partial(_traced, options=chosen))
-        return _compile(graph, inputs, chosen)
+            return flatten_graph_inputs(graph, inputs, functools.partial(_trace_and_compile, options=parsed))
+        return _compile(graph, inputs, parsed)
 
 
 def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]) -> list[Report]:
     """Call a function under `torch.compile` and return how each of its graphs was compiled."""
     reports: list[Report] = []
-    chosen = parsed(options, None, reports.append)
+    parsed = parse_options(options, None, reports.append)
     torch._dynamo.reset()
-    torch.compile(function, backend=lambda graph, examples: _compile(graph, examples, chosen))(*inputs)
+    torch.compile(function, backend=lambda graph, examples: _compile(graph, examples, parsed))(*inputs)
     return reports
 
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """Compile a Dynamo graph, or load its program from the cache if an earlier process stored it."""
-    place = (
+    entry = (
         None
         if options.tuned or options.quantize is not None
-        else graph_cache.place(graph, inputs, identity_of(options))
+        else graph_cache.entry_path(graph, inputs, identity_of(options))
     )
-    if place is None:
-        return _traced(graph, inputs, options)
-    if (found := graph_cache.read(place)) is not None:
+    if entry is None:
+        return _trace_and_compile(graph, inputs, options)
+    if (cached := graph_cache.read(entry)) is not None:
         with contextlib.suppress(CompilerError):  # e.g. no g++; tracing then compiles what it can
-            return _loaded(found, graph, options)
-    wholes: list[graph_cache.Whole | None] = []
+            return _build_cached(cached, graph, options)
+    cacheable: list[graph_cache.CachedGraph | None] = []
 
-    def hear(report: Report) -> None:
-        whole = report.whole
-        wholes.append(whole and graph_cache.around(whole, inputs, len(graphs.output(graph).args[0])))
-        options.hear(report)
+    def note_report(report: Report) -> None:
+        program = report.cacheable
+        cacheable.append(program and graph_cache.completed(program, inputs, len(graphs.output(graph).args[0])))
+        options.on_report(report)
 
-    made = _traced(graph, inputs, replace(options, hear=hear))
-    if len(wholes) == 1 and wholes[0] is not None:
-        graph_cache.write(place, wholes[0])
-    return made
+    compiled = _trace_and_compile(graph, inputs, replace(options, on_report=note_report))
+    if len(cacheable) == 1 and cacheable[0] is not None:
+        graph_cache.write(entry, cacheable[0])
+    return compiled
 
 
-def _traced(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    traced = graph.gm if isinstance(graph, GmWrapper) else graph
+def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    module = graph.gm if isinstance(graph, GmWrapper) else graph
 
-    def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False, whole: bool = False) -> Boxed:
+    def compile_part(
+        gm: GraphModule, example_inputs: Sequence[Any], saves_results: bool = False, is_inference: bool = False
+    ) -> Boxed:
         with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode makes constants fake
             gm = frontend.without_higher_order(gm)
             if options.quantize is not None:
-                quantization.mark(gm, inputs, saves)
-            if (problem := input_writes.refused(gm)) is not None:
-                return _boxed(_in_eager(gm, problem, options))
-            last = input_writes.without_writes(gm, saves)
+                quantization.mark_parameters(gm, inputs, saves_results)
+            if (problem := input_writes.unsupported_mutation(gm)) is not None:
+                return _boxed(_run_in_eager(gm, problem, options))
+            writes = input_writes.separate_writes(gm, saves_results)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
-            updates = last.written if whole and not last.moved and not frontend.has_complex(plain) else None
-            compile_real = functools.partial(_compiled, options=options, updates=updates)
-            made = complex_graphs.compiled(plain, example_inputs, compile_real, options.fallback, seen=whole)
-            return _boxed(input_writes.performing(tangents.carried(made, plain), last))
+            updates = (
+                writes.written if is_inference and not writes.rebound and not frontend.has_complex(plain) else None
+            )
+            compile_real = functools.partial(_compile_flat_graph, options=options, updates=updates)
+            run = complex_graphs.compile_as_real(
+                plain, example_inputs, compile_real, options.fallback, recreate_views=is_inference
+            )
+            return _boxed(input_writes.with_writes(tangents.dual_in_eager(run, plain), writes))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
-    strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(traced))
+    strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.has_overlapping_result(module))
     with python_kernels.whole_resizing(inputs), strides, margins.derived():
         trace = functools.partial(
             aot_module_simplified,
             graph,
             inputs,
-            fw_compiler=functools.partial(compile_part, saves=True),
-            bw_compiler=dynamo.unseen(compile_part),
-            inference_compiler=functools.partial(compile_part, whole=True),
+            fw_compiler=functools.partial(compile_part, saves_results=True),
+            bw_compiler=dynamo.hide_backward(compile_part),
+            inference_compiler=functools.partial(compile_part, is_inference=True),
             keep_inference_input_mutations=True,
             decompositions=frontend.decompositions(),
         )
-        return autocast.off_in_backward(trace, functools.partial(partition, aligned=_is_for_gpu(inputs, options)))
+        return autocast.disable_in_backward(trace, functools.partial(partition, aligned=_is_for_gpu(inputs, options)))
 
 
 def _boxed(run: Boxed) -> Boxed:
@@ -158,18 +164,20 @@ def _boxed(run: Boxed) -> Boxed:
     return run
 
 
-def _loaded(found: graph_cache.Whole, graph: GraphModule, options: Options) -> Callable[..., Any]:
+def _build_cached(cached: graph_cache.CachedGraph, graph: GraphModule, options: Options) -> Callable[..., Any]:
     """Build the cached program of a graph; `trace` compiles the graph for inputs that the program refuses."""
-    report = Report(found.calls)
+    report = Report(cached.calls)
     with compile_lock:
-        launch = _launched(found.captured, _target_on({found.device}, options), options, report, found.calls)
-    options.hear(report)
+        launch = _build_launch(
+            cached.captured, _limited_target({cached.device}, options), options, report, cached.calls
+        )
+    options.on_report(report)
 
     def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
         with compile_lock, _disable_current_modes():
-            return _traced(graph, inputs, options)
+            return _trace_and_compile(graph, inputs, options)
 
-    return graph_cache.running(found, launch, trace)
+    return graph_cache.runner(cached, launch, trace)
 
 
 def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:
@@ -178,7 +186,7 @@ def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:
     return any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
 
 
-def _compiled(
+def _compile_flat_graph(
     graph: GraphModule, examples: Sequence[Any], options: Options, updates: tuple[int, ...] | None = None
 ) -> Boxed:
     """Compile a graph as one program; if only symbolic sizes prevent that, per set of sizes; otherwise in parts.
@@ -188,74 +196,74 @@ def _compiled(
     """
     report = Report(len(regions.calls(graph)))
     try:
-        made = _program(graph, options, _refitting(graph, options), report)
-        found = report.regions[0].whole if report.regions else None
-        report.whole = None if found is None or updates is None else replace(found, updates=updates)
-        options.hear(report)
-        return made
+        run = _compile_program(graph, options, _recompiler(graph, options), report)
+        cacheable = report.regions[0].cacheable if report.regions else None
+        report.cacheable = None if cacheable is None or updates is None else replace(cacheable, updates=updates)
+        options.on_report(report)
+        return run
     except Exception as problem:
         if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
-            refused = regions.refused(graph, options.target is not None)
-            if not any(map(regions.for_all_sizes, refused)):
+            refusals = regions.refused_calls(graph, options.target is not None)
+            if not any(map(regions.is_refused_for_all_sizes, refusals)):
                 _warn_of_sizes("sizes", problem)
-                return _specialising(graph, options)
-        return _in_parts(graph, problem, options)
+                return _specialise_per_call(graph, options)
+        return _compile_in_parts(graph, problem, options)
 
 
 def _is_symbolic(x: torch.Tensor) -> bool:
     return not all(isinstance(n, int) for n in (*x.shape, *x.stride()))
 
 
-def _in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
+def _compile_in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
     """Compile the regions of a graph that can be compiled; run the rest in eager."""
     if not options.fallback or isinstance(problem, MemoryLimitError):
         raise problem
     report = Report(len(regions.calls(graph)))
-    refused = {} if isinstance(problem, ToolchainError) else regions.refused(graph, options.target is not None)
-    report.eager.update(str(refused[n]) for n in regions.calls(graph) if n in refused)
-    made = _parts(regions.split(graph, refused), options, report) if refused else None
-    made = made or _bisected(graph, problem, options, report)
-    options.hear(report)
-    return made
+    refusals = {} if isinstance(problem, ToolchainError) else regions.refused_calls(graph, options.target is not None)
+    report.eager.update(str(refusals[n]) for n in regions.calls(graph) if n in refusals)
+    run = _compile_regions(regions.split(graph, refusals), options, report) if refusals else None
+    run = run or _compile_halves(graph, problem, options, report)
+    options.on_report(report)
+    return run
 
 
-def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
+def _compile_regions(graph: GraphModule, options: Options, report: Report) -> Boxed:
     """Compile each region that a graph calls."""
 
-    def one(region: GraphModule, _: Sequence[Any]) -> Boxed:
-        return _program(region, options, _refitting(region, options), report)
+    def compile_region(region: GraphModule, _: Sequence[Any]) -> Boxed:
+        return _compile_program(region, options, _recompiler(region, options), report)
 
     for node in list(graph.graph.nodes):
         if node.op == "call_module":
             region = getattr(graph, node.target)
-            examples, before = [n.meta.get("val") for n in graphs.placeholders(region)], len(report.regions)
+            examples, count = [n.meta.get("val") for n in graphs.placeholders(region)], len(report.regions)
             try:
-                made = complex_graphs.compiled(region, examples, one, fallback=False)
-                counted = [replace(r, calls=len(regions.calls(region))) for r in report.regions[before:]]
-                report.regions[before:] = counted  # count calls before complex numbers were split into parts
+                run = complex_graphs.compile_as_real(region, examples, compile_region, fallback=False)
+                counted = [replace(r, calls=len(regions.calls(region))) for r in report.regions[count:]]
+                report.regions[count:] = counted  # count calls before complex numbers were split into parts
             except Exception as problem:
-                made = _bisected(region, problem, options, report)
-            setattr(graph, node.target, regions.Region(made))
+                run = _compile_halves(region, problem, options, report)
+            setattr(graph, node.target, regions.Region(run))
     return lambda inputs: graph.forward(*inputs)
 
 
-def _bisected(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
+def _compile_halves(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
     """Compile the halves of a graph that fails although no call is refused; run it in eager if no attempt is left."""
     if isinstance(problem, MemoryLimitError):
         raise problem
     count = len(regions.calls(graph))
-    if count < 2 * regions.LEAST or not report.attempts or isinstance(problem, ToolchainError):
-        report.eager[_named(problem)] += count
+    if count < 2 * regions.MIN_CALLS or not report.attempts or isinstance(problem, ToolchainError):
+        report.eager[_describe_problem(problem)] += count
         return lambda inputs: graph.forward(*inputs)
     report.attempts -= 1
-    return _parts(regions.halves(graph), options, report)
+    return _compile_regions(regions.halves(graph), options, report)
 
 
-def _in_eager(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
+def _run_in_eager(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
     if not options.fallback:
         raise problem
     count = len(regions.calls(graph))
-    options.hear(Report(count, eager=Counter({_named(problem): count})))
+    options.on_report(Report(count, eager=Counter({_describe_problem(problem): count})))
     return lambda inputs: graph.forward(*inputs)
 
 
@@ -268,7 +276,7 @@ def _warn_of_eager(report: Report) -> None:
         )
 
 
-def _named(problem: Exception) -> str:
+def _describe_problem(problem: Exception) -> str:
     """The message of a refusal; for any other exception also its type and the pass that raised it."""
     if isinstance(problem, CompilerError):
         return str(problem)
@@ -277,139 +285,149 @@ def _named(problem: Exception) -> str:
 
 
 def _warn_of_sizes(what: str, problem: Exception) -> None:
-    warnings.warn(f"mlcomp recompiles a graph for other {what}: {_named(problem)}", SpecialisationWarning, stacklevel=3)
+    warnings.warn(
+        f"mlcomp recompiles a graph for other {what}: {_describe_problem(problem)}", SpecialisationWarning, stacklevel=3
+    )
 
 
-def _specialising(graph: GraphModule, options: Options) -> Boxed:
+def _specialise_per_call(graph: GraphModule, options: Options) -> Boxed:
     """Compile a graph per set of sizes and strides; if that fails too, run it in eager."""
-    made: dict[tuple[Any, ...], Boxed] = {}
-    begins = passthrough.begins(graphs.placeholders(graph), frontend.offsets(graph))
+    compiled: dict[tuple[Any, ...], Boxed] = {}
+    offsets = passthrough.required_offsets(graphs.placeholders(graph), frontend.offsets(graph))
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         key = tuple((x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
-        key += tuple(inputs[k].storage_offset() for k in begins)
-        if key not in made:
+        key += tuple(inputs[k].storage_offset() for k in offsets)
+        if key not in compiled:
             with compile_lock, _disable_current_modes():
-                made[key] = _specialised(graph, inputs, options)
-        return made[key](inputs)
+                compiled[key] = _specialise(graph, inputs, options)
+        return compiled[key](inputs)
 
     return run
 
 
-def _specialised(graph: GraphModule, inputs: list[Any], options: Options) -> Boxed:
-    eager: list[Boxed] = []
+def _specialise(graph: GraphModule, inputs: list[Any], options: Options) -> Boxed:
+    eager_runs: list[Boxed] = []
 
-    def unfit(inputs: list[Any], problem: Exception) -> Sequence[Any]:
-        if not eager:
-            eager.append(_in_eager(graph, _Refused(str(problem)), options))
-        return eager[0](inputs)
+    def run_in_eager(inputs: list[Any], problem: Exception) -> Sequence[Any]:
+        if not eager_runs:
+            eager_runs.append(_run_in_eager(graph, _Refused(str(problem)), options))
+        return eager_runs[0](inputs)
 
     try:
-        known = frontend.specialised(graph, inputs)
-        quantization.carry(graph, known)
+        static_graph = frontend.specialised(graph, inputs)
+        quantization.copy_marks(graph, static_graph)
     except Exception as problem:
-        return _in_eager(graph, problem, options)
+        return _run_in_eager(graph, problem, options)
     try:
-        return _program(known, options, unfit, Report(0))
+        return _compile_program(static_graph, options, run_in_eager, Report(0))
     except Exception as problem:
-        return _in_parts(known, problem, options)
+        return _compile_in_parts(static_graph, problem, options)
 
 
-def _refitting(graph: GraphModule, options: Options) -> Unfit:
+def _recompiler(graph: GraphModule, options: Options) -> OnRefusal:
     """Recompile a graph for arguments whose strides differ from those that torch assumed."""
-    made: list[Boxed] = []
+    recompiled: list[Boxed] = []
 
-    def unfit(inputs: list[Any], problem: Exception) -> Sequence[Any]:
-        if not made:
+    def recompile(inputs: list[Any], problem: Exception) -> Sequence[Any]:
+        if not recompiled:
             _warn_of_sizes("arguments", _Refused(str(problem)))
-            made.append(_specialising(graph, options))
-        plain = [x.resolve_neg() if type(x) is torch.Tensor and x.layout is torch.strided else x for x in inputs]
-        return made[0](plain)
+            recompiled.append(_specialise_per_call(graph, options))
+        arguments = [x.resolve_neg() if type(x) is torch.Tensor and x.layout is torch.strided else x for x in inputs]
+        return recompiled[0](arguments)
 
-    return unfit
+    return recompile
 
 
 # One graph ------------------------------------------------------------------------------------------------------------
 
 
-def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report) -> Boxed:
+def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal, report: Report) -> Boxed:
     """Compile a graph as one program. Results that are inputs or views of inputs are made outside of it."""
     placeholders = graphs.placeholders(graph)
-    listed = list(graphs.output(graph).args[0])
-    computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not passthrough.is_passed_on(n)))
+    outputs = list(graphs.output(graph).args[0])
+    computed = list(dict.fromkeys(n for n in outputs if isinstance(n, Node) and not passthrough.is_passed_on(n)))
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
-    wanted = frontend.with_results(graph, computed, drop=True)
-    outer = graphs.placeholders(wanted)
-    values = [n.meta.get("val") for n in (*outer, *computed)]
+    reduced = frontend.with_results(graph, computed, drop=True)
+    reduced_inputs = graphs.placeholders(reduced)
+    values = [n.meta.get("val") for n in (*reduced_inputs, *computed)]
     devices = {str(x.device) for x in values if isinstance(x, torch.Tensor)}
-    target = _target_on(devices, options)
-    into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
-    captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
+    target = _limited_target(devices, options)
+    destinations = {
+        computed.index(x): place.name for x, place in _written_results(graph) if outputs.count(x) == 1 and x in computed
+    }
+    captured, taken_names = quantization.quantized(
+        frontend.from_graph(reduced, into=destinations), reduced, options.quantize
+    )
     captured = replace(captured, guards=())  # Dynamo checks what torch assumed about sizes before each call
-    tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
-    told = [k for k in tensors if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
-    begins = passthrough.begins(placeholders, frontend.offsets(wanted))
-    whole = None
-    if not told and not begins and set(listed) <= set(computed) and graph_cache.is_keepable(captured):
-        picked = tuple(map(computed.index, listed))
-        whole = graph_cache.Whole(captured, min(devices), len(regions.calls(graph)), tuple(tensors), picked)
-    launch = _launched(captured, target, options, report, len(regions.calls(graph)), whole)
-    unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if told else None)
-    every = len(tensors) == len(placeholders) and not told
-    give = None if listed == computed else passthrough.giving(listed, computed, placeholders)
+    taken_positions = [k for k, n in enumerate(placeholders) if n.name in taken_names]
+    size_positions = [k for k in taken_positions if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
+    offsets = passthrough.required_offsets(placeholders, frontend.offsets(reduced))
+    cacheable = None
+    if not size_positions and not offsets and set(outputs) <= set(computed) and graph_cache.is_cacheable(captured):
+        result_positions = tuple(map(computed.index, outputs))
+        cacheable = graph_cache.CachedGraph(
+            captured, min(devices), len(regions.calls(graph)), tuple(taken_positions), result_positions
+        )
+    launch = _build_launch(captured, target, options, report, len(regions.calls(graph)), cacheable)
+    unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if size_positions else None)
+    takes_all_inputs = len(taken_positions) == len(placeholders) and not size_positions
+    assemble = None if outputs == computed else passthrough.result_assembler(outputs, computed, placeholders)
 
-    def given(inputs: list[Any]) -> list[Any]:
+    def arguments(inputs: list[Any]) -> list[Any]:
         # A size is passed as the shape of an expanded tensor. No shape is negative; 0 is refused too, as no program is
         # compiled for it.
-        return [unit.expand(max(inputs[k], 0)) if k in told else inputs[k] for k in tensors]
+        return [unit.expand(max(inputs[k], 0)) if k in size_positions else inputs[k] for k in taken_positions]
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
-            passthrough.check(inputs, begins)
-            made = launch(*inputs) if every else launch(*given(inputs))
+            passthrough.check_offsets(inputs, offsets)
+            results = launch(*inputs) if takes_all_inputs else launch(*arguments(inputs))
         except (TypeError, ValueError) as problem:
-            return unfit(inputs, problem)
-        return made if give is None else give(inputs, made)
+            return on_refusal(inputs, problem)
+        return results if assemble is None else assemble(inputs, results)
 
     return run
 
 
-def _launched(
+def _build_launch(
     captured: frontend.Captured,
     target: Target,
     options: Options,
     report: Report,
     calls: int,
-    whole: graph_cache.Whole | None = None,
+    cacheable: graph_cache.CachedGraph | None = None,
 ) -> Callable[..., Sequence[Any]]:
     """Build the program of a region of `calls` calls, report it, and return its launch function."""
-    made = _built(captured, target, options.check_indices, options.tuned)
-    report.regions.append(Compiled(calls, made.names, made.code, whole))
-    apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
-    return gpu_memory.within(made.launch, options.own) if options.own is not None and apart else made.launch
+    program = _build(captured, target, options.check_indices, options.tuned)
+    report.regions.append(CompiledRegion(calls, program.names, program.code, cacheable))
+    has_memory_pool = options.memory_pool is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
+    if options.memory_pool is None or not has_memory_pool:
+        return program.launch
+    return gpu_memory.within(program.launch, options.memory_pool)
 
 
-def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
+def _written_results(graph: GraphModule) -> list[tuple[Node, Node]]:
     """The results of a graph that are written to inputs, each with the placeholder of its input."""
     output = graphs.output(graph)
-    return [(output.args[0][n], place) for n, place in output.meta.get(input_writes.INTO, {}).items()]
+    return [(output.args[0][n], placeholder) for n, placeholder in output.meta.get(input_writes.INTO, {}).items()]
 
 
-def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool) -> executable.Executable:
+def _build(captured: frontend.Captured, target: Target, checks: str, tuned: bool) -> executable.Executable:
     """Build a program in the cache, or in a temporary folder if the cache cannot be used.
 
     With `tuned`, kernels that have no stored schedule are tuned first.
     """
     folder = str(detect.default_cache(os.environ))
-    if folder not in _unusable:
+    if folder not in _unusable_folders:
         try:
-            for found in command.tune_missing(captured, target, Path(folder)) if tuned else ():
-                if found.problem:
-                    warnings.warn(f"not tuned: {found.name}: {found.problem}", TuningWarning, stacklevel=2)
+            for outcome in command.tune_missing(captured, target, Path(folder)) if tuned else ():
+                if outcome.problem:
+                    warnings.warn(f"not tuned: {outcome.name}: {outcome.problem}", TuningWarning, stacklevel=2)
             return executable.build_captured(captured, target, check_indices=checks)
         except CacheError as problem:
-            _unusable.add(folder)
+            _unusable_folders.add(folder)
             warnings.warn(f"mlcomp builds in a temporary folder: {problem}", CacheWarning, stacklevel=2)
     return executable.build_captured(captured, target, cache=store.process_folder(), check_indices=checks)
 
@@ -418,9 +436,9 @@ def _device_of(values: Sequence[Any]) -> torch.device:
     return next(x.device for x in values if isinstance(x, torch.Tensor))
 
 
-def _target_on(devices: Set[str], options: Options) -> Target:
+def _limited_target(devices: Set[str], options: Options) -> Target:
     """The target for the devices of all tensors of a graph; raises Unsupported for several or unknown devices."""
-    return executable.limited(options.target or _target_of(devices), options.memory)
+    return executable.limited(options.target or _target_of(devices), options.memory_limit)
 
 
 def _target_of(devices: Set[str]) -> Target:
@@ -435,4 +453,4 @@ def _target_of(devices: Set[str]) -> Target:
     return target
 
 
-dynamo.allow_twice(mlcomp)
+dynamo.allow_reregistration(mlcomp)

@@ -20,11 +20,11 @@ Function = Callable[..., Any]
 _PRODUCTS = {"addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv"}
 
 
-class _Mixed(RuntimeError):
+class _MixedTypes(RuntimeError):
     """A product has operands of several types."""
 
 
-def off_in_backward(trace: Function, partition: Function) -> Function:
+def disable_in_backward(trace: Function, partition: Function) -> Function:
     """Call `trace(partition_fn=...)` with autocast off in the backward pass.
 
     A user's backward pass may need autocast to bring the operands of a product to one type. It is then traced under
@@ -34,14 +34,14 @@ def off_in_backward(trace: Function, partition: Function) -> Function:
         return trace(partition_fn=partition)  # type: ignore[no-any-return]
     try:
         with functorch.patch(backward_pass_autocast="off"):
-            return trace(partition_fn=functools.partial(_of_one_type, partition))  # type: ignore[no-any-return]
+            return trace(partition_fn=functools.partial(_partition_if_unmixed, partition))  # type: ignore[no-any-return]
     except RuntimeError:
         return trace(partition_fn=partition)  # type: ignore[no-any-return]
 
 
-def _of_one_type(partition: Function, joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
+def _partition_if_unmixed(partition: Function, joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
     if any(map(_is_mixed, joint.graph.nodes)):
-        raise _Mixed
+        raise _MixedTypes
     return partition(joint, *args, **kwargs)
 
 

@@ -13,31 +13,33 @@ from compiler.backend.input_writes import Boxed
 _disable: Any = torch._dynamo.disable
 
 
-def unseen(compile_part: Callable[..., Boxed]) -> Callable[..., Boxed]:
+def hide_backward(compile_part: Callable[..., Boxed]) -> Callable[..., Boxed]:
     """Hide the compilation of backward passes and its results from Dynamo.
 
     Both may be called from a function that Dynamo runs as several graphs.
     """
-    why = "mlcomp compiles and runs a backward pass"
-    made: Callable[..., Boxed] = _disable(lambda *given: _disable(compile_part(*given), reason=why), reason=why)
-    return made
+    reason = "mlcomp compiles and runs a backward pass"
+    compile_hidden: Callable[..., Boxed] = _disable(
+        lambda *given: _disable(compile_part(*given), reason=reason), reason=reason
+    )
+    return compile_hidden
 
 
-class _Table(dict[str, Any]):
+class _BackendTable(dict[str, Any]):
     """Torch's table of backends, except that one of them may be registered twice.
 
     Two threads that look up a backend of another package at the same time both load and register it, which torch
     refuses as two backends with one name.
     """
 
-    twice: Any = None
+    reregistrable: Any = None
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) and self[str(name)] is not self.twice
+        return super().__contains__(name) and self[str(name)] is not self.reregistrable
 
 
-def allow_twice(backend: Callable[..., Any]) -> None:
+def allow_reregistration(backend: Callable[..., Any]) -> None:
     """Allow threads to register the backend concurrently."""
     if hasattr(registry, "_COMPILER_FNS"):
-        registry._COMPILER_FNS = _Table(registry._COMPILER_FNS)
-        registry._COMPILER_FNS.twice = backend
+        registry._COMPILER_FNS = _BackendTable(registry._COMPILER_FNS)
+        registry._COMPILER_FNS.reregistrable = backend

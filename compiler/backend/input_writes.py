@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from compiler.backend import tangents
-from compiler.backend.index_puts import as_puts
+from compiler.backend.index_puts import rewrite_as_puts
 from compiler.errors import Unsupported
 from compiler.frontend import graphs
 
@@ -31,14 +31,14 @@ INTO = "into"  # key in an output's meta: maps the position of each result to be
 class Writes:
     """Positions of the inputs that a graph writes, and of those that it gives other memory.
 
-    The graph's last results are their new values, those of `moved` first.
+    The graph's last results are their new values, those of `rebound` first.
     """
 
     written: tuple[int, ...] = ()
-    moved: tuple[int, ...] = ()
+    rebound: tuple[int, ...] = ()
 
 
-def refused(graph: GraphModule) -> Unsupported | None:
+def unsupported_mutation(graph: GraphModule) -> Unsupported | None:
     """Why a graph must run in eager: a call changes an input in another way, for instance by resizing its memory."""
     for node in graph.graph.nodes:
         op = node.target
@@ -47,29 +47,29 @@ def refused(graph: GraphModule) -> Unsupported | None:
     return None
 
 
-def without_writes(graph: GraphModule, saves: bool = False) -> Writes:
+def separate_writes(graph: GraphModule, saves: bool = False) -> Writes:
     """Turn the values that a graph writes into results after its others.
 
     If the graph `saves` results for its gradient, those that alias a written input become copies of its old value.
     """
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)
-    news, memories = (_taken_out(graph, op) for op in _WRITES)
-    news = {place: as_puts(graph, value, place) for place, value in news.items()}
+    new_values, new_memories = (_remove_writes(graph, op) for op in _WRITES)
+    new_values = {place: rewrite_as_puts(graph, value, place) for place, value in new_values.items()}
 
-    def held(x: Any) -> Any:
-        return _copy_of(graph, x, output) if isinstance(x, Node) and _root(x) in news else x
+    def preserved(x: Any) -> Any:
+        return _copy_of(graph, x, output) if isinstance(x, Node) and _root(x) in new_values else x
 
-    results = [*(held(x) if saves else x for x in output.args[0]), *memories.values()]
-    output.args = ((*results, *map(held, news.values())),)
-    output.meta[INTO] = {len(results) + n: place for n, place in enumerate(news)}
-    if news or memories:
+    results = [*(preserved(x) if saves else x for x in output.args[0]), *new_memories.values()]
+    output.args = ((*results, *map(preserved, new_values.values())),)
+    output.meta[INTO] = {len(results) + n: place for n, place in enumerate(new_values)}
+    if new_values or new_memories:
         graph.graph.eliminate_dead_code()
         graph.recompile()
-    return Writes(tuple(map(placeholders.index, news)), tuple(map(placeholders.index, memories)))
+    return Writes(tuple(map(placeholders.index, new_values)), tuple(map(placeholders.index, new_memories)))
 
 
-def _taken_out(graph: GraphModule, op: Any) -> dict[Node, Node]:
+def _remove_writes(graph: GraphModule, op: Any) -> dict[Node, Node]:
     """Remove the calls of a write op; return the new value of each input that they change."""
     placeholders, output = graphs.placeholders(graph), graphs.output(graph)
     values: dict[Node, Node] = {}
@@ -89,59 +89,60 @@ def _is_frozen(x: torch.Tensor) -> bool:
     return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
-def performing(run: Boxed, last: Writes) -> Boxed:
+def with_writes(run: Boxed, writes: Writes) -> Boxed:
     """Run a graph without its writes, then perform them."""
-    return moving(writing(run, last.written), last.moved)
+    return with_rebinding(with_copies(run, writes.written), writes.rebound)
 
 
-def moving(run: Boxed, places: Sequence[int]) -> Boxed:
-    """Run a graph, then give the inputs at `places` the memory of its last results."""
-    if not places:
+def with_rebinding(run: Boxed, positions: Sequence[int]) -> Boxed:
+    """Run a graph, then give the inputs at `positions` the memory of its last results."""
+    if not positions:
         return run
 
     def run_and_move(inputs: list[Any]) -> Sequence[Any]:
-        given = [inputs[k] for k in places]
-        made = run(inputs)
-        count = len(made) - len(given)
+        inputs_to_rebind = [inputs[k] for k in positions]
+        results = run(inputs)
+        count = len(results) - len(inputs_to_rebind)
         with torch.no_grad():
-            for x, new in zip(given, made[count:], strict=True):
+            for x, new in zip(inputs_to_rebind, results[count:], strict=True):
                 x.set_(new)
-        return made[:count]
+        return results[:count]
 
     return run_and_move
 
 
-def writing(run: Boxed, places: Sequence[int]) -> Boxed:
-    """Run a graph, then copy its last results to the inputs at `places`, except those that it has stored there itself.
+def with_copies(run: Boxed, positions: Sequence[int]) -> Boxed:
+    """Run a graph, then copy its last results to the inputs at `positions`, except those that it has stored there
+    itself.
 
     AOTAutograd increments version counters where needed; writing through `data` does not.
     """
-    if not places:
+    if not positions:
         return run
 
     def run_and_write(inputs: list[Any]) -> Sequence[Any]:
-        given = [inputs[k] for k in places]
-        if any(map(_is_frozen, given)):
+        written = [inputs[k] for k in positions]
+        if any(map(_is_frozen, written)):
             raise RuntimeError(
                 "an in-place update of a tensor that was made in inference mode, outside of it: clone the tensor first"
             )
-        made = run(inputs)
-        count = len(made) - len(given)
+        results = run(inputs)
+        count = len(results) - len(written)
         # `_foreach_copy_` copies tensors of one pair of types in one kernel.
-        left: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for x, new in zip(given, made[count:], strict=True):
-            if tangents.found((x, new)):
+        copies: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for x, new in zip(written, results[count:], strict=True):
+            if tangents.has_tangent((x, new)):
                 with torch.no_grad():
                     x.copy_(new)
             elif x.is_neg() or x.is_conj():  # lists must not hold tensors with a lazy negation or conjugation
                 x.data.copy_(new)
             elif new is not x:
-                olds, news = left.setdefault((x.dtype, new.dtype), ([], []))
-                olds.append(x.data)
-                news.append(new)
-        for olds, news in left.values():
-            torch._foreach_copy_(olds, news)
-        return made[:count]
+                destinations, sources = copies.setdefault((x.dtype, new.dtype), ([], []))
+                destinations.append(x.data)
+                sources.append(new)
+        for destinations, sources in copies.values():
+            torch._foreach_copy_(destinations, sources)
+        return results[:count]
 
     return run_and_write
 

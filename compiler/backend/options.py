@@ -43,73 +43,83 @@ class TuningWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledRegion:
     """A compiled region of a graph: its number of calls, the names of its kernels and its lowering.
 
-    `whole` is what a later process needs to run it, if the region can be cached.
+    `cacheable` is what a later process needs to run it, if the region can be cached.
     """
 
     calls: int
     kernels: tuple[str, ...]
     code: Lowering
-    whole: graph_cache.Whole | None = None
+    cacheable: graph_cache.CachedGraph | None = None
 
 
 @dataclass
 class Report:
     """How a graph was compiled: its number of calls, the compiled regions, and the number of calls in eager by reason.
 
-    `attempts` is how many more bisections of failing regions are allowed. `whole` is set if the whole Dynamo graph
+    `attempts` is how many more bisections of failing regions are allowed. `cacheable` is set if the whole Dynamo graph
     became one cacheable program.
     """
 
     calls: int
-    regions: list[Compiled] = field(default_factory=list)
+    regions: list[CompiledRegion] = field(default_factory=list)
     eager: Counter[str] = field(default_factory=Counter)
     attempts: int = _ATTEMPTS
-    whole: graph_cache.Whole | None = None
+    cacheable: graph_cache.CachedGraph | None = None
 
 
 @dataclass(frozen=True)
 class Options:
-    """Checked options of the backend; `hear` is called with the report of each graph, `memory` is a limit in bytes."""
+    """Checked options of the backend; `on_report` is called with the report of each graph, `memory_limit` is a limit in
+    bytes."""
 
     fallback: bool
     target: Target | None
     check_indices: str
-    hear: Callable[[Report], None]
+    on_report: Callable[[Report], None]
     tuned: bool = False
     quantize: str | None = None
-    memory: int | None = None
-    own: gpu_memory.Memory | None = None  # of the GPU programs of one Dynamo graph
+    memory_limit: int | None = None
+    memory_pool: gpu_memory.Memory | None = None  # of the GPU programs of one Dynamo graph
 
 
-def parsed(given: dict[str, Any], mode: str | None, hear: Callable[[Report], None]) -> Options:
+def parse_options(options: dict[str, Any], mode: str | None, on_report: Callable[[Report], None]) -> Options:
     """Check options and mode, and fill in defaults; CompilerError names an unknown one or an invalid value."""
-    unknown = sorted(set(given) - set(_OPTIONS))
-    mode = given.get("mode") if mode is None else mode  # torch.compile takes options or a mode
+    unknown = sorted(set(options) - set(_OPTIONS))
+    mode = options.get("mode") if mode is None else mode  # torch.compile takes options or a mode
     if unknown or mode not in (None, *_MODES):
-        asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
+        what = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
         raise CompilerError(
-            f"backend mlcomp has no {asked}: the options with defaults are {_OPTIONS}, the modes {', '.join(_MODES)}"
+            f"backend mlcomp has no {what}: the options with defaults are {_OPTIONS}, the modes {', '.join(_MODES)}"
         )
-    chosen = _OPTIONS | given
-    target = None if chosen["target"] is None else named.target(str(chosen["target"]))
+    values = _OPTIONS | options
+    target = None if values["target"] is None else named.target(str(values["target"]))
     if target is not None and target.kind == "cpu":
         executable.check_runnable(target)
-    checks = str(chosen["check_indices"])
+    checks = str(values["check_indices"])
     if checks not in executable.CHECKS:
         raise CompilerError(f"check_indices must be one of {', '.join(executable.CHECKS)}, not {checks!r}")
-    if chosen["fallback"] not in _FALLBACKS:
-        raise CompilerError(f"fallback must be 'eager' or 'error', not {chosen['fallback']!r}")
-    if chosen["quantize"] is not None:
-        quantize.check(chosen["quantize"])
-    memory = chosen["memory_limit"]
-    executable.limited(target or named.target("cpu"), memory)
-    own = None if mode in (None, "default") else gpu_memory.Memory()
-    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory, own)
+    if values["fallback"] not in _FALLBACKS:
+        raise CompilerError(f"fallback must be 'eager' or 'error', not {values['fallback']!r}")
+    if values["quantize"] is not None:
+        quantize.check(values["quantize"])
+    memory_limit = values["memory_limit"]
+    executable.limited(target or named.target("cpu"), memory_limit)
+    memory_pool = None if mode in (None, "default") else gpu_memory.Memory()
+    return Options(
+        _FALLBACKS[values["fallback"]],
+        target,
+        checks,
+        on_report,
+        mode == TUNED,
+        values["quantize"],
+        memory_limit,
+        memory_pool,
+    )
 
 
 def identity_of(options: Options) -> str:
     """A text that is equal for options with which a graph compiles to the same program."""
-    return repr((options.fallback, options.target, options.check_indices, options.memory))
+    return repr((options.fallback, options.target, options.check_indices, options.memory_limit))

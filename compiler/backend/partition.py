@@ -30,33 +30,33 @@ def partition(
     for node in list(joint.graph.nodes):
         if node.target is _aten.detach.default:  # which the partitioner would count as a read from memory
             node.replace_all_uses_with(node.args[0], lambda user: user.op != "output")
-        if node.target is _aten._log_softmax.default and _can_be_spelled_out(node):
-            _spell_out(node)
+        if node.target is _aten._log_softmax.default and _can_decompose(node):
+            _decompose_log_softmax(node)
         if getattr(node.target, "overloadpacket", None) in _EQUALITIES:
             for operand in node.all_input_nodes:
                 operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
-    saved_order.rows_together(forward, backward, options["num_fwd_outputs"])
+    saved_order.make_rows_contiguous(forward, backward, options["num_fwd_outputs"])
     if aligned:
-        saved_rows.align(forward, backward, options["num_fwd_outputs"])
+        saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 
-def _can_be_spelled_out(node: Node) -> bool:
+def _can_decompose(node: Node) -> bool:
     x: Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
     return x.is_contiguous() and all(n != 0 for n in x.shape)
 
 
-def _spell_out(node: Node) -> None:
+def _decompose_log_softmax(node: Node) -> None:
     """Replace a log_softmax by its steps, so that the partitioner knows which of them are cheap to recompute."""
     graph, (operand, dim, _) = node.graph, node.args
     x: Tensor = operand.meta["val"]  # type: ignore[union-attr]
-    kept = node.meta["val"].dtype
+    dtype = node.meta["val"].dtype
 
     def steps(x: Tensor) -> Tensor:
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         shifted = wide - wide.amax(dim, keepdim=True)  # type: ignore[arg-type]
-        return (shifted - shifted.exp().sum(dim, keepdim=True).log()).to(kept)  # type: ignore[arg-type]
+        return (shifted - shifted.exp().sum(dim, keepdim=True).log()).to(dtype)  # type: ignore[arg-type]
 
     with x.fake_mode:  # type: ignore[attr-defined]
         parts = make_fx(steps)(x).graph

@@ -25,51 +25,51 @@ def is_passed_on(node: Node) -> bool:
     return node.op == "call_function" and (is_number or is_view) and all(map(is_passed_on, node.all_input_nodes))
 
 
-Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
+Assemble = Callable[[list[Any], Sequence[Any]], list[Any]]
 
 
-def giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
+def result_assembler(outputs: list[Any], computed: list[Node], placeholders: list[Node]) -> Assemble:
     """A function from the graph's inputs and the program's results to the graph's results.
 
     Any result that is in neither is recomputed by the graph's calls.
     """
-    places = {n: k for k, n in enumerate((*placeholders, *computed))}
-    made_anew = {n: _maker(x, places) for n, x in enumerate(listed) if x not in places}
-    picked = [places.get(x, 0) for x in listed]
+    position_of = {n: k for k, n in enumerate((*placeholders, *computed))}
+    recomputed = {n: _recomputation(x, position_of) for n, x in enumerate(outputs) if x not in position_of}
+    positions = [position_of.get(x, 0) for x in outputs]
 
-    def give(inputs: list[Any], made: Sequence[Any]) -> list[Any]:
-        every = (*inputs, *made)
-        results = [every[k] for k in picked]
-        for n, make in made_anew.items():
-            results[n] = make(every)
+    def assemble(inputs: list[Any], computed_results: Sequence[Any]) -> list[Any]:
+        values = (*inputs, *computed_results)
+        results = [values[k] for k in positions]
+        for n, make in recomputed.items():
+            results[n] = make(values)
         return results
 
-    return give
+    return assemble
 
 
-def _maker(result: Any, places: Mapping[Node, int]) -> Callable[[Sequence[Any]], Any]:
-    """A function that computes a result of the graph from the values of nodes at these `places`."""
-    if not isinstance(result, Node):
-        return lambda known: result
+def _recomputation(output: Any, position_of: Mapping[Node, int]) -> Callable[[Sequence[Any]], Any]:
+    """A function that computes a result of the graph from the values of nodes at these `position_of`."""
+    if not isinstance(output, Node):
+        return lambda values: output
 
-    def again(node: Node, known: Sequence[Any]) -> Any:
-        if node in places:
-            return known[places[node]]
+    def again(node: Node, values: Sequence[Any]) -> Any:
+        if node in position_of:
+            return values[position_of[node]]
         if node.op == "get_attr":
             return operator.attrgetter(node.target)(node.graph.owning_module)  # type: ignore[arg-type]
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, known))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, values))
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    return lambda known: again(result, known)
+    return lambda values: again(output, values)
 
 
-def begins(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:
+def required_offsets(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:
     """Required storage offsets by position of the input; `offsets` has them by name."""
     return {k: offsets[n.name] for k, n in enumerate(placeholders) if n.name in offsets}
 
 
-def check(inputs: Sequence[Any], begins: Mapping[int, int]) -> None:
+def check_offsets(inputs: Sequence[Any], offsets: Mapping[int, int]) -> None:
     """Raise ValueError for an input with another storage offset."""
-    for k, offset in begins.items():
+    for k, offset in offsets.items():
         if inputs[k].storage_offset() != offset:
             raise ValueError(f"argument {k}: expected a tensor that begins {offset} elements into its memory")

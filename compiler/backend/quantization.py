@@ -20,7 +20,7 @@ from compiler.frontend.graphs import placeholders
 _VALUE = "mlcomp_parameter"
 
 
-def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
+def mark_parameters(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
     """Mark the nodes of a graph that are parameters, by `inputs`, the values that the call was compiled for."""
     if trains:
         raise CompilerError("quantize is for inference only: call the model under torch.no_grad()")
@@ -43,7 +43,7 @@ def _mark_view(node: Node) -> None:
             node.meta[_VALUE] = node.target(first.meta[_VALUE], *rest, **node.kwargs)  # type: ignore[operator]
 
 
-def carry(source: GraphModule, graph: GraphModule) -> None:
+def copy_marks(source: GraphModule, graph: GraphModule) -> None:
     """Copy the marks of a graph to one with the same inputs that was traced anew."""
     for old, new in zip(placeholders(source), placeholders(graph), strict=False):
         if _VALUE in old.meta:
@@ -54,8 +54,8 @@ def quantized(
     captured: frontend.Captured, graph: GraphModule, mode: str | None
 ) -> tuple[frontend.Captured, frozenset[str]]:
     """The program of a graph with its parameters quantized, and the names of the placeholders that it still takes."""
-    every = placeholders(graph)
-    tensors = [every[k] for k in captured.positions]
+    inputs = placeholders(graph)
+    tensors = [inputs[k] for k in captured.positions]
     if mode is not None:
         pairs = list(zip(captured.arguments, tensors, strict=True))
         weights = {name: n.meta[_VALUE] for name, n in pairs if _VALUE in n.meta}

@@ -2,7 +2,7 @@
 
 Each call is tried alone. A refused call is cut out and runs in eager, as early as its inputs allow. Those that draw
 random numbers, or may do so, keep the order of the graph, so that the same seed gives the same numbers. Between cuts,
-each stage is one region: calls whose inputs no later cut makes. A region with fewer than `LEAST` calls that compute
+each stage is one region: calls whose inputs no later cut makes. A region with fewer than `MIN_CALLS` calls that compute
 something has nothing to fuse, so it runs in eager as well.
 """
 
@@ -26,7 +26,7 @@ from compiler.errors import CompilerError, Unsupported
 from compiler.frontend.graphs import output, placeholders
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 
-LEAST = 2
+MIN_CALLS = 2
 TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by device type
 
 
@@ -35,38 +35,38 @@ def calls(graph: GraphModule) -> list[Node]:
     return [n for n in graph.graph.nodes if _computes(n)]
 
 
-def refused(graph: GraphModule, anywhere: bool) -> dict[Node, CompilerError]:
+def refused_calls(graph: GraphModule, any_device: bool) -> dict[Node, CompilerError]:
     """The calls of a graph that cannot be compiled by themselves, each with the reason.
 
-    All must be on the device that most tensors are on, unless a target is given (`anywhere`).
+    All must be on the device that most tensors are on, unless a target is given (`any_device`).
     """
-    kept = "" if anywhere else _device(graph)
-    known: dict[str, CompilerError | None] = {}
+    device = "" if any_device else _main_device(graph)
+    problems: dict[str, CompilerError | None] = {}
     out: dict[Node, CompilerError] = {}
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem or isinstance(_value(node), torch.SymInt):
             continue
         key = _signature(node)
-        if key not in known:
-            known[key] = _problem(node, graph, kept)
-        problem = known[key]
+        if key not in problems:
+            problems[key] = _call_refusal(node, graph, device)
+        problem = problems[key]
         if problem is not None:
             out[node] = problem
     return out
 
 
-def gives_overlapping(graph: GraphModule) -> bool:
+def has_overlapping_result(graph: GraphModule) -> bool:
     """Whether elements of a result with known sizes may overlap in memory, as in an unfolded window."""
-    found = [n.meta.get("example_value") for n in output(graph).all_input_nodes]
-    strided = [x for x in found if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    values = [n.meta.get("example_value") for n in output(graph).all_input_nodes]
+    strided = [x for x in values if isinstance(x, torch.Tensor) and x.layout == torch.strided]
     return any(not x._has_symbolic_sizes_strides and torch._debug_has_internal_overlap(x) for x in strided)
 
 
-_BY_TYPES = frozenset({torch.ops.aten.view.dtype})  # calls that are refused for their element types alone
+_REFUSED_BY_TYPE = frozenset({torch.ops.aten.view.dtype})  # calls that are refused for their element types alone
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
-def for_all_sizes(node: Node) -> bool:
+def is_refused_for_all_sizes(node: Node) -> bool:
     """Whether a call is refused for any sizes, so that specialising the graph does not help."""
     values = [_value(x) for x in (node, *node.all_input_nodes)]
     if any(isinstance(v, torch.Tensor | SYMBOLIC) and free_unbacked_symbols(v) for v in values):
@@ -74,26 +74,26 @@ def for_all_sizes(node: Node) -> bool:
     if isinstance(values[0], SYMBOLIC):
         return False  # a number computed from sizes
     known = isinstance(node.target, OpOverload) and str(node.target) in torch_to_tensor.RULES
-    return not known or node.target in _BY_TYPES
+    return not known or node.target in _REFUSED_BY_TYPE
 
 
-def split(graph: GraphModule, apart: Mapping[Node, object]) -> GraphModule:
-    """The graph with its regions as submodules `region_0` and so on, called between the calls in `apart`."""
+def split(graph: GraphModule, eager_calls: Mapping[Node, object]) -> GraphModule:
+    """The graph with its regions as submodules `region_0` and so on, called between the calls in `eager_calls`."""
     stages: dict[Node, int] = {}
     last = 0  # the last stage of a call that may draw random numbers
     for node in graph.graph.nodes:
-        before = [(stages[x], _owner(x) in apart) for x in node.all_input_nodes if x in stages]
+        input_stages = [(stages[x], _producer(x) in eager_calls) for x in node.all_input_nodes if x in stages]
         if node.op != "call_function":
             continue
         if node.target is operator.getitem:
-            stages[node] = stages[_owner(node)]
-        elif node in apart:
-            ordered = _may_draw(node)
-            stages[node] = max([last * ordered, *(stage for stage, _ in before)])
+            stages[node] = stages[_producer(node)]
+        elif node in eager_calls:
+            ordered = _may_be_random(node)
+            stages[node] = max([last * ordered, *(stage for stage, _ in input_stages)])
             last = stages[node] if ordered else last
         else:
-            stages[node] = max([0, *(stage + cut for stage, cut in before)])
-    return _grouped(graph, {n: (stage, _owner(n) in apart) for n, stage in stages.items()}, LEAST)
+            stages[node] = max([0, *(stage + cut for stage, cut in input_stages)])
+    return _form_regions(graph, {n: (stage, _producer(n) in eager_calls) for n, stage in stages.items()}, MIN_CALLS)
 
 
 def halves(graph: GraphModule) -> GraphModule:
@@ -104,15 +104,15 @@ def halves(graph: GraphModule) -> GraphModule:
     for node in graph.graph.nodes:
         stage = 1 if node is middle else stage
         if node.op == "call_function":
-            stages[node] = (stages[_owner(node)][0] if node.target is operator.getitem else stage, False)
-    return _grouped(graph, stages, 1)
+            stages[node] = (stages[_producer(node)][0] if node.target is operator.getitem else stage, False)
+    return _form_regions(graph, stages, 1)
 
 
-def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least: int) -> GraphModule:
+def _form_regions(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], min_calls: int) -> GraphModule:
     """Sort the calls by stage and make a region of those in each stage that are not cut out.
 
-    A stage with fewer than `least` computing calls makes none. `stages` has the stage of each call and whether it is
-    cut.
+    A stage with fewer than `min_calls` computing calls makes none. `stages` has the stage of each call and whether it
+    is cut.
     """
     copied, table = Graph(), dict[Node, Node]()
     ordered = [n for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")]
@@ -120,33 +120,37 @@ def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least:
     modes = [v.fake_mode for n in ordered if isinstance(v := _value(n), FakeTensor)]
     for n in ordered:
         table[n] = copied.node_copy(n, table.__getitem__)
-        held = operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None  # or a graph: a branch of a cond
-        if isinstance(held, torch.Tensor) and n.meta.get("val") is None and modes:
-            table[n].meta["val"] = modes[0].from_tensor(held, static_shapes=True)
+        attribute = (
+            operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None
+        )  # or a graph: a branch of a cond
+        if isinstance(attribute, torch.Tensor) and n.meta.get("val") is None and modes:
+            table[n].meta["val"] = modes[0].from_tensor(attribute, static_shapes=True)
     copied.node_copy(output(graph), table.__getitem__)
     groups: dict[int, list[Node]] = {}
     for n, (stage, cut) in stages.items():
         if not cut:
             groups.setdefault(stage, []).append(n)
-    chosen = [own for _, own in sorted(groups.items()) if sum(map(_computes, own)) >= least]
+    chosen = [group for _, group in sorted(groups.items()) if sum(map(_computes, group)) >= min_calls]
     made = GraphModule(graph, copied)
-    return fuse_by_partitions(made, [{table[n]: None for n in own} for own in chosen], "region_", True)
+    return fuse_by_partitions(made, [{table[n]: None for n in group} for group in chosen], "region_", True)
 
 
 # One call -------------------------------------------------------------------------------------------------------------
 
 
-def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | None:
+def _call_refusal(node: Node, graph: GraphModule, device: str) -> CompilerError | None:
     """Why a call cannot be compiled by itself; None if it can, or if it fails by anything but a refusal."""
     tensors = [x for n in (node, *node.all_input_nodes) for x in _tensors(_value(n))]
-    elsewhere = sorted({str(x.device) for x in tensors} - {device})
-    if device and elsewhere:
-        return Unsupported(str(node.target), elsewhere, f"all tensors of a region must be on one device, here {device}")
+    other_devices = sorted({str(x.device) for x in tensors} - {device})
+    if device and other_devices:
+        return Unsupported(
+            str(node.target), other_devices, f"all tensors of a region must be on one device, here {device}"
+        )
     if not tensors or str(node.target) in frontend.IGNORED:
         return Unsupported(str(node.target), (), "computes no tensor")
-    alone = _alone(node, graph)
+    single = _single_call_graph(node, graph)
     try:
-        real = frontend.as_real(alone) if frontend.has_complex(alone) else alone
+        real = frontend.as_real(single) if frontend.has_complex(single) else single
         torch_to_tensor.lower(frontend.from_graph(real).program)
     except Unsupported as problem:
         return Unsupported(problem.op, (problem.args_text,), problem.why)  # without torch's stack trace
@@ -157,7 +161,7 @@ def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | Non
     return None
 
 
-def _alone(node: Node, graph: GraphModule) -> GraphModule:
+def _single_call_graph(node: Node, graph: GraphModule) -> GraphModule:
     """A graph of one call. If its sizes are symbolic, it also takes all inputs of the graph with symbolic sizes."""
     made, table = Graph(), dict[Node, Node]()
     inputs = list(node.all_input_nodes)
@@ -166,9 +170,9 @@ def _alone(node: Node, graph: GraphModule) -> GraphModule:
     for n in inputs:
         table[n] = made.placeholder(n.name)
         table[n].meta["val"] = _value(n)
-    own = made.node_copy(node, table.__getitem__)
+    call = made.node_copy(node, table.__getitem__)
     parts = [n for n in node.users if n.target is operator.getitem and n.users]
-    results = [made.node_copy(n, lambda _: own) for n in parts] or [own]
+    results = [made.node_copy(n, lambda _: call) for n in parts] or [call]
     made.output(tuple(results))
     return GraphModule(graph, made)
 
@@ -181,15 +185,15 @@ def _is_symbolic(node: Node) -> bool:
 def _signature(node: Node) -> str:
     """A key that decides whether a call is refused."""
 
-    def shown(n: Node) -> str:
+    def describe(n: Node) -> str:
         return str([(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in _tensors(_value(n))] or n)
 
     used = sorted(str(n.args[1]) for n in node.users if n.target is operator.getitem and n.users)
-    args = torch.fx.node.map_arg((node.args, node.kwargs), shown)
-    return f"{node.target}{args}{shown(node)}{used}"
+    args = torch.fx.node.map_arg((node.args, node.kwargs), describe)
+    return f"{node.target}{args}{describe(node)}{used}"
 
 
-def _owner(node: Node) -> Node:
+def _producer(node: Node) -> Node:
     """The call whose result a `getitem` selects from, or the call itself."""
     while node.op == "call_function" and node.target is operator.getitem:
         node = node.all_input_nodes[0]
@@ -202,7 +206,7 @@ def _computes(node: Node) -> bool:
     return not (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
-def _may_draw(node: Node) -> bool:
+def _may_be_random(node: Node) -> bool:
     """Whether a call may draw random numbers; assumed of higher-order ops and of ops of other libraries."""
     op = node.target
     if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims"):
@@ -220,10 +224,10 @@ def _tensors(value: Any) -> Sequence[torch.Tensor]:
     return [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, torch.Tensor)]
 
 
-def _device(graph: GraphModule) -> str:
+def _main_device(graph: GraphModule) -> str:
     """The device with the most computed tensors among those that a target exists for; "" if there is none."""
-    made = [x for n in graph.graph.nodes if n.op == "call_function" for x in _tensors(_value(n))]
-    count = Counter(str(x.device) for x in made if x.device.type in TARGETS)
+    computed = [x for n in graph.graph.nodes if n.op == "call_function" for x in _tensors(_value(n))]
+    count = Counter(str(x.device) for x in computed if x.device.type in TARGETS)
     return count.most_common(1)[0][0] if count else ""
 
 

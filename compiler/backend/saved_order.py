@@ -17,38 +17,38 @@ from compiler.frontend import graphs
 
 _aten = torch.ops.aten
 # Calls that reduce over the last axis of their arguments.
-_ROWS = frozenset({
+_ROW_REDUCTIONS = frozenset({
     _aten.native_layer_norm.default, _aten.native_layer_norm_backward.default, _aten._fused_rms_norm.default,
     _aten._fused_rms_norm_backward.default,
 })  # fmt: skip
-_ALONG = frozenset({_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default})
+_AXIS_REDUCTIONS = frozenset({_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default})
 _STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default})
 
 
-def rows_together(forward: GraphModule, backward: GraphModule, results: int) -> None:
+def make_rows_contiguous(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Save tensors in row-major order if a norm or softmax reduces their rows. Changes both graphs.
 
     The first `results` outputs of `forward` are visible outside and stay as they are.
     """
     output = graphs.output(forward)
-    listed = list(output.args[0])
+    outputs = list(output.args[0])
     readers = {n.name: n for n in graphs.placeholders(backward)}
     memories = [memory_of(n) for n in graphs.placeholders(forward)]
-    memories += [memory_of(n) for n in listed]
-    for k, node in enumerate(listed[results:], results):
+    memories += [memory_of(n) for n in outputs]
+    for k, node in enumerate(outputs[results:], results):
         reader = readers.get(node.name) if isinstance(node, Node) else None
-        if reader is None or memories.count(memory_of(node)) > 1 or not _is_across(node):
+        if reader is None or memories.count(memory_of(node)) > 1 or not _is_transposed(node):
             continue
-        every = [*uses(node), *uses(reader)]
-        if any(_goes_along(user, x) for user, x in every) and not any(user.target in _STRIDED for user, _ in every):
-            listed[k] = _in_order(node, output)
-            reader.meta = {**reader.meta, "val": listed[k].meta["val"]}
+        reads = [*uses(node), *uses(reader)]
+        if any(_reduces_rows(user, x) for user, x in reads) and not any(user.target in _STRIDED for user, _ in reads):
+            outputs[k] = _row_major_copy(node, output)
+            reader.meta = {**reader.meta, "val": outputs[k].meta["val"]}
             reader.meta.pop("tensor_meta", None)
-    output.args = (tuple(listed),)
+    output.args = (tuple(outputs),)
     forward.recompile()
 
 
-def _is_across(node: Node) -> bool:
+def _is_transposed(node: Node) -> bool:
     """Whether a tensor is dense and its last axis is not the contiguous one."""
     x = node.meta.get("val")
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() < 2:
@@ -60,14 +60,14 @@ def _is_across(node: Node) -> bool:
     return all(step == math.prod(n for _, n in steps[:k]) for k, (step, _) in enumerate(steps))
 
 
-def _goes_along(user: Node, x: Node) -> bool:
+def _reduces_rows(user: Node, x: Node) -> bool:
     value = x.meta["val"]
-    if user.target in _ROWS:
+    if user.target in _ROW_REDUCTIONS:
         return True
-    return user.target in _ALONG and value.dim() - 1 in {a % value.dim() for a in user.args if type(a) is int}
+    return user.target in _AXIS_REDUCTIONS and value.dim() - 1 in {a % value.dim() for a in user.args if type(a) is int}
 
 
-def _in_order(node: Node, before: Node) -> Node:
+def _row_major_copy(node: Node, before: Node) -> Node:
     """A row-major copy of a value, inserted before a node."""
     graph = node.graph
     with graph.inserting_before(before):

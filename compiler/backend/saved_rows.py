@@ -20,10 +20,10 @@ from compiler.ir.expr import dim, static
 from compiler.ir.tensor import Tensor, aligned_rows
 
 _ALSO_VIEWS = frozenset({torch.ops.aten._unsafe_view})
-_BY_STRIDES = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
+_STRIDE_DEPENDENT = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
 
 
-def align(forward: GraphModule, backward: GraphModule, results: int) -> None:
+def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Pad, in both graphs, the rows of the tensors that `forward` returns after its first `results` outputs.
 
     Unchanged are inputs and views, tensors that share memory with another output, and tensors read by a call that
@@ -31,37 +31,37 @@ def align(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """
     listed: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     outputs = [n for n in listed if isinstance(n, Node)]
-    places = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     memory = [memory_of(n) for n in outputs]
     for node in dict.fromkeys(n for n in listed[results:] if isinstance(n, Node)):
-        place = places.get(node.name)
-        if place is None or memory.count(memory_of(node)) > 1 or node.op != "call_function" or _is_view(node):
+        placeholder = placeholders.get(node.name)
+        if placeholder is None or memory.count(memory_of(node)) > 1 or node.op != "call_function" or _is_view(node):
             continue
-        strides = _aligned(node.meta["val"])
-        if strides is not None and _reads_whole_rows(node) and _reads_whole_rows(place):
-            for n in (node, place):
+        strides = _aligned_strides(node.meta["val"])
+        if strides is not None and _reads_whole_rows(node) and _reads_whole_rows(placeholder):
+            for n in (node, placeholder):
                 x: FakeTensor = n.meta["val"]
                 with x.fake_mode:
                     n.meta["val"] = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
 
 
-def _aligned(x: object) -> tuple[int, ...] | None:
+def _aligned_strides(x: object) -> tuple[int, ...] | None:
     """The aligned strides of a saved tensor; None if they are its own or cannot be computed."""
     if not isinstance(x, FakeTensor) or x.layout is not torch.strided or x.dtype not in OURS:
         return None
     if not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
         return None
-    whole = Tensor("saved", OURS[x.dtype], tuple(map(dim, x.shape)), tuple(map(dim, x.stride())))
-    strides = tuple(map(static, aligned_rows(whole)))
+    tensor = Tensor("saved", OURS[x.dtype], tuple(map(dim, x.shape)), tuple(map(dim, x.stride())))
+    strides = tuple(map(static, aligned_rows(tensor)))
     return strides if strides != x.stride() else None
 
 
 def _reads_whole_rows(node: Node) -> bool:
     """Whether no call depends on the strides of a value or of its views, and the views keep each row whole."""
-    row = _length_of_rows(node)
+    row = _row_length(node)
     return all(
-        getattr(user.target, "overloadpacket", None) not in _BY_STRIDES
-        and (not _is_view(user) or _length_of_rows(user) == row)
+        getattr(user.target, "overloadpacket", None) not in _STRIDE_DEPENDENT
+        and (not _is_view(user) or _row_length(user) == row)
         for user, _ in uses(node)
     )
 
@@ -74,7 +74,7 @@ def uses(node: Node) -> Iterator[tuple[Node, Node]]:
             yield from uses(user)
 
 
-def _length_of_rows(node: Node) -> int:
+def _row_length(node: Node) -> int:
     x = node.meta.get("val")
     if not isinstance(x, torch.Tensor):
         return 0

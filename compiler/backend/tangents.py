@@ -15,18 +15,18 @@ from torch.fx import GraphModule
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-def carried(run: Boxed, graph: GraphModule) -> Boxed:
+def dual_in_eager(run: Boxed, graph: GraphModule) -> Boxed:
     """Run `graph` in eager if an input has a tangent, else `run`."""
 
-    def carry(inputs: list[Any]) -> Sequence[Any]:
-        return graph.forward(*inputs) if found(inputs) else run(inputs)
+    def run_or_eager(inputs: list[Any]) -> Sequence[Any]:
+        return graph.forward(*inputs) if has_tangent(inputs) else run(inputs)
 
-    return carry
+    return run_or_eager
 
 
-def found(inputs: Iterable[Any]) -> bool:
+def has_tangent(inputs: Iterable[Any]) -> bool:
     """Whether an input is a dual number of the current level of differentiation."""
     if forward_ad._current_level < 0:
         return False
-    parts: Any = forward_ad.unpack_dual
-    return any(isinstance(x, torch.Tensor) and parts(x).tangent is not None for x in inputs)
+    unpack: Any = forward_ad.unpack_dual
+    return any(isinstance(x, torch.Tensor) and unpack(x).tangent is not None for x in inputs)

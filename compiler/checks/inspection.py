@@ -25,16 +25,16 @@ from compiler.targets.target import Target
 BATCH = 24  # texts per compilation; if one is rejected, each is compiled again alone
 # CUDA's trigonometric functions multiply large arguments by many digits of 2/pi, and index the product. They load the
 # digits from global memory one by one, which opcodes do not distinguish from narrow accesses of the kernel itself.
-_REDUCING = frozenset({"sin", "cos", "tan"})
+_ARGUMENT_REDUCING = frozenset({"sin", "cos", "tan"})
 # A failed requirement is reported by a store of its own, which is narrow.
-_TELLING = frozenset({"require"})
-PRODUCT = 48  # bytes of local memory
-WIDE = 16  # bytes of the widest access
+_CHECK_OPS = frozenset({"require"})
+REDUCTION_STACK = 48  # bytes of local memory
+WIDEST_ACCESS = 16  # bytes of the widest access
 # Accesses to adjacent elements: functions that count in elements, and functions that count in bytes.
 _ELEMENTS = frozenset({"mlc_load", "mlc_load_where", "mlc_store", "mlc_store_global"})
 _BYTES = frozenset({"mlc_load_once", "mlc_load_keep", "mlc_store_once"})
 # If a warpgroup has an instruction, that of a warp is half as fast.
-_INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
+_SLOWER_OPCODES = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
 
 
 @dataclass(frozen=True)
@@ -66,49 +66,51 @@ def inspect(
     """
     cubin.installed()
     folder = cache if cache is not None else detect.default_cache(os.environ)
-    made: dict[tuple[str, str], tuple[Kernel, ...]] = {}  # by architecture and text; equal texts are compiled once
-    waiting: dict[str, dict[str, Lowering]] = {}
+    inspected: dict[tuple[str, str], tuple[Kernel, ...]] = {}  # by architecture and text; equal texts are compiled once
+    pending: dict[str, dict[str, Lowering]] = {}
     for x in lowerings:
-        waiting.setdefault(x.target.name, {}).setdefault(x.stages["cuda"], x)
-    for arch, texts in waiting.items():
+        pending.setdefault(x.target.name, {}).setdefault(x.stages["cuda"], x)
+    for arch, texts in pending.items():
         pairs = list(texts.items())
         for start in range(0, len(pairs), BATCH):
-            for text, found in _compiled(arch, dict(pairs[start : start + BATCH]), folder):
-                made[arch, text] = found
-    every = [made[x.target.name, x.stages["cuda"]] for x in lowerings]
-    known = [*families, *[None] * (len(every) - len(families))]
-    return [_held_to(kernels, family) for kernels, family in zip(every, known, strict=True)]
+            for text, kernels_of_text in _inspect_texts(arch, dict(pairs[start : start + BATCH]), folder):
+                inspected[arch, text] = kernels_of_text
+    programs = [inspected[x.target.name, x.stages["cuda"]] for x in lowerings]
+    known_families = [*families, *[None] * (len(programs) - len(families))]
+    return [_check_family(kernels, family) for kernels, family in zip(programs, known_families, strict=True)]
 
 
-def _held_to(kernels: tuple[Kernel, ...], family: tuple[str, str] | None) -> tuple[Kernel, ...]:
+def _check_family(kernels: tuple[Kernel, ...], family: tuple[str, str] | None) -> tuple[Kernel, ...]:
     """Check the opcodes of a program's kernels, taken together, against its family; complaints go to the first
     kernel."""
     if family is None or not all(x.opcodes for x in kernels):
         return kernels
-    together = sum((collections.Counter(x.opcodes) for x in kernels), collections.Counter())
+    totals = sum((collections.Counter(x.opcodes) for x in kernels), collections.Counter())
     name, dtype = family
-    wrong = resources.breaches(resources.contract(name, kernels[0].arch, dtype), together)
-    told = tuple(f"{name} of {dtype}: {problem}" for problem in wrong)
+    breaches = resources.breaches(resources.contract(name, kernels[0].arch, dtype), totals)
+    complaints = tuple(f"{name} of {dtype}: {problem}" for problem in breaches)
     first, *rest = kernels
-    return (replace(first, complaints=(*first.complaints, *told)), *rest)
+    return (replace(first, complaints=(*first.complaints, *complaints)), *rest)
 
 
-def _compiled(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
+def _inspect_texts(
+    arch: str, texts: Mapping[str, Lowering], cache: Path | None
+) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     """Compile texts together; each alone if one is rejected or a complaint names no kernel."""
     try:
-        found = _together(arch, texts, cache)
+        inspected = _inspect_together(arch, texts, cache)
     except ToolchainError as refusal:
-        found = None
+        inspected = None
         if len(texts) == 1:
-            found = [(Kernel("", arch, 0, 0, 0, 0, {}, (str(refusal),)),)]
-    if found is None:
+            inspected = [(Kernel("", arch, 0, 0, 0, 0, {}, (str(refusal),)),)]
+    if inspected is None:
         for text, lowering in texts.items():
-            yield from _compiled(arch, {text: lowering}, cache)
+            yield from _inspect_texts(arch, {text: lowering}, cache)
     else:
-        yield from zip(texts, found, strict=True)
+        yield from zip(texts, inspected, strict=True)
 
 
-def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> list[tuple[Kernel, ...]] | None:
+def _inspect_together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> list[tuple[Kernel, ...]] | None:
     """Compile texts together; None if a complaint names no kernel and there are several texts."""
     programs: list[k.Program] = [x.stages["kernel"] for x in texts.values()]
     names = [cuda.names(program) for program in programs]
@@ -117,23 +119,34 @@ def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> l
         for n, (program, lowering) in enumerate(zip(programs, texts.values(), strict=True))
         for f, name in zip(program.functions, names[n], strict=True)
     }
-    whole = "\n".join(_renamed(text, n, names[n]) for n, text in enumerate(texts))
-    report = resources.inspect(cubin.build_cubin(whole, arch, include=(HEADERS,), cache=cache), contracts)
-    about = {own: tuple(c for c in report.complaints if re.search(rf"\b{own}\b", c)) for own in contracts}
-    if lost := set(report.complaints) - {c for some in about.values() for c in some}:
+    source = "\n".join(_renamed(text, n, names[n]) for n, text in enumerate(texts))
+    report = resources.inspect(cubin.build_cubin(source, arch, include=(HEADERS,), cache=cache), contracts)
+    complaints_of = {
+        symbol: tuple(c for c in report.complaints if re.search(rf"\b{symbol}\b", c)) for symbol in contracts
+    }
+    if unattributed := set(report.complaints) - {c for complaints in complaints_of.values() for c in complaints}:
         if len(texts) > 1:
             return None
-        about = {own: (*some, *sorted(lost)) for own, some in about.items()}
+        complaints_of = {symbol: (*complaints, *sorted(unattributed)) for symbol, complaints in complaints_of.items()}
     usage = {u.kernel: u for u in report.usage}
     if missing := contracts.keys() - usage.keys():
         raise ToolchainError(f"the CUDA compiler made a cubin and no report of ptxas on {', '.join(sorted(missing))}")
 
     def kernel(f: k.Function, n: int, name: str) -> Kernel:
-        own = f"k{n}_{name}"
-        u, shared = usage[own], k.dynamic_shared(f)[1]
-        wrong = tuple(c.replace(own, name) for c in about[own])
+        symbol = f"k{n}_{name}"
+        u, shared = usage[symbol], k.dynamic_shared(f)[1]
+        kernel_complaints = tuple(c.replace(symbol, name) for c in complaints_of[symbol])
         spilled = u.spill_stores + u.spill_loads
-        return Kernel(name, arch, u.registers, u.stack, spilled, u.shared + shared, report.opcodes.get(own, {}), wrong)
+        return Kernel(
+            name,
+            arch,
+            u.registers,
+            u.stack,
+            spilled,
+            u.shared + shared,
+            report.opcodes.get(symbol, {}),
+            kernel_complaints,
+        )
 
     return [
         tuple(kernel(f, n, name) for f, name in zip(program.functions, names[n], strict=True))
@@ -156,11 +169,13 @@ def contract(f: k.Function, target: Target) -> Contract:
     needs: dict[str, None] = {}
     for call in (n for n in f.walk() if isinstance(n, k.Call)):
         needs |= dict.fromkeys(_opcodes(call, f, target))
-    forbids = tuple(narrow for name in needs for narrow in _INSTEAD.get(name, ()))
+    forbids = tuple(narrow for name in needs for narrow in _SLOWER_OPCODES.get(name, ()))
     ops = [n for n in f.walk() if isinstance(n, Op)]
-    reduced = {n.dtype for n in ops if n.name in _REDUCING}  # each type has a function, with a product of its own
-    wide = _all_wide(f) and not reduced and not any(n.name in _TELLING for n in ops)
-    return Contract(tuple(needs), forbids, 1.0 if wide else 0.0, PRODUCT * len(reduced))
+    reduced = {
+        n.dtype for n in ops if n.name in _ARGUMENT_REDUCING
+    }  # each type has a function, with a product of its own
+    wide = _has_only_wide_accesses(f) and not reduced and not any(n.name in _CHECK_OPS for n in ops)
+    return Contract(tuple(needs), forbids, 1.0 if wide else 0.0, REDUCTION_STACK * len(reduced))
 
 
 def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
@@ -169,17 +184,17 @@ def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
     if rows:
         arrays = {a.name: a.dtype.name for a in f.walk() if isinstance(a, k.Array)}
         types = {arrays.get(a.buffer) for a in call.args if isinstance(a, k.Address)}
-        found = {r.opcode for r in rows if r.acc_type in types}
+        opcodes = {r.opcode for r in rows if r.acc_type in types}
     else:
-        found = {r.opcode for r in target.transfers if r.function == call.function}
-        found |= {r.opcode for r in target.fragments if r.function == call.function}
-    return tuple(found) if len(found) == 1 else ()
+        opcodes = {r.opcode for r in target.transfers if r.function == call.function}
+        opcodes |= {r.opcode for r in target.fragments if r.function == call.function}
+    return tuple(opcodes) if len(opcodes) == 1 else ()
 
 
-def _all_wide(f: k.Function) -> bool:
+def _has_only_wide_accesses(f: k.Function) -> bool:
     """Whether every access to global memory is a multiple of 16 bytes."""
     bytes_of = {p.name: p.dtype.bytes for p in f.params}
-    some = False
+    has_access = False
     for n in f.walk():
         match n:
             case Load(buffer) | k.Store(buffer) if buffer in bytes_of:
@@ -188,7 +203,7 @@ def _all_wide(f: k.Function) -> bool:
                 sizes = [bytes_of[a.buffer] for a in args if isinstance(a, k.Address) and a.buffer in bytes_of]
                 if sizes and function not in _ELEMENTS | _BYTES:
                     return False
-                if any(int(template[0]) * (size if function in _ELEMENTS else 1) % WIDE for size in sizes):
+                if any(int(template[0]) * (size if function in _ELEMENTS else 1) % WIDEST_ACCESS for size in sizes):
                     return False
-                some = some or bool(sizes)
-    return some
+                has_access = has_access or bool(sizes)
+    return has_access

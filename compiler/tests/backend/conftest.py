@@ -25,11 +25,11 @@ def fresh() -> Iterator[None]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
     """The programs that are compiled."""
     found: list[Executable] = []
-    build = backend._built
+    build = backend._build
 
     def kept(*arguments: Any) -> Executable:
         found.append(build(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(backend, "_built", kept)
+    monkeypatch.setattr(backend, "_build", kept)
     return found

@@ -295,7 +295,7 @@ def test_threads_compile_the_same_function_at_once() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_no_thread_traces_while_another_compiles_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compiled at a call, as sizes decide, is under the lock under which Dynamo traces."""
-    made, free = backend._specialised, []
+    made, free = backend._specialise, []
 
     def specialised(*given: Any) -> Any:
         other = threading.Thread(target=lambda: free.append(compile_lock.acquire(blocking=False)))
@@ -303,7 +303,7 @@ def test_no_thread_traces_while_another_compiles_for_sizes(monkeypatch: pytest.M
         other.join()
         return made(*given)
 
-    monkeypatch.setattr(backend, "_specialised", specialised)
+    monkeypatch.setattr(backend, "_specialise", specialised)
     agree(
         lambda x: nn.functional.interpolate(x[None, None], (3, 3), mode="bilinear", antialias=True),
         *((torch.randn(n, 8),) for n in (4, 5, 7)),

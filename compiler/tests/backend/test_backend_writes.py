@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from compiler.backend.input_writes import without_writes
+from compiler.backend.input_writes import separate_writes
 from compiler.errors import Unsupported
 from compiler.tests.meaning import fresh_seed
 
@@ -119,7 +119,7 @@ def test_a_write_amid_a_graph_is_refused() -> None:
     written = graph.call_function(torch.ops.aten.copy_.default, (x, y))
     graph.output((graph.call_function(torch.ops.aten.sin.default, (written,)),))
     with pytest.raises(Unsupported, match="before the end of the graph"):
-        without_writes(GraphModule(nn.Module(), graph))
+        separate_writes(GraphModule(nn.Module(), graph))
 
 
 def halved(model: nn.Linear, x: Tensor) -> Any:

@@ -52,7 +52,7 @@ def again(f: Function, *inputs: Any, grad: bool = False, **how: Any) -> Any:
         raise Traced
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_traced", refuse)
+        patch.setattr(backend, "_trace_and_compile", refuse)
         return compiled(f, *inputs, grad=grad, **how)
 
 
@@ -190,8 +190,8 @@ def test_arguments_that_are_refused_are_traced_after_all(monkeypatch: pytest.Mon
         launches.append(launch(*given))
         return launches[0] if len(launches) > 1 else refuse
 
-    launch, launches = backend._launched, list[Any]()
-    monkeypatch.setattr(backend, "_launched", launched)
+    launch, launches = backend._build_launch, list[Any]()
+    monkeypatch.setattr(backend, "_build_launch", launched)
     made = compiled(scores, *inputs)
     assert len(launches) == 2
     torch.testing.assert_close(made, scores(*inputs))
@@ -219,8 +219,8 @@ from compiler import backend
 def f(x, w):
     return torch.softmax(x @ w, -1) + torch.tensor([1.0, 2.0])
 
-traced = backend._traced
-backend._traced = lambda *given: print("traced") or traced(*given)
+traced = backend._trace_and_compile
+backend._trace_and_compile = lambda *given: print("traced") or traced(*given)
 with torch.no_grad():
     torch.compile(f, backend="mlcomp")(torch.ones(3, 4), torch.ones(4, 2))
 """
@@ -290,7 +290,7 @@ def test_what_depends_on_values_or_times_is_not_kept(how: dict[str, Any]) -> Non
 def test_modes_are_not_known() -> None:
     compiled(scores, *given())
     with torch.device("meta"):
-        assert graph_cache.place(torch.fx.symbolic_trace(scores), given(), "") is None
+        assert graph_cache.entry_path(torch.fx.symbolic_trace(scores), given(), "") is None
 
 
 # What is another -----------------------------------------------------------------------------------------------------
@@ -422,9 +422,9 @@ def test_a_function_in_the_place_of_one_of_torch_is_another(monkeypatch: pytest.
 
     x = (torch.randn(3),)
     with torch._guards.tracing(torch._guards.TracingContext(None)):
-        assert graph_cache.place(graph(), x, "") is not None
+        assert graph_cache.entry_path(graph(), x, "") is not None
         monkeypatch.setattr(F, "relu", lambda x: x)
-        assert graph_cache.place(graph(), x, "") is None
+        assert graph_cache.entry_path(graph(), x, "") is None
 
 
 # What was tampered with ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiler import backend
-from compiler.backend.options import Compiled
+from compiler.backend.options import CompiledRegion
 from compiler.ir.expr import static
 from compiler.ir.tensor import Tensor as Buffer
 
@@ -19,12 +19,12 @@ WORDS = 131
 
 
 @pytest.fixture
-def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Compiled]]:
+def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[CompiledRegion]]:
     """The programs of graphs whose saved tensors are laid out as for a GPU, at every stage: none comes from a cache."""
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     torch.compiler.reset()
-    made: list[Compiled] = []
-    program = backend._program
+    made: list[CompiledRegion] = []
+    program = backend._compile_program
 
     def heard(*args: object) -> object:
         report = args[-1]
@@ -33,7 +33,7 @@ def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list
         return found
 
     monkeypatch.setattr(backend, "_is_for_gpu", lambda inputs, options: True)
-    monkeypatch.setattr(backend, "_program", heard)
+    monkeypatch.setattr(backend, "_compile_program", heard)
     yield made
     torch.compiler.reset()
 
@@ -49,12 +49,12 @@ def gradients(f: object, *inputs: Tensor) -> tuple[Tensor, ...]:
     return (loss.detach(), *(x.grad for x in own if x.grad is not None))
 
 
-def buffers(found: Compiled) -> list[Buffer]:
+def buffers(found: CompiledRegion) -> list[Buffer]:
     program = found.code.stages["loop"]
     return [*program.inputs, *program.outputs]
 
 
-def test_rows_of_what_is_saved_are_apart(rows_apart: list[Compiled]) -> None:
+def test_rows_of_what_is_saved_are_apart(rows_apart: list[CompiledRegion]) -> None:
     x, w, wanted = torch.randn(8, 16).bfloat16(), torch.randn(16, WORDS).bfloat16(), torch.randint(0, WORDS, (8,))
     compiled = torch.compile(scores, backend="mlcomp", options={"fallback": "error"})
     ours, theirs = gradients(compiled, x, w, wanted), gradients(scores, x, w, wanted)
@@ -66,7 +66,7 @@ def test_rows_of_what_is_saved_are_apart(rows_apart: list[Compiled]) -> None:
         assert (136, 1) in strides, strides
 
 
-def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[Compiled]) -> None:
+def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[CompiledRegion]) -> None:
     def both(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).relu() * (x @ w)
 
@@ -80,7 +80,7 @@ def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[Compiled]) -> N
     )
 
 
-def test_rows_that_are_flattened_stay_dense(rows_apart: list[Compiled]) -> None:
+def test_rows_that_are_flattened_stay_dense(rows_apart: list[CompiledRegion]) -> None:
     def flat(x: Tensor, w: Tensor) -> Tensor:
         y = (x @ w).sin()
         return (y.flatten().cumsum(0) * y.flatten()).sum()

@@ -229,7 +229,7 @@ def test_gradients_that_exist_within_autocast_only(is_compiled: bool, monkeypatc
         raise ToolchainError("the C++ compiler g++ is missing")
 
     if not is_compiled:
-        monkeypatch.setattr(backend, "_built", missing)
+        monkeypatch.setattr(backend, "_build", missing)
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> Any:
         return _Product.apply(x, w).float().square().mean()  # type: ignore[no-untyped-call]

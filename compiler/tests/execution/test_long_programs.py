@@ -40,7 +40,7 @@ def test_the_recursion_limit_stays_until_the_last_has_done() -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert sys.getrecursionlimit() == max(before, pipeline._DEEP)
+    assert sys.getrecursionlimit() == max(before, pipeline._RECURSION_LIMIT)
     second.__exit__(None, None, None)
     assert sys.getrecursionlimit() == before
 
