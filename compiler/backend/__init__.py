@@ -438,7 +438,7 @@ def _device_of(values: Sequence[Any]) -> torch.device:
 
 def _limited_target(devices: Set[str], options: Options) -> Target:
     """The target for the devices of all tensors of a graph; raises Unsupported for several or unknown devices."""
-    return executable.limited(options.target or _target_of(devices), options.memory_limit)
+    return executable.with_memory_limit(options.target or _target_of(devices), options.memory_limit)
 
 
 def _target_of(devices: Set[str]) -> Target:

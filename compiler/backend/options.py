@@ -106,7 +106,7 @@ def parse_options(options: dict[str, Any], mode: str | None, on_report: Callable
     if values["quantize"] is not None:
         quantize.check(values["quantize"])
     memory_limit = values["memory_limit"]
-    executable.limited(target or named.target("cpu"), memory_limit)
+    executable.with_memory_limit(target or named.target("cpu"), memory_limit)
     memory_pool = None if mode in (None, "default") else gpu_memory.Memory()
     return Options(
         _FALLBACKS[values["fallback"]],

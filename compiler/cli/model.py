@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from compiler.cli.sources import Senseless, loading
 
 if TYPE_CHECKING:
-    from compiler.execution.models import Wanted
+    from compiler.execution.models import ModelRequest
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def wanted(given: argparse.Namespace) -> Wanted:
+def wanted(given: argparse.Namespace) -> ModelRequest:
     with loading():
         from compiler.execution import models  # noqa: PLC0415
 
@@ -40,7 +40,7 @@ def wanted(given: argparse.Namespace) -> Wanted:
         raise Senseless("--model cannot be combined with -c or --from")
     if given.tokens < 1 or given.layers < 0:
         raise Senseless("--tokens must be at least 1, and --layers must not be negative")
-    return models.Wanted(
+    return models.ModelRequest(
         given.model, given.random_weights, given.layers, given.phase, given.tokens, given.dtype, given.seed
     )
 

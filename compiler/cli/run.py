@@ -85,7 +85,9 @@ def _say_emulated(target: str) -> None:
 
 def _tell(made: Outcome | onnx_models.Outcome) -> None:
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
-    print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
+    print(
+        f"{kernels}, captured in {made.capture_seconds * 1e3:.0f} ms, compiled in {made.compile_seconds * 1e3:.0f} ms"
+    )
     for x in made.compiled.code.fallbacks:
         print(f"kernel {x.kernel}: its schedule was given up for a plainer one: {x.reason}")
 
@@ -127,7 +129,7 @@ def _run_text(options: argparse.Namespace) -> int:
 
     ran = trial.run(options.source, options.target, options.code, options.seed, dict(options.shapes))
     target = ran.lowering.target
-    if not trial.on_its_machine(target):
+    if not trial.is_on_hardware(target):
         _say_emulated(target.name)
     for name, shown in trial.summary(ran):
         print(f"{name}: {shown}")
@@ -144,7 +146,7 @@ def _latency(options: argparse.Namespace) -> None:
     found = latency.measure(expression_text(options), options.seed, options.target)
     for what, parts in (("new, in a warm process", found.new), ("the same again", found.again)):
         shown = (("capture", parts.captured), ("passes", parts.lowered), ("build", parts.built), ("load", parts.loaded))
-        print(f"{what}: {parts.whole * 1e3:.1f} ms ({', '.join(f'{n} {s * 1e3:.1f}' for n, s in shown)})")
+        print(f"{what}: {parts.total * 1e3:.1f} ms ({', '.join(f'{n} {s * 1e3:.1f}' for n, s in shown)})")
     print(f"a call: {found.call * 1e6:.2f} us")
 
 

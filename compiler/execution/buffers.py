@@ -69,20 +69,20 @@ def output_types(lowering: Lowering) -> list[aten.Type]:
     """The types of the results that have their own memory, as the first stage declares them."""
     first = next(iter(lowering.stages.values()))
     if isinstance(first, aten.Program):
-        known, elsewhere = aten.types(first), overwritten(lowering)
-        return [known[name] for n, name in enumerate(first.outputs) if n not in elsewhere]
+        types_by_name, overwritten_results = aten.types(first), overwritten(lowering)
+        return [types_by_name[name] for n, name in enumerate(first.outputs) if n not in overwritten_results]
     return [aten.Type(t.dtype, t.shape, t.strides) for t in first.outputs]
 
 
 def overwritten(lowering: Lowering) -> dict[int, int]:
     """For each result written in the memory of an input: its position, and that of the input."""
-    first, last = next(iter(lowering.stages.values())), _last(lowering)
+    first, last = next(iter(lowering.stages.values())), _last_ir(lowering)
     if not isinstance(first, aten.Program) or not first.into or last is None:
         return {}
-    parts = last.functions if isinstance(last, kernel.Program) else last.kernels
-    written = {name for f in parts for name in f.writes}
+    launched = last.functions if isinstance(last, kernel.Program) else last.kernels
+    written = {name for f in launched for name in f.writes}
     names = [i.name for i in first.inputs]
-    return {n: names.index(place) for n, place in enumerate(first.into) if place in written}
+    return {n: names.index(input_name) for n, input_name in enumerate(first.into) if input_name in written}
 
 
 def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
@@ -90,8 +90,8 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
     program = lowering.stages[{"mlir": "tensor", "triton": "tile"}.get(lowering.target.kind, "kernel")]
     inputs = tuple(buffer(i, sizes) for i in inputs_of(lowering))
     outputs = tuple(
-        launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
-        for t, kind in zip(program.outputs, output_types(lowering), strict=True)
+        launcher.Buffer(t.name, t.dtype.name, *layout(result_type, sizes))
+        for t, result_type in zip(program.outputs, output_types(lowering), strict=True)
     )
     planned = memory_schedule(lowering, sizes)
     arena = planned.arena
@@ -100,23 +100,25 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
             f"memory_limit={lowering.target.memory}: temporaries take {arena.size} bytes at their peak, in the best "
             f"order of kernels that was found, and at least {planned.unavoidable} in any"
         )
-    given = tuple(sizes[s] for s in program.sizes)
+    size_values = tuple(sizes[s] for s in program.sizes)
     zeros = len(program.zeros) if isinstance(program, kernel.Program) else 0
-    return launcher.Plan(inputs, outputs, arena.offsets, arena.size, given, zeros)
+    return launcher.Plan(inputs, outputs, arena.offsets, arena.size, size_values, zeros)
 
 
-def _last(lowering: Lowering) -> kernel.Program | statement.Program | None:
+def _last_ir(lowering: Lowering) -> kernel.Program | statement.Program | None:
     """The IR that the text was rendered from, if that has launches and temporaries."""
-    found: kernel.Program | statement.Program | None
-    found = lowering.stages.get("tile" if lowering.target.kind == "triton" else "kernel")
-    return found
+    program: kernel.Program | statement.Program | None
+    program = lowering.stages.get("tile" if lowering.target.kind == "triton" else "kernel")
+    return program
 
 
-def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[kernel_order.Launch], Sequence[str]]:
+def _temporaries_and_launches(
+    lowering: Lowering,
+) -> tuple[Sequence[Tensor], Sequence[kernel_order.Launch], Sequence[str]]:
     """The temporaries of a program, its launches, and the temporaries that are zero between calls; empty for programs
     that allocate their own."""
     launched: Sequence[kernel.Function | statement.Kernel]
-    match program := _last(lowering):
+    match program := _last_ir(lowering):
         case kernel.Program():
             launched, zeros = program.functions, program.zeros
         case statement.Program():
@@ -129,21 +131,21 @@ def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[kernel_ord
 
 def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
     """Live ranges and offsets of the temporaries; those that are zero between calls are always live."""
-    temps, launched, zeros = _launched(lowering)
+    temps, launched, zeros = _temporaries_and_launches(lowering)
     uses: dict[str, list[int]] = {}
     for n, launch in enumerate(launched):
         for name in launch.uses:
             uses.setdefault(name, []).append(n)
     uses |= {name: [0, len(launched) - 1] for name in zeros}
     lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in temps]
-    shared = len(lifetimes) - len(zeros)
-    arena = memory.behind(memory.plan(lifetimes[:shared]), [t.size for t in lifetimes[shared:]])
+    reusable_count = len(lifetimes) - len(zeros)
+    arena = memory.behind(memory.plan(lifetimes[:reusable_count]), [t.size for t in lifetimes[reusable_count:]])
     return MemorySchedule(tuple(t.name for t in temps), tuple(lifetimes), arena, tuple(launched), tuple(zeros))
 
 
 def temporaries(lowering: Lowering, sizes: Sizes) -> list[launcher.Buffer]:
     """The temporaries as buffers; empty for a program that allocates its own."""
-    return [buffer(t, sizes) for t in _launched(lowering)[0]]
+    return [buffer(t, sizes) for t in _temporaries_and_launches(lowering)[0]]
 
 
 def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
@@ -157,6 +159,6 @@ def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
     return memory.Lifetime(reach * t.dtype.bytes, uses[0], uses[-1])
 
 
-def layout(kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def layout(result_type: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of an output for the caller, including the final reshape, which the program leaves out."""
-    return numbers(kind.shape, sizes), numbers(result_strides(kind), sizes)
+    return numbers(result_type.shape, sizes), numbers(result_strides(result_type), sizes)

@@ -70,13 +70,13 @@ def load(path: Path, target: Target | str | None = None) -> Lowering:
     the one that the first line of such a text names, and to this machine's CPU for other files. Raises CompilerError,
     with the file and line, for a file that cannot be read.
     """
-    stage, held = read(path)
+    stage, program = read(path)
     machine = target if isinstance(target, Target) else named.target(target or target_of(path))
     if stage not in pipeline.stages(machine):
         raise CompilerError(f"{path}: target {machine.name} has no stage {stage}; choose another --target")
-    if not isinstance(held, str):
-        return pipeline.lower(held, machine, source=stage)
+    if not isinstance(program, str):
+        return pipeline.lower(program, machine, source=stage)
     try:
-        return Lowering({"kernel": header.parse(held), stage: held}, machine, {})
+        return Lowering({"kernel": header.parse(program), stage: program}, machine, {})
     except ValueError as problem:
         raise CompilerError(f"{path}: {problem}") from problem

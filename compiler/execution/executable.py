@@ -17,7 +17,7 @@ from compiler.errors import CompilerError, InvalidData, UncheckedWarning
 from compiler.execution import buffers, gpu_programs, mlir, named, stored, triton
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
-from compiler.execution.views import overwriting, viewed
+from compiler.execution.views import with_overwritten, with_views
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
@@ -40,7 +40,7 @@ from compiler.targets.accuracy import COARSE, THREEFOLD
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cpp"
-HELD = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+WIDENED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 # When a GPU reports invalid data; "off" disables the checks, on every target.
 CHECKS = ("async", "sync", "off")
 UNCHECKED = (
@@ -74,21 +74,21 @@ def execute(
     and, for invalid indices, targets and divisors, the exception that eager raises.
     """
     try:
-        return _executed(lowering, stage, inputs, cache)
+        return _execute_stage(lowering, stage, inputs, cache)
     except InvalidData:
         frontend.refuse(lowering.stages["torch"], inputs)
         raise
 
 
-def _executed(
+def _execute_stage(
     lowering: Lowering, stage: str, inputs: Sequence[torch.Tensor], cache: Path | None
 ) -> tuple[torch.Tensor, ...]:
     program = lowering.stages[stage]
-    at = buffers.sizes_of(lowering, inputs)
+    sizes = buffers.sizes_of(lowering, inputs)
     if stage == "torch":
         return tuple(frontend.execute(program, list(inputs)))
     if stage in ("cpp", "mlir"):
-        return _run_text(lowering, inputs, buffers.plan(lowering, at), cache)
+        return _run_text(lowering, inputs, buffers.plan(lowering, sizes), cache)
     if stage == "triton" or (lowering.target.kind == "cuda" and stage in gpu_programs.STAGES):
         outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
         if outcome.complaints == (guarded.INVALID,):
@@ -99,15 +99,15 @@ def _executed(
     arrays = [to_array(t) for t in inputs]
     match stage:
         case "tensor":
-            made = tensor_interpreter.run(program, arrays)
+            results = tensor_interpreter.run(program, arrays)
         case "loop":
-            made = loop_interpreter.run(program, arrays, cache)
+            results = loop_interpreter.run(program, arrays, cache)
         case "tile":
-            made = tile_interpreter.run(program, arrays)
+            results = tile_interpreter.run(program, arrays)
         case _:
-            made = kernel_interpreter.run(program, arrays)
-    kinds = buffers.output_types(lowering)
-    return tuple(to_tensor(a, t, at) for a, t in zip(made, kinds, strict=True))
+            results = kernel_interpreter.run(program, arrays)
+    types = buffers.output_types(lowering)
+    return tuple(to_tensor(a, t, sizes) for a, t in zip(results, types, strict=True))
 
 
 def headers(machine: Target) -> dict[str, str]:
@@ -117,10 +117,10 @@ def headers(machine: Target) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
-def built(lowering: Lowering, cache: Path | None) -> Path:
+def build_text(lowering: Lowering, cache: Path | None) -> Path:
     """Build the text as a shared object; raises CompilerError if this machine cannot run it."""
     if lowering.target.kind == "mlir":
-        return mlir.built(lowering, cache)
+        return mlir.build_text(lowering, cache)
     check_runnable(lowering.target)
     return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,), split=cpp.parts)
 
@@ -137,7 +137,7 @@ def check_runnable(machine: Target) -> None:
 def to_array(t: torch.Tensor) -> np.ndarray[Any, Any]:
     """A tensor as the interpreters represent it: dtypes that NumPy lacks become f32."""
     t = t.detach()
-    return np.asarray(t.float().numpy() if t.dtype in HELD else t.numpy())
+    return np.asarray(t.float().numpy() if t.dtype in WIDENED else t.numpy())
 
 
 def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type, sizes: Mapping[Size, int]) -> torch.Tensor:
@@ -150,10 +150,10 @@ def _run_text(
     lowering: Lowering, inputs: Sequence[torch.Tensor], planned: launcher.Plan, cache: Path | None
 ) -> tuple[torch.Tensor, ...]:
     """Run the text on poisoned outputs and temporaries, so that elements that it does not write are visible."""
-    path = built(lowering, cache)
-    at = buffers.sizes_of(lowering, inputs)
+    path = build_text(lowering, cache)
+    sizes = buffers.sizes_of(lowering, inputs)
     outputs = [poisoned(b) for b in planned.outputs]
-    temps = [poisoned(b) for b in buffers.temporaries(lowering, at)]
+    temps = [poisoned(b) for b in buffers.temporaries(lowering, sizes)]
     launcher.run_once(path, [*inputs, *outputs, *temps], planned.sizes, threads=torch.get_num_threads())
     return tuple(outputs)
 
@@ -177,8 +177,8 @@ def execute_guarded(
     requires that. `apart` makes each buffer a separate allocation on the GPU and keeps line information in the code,
     for tools such as compute-sanitizer.
     """
-    at = buffers.sizes_of(lowering, inputs)
-    planned = buffers.plan(lowering, at)
+    sizes = buffers.sizes_of(lowering, inputs)
+    planned = buffers.plan(lowering, sizes)
     if lowering.target.kind == "cuda":
         inputs = gpu_programs.aligned(inputs)
         emulate = emulate or bool(patience)
@@ -186,8 +186,8 @@ def execute_guarded(
     elif lowering.target.kind == "triton":
         call = triton.guarded_call(lowering, planned)
     else:
-        call = guarded.entry(built(lowering, cache), planned.sizes, torch.get_num_threads())
-    return guarded.run(call, planned, inputs, buffers.temporaries(lowering, at), runs, patience)
+        call = guarded.entry(build_text(lowering, cache), planned.sizes, torch.get_num_threads())
+    return guarded.run(call, planned, inputs, buffers.temporaries(lowering, sizes), runs, patience)
 
 
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -200,9 +200,9 @@ def accuracy(lowering: Lowering) -> Accuracy:
     program = lowering.stages.get("tile")
     nodes = [n for f in program.kernels for s in f.body for n in s.walk()] if program is not None else []
     used = {n.name for n in nodes if isinstance(n, Op)}
-    rows = {n.instruction for n in nodes if isinstance(n, Mma)}
-    taken = [row for row in lowering.target.instructions if row.name in rows]
-    coarse, flushes = any(row.coarse for row in taken), any(row.flushes for row in taken)
+    instruction_names = {n.instruction for n in nodes if isinstance(n, Mma)}
+    instructions = [row for row in lowering.target.instructions if row.name in instruction_names]
+    coarse, flushes = any(row.coarse for row in instructions), any(row.flushes for row in instructions)
     kind = "tosa" if "tosa" in lowering.target.features else lowering.target.kind
     threefold = "tf32" in used or "tf32x3" in lowering.stages.get("triton", "")
     terms = THREEFOLD if threefold else 0.0, "exp2_ftz" in used, COARSE if coarse else 0.0
@@ -212,8 +212,8 @@ def accuracy(lowering: Lowering) -> Accuracy:
 def own_equations(lowering: Lowering, program: TensorProgram) -> TensorProgram:
     """The program's own Tensor IR, with the roundings that its kernels apply when storing for others; the bounds of our
     own errors are derived from it."""
-    made = lowering.stages.get("tensor")
-    return program if made is None else with_rounded(program, rounded_in(made))
+    equations = lowering.stages.get("tensor")
+    return program if equations is None else with_rounded(program, rounded_in(equations))
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:
@@ -312,12 +312,12 @@ def compile(
             captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
         captured = captured if quantize is None else quantized(captured, quantize)
         return build_captured(
-            captured, limited(_named(target), memory_limit),
+            captured, with_memory_limit(_target_named(target), memory_limit),
             schedules=schedules, cache=cache, threads=threads, check_indices=check_indices,
         )  # fmt: skip
 
 
-def limited(machine: Target, memory_limit: int | None) -> Target:
+def with_memory_limit(machine: Target, memory_limit: int | None) -> Target:
     """A target with a memory limit in bytes; raises CompilerError if the limit is not a positive int."""
     if memory_limit is None:
         return machine
@@ -328,10 +328,10 @@ def limited(machine: Target, memory_limit: int | None) -> Target:
 
 def quantized(captured: frontend.Captured, mode: str) -> frontend.Captured:
     """Quantize the matmuls by weights; raises CompilerError if the program has none that can be quantized."""
-    made = frontend.quantized(captured, mode)
-    if made.program is captured.program:
+    quantized_program = frontend.quantized(captured, mode)
+    if quantized_program.program is captured.program:
         raise CompilerError(f"quantize={mode!r}: the program has no matmul with a weight that can be quantized")
-    return made
+    return quantized_program
 
 
 def build_captured(
@@ -346,20 +346,22 @@ def build_captured(
     """The second half of `compile`: build an executable from a captured program."""
     if check_indices not in CHECKS:
         raise CompilerError(f"check_indices must be one of {', '.join(CHECKS)}, not {check_indices!r}")
-    machine = _named(target)
+    machine = _target_named(target)
     if check_indices == "off":
         warnings.warn(UNCHECKED, UncheckedWarning, stacklevel=2)
         machine = machine.replace(checked=False)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     with garbage.held_back():
-        given = tuple(sorted((schedules or {}).items()))
-        known = shelf.stored(folder, machine.name, gpu_programs.device_of(machine))
-        code = _code(captured.program, machine, given, folder, known)
+        schedule_items = tuple(sorted((schedules or {}).items()))
+        records = shelf.stored(folder, machine.name, gpu_programs.device_of(machine))
+        code = _stages_to_run(captured.program, machine, schedule_items, folder, records)
     wait = check_indices == "sync"
-    return _executable(captured, code, lambda: lowered(captured.program, machine, given, known), threads, folder, wait)
+    return _make_executable(
+        captured, code, lambda: lowered(captured.program, machine, schedule_items, records), threads, folder, wait
+    )
 
 
-def _executable(
+def _make_executable(
     captured: frontend.Captured,
     code: Lowering,
     lower: Callable[[], Lowering],
@@ -368,8 +370,8 @@ def _executable(
     wait: bool = False,
 ) -> Executable:
     names = [i.name for i in captured.program.inputs]
-    bound = {names.index(name): value for name, value in captured.constants.items()}
-    return Executable(captured, code, _launcher(captured, code, bound, threads, folder, wait), lower)
+    constants = {names.index(name): value for name, value in captured.constants.items()}
+    return Executable(captured, code, _make_launcher(captured, code, constants, threads, folder, wait), lower)
 
 
 def rebuild(like: Executable, text: str, *, cache: Path | None = None, threads: int = 0) -> Executable:
@@ -379,22 +381,22 @@ def rebuild(like: Executable, text: str, *, cache: Path | None = None, threads: 
     """
     code, captured = like.code, like.captured
     try:
-        head = header.parse(text)
+        parsed = header.parse(text)
     except ValueError as problem:
         raise CompilerError(f"the text cannot be launched: {problem}") from problem
-    before, now = (
-        [[(t.dtype, t.shape, t.strides) for t in some] for some in (p.inputs, p.outputs)]
-        for p in (head, code.stages["kernel"])
+    text_buffers, program_buffers = (
+        [[(t.dtype, t.shape, t.strides) for t in tensors] for tensors in (p.inputs, p.outputs)]
+        for p in (parsed, code.stages["kernel"])
     )
-    if before != now:
+    if text_buffers != program_buffers:
         raise CompilerError("the text takes other buffers than the program")
-    stages = {"torch": captured.program, "kernel": head, pipeline.TEXTS[code.target.kind]: text}
-    held = Lowering(stages, code.target, {})
+    stages = {"torch": captured.program, "kernel": parsed, pipeline.TEXTS[code.target.kind]: text}
+    lowering = Lowering(stages, code.target, {})
     folder = cache if cache is not None else detect.default_cache(os.environ)
-    return _executable(captured, held, lambda: held, threads, folder)
+    return _make_executable(captured, lowering, lambda: lowering, threads, folder)
 
 
-def _launcher(
+def _make_launcher(
     captured: frontend.Captured,
     lowering: Lowering,
     bound: Mapping[int, torch.Tensor],
@@ -405,71 +407,73 @@ def _launcher(
     """A function that calls the code; buffers are planned now or, for symbolic sizes, at the first call with them."""
 
     def refuse(*arguments: torch.Tensor) -> None:
-        left = iter(arguments)
-        every = [bound[n] if n in bound else next(left) for n in range(len(captured.program.inputs))]
-        frontend.refuse(captured.program, every)
+        remaining = iter(arguments)
+        inputs = [bound[n] if n in bound else next(remaining) for n in range(len(captured.program.inputs))]
+        frontend.refuse(captured.program, inputs)
 
     if lowering.target.kind == "cuda":
         load = gpu_programs.loader(lowering, bound, threads, folder, refuse, wait)
     elif lowering.target.kind == "triton":
         load = triton.loader(lowering, bound, refuse)
     else:
-        path = built(lowering, folder)
+        path = build_text(lowering, folder)
 
         def load(planned: launcher.Plan) -> launcher.Launcher:
             return launcher.load(path, planned, constants=bound, threads=threads, cache=folder, invalid=refuse)
 
-    def laid_out(at: Mapping[Size, int]) -> launcher.Launcher:
-        captured.check(at)
-        planned = buffers.plan(lowering, at)
-        made = load(planned)
-        elsewhere = buffers.overwritten(lowering)
-        if elsewhere:
-            free = [n for n in range(len(planned.inputs)) if n not in bound]
-            made = overwriting(made, {n: free.index(k) for n, k in elsewhere.items()}, lowering.target.kind == "cuda")
+    def load_for(sizes: Mapping[Size, int]) -> launcher.Launcher:
+        captured.check(sizes)
+        planned = buffers.plan(lowering, sizes)
+        launch = load(planned)
+        overwritten = buffers.overwritten(lowering)
+        if overwritten:
+            argument_positions = [n for n in range(len(planned.inputs)) if n not in bound]
+            launch = with_overwritten(
+                launch, {n: argument_positions.index(k) for n, k in overwritten.items()}, lowering.target.kind == "cuda"
+            )
         if captured.views is None:
-            return made
+            return launch
         outputs = list(planned.outputs)
-        for n in sorted(elsewhere):
-            outputs.insert(n, planned.inputs[elsewhere[n]])
-        return viewed(made, outputs, captured.views, at, frozenset(elsewhere))
+        for n in sorted(overwritten):
+            outputs.insert(n, planned.inputs[overwritten[n]])
+        return with_views(launch, outputs, captured.views, sizes, frozenset(overwritten))
 
-    sizes = captured.program.sizes
-    if not sizes:
-        return laid_out({})
-    free = [(i.name, i.type.shape) for n, i in enumerate(captured.program.inputs) if n not in bound]
+    symbolic_sizes = captured.program.sizes
+    if not symbolic_sizes:
+        return load_for({})
+    declared = [(i.name, i.type.shape) for n, i in enumerate(captured.program.inputs) if n not in bound]
 
-    return AnySize(sizes, free, laid_out)
+    return AnySize(symbolic_sizes, declared, load_for)
 
 
-def _named(which: Target | str) -> Target:
+def _target_named(which: Target | str) -> Target:
     return named.target(which) if isinstance(which, str) else which
 
 
 @functools.lru_cache(maxsize=1024)
 def lowered(
-    program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = (), known: Stored = NOTHING
+    program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = (), records: Stored = NOTHING
 ) -> Lowering:
     """The program at every stage down to text, cached by its text."""
     workers.start(len(program.calls))
-    return pipeline.lower(program, machine, dict(schedules) or None, stored=known, each=workers.each)
+    return pipeline.lower(program, machine, dict(schedules) or None, stored=records, each=workers.each)
 
 
 @functools.lru_cache(maxsize=1024)
-def _code(
+def _stages_to_run(
     program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...], folder: Path,
-    known: Stored = NOTHING,
+    records: Stored = NOTHING,
 ) -> Lowering:  # fmt: skip
     """The stages that running the program needs. Emulators and text targets need all, which are not in the cache."""
-    lower = functools.partial(lowered, program, machine, schedules, known)
+    lower = functools.partial(lowered, program, machine, schedules, records)
     if machine.kind in ("mlir", "triton") or (machine.kind == "cuda" and not gpu_programs.on_gpu(machine)):
         return lower()
     if machine.kind == "cuda":
         gpu_programs.prepare(folder)
-    made = stored.code(program, machine, schedules, folder, lower, known.digest)
-    for x in made.fallbacks if known.records else ():
+    lowering = stored.code(program, machine, schedules, folder, lower, records.digest)
+    for x in lowering.fallbacks if records.records else ():
         warnings.warn(f"kernel {x.kernel}: {x.reason}", stacklevel=2)
-    return made
+    return lowering
 
 
 def difference(ours: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> float:
@@ -479,6 +483,6 @@ def difference(ours: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> f
         if b.numel():
             x, y = a.double(), b.double()
             same = (x == y) | (x.isnan() & y.isnan())
-            far = torch.where(same, 0.0, (x - y).abs())
-            worst = max(worst, float(far.nan_to_num(nan=float("inf")).max()))
+            distance = torch.where(same, 0.0, (x - y).abs())
+            worst = max(worst, float(distance.nan_to_num(nan=float("inf")).max()))
     return worst

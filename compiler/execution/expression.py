@@ -60,10 +60,10 @@ def _try_eager(function: Callable[..., Any], inputs: list[Any], refusal: Excepti
     """Raise if PyTorch does not run the function either, since its message is clearer than that of the capture."""
     try:
         with torch.no_grad():
-            made = function(*inputs)
+            results = function(*inputs)
     except Exception as problem:  # whatever the expression makes PyTorch or Python raise
         raise CompilerError(f"PyTorch does not run the expression: {_first_line(problem)}") from refusal
-    kinds = {type(leaf).__name__ for leaf in pytree.tree_leaves(made) if not isinstance(leaf, torch.Tensor)}
+    kinds = {type(leaf).__name__ for leaf in pytree.tree_leaves(results) if not isinstance(leaf, torch.Tensor)}
     if kinds - {"int", "float", "bool", "NoneType"}:
         raise CompilerError(f"the expression gives no tensor but {', '.join(sorted(kinds))}") from refusal
 
@@ -85,9 +85,9 @@ class _Hoist(ast.NodeTransformer):
                 self.inputs.append(self._value(node))
                 return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
             case ast.Attribute(ast.Name("nn") | ast.Attribute(ast.Name("torch"), "nn"), name) if _is_module(name):
-                made = f"module{len(self.scope)}"
-                self.scope[made] = self._value(node).eval().requires_grad_(False)
-                return ast.copy_location(ast.Name(made, ast.Load()), node)
+                module_name = f"module{len(self.scope)}"
+                self.scope[module_name] = self._value(node).eval().requires_grad_(False)
+                return ast.copy_location(ast.Name(module_name, ast.Load()), node)
         return self.generic_visit(node)
 
     def _value(self, node: ast.Call) -> Any:
@@ -99,8 +99,8 @@ class _Hoist(ast.NodeTransformer):
 
 
 def _is_module(name: str) -> bool:
-    made = getattr(torch.nn, name, None)
-    return isinstance(made, type) and issubclass(made, torch.nn.Module)
+    attribute = getattr(torch.nn, name, None)
+    return isinstance(attribute, type) and issubclass(attribute, torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Outcome:
     function: Callable[..., Any]
     inputs: list[Any]
     compiled: executable.Executable
-    captured_in: float  # seconds
-    compiled_in: float
+    capture_seconds: float
+    compile_seconds: float
     difference: float
     verdict: Verdict
     quantization: float | None = None  # its own error, in f64
@@ -129,41 +129,48 @@ def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | 
         function, inputs, captured = capture(code, seed)
         original = captured
         captured = captured if quantize is None else executable.quantized(captured, quantize)
-        between = time.perf_counter()
-        chosen = pipeline.read_schedules(schedules, captured.program, machine) if schedules else None
-        compiled = executable.build_captured(captured, machine, schedules=chosen)
+        captured_at = time.perf_counter()
+        parsed_schedules = pipeline.read_schedules(schedules, captured.program, machine) if schedules else None
+        compiled = executable.build_captured(captured, machine, schedules=parsed_schedules)
         end = time.perf_counter()
-        known = dict(zip(original.arguments, inputs, strict=True))
+        values = dict(zip(original.arguments, inputs, strict=True))
         try:
-            ours = [x.cpu() for x in compiled.launch(*(known[n] for n in captured.arguments))]
-            eager = _leaves(captured, function, inputs) if quantize is None else _run(captured, known)
+            ours = [x.cpu() for x in compiled.launch(*(values[n] for n in captured.arguments))]
+            eager = _eager_results(captured, function, inputs) if quantize is None else _run_in_eager(captured, values)
         except Exception as problem:  # of the compiled function, or of the expression itself
             _try_eager(function, inputs, problem)
             raise
-        verdict = truth.judge(captured.program, _given(captured, known), ours, compiled.lowering)
-        own = None
+        verdict = truth.judge(captured.program, _program_inputs(captured, values), ours, compiled.lowering)
+        quantization_error = None
         if quantize is not None:
-            exact, before = (_run(c, known, torch.float64) for c in (captured, original))
-            own = executable.difference(exact, before)
+            exact, unquantized = (_run_in_eager(c, values, torch.float64) for c in (captured, original))
+            quantization_error = executable.difference(exact, unquantized)
     return Outcome(
-        function, inputs, compiled, between - start, end - between, executable.difference(ours, eager), verdict, own
+        function,
+        inputs,
+        compiled,
+        captured_at - start,
+        end - captured_at,
+        executable.difference(ours, eager),
+        verdict,
+        quantization_error,
     )
 
 
-def _given(captured: frontend.Captured, known: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def _program_inputs(captured: frontend.Captured, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """The values of the program's inputs, including its weights."""
-    return [(captured.constants[i.name] if i.constant else known[i.name]).cpu() for i in captured.program.inputs]
+    return [(captured.constants[i.name] if i.constant else values[i.name]).cpu() for i in captured.program.inputs]
 
 
-def _run(
-    captured: frontend.Captured, known: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+def _run_in_eager(
+    captured: frontend.Captured, values: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> Sequence[torch.Tensor]:
     """Eager's results of the program, on the CPU, which supports int8 matmuls of any size."""
     with torch.device("cpu"):
-        return frontend.execute(captured.program, _given(captured, known), dtype)
+        return frontend.execute(captured.program, _program_inputs(captured, values), dtype)
 
 
-def _leaves(captured: frontend.Captured, function: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
+def _eager_results(captured: frontend.Captured, function: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
     """The function's own results, as the outputs of its program."""
     with frontend.FirstOfEqual():
         leaves = pytree.tree_leaves(function(*inputs))

@@ -32,10 +32,10 @@ from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cuda"
 STAGES = ("kernel", "cuda")  # stages that run as launches
-WATCHED = 30.0  # the timeout of a run on a GPU, in seconds
+RUN_TIMEOUT = 30.0  # the timeout of a run on a GPU, in seconds
 _ALIGNMENT = 64  # buffers keep their tensors' offset from multiples of this many bytes
 # Device functions whose threads act independently.
-_ALONE = frozenset(
+_INDEPENDENT_FUNCTIONS = frozenset(
     """
     mlc_load mlc_load_keep mlc_load_once mlc_load_where mlc_store mlc_store_global mlc_store_once mlc_scaled_halves
     mlc_widened mlc_wait_dependencies
@@ -48,22 +48,22 @@ _ALONE = frozenset(
 
 def launches(program: k.Program, plan: Plan) -> LaunchPlan:
     """The launches of the functions of `program`, on the buffers of `plan`; empty grids are left out."""
-    at = dict(zip(program.sizes, plan.sizes, strict=True))
-    temps = tuple(Buffer(t.name, guarded.held(numbers(t.shape, at), numbers(t.strides, at), t.dtype.bytes))
+    sizes = dict(zip(program.sizes, plan.sizes, strict=True))
+    temps = tuple(Buffer(t.name, guarded.held(numbers(t.shape, sizes), numbers(t.strides, sizes), t.dtype.bytes))
                   for t in program.temps)  # fmt: skip
-    places = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
-    made = []
+    positions = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
+    out = []
     for f, name in zip(program.functions, cuda.names(program), strict=True):
-        grid = _extent(numbers(f.grid, at))
+        grid = _extent(numbers(f.grid, sizes))
         if all(grid):
-            args: list[int | Size | Map | Flag] = [places[p.name] for p in f.params]
+            args: list[int | Size | Map | Flag] = [positions[p.name] for p in f.params]
             args += [Size(n) for n in plan.sizes]
-            args += [_map(m, f, places[m.buffer], at) for m in f.maps]
+            args += [_tensor_map(m, f, positions[m.buffer], sizes) for m in f.maps]
             args += [Flag()] * fails(f.body)
             shared, block, cluster = k.dynamic_shared(f)[1], _extent(f.block), (f.cluster, 1, 1)
-            made.append(Launch(name, grid, block, tuple(args), shared, cluster, _has_barriers(f), overlaps(f)))
+            out.append(Launch(name, grid, block, tuple(args), shared, cluster, _has_barriers(f), overlaps(f)))
     return LaunchPlan(
-        tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
+        tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(out), temps, plan.temporaries,
         plan.arena, plan.zeros,
     )  # fmt: skip
 
@@ -73,15 +73,15 @@ def _extent(sizes: tuple[int, ...]) -> Extent:
     return x, y, z
 
 
-def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
+def _tensor_map(m: k.TensorMap, f: k.Function, number: int, sizes: Sizes) -> Map:
     """A tensor map of a whole parameter, innermost axis first."""
     t = next(p for p in f.params if p.name == m.buffer)
     axes = memory_order(t)[::-1]
-    shape, steps = numbers(t.shape, at), numbers(t.strides, at)
+    shape, steps = numbers(t.shape, sizes), numbers(t.strides, sizes)
     dims = tuple(shape[d] for d in axes)
     # The copy engine demands an aligned stride even of an axis of one element.
-    odd = {d for d in axes[1:] if shape[d] == 1}
-    strides = tuple(BASE if d in odd else steps[d] * t.dtype.bytes for d in axes)
+    unit_axes = {d for d in axes[1:] if shape[d] == 1}
+    strides = tuple(BASE if d in unit_axes else steps[d] * t.dtype.bytes for d in axes)
     return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle, m.steps)
 
 
@@ -94,7 +94,7 @@ def _has_barriers(f: k.Function) -> bool:
     return header.is_launch(f) or any(
         isinstance(n, k.Barrier | k.Together)
         or (isinstance(n, k.Array) and n.space == "shared")
-        or (isinstance(n, k.Call) and n.function not in _ALONE)
+        or (isinstance(n, k.Call) and n.function not in _INDEPENDENT_FUNCTIONS)
         for n in f.walk()
     )
 
@@ -145,11 +145,11 @@ def architecture(target: Target) -> str | None:
 
     The text for an older GPU is compiled for this one: sm_80 runs as sm_90 on an H200.
     """
-    here = device.devices() if target.kind == "cuda" else ()
-    if not here:
+    gpus = device.devices() if target.kind == "cuda" else ()
+    if not gpus:
         return None
     number, specific = target.name.removeprefix("sm_").removesuffix("a"), target.name.endswith("a")
-    major, minor = here[0].capability
+    major, minor = gpus[0].capability
     if int(number) > 10 * major + minor or (specific and int(number) != 10 * major + minor):
         return None
     return f"sm_{major}{minor}{'a' if specific else ''}"
@@ -178,33 +178,33 @@ def caller(
     The emulator orders threads and blocks differently in each run, and its findings are complaints. On a GPU the
     buffers are parts of one allocation; with `apart`, each is an allocation, and the code has line information.
     """
-    made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
+    source, launch_plan = text(lowering, stage), launches(lowering.stages["kernel"], plan)
     check = check or stage == "kernel"
     if not (check or emulate) and (arch := architecture(lowering.target)) is not None:
-        parts = [made] if apart else cuda.parts(made)  # tools report lines of the whole text
+        parts = [source] if apart else cuda.parts(source)  # tools report lines of the whole text
         code = cubin.build_cubins(parts, arch, cubin.kernel_flags(line_info=apart), include=(HEADERS,), cache=cache)
-        return _gpu_call(code, launched, apart)
-    path = emulator.build(made, (HEADERS,), check, cache)
+        return _gpu_call(code, launch_plan, apart)
+    path = emulator.build(source, (HEADERS,), check, cache)
     threads = torch.get_num_threads()
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
         pointers = [memory.ctypes.data + place for place in places]
-        found = emulator.run_pointers(path, launched, pointers, check, number, threads=threads)
-        return [*map(_line, found.reports), *([guarded.INVALID] * found.invalid)]
+        result = emulator.run_pointers(path, launch_plan, pointers, check, number, threads=threads)
+        return [*map(_finding_line, result.reports), *([guarded.INVALID] * result.invalid)]
 
     return call
 
 
-def _line(report: Report) -> str:
+def _finding_line(report: Report) -> str:
     """A finding with its place in the text, in the format of compilers."""
     return f"kernel.cu:{report.line}: {report}"
 
 
-def _gpu_call(made: tuple[cubin.Cubin, ...], launched: LaunchPlan, apart: bool) -> guarded.Call:
+def _gpu_call(cubins: tuple[cubin.Cubin, ...], launch_plan: LaunchPlan, apart: bool) -> guarded.Call:
     """A call that copies the memory to the GPU before a run and back after it: in one piece, or with `apart` each
     buffer by itself."""
-    kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), made, launched)
-    sizes = [b.size for b in launched.buffers]
+    kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), cubins, launch_plan)
+    sizes = [b.size for b in launch_plan.buffers]
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
         # A separate buffer keeps its offset from a multiple of 64 bytes.
@@ -212,9 +212,9 @@ def _gpu_call(made: tuple[cubin.Cubin, ...], launched: LaunchPlan, apart: bool) 
         ends = [place + size for place, size in zip(places, sizes, strict=True)] if apart else [memory.size]
         pieces = [torch.from_numpy(memory[a:b]).cuda() for a, b in zip(starts, ends, strict=True)]
         bases = [p.data_ptr() - a for p, a in zip(pieces, starts, strict=True)] * (1 if apart else len(places))
-        where = tuple(base + place for base, place in zip(bases, places, strict=True))
-        kernels.run(where, torch.cuda.current_stream().cuda_stream)
-        gpu.synchronize(WATCHED, "running " + ", ".join(x.kernel for x in launched.launches))
+        addresses = tuple(base + place for base, place in zip(bases, places, strict=True))
+        kernels.run(addresses, torch.cuda.current_stream().cuda_stream)
+        gpu.synchronize(RUN_TIMEOUT, "running " + ", ".join(x.kernel for x in launch_plan.launches))
         for piece, a, b in zip(pieces, starts, ends, strict=True):
             memory[a:b] = piece.cpu().numpy()
         return (guarded.INVALID,) if kernels.failed() else ()
@@ -249,14 +249,14 @@ def loader(
     `invalid` is called with the arguments of a call whose data the kernels reject, and raises. On a GPU this needs
     `wait`, by which the host waits for each call; otherwise the next call raises InvalidData.
     """
-    made, program = text(lowering, "cuda"), lowering.stages["kernel"]
+    source, program = text(lowering, "cuda"), lowering.stages["kernel"]
     arch = architecture(lowering.target)
     if arch is None:
-        path = emulator.build(made, (HEADERS,), cache=cache)
-        return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads, invalid)
+        path = emulator.build(source, (HEADERS,), cache=cache)
+        return lambda plan: _emulated_launcher(path, plan, launches(program, plan), constants, threads, invalid)
     # PyTorch accepts zero-dimensional CPU tensors wherever it accepts numbers.
     constants = {n: x.cuda() if x.device.type == "cpu" and not x.dim() else x for n, x in constants.items()}
-    code = cubin.build_cubins(cuda.parts(made), arch, include=(HEADERS,), cache=cache)
+    code = cubin.build_cubins(cuda.parts(source), arch, include=(HEADERS,), cache=cache)
     if not program.sizes:
         return lambda plan: gpu.load(
             code, plan, launches(program, plan), constants=constants, cache=cache, invalid=invalid if wait else None
@@ -269,20 +269,20 @@ def loader(
     )  # fmt: skip
 
 
-def _emulated(
+def _emulated_launcher(
     path: Path,
     plan: Plan,
-    launched: LaunchPlan,
+    launch_plan: LaunchPlan,
     constants: Mapping[int, torch.Tensor],
     threads: int,
     invalid: Callable[..., object],
 ) -> Launcher:
     def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
-        held = (*aligned(inputs), *outputs)  # keeps copies of inputs alive until the kernels have run
-        pointers = [x.data_ptr() for x in held]
-        found = emulator.run_pointers(path, launched, pointers, threads=threads or torch.get_num_threads())
-        if found.reports:
-            raise CompilerError("the emulator stopped: " + "; ".join(map(_line, found.reports)))
-        return found.invalid
+        tensors = (*aligned(inputs), *outputs)  # keeps copies of inputs alive until the kernels have run
+        pointers = [x.data_ptr() for x in tensors]
+        result = emulator.run_pointers(path, launch_plan, pointers, threads=threads or torch.get_num_threads())
+        if result.reports:
+            raise CompilerError("the emulator stopped: " + "; ".join(map(_finding_line, result.reports)))
+        return result.invalid
 
     return launcher.in_python(plan, launcher.bind(plan, constants), run, invalid)

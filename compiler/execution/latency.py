@@ -33,7 +33,7 @@ class Parts:
     loaded: float
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         return self.captured + self.lowered + self.built + self.loaded
 
 
@@ -54,14 +54,14 @@ def measure(code: str, seed: int, target: str) -> Latency:
         cache = Path(folder)
         executable.compile(lambda x: torch.relu(x) + 1, (torch.ones(3, 5, 7),), machine, cache=cache)
         function, inputs = expression.program(code, seed)
-        new, _ = _parts(function, inputs, machine, cache)
-        again, compiled = _parts(function, inputs, machine, cache)
+        new, _ = _measure_parts(function, inputs, machine, cache)
+        again, compiled = _measure_parts(function, inputs, machine, cache)
         timer = timeit.Timer("f(*x)", globals={"f": compiled, "x": inputs})
         calls = max(1, timer.autorange()[0] // 4)
         return Latency(new, again, min(timer.repeat(5, calls)) / calls)
 
 
-def _parts(
+def _measure_parts(
     function: Callable[..., Any], inputs: Sequence[Any], machine: Target, cache: Path
 ) -> tuple[Parts, executable.Executable]:
     times = [time.perf_counter()]
@@ -70,7 +70,7 @@ def _parts(
         times.append(time.perf_counter())
         lowering = executable.lowered(captured.program, machine)
         times.append(time.perf_counter())
-        executable.built(lowering, cache)
+        executable.build_text(lowering, cache)
         times.append(time.perf_counter())
         compiled = executable.build_captured(captured, machine, cache=cache)
         times.append(time.perf_counter())

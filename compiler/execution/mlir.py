@@ -24,13 +24,13 @@ def to_mlir(program: Captured | aten.Program | tensor.Program, dialect: str = "l
     """
     if dialect not in targets.DIALECTS:
         raise CompilerError(f"unknown dialect {dialect!r}; the dialects are {', '.join(targets.DIALECTS)}")
-    given = program.program if isinstance(program, Captured) else program
-    source = "tensor" if isinstance(given, tensor.Program) else "torch"
-    text: str = lower(given, targets.DIALECTS[dialect], source=source).stages["mlir"]
+    source_program = program.program if isinstance(program, Captured) else program
+    source = "tensor" if isinstance(source_program, tensor.Program) else "torch"
+    text: str = lower(source_program, targets.DIALECTS[dialect], source=source).stages["mlir"]
     return text
 
 
-def built(lowering: Lowering, cache: Path | None) -> Path:
+def build_text(lowering: Lowering, cache: Path | None) -> Path:
     """Build the text as a shared object; raises ToolchainError, with what to install, if MLIR's tools are missing."""
     return mlir.build(_module(lowering), cache)
 
@@ -44,5 +44,5 @@ def build_together(lowerings: Sequence[Lowering], cache: Path | None = None) -> 
 
 def _module(lowering: Lowering) -> mlir.Module:
     program, text = lowering.stages["tensor"], lowering.stages["mlir"]
-    word = hashlib.sha256((text + tensor_text.show(program)).encode()).hexdigest()[:16]
-    return mlir.Module(entry.entry(text, program, word), entry.around(program, word), f"{entry.ENTRY}_{word}")
+    digest = hashlib.sha256((text + tensor_text.show(program)).encode()).hexdigest()[:16]
+    return mlir.Module(entry.entry(text, program, digest), entry.around(program, digest), f"{entry.ENTRY}_{digest}")

@@ -26,8 +26,8 @@ def target(name: str = "cpu") -> Target:
     `cuda` is the GPU of this machine, or sm_90a if there is none. With the suffix `:strict`, the target has no tensor
     instructions that round f32 operands.
     """
-    plain, _, how = name.partition(":")
-    if how == "strict" and plain != "cpu":
+    plain, _, variant = name.partition(":")
+    if variant == "strict" and plain != "cpu":
         return nvidia.strict(target(plain))
     if name == "cpu":
         return _this_cpu()

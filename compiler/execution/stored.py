@@ -31,22 +31,30 @@ def code(
     schedules: tuple[tuple[str, Schedule], ...],
     cache: Path,
     lower: Callable[[], Lowering],
-    known: str = "",
+    records_digest: str = "",
 ) -> Lowering:
     """The program with its text and launches, without the stages between. If it is not in the cache, `lower` makes all
-    stages. `known` is the digest of the stored schedules."""
-    path = store.entry(cache, _key(program, target, schedules, known), SUFFIX)
-    if (found := store.taken(path)) is not None:
-        return _read(found[0], program, target)
-    made = lower()
+    stages. `records_digest` is the digest of the stored schedules."""
+    path = store.entry(cache, _key(program, target, schedules, records_digest), SUFFIX)
+    if (parts := store.taken(path)) is not None:
+        return _read(parts[0], program, target)
+    lowering = lower()
     with contextlib.suppress(CacheError):  # a read-only or full cache is not updated
-        _write(path, made)
-    return made
+        _write(path, lowering)
+    return lowering
 
 
-def _key(program: aten.Program, target: Target, schedules: tuple[tuple[str, Schedule], ...], known: str) -> str:
-    given = [f"{name} {steps.show(x)}" for name, x in schedules]
-    parts = (sources(), _shown(target), aten_text.show(program), *given, *([known] if known else []))
+def _key(
+    program: aten.Program, target: Target, schedules: tuple[tuple[str, Schedule], ...], records_digest: str
+) -> str:
+    schedule_texts = [f"{name} {steps.show(x)}" for name, x in schedules]
+    parts = (
+        sources(),
+        _target_text(target),
+        aten_text.show(program),
+        *schedule_texts,
+        *([records_digest] if records_digest else []),
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -61,23 +69,23 @@ def sources() -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _shown(target: Target) -> str:
+def _target_text(target: Target) -> str:
     return repr(target)
 
 
 def _read(content: bytes, program: aten.Program, target: Target) -> Lowering:
-    held = json.loads(content)
-    launched = kernel_text.parse(held["kernel"])
+    entry = json.loads(content)
+    launched = kernel_text.parse(entry["kernel"])
     kernel.verify(launched)
-    stages = {"torch": program, "kernel": launched, TEXTS[target.kind]: held["text"]}
-    return Lowering(stages, target, {}, tuple(Fallback(*x) for x in held["fallbacks"]))
+    stages = {"torch": program, "kernel": launched, TEXTS[target.kind]: entry["text"]}
+    return Lowering(stages, target, {}, tuple(Fallback(*x) for x in entry["fallbacks"]))
 
 
-def _write(path: Path, made: Lowering) -> None:
-    text = made.stages[TEXTS[made.target.kind]]
-    launched = kernel_text.show(header.launched(made.stages["kernel"]))
-    held = {"kernel": launched, "text": text, "fallbacks": [(x.kernel, x.reason) for x in made.fallbacks]}
-    with store.workshop(path) as work:
-        draft = work / "program"
-        draft.write_text(json.dumps(held))
+def _write(path: Path, lowering: Lowering) -> None:
+    text = lowering.stages[TEXTS[lowering.target.kind]]
+    launched = kernel_text.show(header.launched(lowering.stages["kernel"]))
+    entry = {"kernel": launched, "text": text, "fallbacks": [(x.kernel, x.reason) for x in lowering.fallbacks]}
+    with store.workshop(path) as folder:
+        draft = folder / "program"
+        draft.write_text(json.dumps(entry))
         store.publish(draft, path)

@@ -29,7 +29,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Ran:
+class TrialResult:
     """The outputs by name, complaints about the runs, the largest difference from eager, and the verdict.
 
     The verdict is None without an expression to compare with.
@@ -46,24 +46,24 @@ class Ran:
         return not self.complaints and (self.verdict is None or self.verdict.ok)
 
 
-def run(path: Path, target: str | None, code: str | None, seed: int, shapes: Shapes | None = None) -> Ran:
+def run(path: Path, target: str | None, code: str | None, seed: int, shapes: Shapes | None = None) -> TrialResult:
     """Compile and run the text of a file, on the inputs of an expression if there is one, else on random inputs."""
     lowering = dumps.load(path, target)
     with torch.no_grad():
-        wanted = _of_expression(code, seed, path, lowering) if code is not None else None
-        inputs = wanted.inputs if wanted is not None else draw(lowering, seed, shapes or {})
+        expected = _from_expression(code, seed, path, lowering) if code is not None else None
+        inputs = expected.inputs if expected is not None else draw_inputs(lowering, seed, shapes or {})
         outcome = _guarded(path, lowering, inputs)
         names = [t.name for t in lowering.stages["kernel"].outputs]
         outputs = dict(zip(names, outcome.outputs, strict=True)) if outcome.outputs else {}
         complaints = outcome.complaints if outcome.same else (*outcome.complaints, "three runs do not agree")
-        if wanted is None or not outputs:
-            return Ran(lowering, outputs, complaints)
-        if [(x.numel(), x.dtype) for x in outputs.values()] != [(x.numel(), x.dtype) for x in wanted.outputs]:
-            shown = ", ".join(f"{launcher.NAMES[x.dtype]}{list(x.shape)}" for x in wanted.outputs)
-            raise CompilerError(f"{path}: the expression computes {shown}, and the text does not")
-        ours = [x.reshape(e.shape) for x, e in zip(outputs.values(), wanted.outputs, strict=True)]
-        verdict = truth.judge(wanted.program, inputs, ours, lowering)
-        return Ran(lowering, outputs, complaints, executable.difference(ours, wanted.outputs), verdict)
+        if expected is None or not outputs:
+            return TrialResult(lowering, outputs, complaints)
+        if [(x.numel(), x.dtype) for x in outputs.values()] != [(x.numel(), x.dtype) for x in expected.outputs]:
+            computed = ", ".join(f"{launcher.NAMES[x.dtype]}{list(x.shape)}" for x in expected.outputs)
+            raise CompilerError(f"{path}: the expression computes {computed}, and the text does not")
+        ours = [x.reshape(e.shape) for x, e in zip(outputs.values(), expected.outputs, strict=True)]
+        verdict = truth.judge(expected.program, inputs, ours, lowering)
+        return TrialResult(lowering, outputs, complaints, executable.difference(ours, expected.outputs), verdict)
 
 
 def check(path: Path, target: str | None, seed: int, shapes: Shapes, launches: Sequence[str] = ()) -> tuple[str, ...]:
@@ -71,10 +71,10 @@ def check(path: Path, target: str | None, seed: int, shapes: Shapes, launches: S
     lowering = dumps.load(path, target)
     if "cuda" not in lowering.stages:
         raise CompilerError(f"{path}: check mode is for CUDA texts, and target {lowering.target.name} has none")
-    lowering = _launched(path, lowering, launches)
-    found = _guarded(path, lowering, draw(lowering, seed, shapes), check=True).complaints
+    lowering = _with_launches(path, lowering, launches)
+    complaints = _guarded(path, lowering, draw_inputs(lowering, seed, shapes), check=True).complaints
     # Different orders report the same problem at different places: keep one finding per kind, line and buffer.
-    return tuple({re.split("[+,]", line)[0]: line for line in reversed(found)}.values())[::-1]
+    return tuple({re.split("[+,]", line)[0]: line for line in reversed(complaints)}.values())[::-1]
 
 
 def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], check: bool = False) -> guarded.Outcome:
@@ -85,16 +85,16 @@ def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], che
     except ToolchainError as problem:
         if not is_text:
             raise
-        said = re.sub(rf"\b{findings.TEXT}:", f"{path}:", str(problem))
-        raise CompilerError(f"{path} does not compile: {said}") from problem
+        message = re.sub(rf"\b{findings.TEXT}:", f"{path}:", str(problem))
+        raise CompilerError(f"{path} does not compile: {message}") from problem
     if not is_text:
         return outcome
-    placed = tuple(re.sub(r"^kernel\.cu:", f"{path}:", line) for line in outcome.complaints)
-    return guarded.Outcome(outcome.outputs, placed, outcome.same)
+    complaints = tuple(re.sub(r"^kernel\.cu:", f"{path}:", line) for line in outcome.complaints)
+    return guarded.Outcome(outcome.outputs, complaints, outcome.same)
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Expected:
     """The program of an expression, its inputs (including weights) in the program's order, and eager's outputs."""
 
     program: aten.Program
@@ -102,44 +102,46 @@ class _Wanted:
     outputs: tuple[torch.Tensor, ...]
 
 
-def _of_expression(code: str, seed: int, path: Path, lowering: Lowering) -> _Wanted:
+def _from_expression(code: str, seed: int, path: Path, lowering: Lowering) -> _Expected:
     _, tensors, captured = expression.capture(code, seed)
-    given = list(captured.inputs(tensors))
-    theirs = [f"{launcher.NAMES[x.dtype]}{list(x.shape)}" for x in given]
+    inputs = list(captured.inputs(tensors))
+    expression_types = [f"{launcher.NAMES[x.dtype]}{list(x.shape)}" for x in inputs]
     declared = buffers.inputs_of(lowering)
-    at = buffers.sizes_of(lowering, given) if len(given) == len(declared) else hints(lowering)
-    own = [f"{t.dtype}{list(numbers(t.shape, at))}" for t in declared]
-    if own != theirs:
-        raise CompilerError(f"{path} takes {', '.join(own)}, and the expression has {', '.join(theirs)}")
+    sizes = buffers.sizes_of(lowering, inputs) if len(inputs) == len(declared) else expected_sizes(lowering)
+    program_types = [f"{t.dtype}{list(numbers(t.shape, sizes))}" for t in declared]
+    if program_types != expression_types:
+        raise CompilerError(
+            f"{path} takes {', '.join(program_types)}, and the expression has {', '.join(expression_types)}"
+        )
     try:
-        return _Wanted(captured.program, given, frontend.execute(captured.program, given))
+        return _Expected(captured.program, inputs, frontend.execute(captured.program, inputs))
     except (RuntimeError, IndexError, ValueError) as problem:
         raise CompilerError(f"PyTorch does not run the expression: {type(problem).__name__}: {problem}") from problem
 
 
-def hints(lowering: Lowering) -> dict[Size, int]:
+def expected_sizes(lowering: Lowering) -> dict[Size, int]:
     """The expected value of each symbolic size."""
     sizes: Sequence[Size] = next(iter(lowering.stages.values())).sizes
     return {s: max(s.low, min(s.hint, s.high if s.high is not None else s.hint)) for s in sizes}
 
 
-def draw(lowering: Lowering, seed: int, shapes: Shapes) -> list[torch.Tensor]:
+def draw_inputs(lowering: Lowering, seed: int, shapes: Shapes) -> list[torch.Tensor]:
     """Random inputs of the types that a program declares, with the given shapes for symbolic sizes.
 
     Integers are valid indices of every axis of every input: at least 0 and below the least extent.
     """
-    declared, at = buffers.inputs_of(lowering), hints(lowering)
+    declared, sizes = buffers.inputs_of(lowering), expected_sizes(lowering)
     if unknown := set(shapes) - {t.name for t in declared}:
         raise CompilerError(f"no input is called {', '.join(sorted(unknown))}; they are {[t.name for t in declared]}")
     for t in declared:
         chosen = shapes.get(t.name, ())
-        at |= {e: n for e, n in zip(t.shape, chosen, strict=False) if isinstance(e, Size)}
-        if t.name in shapes and numbers(t.shape, at) != tuple(chosen):
+        sizes |= {e: n for e, n in zip(t.shape, chosen, strict=False) if isinstance(e, Size)}
+        if t.name in shapes and numbers(t.shape, sizes) != tuple(chosen):
             raise CompilerError(f"{t.name} cannot be {list(chosen)}: it is {show_type(t.dtype, t.shape, t.strides)}")
     generator = torch.Generator().manual_seed(seed)
-    laid_out = [buffers.buffer(t, at) for t in declared]
-    least = min((n for b in laid_out for n in b.shape if n), default=8)
-    return [_random(b, least, generator) for b in laid_out]
+    layouts = [buffers.buffer(t, sizes) for t in declared]
+    least = min((n for b in layouts for n in b.shape if n), default=8)
+    return [_random(b, least, generator) for b in layouts]
 
 
 def _random(b: launcher.Buffer, least: int, generator: torch.Generator) -> torch.Tensor:
@@ -147,39 +149,39 @@ def _random(b: launcher.Buffer, least: int, generator: torch.Generator) -> torch
     if dtype.is_floating_point:
         flat = torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
     else:
-        most = 2 if dtype is torch.bool else min(least, torch.iinfo(dtype).max)
-        flat = torch.randint(0, most, (count,), generator=generator).to(dtype)
+        limit = 2 if dtype is torch.bool else min(least, torch.iinfo(dtype).max)
+        flat = torch.randint(0, limit, (count,), generator=generator).to(dtype)
     return flat.as_strided(b.shape, b.stride) if math.prod(b.shape) else torch.empty(b.shape, dtype=dtype)
 
 
-def _launched(path: Path, lowering: Lowering, launches: Sequence[str]) -> Lowering:
+def _with_launches(path: Path, lowering: Lowering, launches: Sequence[str]) -> Lowering:
     """Replace grids and blocks, given as `kernel<<<64x2, 128>>>`."""
     program = lowering.stages["kernel"]
     for text in launches:
-        found = _LAUNCH.fullmatch(text)
+        match = _LAUNCH.fullmatch(text)
         names = [f.name for f in program.functions]
-        if found is None or found[1] not in names:
+        if match is None or match[1] not in names:
             raise CompilerError(f"launch {text!r}: write KERNEL<<<GRID, BLOCK>>>; the kernels of {path} are {names}")
-        grid, block = ([int(n) for n in part.split("x") if n] for part in found.groups()[1:])
+        grid, block = ([int(n) for n in part.split("x") if n] for part in match.groups()[1:])
         sizes = {"grid": tuple(map(const, grid)), "block": (*block, 1, 1)[:3]}
-        functions = [f.replace(**sizes) if f.name == found[1] else f for f in program.functions]
+        functions = [f.replace(**sizes) if f.name == match[1] else f for f in program.functions]
         program = program.replace(functions=tuple(functions))
     return Lowering({**lowering.stages, "kernel": program}, lowering.target, lowering.schedules)
 
 
-def on_its_machine(target: Target) -> bool:
+def is_on_hardware(target: Target) -> bool:
     """Whether a target's code runs on its real hardware, rather than emulated."""
     return target.kind != "cuda" or gpu_programs.on_gpu(target)
 
 
-def summary(ran: Ran) -> list[tuple[str, str]]:
+def summary(result: TrialResult) -> list[tuple[str, str]]:
     """The name of each output, with its type and range of values."""
-    return [(name, _described(x)) for name, x in ran.outputs.items()]
+    return [(name, _describe(x)) for name, x in result.outputs.items()]
 
 
-def _described(x: torch.Tensor) -> str:
-    kind, values = f"{launcher.NAMES[x.dtype]}{list(x.shape)}", x.double()
+def _describe(x: torch.Tensor) -> str:
+    type_text, values = f"{launcher.NAMES[x.dtype]}{list(x.shape)}", x.double()
     numbers = values[~values.isnan()]
-    between = f", from {numbers.min():.4g} to {numbers.max():.4g}" if numbers.numel() else ""
+    value_range = f", from {numbers.min():.4g} to {numbers.max():.4g}" if numbers.numel() else ""
     missing = values.numel() - numbers.numel()
-    return f"{kind}{between}{f', {missing} NaN' if missing else ''}"
+    return f"{type_text}{value_range}{f', {missing} NaN' if missing else ''}"

@@ -25,36 +25,36 @@ from compiler.runtime import launcher
 Tensors = Sequence[torch.Tensor]
 
 
-def judge(program: aten.Program, inputs: Tensors, made: Tensors, lowering: Lowering) -> Verdict:
-    """The worst verdict on the outputs of a program, `made` by the code of `lowering`.
+def judge(program: aten.Program, inputs: Tensors, results: Tensors, lowering: Lowering) -> Verdict:
+    """The worst verdict on `results`, the outputs of a program computed by the code of `lowering`.
 
     If a bound is below the rounding of the reference itself, Tensor IR gives the exact value, provided that both agree
     in real arithmetic.
     """
-    given = [x.cpu() for x in inputs]
+    on_cpu = [x.cpu() for x in inputs]
     with torch.device("cpu"):
-        reference = executable.reference(program, given)
+        reference = executable.reference(program, on_cpu)
     equations = torch_to_tensor.lower(program, orders=lowering.target.kind == "cpu")
-    arrays = list(map(to_array, given))
+    arrays = list(map(to_array, on_cpu))
     derived = bounds(equations, arrays, executable.accuracy(lowering))
     centres = map(to_array, reference)
-    found = _within(made, [verdicts.around(c, b) for c, b in zip(centres, derived, strict=True)])
-    if found.ok:
-        return found
+    verdict = _judge_all(results, [verdicts.around(c, b) for c, b in zip(centres, derived, strict=True)])
+    if verdict.ok:
+        return verdict
     real = bounds(equations, arrays, Accuracy(algebra=True))
-    return found if not _within(reference, real).ok else _within(made, derived)
+    return verdict if not _judge_all(reference, real).ok else _judge_all(results, derived)
 
 
-def _within(made: Tensors, bounded: Sequence[Bounded]) -> Verdict:
+def _judge_all(results: Tensors, bounded: Sequence[Bounded]) -> Verdict:
     """The worst verdict over all outputs."""
-    pairs = zip(made, bounded, strict=True)
+    pairs = zip(results, bounded, strict=True)
     judged = (
         verdicts.judge(to_array(y), verdicts.shaped(b, tuple(y.shape)), launcher.NAMES[y.dtype]) for y, b in pairs
     )
-    return verdicts.worst(judged, named=len(made) > 1)
+    return verdicts.worst(judged, named=len(results) > 1)
 
 
 def to_array(x: torch.Tensor) -> Array:
     """A tensor as bounds represent it: floats of at most 16 bits as f32."""
-    held = executable.to_array(x.cpu())
-    return held.astype(np.float32) if held.dtype == np.float16 else held
+    array = executable.to_array(x.cpu())
+    return array.astype(np.float32) if array.dtype == np.float16 else array

@@ -17,43 +17,43 @@ from compiler.runtime.launcher import Buffer, Launcher
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from the start of the whole value
 
 
-def viewed(
+def with_views(
     launch: Launcher,
-    made: Sequence[Buffer],
+    buffers: Sequence[Buffer],
     views: Sequence[View | Expr],
     sizes: Mapping[Size, int],
     inputs: Collection[int] = (),
 ) -> Launcher:
-    """A launcher of the results, as views of the buffers `made` by `launch`; `launch` itself if no view is needed.
+    """A launcher of the results, as views of the `buffers` that `launch` returns; `launch` itself if no view is needed.
 
     Buffers whose positions are in `inputs` are arguments, which are results unchanged.
     """
     memory = {v.source: (numbers(v.memory, sizes), numbers((v.begin,), sizes)[0]) for v in views if isinstance(v, View)}
-    moved = {
+    restrided = {
         n: (strides, begin) for n, (strides, begin) in memory.items()
-        if n not in inputs and (begin or not _lies(made[n], strides))
+        if n not in inputs and (begin or not _has_strides(buffers[n], strides))
     }  # fmt: skip
-    taken = set(moved)
+    used = set(restrided)
     steps: list[tuple[int, Layout | None]] = []  # (-1, None) for a number
     for v in views:
         if not isinstance(v, View):
             steps.append((-1, None))
             continue
-        ahead = numbers((v.offset,), sizes)[0] - memory[v.source][1]
-        own = (numbers(v.shape, sizes), numbers(v.strides, sizes), ahead)
-        is_whole = v.source in inputs or own == (made[v.source].shape, made[v.source].stride, 0)
-        is_itself = v.source not in taken and is_whole
-        steps.append((v.source, None if is_itself else own))
-        taken |= {v.source} if is_itself else set()
-    if steps == [(n, None) for n in range(len(made))]:
+        offset = numbers((v.offset,), sizes)[0] - memory[v.source][1]
+        view_layout = (numbers(v.shape, sizes), numbers(v.strides, sizes), offset)
+        is_whole = v.source in inputs or view_layout == (buffers[v.source].shape, buffers[v.source].stride, 0)
+        is_unchanged = v.source not in used and is_whole
+        steps.append((v.source, None if is_unchanged else view_layout))
+        used |= {v.source} if is_unchanged else set()
+    if steps == [(n, None) for n in range(len(buffers))]:
         return launch
     constant = {n: numbers((v,), sizes)[0] for n, v in enumerate(views) if not isinstance(v, View)}
 
     def run(*arguments: Any) -> tuple[Any, ...]:
         outputs: Sequence[torch.Tensor] = launch(*arguments)
-        if moved:
-            outputs = [brought(x, *moved[n]) if n in moved else x for n, x in enumerate(outputs)]
-        out = [outputs[n] if how is None else _reinterpret_tensor(outputs[n], *how) for n, how in steps]
+        if restrided:
+            outputs = [with_strides(x, *restrided[n]) if n in restrided else x for n, x in enumerate(outputs)]
+        out = [outputs[n] if layout is None else _reinterpret_tensor(outputs[n], *layout) for n, layout in steps]
         for n, number in constant.items():
             out[n] = number
         return tuple(out)
@@ -61,30 +61,30 @@ def viewed(
     return run
 
 
-def overwriting(launch: Launcher, places: Mapping[int, int], aligned: bool) -> Launcher:
-    """A launcher that also returns, at positions `places`, the arguments that these results are written to.
+def with_overwritten(launch: Launcher, positions: Mapping[int, int], aligned: bool) -> Launcher:
+    """A launcher that also returns, at `positions`, the arguments that these results are written to.
 
     An argument that kernels cannot write in place is replaced by a copy and written back: one that is lazily negated,
     and with `aligned` one that is misaligned.
     """
 
     def run(*arguments: Any) -> tuple[Any, ...]:
-        lent = list(arguments)
-        for k in places.values():
-            plain = lent[k].resolve_neg() if isinstance(lent[k], torch.Tensor) else lent[k]
-            lent[k] = gpu.aligned(plain) if aligned and isinstance(plain, torch.Tensor) else plain
-        results = list(launch(*lent))
-        for n in sorted(places):
-            k = places[n]
-            if lent[k] is not arguments[k]:
-                arguments[k].copy_(lent[k])
+        passed = list(arguments)
+        for k in positions.values():
+            plain = passed[k].resolve_neg() if isinstance(passed[k], torch.Tensor) else passed[k]
+            passed[k] = gpu.aligned(plain) if aligned and isinstance(plain, torch.Tensor) else plain
+        results = list(launch(*passed))
+        for n in sorted(positions):
+            k = positions[n]
+            if passed[k] is not arguments[k]:
+                arguments[k].copy_(passed[k])
             results.insert(n, arguments[k])
         return tuple(results)
 
     return run
 
 
-def brought(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.Tensor:
+def with_strides(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.Tensor:
     """The same elements at these strides from offset `begin` on; along an axis of stride 0 only the first is copied."""
     last = sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True)) if x.numel() else -1
     memory = torch.empty(begin + last + 1, dtype=x.dtype, device=x.device)
@@ -94,8 +94,8 @@ def brought(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.
     return out
 
 
-def _lies(buffer: Buffer, strides: tuple[int, ...]) -> bool:
+def _has_strides(buffer: Buffer, strides: tuple[int, ...]) -> bool:
     """Whether the buffer has these strides, which are irrelevant along axes of one element and for empty buffers."""
     return 0 in buffer.shape or all(
-        n == 1 or mine == its for n, mine, its in zip(buffer.shape, buffer.stride, strides, strict=True)
+        n == 1 or actual == wanted for n, actual, wanted in zip(buffer.shape, buffer.stride, strides, strict=True)
     )

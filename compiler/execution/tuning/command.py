@@ -17,7 +17,7 @@ from compiler.analysis.nests import iterations
 from compiler.execution import executable, expression, gpu_programs, named, trial
 from compiler.execution.tuning import measure, shelf
 from compiler.execution.tuning import tune as search_of
-from compiler.execution.tuning.tune import EFFORTS, Bench, Effort, Found, Tell
+from compiler.execution.tuning.tune import EFFORTS, Bench, Effort, SearchResult, Tell
 from compiler.ir import aten, loop
 from compiler.ir.statement import Program, Stmt
 from compiler.pipeline import Lowering
@@ -51,7 +51,7 @@ def limits(effort: str, seconds: float | None, trials: int | None) -> Effort:
     )
 
 
-def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
+def tune_expression(code: str, target: str, wish: Wish) -> list[SearchResult]:
     """Search schedules for the kernels of an expression."""
     machine = named.target(target)
     with torch.no_grad():
@@ -59,82 +59,82 @@ def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
     return list(tune([(captured.program, list(captured.inputs(inputs)))], machine, wish))
 
 
-def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> list[Found]:
+def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> list[SearchResult]:
     """Search quickly for those kernels of a program that have no stored schedule."""
-    known = shelf.stored(cache, machine.name, gpu_programs.device_of(machine))
+    stored = shelf.stored(cache, machine.name, gpu_programs.device_of(machine))
     kernels = search_of.kernels(captured.program, machine)
-    if captured.program.sizes or kernels.keys() <= known.by_key.keys():
+    if captured.program.sizes or kernels.keys() <= stored.by_key.keys():
         return []
-    drawn = trial.draw(Lowering({"torch": captured.program}, machine, {}), 0, {})
-    held = {name: x.detach().cpu() for name, x in captured.constants.items()}
-    given = [held.get(i.name, x) for i, x in zip(captured.program.inputs, drawn, strict=True)]
-    return list(tune([(captured.program, given)], machine, Wish(), known, cache))
+    random_inputs = trial.draw_inputs(Lowering({"torch": captured.program}, machine, {}), 0, {})
+    constants = {name: x.detach().cpu() for name, x in captured.constants.items()}
+    inputs = [constants.get(i.name, x) for i, x in zip(captured.program.inputs, random_inputs, strict=True)]
+    return list(tune([(captured.program, inputs)], machine, Wish(), stored, cache))
 
 
 def tune(
-    programs: Iterable[tuple[aten.Program, list[torch.Tensor]]], machine: Target, wish: Wish, known: Stored = NOTHING,
+    programs: Iterable[tuple[aten.Program, list[torch.Tensor]]], machine: Target, wish: Wish, stored: Stored = NOTHING,
     cache: Path | None = None,
-) -> Iterator[Found]:  # fmt: skip
-    """Search schedules for the kernels of programs, each kernel once, except those `known`; store those that pass."""
+) -> Iterator[SearchResult]:  # fmt: skip
+    """Search schedules for the kernels of programs, each kernel once, except those `stored`; store those that pass."""
     cache = cache or detect.default_cache(os.environ)
-    done = {*known.by_key}
-    running: set[Future[Found]] = set()
-    with search_of.bench(machine, cache) as at, ThreadPoolExecutor(at.lanes) as threads:
+    done = {*stored.by_key}
+    running: set[Future[SearchResult]] = set()
+    with search_of.started_bench(machine, cache) as bench, ThreadPoolExecutor(bench.lanes) as threads:
         try:
             for program, inputs in programs:
-                for digest, one in search_of.kernels(program, machine).items():
+                for digest, kernel in search_of.kernels(program, machine).items():
                     if digest in done:
                         continue
                     done.add(digest)
-                    running.add(threads.submit(_kept, program, inputs, one, at, wish, cache))
-                    while len(running) >= at.lanes:
+                    running.add(threads.submit(_search_and_store, program, inputs, kernel, bench, wish, cache))
+                    while len(running) >= bench.lanes:
                         ended, running = wait(running, return_when=FIRST_COMPLETED)
                         yield from (f.result() for f in ended)
         except BaseException as end:  # an interrupt keeps what was found; any other exception ends the search
-            at.stop.set()
+            bench.stop.set()
             if not isinstance(end, KeyboardInterrupt):
                 raise
         yield from (f.result() for f in as_completed(running))
 
 
-def _kept(
-    program: aten.Program, inputs: list[torch.Tensor], kernel: Program, at: Bench, wish: Wish, cache: Path
-) -> Found:
+def _search_and_store(
+    program: aten.Program, inputs: list[torch.Tensor], kernel: Program, bench: Bench, wish: Wish, cache: Path
+) -> SearchResult:
     """Search a kernel of a program, and store the result if it passes."""
-    with at.lane() as lane:
-        found = search_of.tune(kernel, lane, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
-    if found.record is not None and (wrong := problem(program, at.target, found.record, inputs, cache)):
-        found = dataclasses.replace(found, record=None, problem=f"what was found is refused: {wrong}")
-    if found.record is not None:
-        shelf.keep(cache, [found.record])
-    return found
+    with bench.lane() as lane:
+        result = search_of.tune(kernel, lane, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
+    if result.record is not None and (refusal := find_problem(program, bench.target, result.record, inputs, cache)):
+        result = dataclasses.replace(result, record=None, problem=f"what was found is refused: {refusal}")
+    if result.record is not None:
+        shelf.store_records(cache, [result.record])
+    return result
 
 
-def problem(
+def find_problem(
     program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor], cache: Path | None = None
 ) -> str:
     """The first stage at which the schedule of a record fails in a program, and why; empty if none does."""
     cache, place = cache or detect.default_cache(os.environ), gpu_programs.place_of(target)
-    usual: Lowering | None = None
+    heuristic: Lowering | None = None
     with torch.no_grad():
         lowering = pipeline.lower(program, target, stored=Stored((record,)))
         if lowering.fallbacks:
             return lowering.fallbacks[0].reason
         eager = frontend.execute(program, inputs)
-        small = sum(_work(k.body) for k in lowering.stages["loop"].kernels) <= INTERPRETED
+        is_small = sum(_iteration_count(k.body) for k in lowering.stages["loop"].kernels) <= INTERPRETED
         *before, last = pipeline.stages(target)[1:]
-        for stage in (*(before if small else ()), last):
-            with shelf.turn(cache, place) if stage == last else nullcontext():
+        for stage in (*(before if is_small else ()), last):
+            with shelf.device_lock(cache, place) if stage == last else nullcontext():
                 ours = executable.execute(lowering, stage, inputs)
             theirs = tuple(e.reshape(o.shape) for o, e in zip(ours, eager, strict=True))
-            if wrong := measure.differs(ours, theirs, inputs):
+            if difference := measure.describe_difference(ours, theirs, inputs):
                 # Eager rounds between its kernels: a difference that the heuristic's schedule also has is no fault.
-                usual = usual or pipeline.lower(program, target, stored=NOTHING)
-                if measure.differs(ours, executable.execute(usual, stage, inputs), inputs):
-                    return f"stage {stage}: {wrong}"
+                heuristic = heuristic or pipeline.lower(program, target, stored=NOTHING)
+                if measure.describe_difference(ours, executable.execute(heuristic, stage, inputs), inputs):
+                    return f"stage {stage}: {difference}"
     return ""
 
 
-def _work(body: tuple[Stmt, ...]) -> int:
+def _iteration_count(body: tuple[Stmt, ...]) -> int:
     """Number of innermost iterations; a loop of unknown trip count counts as one iteration."""
-    return sum(iterations(s) * _work(s.body) if isinstance(s, loop.For) else 1 for s in body)
+    return sum(iterations(s) * _iteration_count(s.body) if isinstance(s, loop.For) else 1 for s in body)

@@ -18,20 +18,20 @@ import numpy as np
 from compiler.execution import named
 from compiler.execution.tuning import replay
 from compiler.execution.tuning.tables import Table
-from compiler.execution.tuning.tune import plain
+from compiler.execution.tuning.tune import without_hints
 from compiler.ir import loop_text
 from compiler.schedule import space, steps
 from compiler.schedule.space.members import Price
 
 FOLDS = 4  # folds of the cross-validation over kernels
-MOST_TURNS = 8  # Gauss-Newton iterations
-MOST_EACH, FASTEST = 40, 12  # candidates of a kernel that are fitted to, and the number of fastest among them
+MAX_ITERATIONS = 8  # Gauss-Newton iterations
+MAX_CANDIDATES, FASTEST = 40, 12  # candidates of a kernel that are fitted to, and the number of fastest among them
 CLOCK = 1755e6  # Hz, of the GPU whose costs are known
-FAR = 0.15  # residual from which the Huber loss is linear
-COMMON = 0.4  # share of a kernel's mean residual that counts
-KEPT = 0.2  # penalty for moving the logarithm of a cost by 1, in units of the loss of a kernel with residuals of 0.1
-FARTHEST = 1.2  # most that the logarithm of a cost may move
-LEAST_APART = 0.01  # least resolution of log times: pairs that differ by less are not compared
+HUBER_LIMIT = 0.15  # residual from which the Huber loss is linear
+COMMON_SHARE = 0.4  # share of a kernel's mean residual that counts
+PENALTY = 0.2  # penalty for moving the logarithm of a cost by 1, in units of the loss of a kernel with residuals of 0.1
+MAX_MOVE = 1.2  # most that the logarithm of a cost may move
+MIN_RESOLUTION = 0.01  # least resolution of log times: pairs that differ by less are not compared
 SHARES = ("reached", "reached.split", "sync.reached")  # costs that are fractions, at most 1
 EXPONENT = "close"  # costs whose names end so are exponents, at least 1
 Costs = Mapping[str, float]
@@ -40,16 +40,16 @@ Costs = Mapping[str, float]
 @dataclass(frozen=True)
 class Recorded:
     """A kernel with its candidates: logarithms of their times and of their recorded estimates in `costs`, and functions
-    in `prices` that estimate each for given costs of the target, or none. `within` is the resolution of the times.
-    Times are in clock cycles if `whole`, else relative to the first candidate's."""
+    in `prices` that estimate each for given costs of the target, or none. `resolution` is the resolution of the times.
+    Times are in clock cycles if `absolute`, else relative to the first candidate's."""
 
     name: str
     family: str
     target: str
     times: np.ndarray
-    within: float
+    resolution: float
     costs: np.ndarray
-    whole: bool
+    absolute: bool
     prices: tuple[Price, ...] = ()
 
 
@@ -59,22 +59,22 @@ def recorded(table: Table) -> Recorded:
     On a GPU, where nothing else runs, times are absolute. On a CPU they are ratios within a race, because its
     contestants share whatever disturbs it.
     """
-    good = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
-    found = _prices(table, {table.head.schedules[t.number] for t in good})
-    priced = [t for t in good if table.head.schedules[t.number] in found]
-    enough = 2 * len(priced) >= len(good)
-    good = priced if enough else good
-    prices = tuple(found[table.head.schedules[t.number]] for t in priced) if enough else ()
-    seconds, ratios = (np.log([getattr(t, name) for t in good]) for name in ("seconds", "ratio"))
+    succeeded = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
+    prices_by_text = _prices(table, {table.head.schedules[t.number] for t in succeeded})
+    priced = [t for t in succeeded if table.head.schedules[t.number] in prices_by_text]
+    has_prices = 2 * len(priced) >= len(succeeded)
+    succeeded = priced if has_prices else succeeded
+    prices = tuple(prices_by_text[table.head.schedules[t.number]] for t in priced) if has_prices else ()
+    seconds, ratios = (np.log([getattr(t, name) for t in succeeded]) for name in ("seconds", "ratio"))
     machine = table.head.target
-    whole = not machine.startswith("cpu")
-    times = seconds + np.log(CLOCK) if whole else ratios
-    known = [t.high / t.low for t in good if 0 < t.low <= t.high < np.inf]
+    absolute = not machine.startswith("cpu")
+    times = seconds + np.log(CLOCK) if absolute else ratios
+    spans = [t.high / t.low for t in succeeded if 0 < t.low <= t.high < np.inf]
     # If no intervals are recorded, the resolution is the spread of the first candidate's time between races.
-    apart = np.log(known) if known else 2 * np.abs(ratios - seconds - np.median(ratios - seconds))
-    within = max(float(np.median(apart)), LEAST_APART)
-    costs = np.log([table.head.costs[t.number] for t in good])
-    return Recorded(table.head.name, table.head.family, machine, times, within, costs, whole, prices)
+    spreads = np.log(spans) if spans else 2 * np.abs(ratios - seconds - np.median(ratios - seconds))
+    resolution = max(float(np.median(spreads)), MIN_RESOLUTION)
+    costs = np.log([table.head.costs[t.number] for t in succeeded])
+    return Recorded(table.head.name, table.head.family, machine, times, resolution, costs, absolute, prices)
 
 
 def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
@@ -85,17 +85,17 @@ def _prices(table: Table, wanted: set[str]) -> dict[str, Price]:
         return {}
     if len(program.kernels) != 1:
         return {}
-    found: dict[str, Price] = {}
+    prices: dict[str, Price] = {}
     (kernel,), private = program.kernels, [t.name for t in program.temps]
     # First schedules as planners make them, then as they are stored: those are slower to make, and some names differ.
-    for made in (space.space(kernel, private, target), plain(program, target)):
-        for p in itertools.takewhile(lambda p: p.price is not None, made):
+    for members in (space.space(kernel, private, target), without_hints(program, target)):
+        for p in itertools.takewhile(lambda p: p.price is not None, members):
             text = steps.show(p.schedule)
             if text in wanted and p.price is not None:
-                found.setdefault(text, p.price)
-            if len(found) == len(wanted):
-                return found
-    return found
+                prices.setdefault(text, p.price)
+            if len(prices) == len(wanted):
+                return prices
+    return prices
 
 
 def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
@@ -104,9 +104,9 @@ def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
     a, b = _ranks(estimates), _ranks(r.times)
     rho = float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
     first, second = np.triu_indices(len(r.times), 1)
-    apart = r.times[first] - r.times[second]
-    told = np.abs(apart) > r.within
-    signs = np.sign(estimates[first] - estimates[second])[told] * np.sign(apart[told])
+    differences = r.times[first] - r.times[second]
+    is_resolved = np.abs(differences) > r.resolution
+    signs = np.sign(estimates[first] - estimates[second])[is_resolved] * np.sign(differences[is_resolved])
     return rho, float(signs.mean()) if len(signs) else float("nan")
 
 
@@ -125,69 +125,73 @@ def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
     return np.log([price(target) for price in r.prices])
 
 
-def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
+def fitted(kernels: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
     """Fit the costs `names` to the times of kernels of one target; returns their values."""
-    some = [_thinned(r) for r in some]
-    base = dict(named.target(some[0].target).costs)
+    kernels = [_thin(r) for r in kernels]
+    base = dict(named.target(kernels[0].target).costs)
     start = np.log([base[n] for n in names])
-    top = np.minimum(start + FARTHEST, [0.0 if n in SHARES else np.inf for n in names])
-    bottom = np.maximum(start - FARTHEST, [0.0 if n.endswith(EXPONENT) else -np.inf for n in names])
+    top = np.minimum(start + MAX_MOVE, [0.0 if n in SHARES else np.inf for n in names])
+    bottom = np.maximum(start - MAX_MOVE, [0.0 if n.endswith(EXPONENT) else -np.inf for n in names])
     times, kernel = (
-        np.concatenate([r.times for r in some]),
-        np.repeat(np.arange(len(some)), [len(r.times) for r in some]),
+        np.concatenate([r.times for r in kernels]),
+        np.repeat(np.arange(len(kernels)), [len(r.times) for r in kernels]),
     )
     count = np.bincount(kernel)
     weight = (10 / np.sqrt(count))[kernel]
-    common = COMMON if all(r.whole for r in some) else 0.0
+    common = COMMON_SHARE if all(r.absolute for r in kernels) else 0.0
 
     def residuals(x: np.ndarray) -> np.ndarray:
         costs = dict(zip(names, np.exp(x), strict=True))
-        off = np.concatenate([estimates(r, costs) for r in some]) - times
-        return np.asarray(off - (1 - common) * (np.bincount(kernel, off) / count)[kernel])
+        errors = np.concatenate([estimates(r, costs) for r in kernels]) - times
+        return np.asarray(errors - (1 - common) * (np.bincount(kernel, errors) / count)[kernel])
 
-    def loss(x: np.ndarray, off: np.ndarray) -> float:
-        far = np.abs(off)
-        each = np.where(far < FAR, off**2 / 2, FAR * (far - FAR / 2))
-        return float((weight**2 * each).sum() + KEPT / 2 * ((x - start) ** 2).sum())
+    def loss(x: np.ndarray, errors: np.ndarray) -> float:
+        distance = np.abs(errors)
+        each = np.where(distance < HUBER_LIMIT, errors**2 / 2, HUBER_LIMIT * (distance - HUBER_LIMIT / 2))
+        return float((weight**2 * each).sum() + PENALTY / 2 * ((x - start) ** 2).sum())
 
     x, damping = start.copy(), 1e-2
-    off = residuals(x)
-    least = loss(x, off)
-    for turn in range(MOST_TURNS):
-        near = 0.05 if turn % 2 else 0.15  # estimates are piecewise smooth: wide central differences smooth the kinks
-        slopes = np.stack([(residuals(x + near * e) - residuals(x - near * e)) / (2 * near) for e in np.eye(len(x))])
-        share = weight**2 * np.minimum(1, FAR / np.maximum(np.abs(off), 1e-9))
-        curve = (slopes * share) @ slopes.T + KEPT * np.eye(len(x))
-        down = slopes @ (share * off) + KEPT * (x - start)
-        before = least
+    errors = residuals(x)
+    least = loss(x, errors)
+    for turn in range(MAX_ITERATIONS):
+        delta = 0.05 if turn % 2 else 0.15  # estimates are piecewise smooth: wide central differences smooth the kinks
+        slopes = np.stack([(residuals(x + delta * e) - residuals(x - delta * e)) / (2 * delta) for e in np.eye(len(x))])
+        share = weight**2 * np.minimum(1, HUBER_LIMIT / np.maximum(np.abs(errors), 1e-9))
+        curvature = (slopes * share) @ slopes.T + PENALTY * np.eye(len(x))
+        gradient = slopes @ (share * errors) + PENALTY * (x - start)
+        previous = least
         for _ in range(6):
-            step = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -down), -0.5, 0.5)
-            there = np.clip(x + step, bottom, np.maximum(bottom, top))
-            reached = residuals(there)
-            if (found := loss(there, reached)) < least:
-                x, off, least, damping = there, reached, found, damping / 4
+            step = np.clip(np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -gradient), -0.5, 0.5)
+            trial = np.clip(x + step, bottom, np.maximum(bottom, top))
+            trial_errors = residuals(trial)
+            if (trial_loss := loss(trial, trial_errors)) < least:
+                x, errors, least, damping = trial, trial_errors, trial_loss, damping / 4
                 break
             damping *= 3
-        if before - least < 1e-3 * before:
+        if previous - least < 1e-3 * previous:
             break
     return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(x), strict=True)}
 
 
-def _thinned(r: Recorded) -> Recorded:
-    """The FASTEST candidates, and others at even ranks of time, MOST_EACH in all; unchanged without prices."""
+def _thin(r: Recorded) -> Recorded:
+    """The FASTEST candidates, and others at even ranks of time, MAX_CANDIDATES in all; unchanged without prices."""
     order = np.argsort(r.times)
-    if len(order) <= MOST_EACH or not r.prices:
+    if len(order) <= MAX_CANDIDATES or not r.prices:
         return r
-    rest = order[FASTEST:][np.linspace(0, len(order) - FASTEST - 1, MOST_EACH - FASTEST).round().astype(int)]
+    rest = order[FASTEST:][np.linspace(0, len(order) - FASTEST - 1, MAX_CANDIDATES - FASTEST).round().astype(int)]
     chosen = np.sort(np.concatenate([order[:FASTEST], rest]))
     return replace(r, times=r.times[chosen], costs=r.costs[chosen], prices=tuple(r.prices[n] for n in chosen))
 
 
-def moving(some: Sequence[Recorded]) -> list[str]:
+def relevant_costs(kernels: Sequence[Recorded]) -> list[str]:
     """The names of the costs that some estimate depends on."""
-    costs = named.target(some[0].target).costs
-    at = [estimates(r) for r in some]
-    return [n for n, v in costs if any((estimates(r, {n: 1.1 * v}) != e).any() for r, e in zip(some, at, strict=True))]
+    costs = named.target(kernels[0].target).costs
+    recorded_estimates = [estimates(r) for r in kernels]
+    return [
+        n
+        for n, v in costs
+        if any((estimates(r, {n: 1.1 * v}) != e).any() for r, e in zip(kernels, recorded_estimates, strict=True))
+    ]
 
 
 def report(paths: Sequence[Path]) -> str:
@@ -199,42 +203,42 @@ def report(paths: Sequence[Path]) -> str:
         "| family | kernels | estimates | error | rank correlation, mean | least | of pairs that differ for sure |",
         "|---|---|---|---|---|---|---|",
     ]
-    said: list[str] = []
+    cost_lines: list[str] = []
     by_target: dict[str, list[Recorded]] = defaultdict(list)
     for r in kernels:
         by_target[r.target].append(r)
     for target, some in sorted(by_target.items()):
-        known = [r for r in some if r.prices]
-        names = moving(known) if known else []
-        whole = fitted(known, names) if names else {}
-        held_out = unseen(known, names)
+        priced = [r for r in some if r.prices]
+        names = relevant_costs(priced) if priced else []
+        fitted_costs = fitted(priced, names) if names else {}
+        held_out = cross_validated(priced, names)
         for family in sorted({r.family for r in some}):
-            every = [r for r in some if r.family == family]
-            rows.append(_row(f"{target} {family}", "now", every, [estimates(r) for r in every]))
-            if any(r.prices for r in every):
-                rows.append(_row("", "fitted", every, [estimates(r, whole) for r in every]))
-                rows.append(_row("", "held out", every, [estimates(r, held_out.get(r.name)) for r in every]))
-        then = dict(named.target(target).costs) if names else {}
-        said += [f"{target} {name}: {then[name]:g} -> {value:g}" for name, value in whole.items()]
-    return "\n".join([*rows, "", *said]).rstrip() + "\n"
+            of_family = [r for r in some if r.family == family]
+            rows.append(_row(f"{target} {family}", "now", of_family, [estimates(r) for r in of_family]))
+            if any(r.prices for r in of_family):
+                rows.append(_row("", "fitted", of_family, [estimates(r, fitted_costs) for r in of_family]))
+                rows.append(_row("", "held out", of_family, [estimates(r, held_out.get(r.name)) for r in of_family]))
+        current = dict(named.target(target).costs) if names else {}
+        cost_lines += [f"{target} {name}: {current[name]:g} -> {value:g}" for name, value in fitted_costs.items()]
+    return "\n".join([*rows, "", *cost_lines]).rstrip() + "\n"
 
 
-def unseen(known: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
+def cross_validated(known: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
     """Cross-validation: for each kernel, by name, the costs fitted to the kernels of the other folds."""
     made: dict[str, Costs] = {}
-    for out in (known[n::FOLDS] for n in range(FOLDS)):
-        rest = [r for r in known if all(r is not x for x in out)]
+    for held_out in (known[n::FOLDS] for n in range(FOLDS)):
+        rest = [r for r in known if all(r is not x for x in held_out)]
         if rest and names:
-            made |= dict.fromkeys([r.name for r in out], fitted(rest, names))
+            made |= dict.fromkeys([r.name for r in held_out], fitted(rest, names))
     return made
 
 
-def _row(family: str, what: str, some: Sequence[Recorded], made: Sequence[np.ndarray]) -> str:
-    errors = [float((e - r.times).std()) for e, r in zip(made, some, strict=True)]
-    rho, gamma = zip(*(ranks(r, e) for r, e in zip(some, made, strict=True)), strict=True)
-    sure = [g for g in gamma if g == g]
+def _row(family: str, label: str, some: Sequence[Recorded], family_estimates: Sequence[np.ndarray]) -> str:
+    errors = [float((e - r.times).std()) for e, r in zip(family_estimates, some, strict=True)]
+    rho, gamma = zip(*(ranks(r, e) for r, e in zip(some, family_estimates, strict=True)), strict=True)
+    gammas = [g for g in gamma if g == g]
     count = str(len(some)) if family else ""
     return (
-        f"| {family} | {count} | {what} | {np.mean(errors):.2f} | {np.mean(rho):.2f} | {min(rho):.2f} "
-        f"| {np.mean(sure) if sure else float('nan'):.2f} |"
+        f"| {family} | {count} | {label} | {np.mean(errors):.2f} | {np.mean(rho):.2f} | {min(rho):.2f} "
+        f"| {np.mean(gammas) if gammas else float('nan'):.2f} |"
     )

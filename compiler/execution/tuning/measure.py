@@ -18,9 +18,9 @@ from compiler.runtime import launcher
 from compiler.targets.target import Target
 
 CONFIDENCE = 0.99
-MOST_SETS = 16  # of operands, which a race cycles through
-PAST = 3  # all sets together are this many times the last cache, if that takes no more than MOST_SETS
-SAMPLE = {"cpu": 500_000, "cuda": 300_000}  # least ns per sample of a contestant
+MAX_SETS = 16  # of operands, which a race cycles through
+CACHE_MULTIPLE = 3  # all sets together are this many times the last cache, if that takes no more than MAX_SETS
+SAMPLE_NS = {"cpu": 500_000, "cuda": 300_000}  # least ns per sample of a contestant
 RELATIVE, ABSOLUTE, LEAST = 4, 4, 3e-5  # allowed differences: ulps, roundings of the RMS
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[..., Tensors]
@@ -52,17 +52,17 @@ def lowering_of(text: str, target: Target) -> Lowering:
 
 def operands(first: Sequence[torch.Tensor], target: Target) -> list[list[torch.Tensor]]:
     """Copies of the inputs on the target's device, enough sets to exceed the caches."""
-    where = gpu_programs.tensors_on(target)
+    device = gpu_programs.tensors_on(target)
     size = sum(x.numel() * x.element_size() for x in first)
-    most = min(MOST_SETS, math.ceil(PAST * max(target.l2, target.l3) / max(size, 1)))
+    set_count = min(MAX_SETS, math.ceil(CACHE_MULTIPLE * max(target.l2, target.l3) / max(size, 1)))
     # Copies suffice: the time depends on addresses, not on values.
-    moved = [x.to(where) if x.is_contiguous() else _as_it_lies(x, where) for x in first]
-    return [moved, *([_as_it_lies(x, where) for x in moved] for _ in range(most - 1))]
+    first_set = [x.to(device) if x.is_contiguous() else _copy_with_strides(x, device) for x in first]
+    return [first_set, *([_copy_with_strides(x, device) for x in first_set] for _ in range(set_count - 1))]
 
 
-def _as_it_lies(x: torch.Tensor, where: str) -> torch.Tensor:
+def _copy_with_strides(x: torch.Tensor, device: str) -> torch.Tensor:
     """A copy with the same strides."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=where).copy_(x)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device).copy_(x)
 
 
 def call(lowering: Lowering, cache: object) -> Call:
@@ -70,24 +70,24 @@ def call(lowering: Lowering, cache: object) -> Call:
     planned = buffers.plan(lowering, {})
     if lowering.target.kind == "cuda":
         return gpu_programs.loader(lowering, {}, 0, cache, launcher.refuse_data)(planned)  # type: ignore[arg-type]
-    path = executable.built(lowering, cache)  # type: ignore[arg-type]
+    path = executable.build_text(lowering, cache)  # type: ignore[arg-type]
     return launcher.load(path, planned, constants={}, threads=1, cache=cache, invalid=launcher.refuse_data)  # type: ignore[arg-type]
 
 
-def differs(ours: Tensors, theirs: Tensors, inputs: Sequence[torch.Tensor]) -> str:
+def describe_difference(ours: Tensors, theirs: Tensors, inputs: Sequence[torch.Tensor]) -> str:
     """Describe a difference of results beyond what the order of summation explains; empty if there is none."""
-    kinds = {x.dtype for x in (*inputs, *theirs) if x.is_floating_point()}
-    coarsest = max((torch.finfo(d).eps for d in kinds), default=0.0)
+    dtypes = {x.dtype for x in (*inputs, *theirs) if x.is_floating_point()}
+    coarsest = max((torch.finfo(d).eps for d in dtypes), default=0.0)
     for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not b.is_floating_point():
-            wrong = a != b
+            is_wrong = a != b
         else:
             x, y = a.double(), b.double()
             rms = float(y[y.isfinite()].square().mean().sqrt().nan_to_num(0.0)) if y.numel() else 0.0
             allowed = RELATIVE * torch.finfo(b.dtype).eps * y.abs() + max(ABSOLUTE * coarsest, LEAST) * rms
-            wrong = ~((x == y) | (x.isnan() & y.isnan()) | ((x - y).abs() <= allowed))
-        if bool(wrong.any()):
-            return f"{int(wrong.sum())} of {wrong.numel()} elements of result {n} are wrong"
+            is_wrong = ~((x == y) | (x.isnan() & y.isnan()) | ((x - y).abs() <= allowed))
+        if bool(is_wrong.any()):
+            return f"{int(is_wrong.sum())} of {is_wrong.numel()} elements of result {n} are wrong"
     return ""
 
 
@@ -127,8 +127,8 @@ def _loop(call: Call, sets: Sequence[Sequence[torch.Tensor]]) -> Contestant:
     call(*sets[0])
     start = time.thread_time_ns()
     call(*sets[-1])
-    once = max(time.thread_time_ns() - start, 1)
-    calls = max(1, round(SAMPLE["cpu"] / once))
+    duration = max(time.thread_time_ns() - start, 1)
+    calls = max(1, round(SAMPLE_NS["cpu"] / duration))
     return Contestant(functools.partial(_repeat, call, calls, sets), calls, call)
 
 
@@ -147,8 +147,8 @@ def _graph(call: Call, sets: Sequence[Sequence[torch.Tensor]]) -> Contestant:
     start = _device_clock()
     for s in sets:
         call(*s)
-    once = max(_device_clock() - start, 1) / len(sets)
-    calls = max(len(sets), min(64, round(SAMPLE["cuda"] / once)))
+    duration = max(_device_clock() - start, 1) / len(sets)
+    calls = max(len(sets), min(64, round(SAMPLE_NS["cuda"] / duration)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(_capturing()):
         graph.capture_begin()

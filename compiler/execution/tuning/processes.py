@@ -19,7 +19,7 @@ from typing import Any
 from compiler.errors import CompilerError
 
 Answer = Mapping[str, Any]
-_SAID = 300  # characters quoted from a lost process
+_MAX_QUOTED = 300  # characters quoted from a lost process
 
 
 class Process:
@@ -45,8 +45,8 @@ class Process:
 
     def ask(self, do: str, seconds: float, **request: Any) -> Answer:
         """The answer of the process. It has `failed`, with the reason, if it crashed or took longer than `seconds`."""
-        if self._running is None and self.first is not None and "failed" in (again := self._ask(self.first, seconds)):
-            return again
+        if self._running is None and self.first is not None and "failed" in (failure := self._ask(self.first, seconds)):
+            return failure
         return self._ask({"do": do, **request}, seconds)
 
     def _ask(self, request: Mapping[str, Any], seconds: float) -> Answer:
@@ -55,20 +55,20 @@ class Process:
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            line = self._line(process, seconds)
+            line = self._read_line(process, seconds)
         except BrokenPipeError:
             line = b""
         if line is None:
             self.close()
             return {"failed": f"did not end within {seconds:.0f} s"}
         if not line.endswith(b"\n"):
-            return {"failed": self._lost(process)}
+            return {"failed": self._describe_loss(process)}
         answer: Answer = json.loads(line)
         if answer.get("lost"):  # a failed kernel may have made the GPU unusable for the process
             self.close()
         return answer
 
-    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
         """A line of its answer, incomplete if the process ended; None after a timeout."""
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -90,16 +90,16 @@ class Process:
         )  # fmt: skip
         return self._running
 
-    def _lost(self, process: subprocess.Popen[bytes]) -> str:
+    def _describe_loss(self, process: subprocess.Popen[bytes]) -> str:
         self._running = None
         process.wait()
         self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - _SAID))
-        said = self._said.read().decode(errors="replace").strip().splitlines()
+        self._said.seek(max(0, self._said.tell() - _MAX_QUOTED))
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
         status = self._end(process)
         if status < 0:
             return f"crashed: {signal.Signals(-status).name}"
-        return f"the process ended with status {status}: {said[-1] if said else 'without a word'}"[:_SAID]
+        return f"the process ended with status {status}: {lines[-1] if lines else 'without a word'}"[:_MAX_QUOTED]
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
         """The exit status of a process that has ended; its files are closed."""

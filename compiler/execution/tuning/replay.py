@@ -15,7 +15,7 @@ from compiler.execution.tuning.tables import Table
 from compiler.schedule import search, steps
 
 SEEDS = 5
-MOST = 64  # trials per run
+MAX_TRIALS = 64  # trials per run
 NEAR = 0.95  # of the best speed
 BUDGETS = (1, 4, 8, 16, 32, 64)
 BATCH = 4
@@ -25,63 +25,63 @@ Curves = Mapping[str, np.ndarray]  # strategy -> shares of the best by run and b
 def read(paths: Sequence[Path]) -> list[Table]:
     """The tables in files and folders. Raises CompilerError if there is none."""
     files = [f for p in paths for f in (sorted(p.glob("*.jsonl*")) if p.is_dir() else [p])]
-    found = [t for f in files for t in tables.read_all(f)]
-    if not found:
+    read_tables = [t for f in files for t in tables.read_all(f)]
+    if not read_tables:
         raise CompilerError(f"there are no tables in {', '.join(map(str, paths))}")
-    return found
+    return read_tables
 
 
 def recorded(table: Table) -> tuple[list[search.Candidate], list[float]]:
     """The candidates that were tried, and their times relative to the heuristic's schedule."""
-    known = sorted(table.trials)
-    schedules = [steps.parse(table.head.schedules[n]) for n in known]
-    return search.candidates([table.head.costs[n] for n in known], schedules), [table.seen[n] for n in known]
+    tried = sorted(table.trials)
+    schedules = [steps.parse(table.head.schedules[n]) for n in tried]
+    return search.candidates([table.head.costs[n] for n in tried], schedules), [table.seen[n] for n in tried]
 
 
-def run(some: list[search.Candidate], times: Sequence[float], strategy: str, seed: int) -> list[float]:
+def run(candidates: list[search.Candidate], times: Sequence[float], strategy: str, seed: int) -> list[float]:
     """The share of the best speed after each trial; the first trial is the heuristic's schedule."""
     best, seen, rng = min(times), {0: times[0]}, Random(seed)
-    while len(seen) < min(MOST, len(some)):
-        named = search.STRATEGIES[strategy](some, seen, min(BATCH, MOST - len(seen)), rng)
-        if not named:
+    while len(seen) < min(MAX_TRIALS, len(candidates)):
+        chosen = search.STRATEGIES[strategy](candidates, seen, min(BATCH, MAX_TRIALS - len(seen)), rng)
+        if not chosen:
             break
-        seen |= {n: times[n] for n in named}
+        seen |= {n: times[n] for n in chosen}
     shares = [best / t for t in np.minimum.accumulate(list(seen.values()))]
-    return [*shares, *[shares[-1]] * (MOST - len(shares))]
+    return [*shares, *[shares[-1]] * (MAX_TRIALS - len(shares))]
 
 
 def curves(some: Sequence[Table]) -> Curves:
     """Run every strategy on every table with every seed, in the same order."""
-    known = [recorded(t) for t in some]
-    return {s: np.array([run(*k, s, seed) for k in known for seed in range(SEEDS)]) for s in search.STRATEGIES}
+    recordings = [recorded(t) for t in some]
+    return {s: np.array([run(*k, s, seed) for k in recordings for seed in range(SEEDS)]) for s in search.STRATEGIES}
 
 
 def report(paths: Sequence[Path], folder: Path | None) -> Iterator[Path]:
     """Write a page and a plot of the share of the best speed against the number of trials."""
     some = [t for t in read(paths) if t.best is not None and len(t.trials) > 1]
-    made, out = curves(some), folder or Path("reports/search")
+    shares_by_strategy, out = curves(some), folder or Path("reports/search")
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("README.md", page(some, made)), ("search.svg", picture(made))):
+    for name, text in (("README.md", page(some, shares_by_strategy)), ("search.svg", picture(shares_by_strategy))):
         (out / name).write_text(text, encoding="utf-8")
         yield out / name
 
 
-def page(some: Sequence[Table], made: Curves) -> str:
+def page(some: Sequence[Table], shares_by_strategy: Curves) -> str:
     """The page in Markdown."""
     head = "| strategy | " + " | ".join(f"after {n}" for n in BUDGETS) + f" | within 16 trials at {NEAR:.0%} |"
     rows = [head, "|" + "---|" * (len(BUDGETS) + 2)]
-    for name, shares in made.items():
+    for name, shares in shares_by_strategy.items():
         means = " | ".join(f"{shares[:, n - 1].mean():.3f}" for n in BUDGETS)
         near = (shares[:, 15] >= NEAR).reshape(len(some), SEEDS).mean()
         rows.append(f"| {name}{' (default)' if name == search.DEFAULT else ''} | {means} | {near:.0%} of runs |")
-    kinds = ["| kernel | device | family | candidates | refused | best over the heuristic | rank of the best |",
+    kernel_rows = ["| kernel | device | family | candidates | refused | best over the heuristic | rank of the best |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for t in some:
         assert t.best is not None
-        bad = sum(bool(x.failed) for x in t.trials.values())
+        failures = sum(bool(x.failed) for x in t.trials.values())
         gain = t.trials[0].ratio / t.best.ratio
-        kinds.append(
-            f"| {t.head.name} | {t.head.device} | {t.head.family} | {len(t.trials)} | {bad} | {gain:.2f}x "
+        kernel_rows.append(
+            f"| {t.head.name} | {t.head.device} | {t.head.family} | {len(t.trials)} | {failures} | {gain:.2f}x "
             f"| {t.best.number} |"
         )
     return "\n".join([
@@ -89,19 +89,19 @@ def page(some: Sequence[Table], made: Curves) -> str:
         f"Recorded times of {len(some)} kernels, each strategy with {SEEDS} seeds; the mean share of the best recorded",
         "speed after so many trials. Tables with fewer candidates than trials are exhausted before.",
         "`mlcomp tune --replay reports/search/tables` writes this page.", "",
-        *rows, "", "![trials against the share of the best](search.svg)", "", *kinds, "",
+        *rows, "", "![trials against the share of the best](search.svg)", "", *kernel_rows, "",
     ])  # fmt: skip
 
 
-def picture(made: Curves) -> str:
+def picture(shares_by_strategy: Curves) -> str:
     """The mean share of the best speed by trials, as SVG."""
     colours = ("#888", "#d62728", "#1f77b4", "#2ca02c", "#9467bd")
-    low = min(float(s.mean(axis=0)[0]) for s in made.values())
+    low = min(float(s.mean(axis=0)[0]) for s in shares_by_strategy.values())
     wide, high, left, top = 640, 320, 50, 20
     floor = math.floor(low * 20) / 20
 
     def x(trial: int) -> float:
-        return left + wide * math.log2(trial) / math.log2(MOST)
+        return left + wide * math.log2(trial) / math.log2(MAX_TRIALS)
 
     def y(share: float) -> float:
         return top + high * (1 - (share - floor) / max(1 - floor, 1e-9))
@@ -112,9 +112,9 @@ def picture(made: Curves) -> str:
     for share in np.linspace(floor, 1, 6):
         lines.append(f'<line x1="{left}" x2="{left + wide}" y1="{y(share):.1f}" y2="{y(share):.1f}" stroke="#ddd"/>')
         lines.append(f'<text x="{left - 6}" y="{y(share) + 4:.0f}" text-anchor="end">{share:.2f}</text>')
-    for n, (name, shares) in enumerate(made.items()):
+    for n, (name, shares) in enumerate(shares_by_strategy.items()):
         mean = shares.mean(axis=0)
-        points = " ".join(f"{x(t):.1f},{y(mean[t - 1]):.1f}" for t in range(1, MOST + 1))
+        points = " ".join(f"{x(t):.1f},{y(mean[t - 1]):.1f}" for t in range(1, MAX_TRIALS + 1))
         lines.append(f'<polyline fill="none" stroke="{colours[n]}" stroke-width="2" points="{points}"/>')
         lines.append(f'<text x="{left + wide + 8}" y="{top + 16 * n + 12}" fill="{colours[n]}">{name}</text>')
     lines.append(f'<text x="{left + wide / 2:.0f}" y="{top + high + 36}" text-anchor="middle">trials</text></svg>')

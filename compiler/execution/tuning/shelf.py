@@ -34,14 +34,14 @@ def read(path: Path) -> list[Record]:
         raise CacheError(path.parent, (problem.strerror or str(problem)).lower()) from problem
 
 
-def keep(cache: Path, found: Iterable[Record]) -> None:
+def store_records(cache: Path, new_records: Iterable[Record]) -> None:
     """Store records in the user's files, replacing those for the same kernels."""
-    found = list(found)
-    for device in sorted({r.device for r in found}):
+    new_records = list(new_records)
+    for device in sorted({r.device for r in new_records}):
         path = path_of(cache, device)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(path):
-            text = records.show([*read(path), *(r for r in found if r.device == device)])
+        with file_lock(path):
+            text = records.show([*read(path), *(r for r in new_records if r.device == device)])
             draft = path.with_suffix(".draft")
             draft.write_text(text, encoding="utf-8")
             draft.replace(path)
@@ -68,16 +68,16 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 @contextmanager
-def turn(cache: Path, device: str) -> Iterator[None]:
+def device_lock(cache: Path, device: str) -> Iterator[None]:
     """Lock a device for measurements by this process alone."""
     path = cache / "tune" / path_of(cache, device).name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path):
+    with file_lock(path):
         yield
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Lock a file, or what it stands for, for this process alone."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -72,7 +72,7 @@ def begin(path: Path, head: Head) -> Table:
         table = Table(head)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")  # without a truncated line
-    draft.write_text("".join([_line({"format": FORMAT, **asdict(head)}), *map(_said, table.trials.values())]))
+    draft.write_text("".join([_line({"format": FORMAT, **asdict(head)}), *map(_trial_line, table.trials.values())]))
     draft.replace(path)
     return table
 
@@ -81,7 +81,7 @@ def append(path: Path, table: Table, trials: Sequence[Trial]) -> None:
     """Record the outcomes of candidates in the table and its file."""
     table.trials |= {t.number: t for t in trials}
     with path.open("a", encoding="utf-8") as file:
-        file.write("".join(map(_said, trials)))
+        file.write("".join(map(_trial_line, trials)))
 
 
 def read_all(path: Path) -> list[Table]:
@@ -96,34 +96,34 @@ def read_all(path: Path) -> list[Table]:
 
 def tables(text: str, where: str) -> list[Table]:
     """Parse consecutive tables."""
-    made: list[Table] = []
+    out: list[Table] = []
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            held = json.loads(line)
-            if "format" not in held:
-                trial = Trial(**held)
-                made[-1].trials[trial.number] = trial
+            fields = json.loads(line)
+            if "format" not in fields:
+                trial = Trial(**fields)
+                out[-1].trials[trial.number] = trial
                 continue
-            version = held.pop("format")
+            version = fields.pop("format")
             if version != FORMAT:
                 raise CompilerError(f"{where}, line {number}: format {version!r}, and this mlcomp reads {FORMAT}")
-            made.append(Table(Head(**held)))
+            out.append(Table(Head(**fields)))
         except (ValueError, TypeError, IndexError, AttributeError) as problem:
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise CompilerError(f"{where}, line {number}: no table of candidates: remove the file") from problem
-    return made
+    return out
 
 
-def _said(trial: Trial) -> str:
-    about: dict[str, str | float] = {"failed": trial.failed}
+def _trial_line(trial: Trial) -> str:
+    fields: dict[str, str | float] = {"failed": trial.failed}
     if not trial.failed:
-        about = {"seconds": trial.seconds, "ratio": trial.ratio}
+        fields = {"seconds": trial.seconds, "ratio": trial.ratio}
     if trial.high < math.inf:
-        about |= {"low": trial.low, "high": trial.high}
-    return _line({"number": trial.number, **about})
+        fields |= {"low": trial.low, "high": trial.high}
+    return _line({"number": trial.number, **fields})
 
 
-def _line(held: Mapping[str, Any]) -> str:
-    return json.dumps(held, ensure_ascii=False) + "\n"
+def _line(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False) + "\n"

@@ -33,7 +33,7 @@ from compiler.schedule.steps import CacheHints
 from compiler.targets.target import Target
 
 LANES = {"cpu": (1, 1), "cuda": (4, 12)}  # fewest and most kernels searched concurrently per device: see `lanes`
-BUILT_IN, RUN_IN = 120.0, 60.0  # timeouts in seconds for building a candidate and for a race
+BUILD_TIMEOUT, RUN_TIMEOUT = 120.0, 60.0  # timeouts in seconds for building a candidate and for a race
 ROUNDS, LAST_ROUNDS = 8, 40
 FINALISTS = 3
 BATCH, BATCHES = 4, 4  # least candidates per batch, and least number of batches
@@ -53,7 +53,7 @@ EFFORTS = {"quick": Effort(16, 10.0, 200), "default": Effort(64, 60.0, 400), "fu
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search for a kernel: its record, or why there is none; statistics of the trials."""
 
     name: str
@@ -70,8 +70,8 @@ class Found:
         tried = f"{self.tried} tried" + (f", refused of these: {refused}" if refused else "")
         speedup, low, high = self.record.speedup
         best = f"{speedup:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed"
-        says = "the heuristic's schedule is the best" if speedup == 1 else best
-        return f"{self.name}: {self.record.seconds * 1e6:.4g} us, {says}; {tried}"
+        verdict = "the heuristic's schedule is the best" if speedup == 1 else best
+        return f"{self.name}: {self.record.seconds * 1e6:.4g} us, {verdict}; {tried}"
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,22 @@ class Bench:
     folder: Path
     builders: Builders
     racer: Process
-    free: SimpleQueue[Process]
+    idle_racers: SimpleQueue[Process]
     stop: Event = field(default_factory=Event)
-    lanes: int = 1  # kernels searched concurrently: as many as `free` has processes
+    lanes: int = 1  # kernels searched concurrently: as many as `idle_racers` has processes
 
     @contextmanager
     def lane(self) -> Iterator[Bench]:
         """The same bench with a racing process of its own."""
-        racer = self.free.get()
+        racer = self.idle_racers.get()
         try:
             yield replace(self, racer=racer)
         finally:
-            self.free.put(racer)
+            self.idle_racers.put(racer)
 
 
 @contextmanager
-def bench(target: Target, cache: Path) -> Iterator[Bench]:
+def started_bench(target: Target, cache: Path) -> Iterator[Bench]:
     """Start the processes for a target. Raises CompilerError if its code cannot be timed here."""
     device = gpu_programs.device_of(target)
     if not device:
@@ -108,18 +108,18 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
     gpus = gpu_programs.equal_gpus(target) or ("",)
     each = lanes(target.kind, detect.usable_cores(), len(gpus))
     racer, *others = racers = [Process(name, cache), *(Process(name, cache, gpu) for gpu in gpus * each)]
-    free: SimpleQueue[Process] = SimpleQueue()
+    idle_racers: SimpleQueue[Process] = SimpleQueue()
     for other in others:
-        free.put(other)
+        idle_racers.put(other)
     try:
-        for one in others:
-            one.start()
-        builders.start(BUILT_IN)
-        yield Bench(target, device, cache / "tune", builders, racer, free, lanes=len(others))
+        for process in others:
+            process.start()
+        builders.start(BUILD_TIMEOUT)
+        yield Bench(target, device, cache / "tune", builders, racer, idle_racers, lanes=len(others))
     finally:
         builders.close()
-        for one in racers:
-            one.close()
+        for process in racers:
+            process.close()
 
 
 def lanes(kind: str, cores: int, devices: int) -> int:
@@ -141,113 +141,119 @@ def versions() -> dict[str, str]:
 
 def kernels(program: aten.Program, target: Target) -> dict[str, Program]:
     """The distinct kernels of a program, each as a program, by key; those of symbolic sizes are left out."""
-    reached = pipeline.lower(program, target, until="loop").stages["loop"]
-    single = [alone(reached, k) for k in reached.kernels if not sizes_in(k)]
+    loops = pipeline.lower(program, target, until="loop").stages["loop"]
+    single = [alone(loops, k) for k in loops.kernels if not sizes_in(k)]
     return {key(p): p for p in single}
 
 
 def tune(
-    what: Program, at: Bench, effort: Effort, strategy: str, seed: int = 0, tell: Tell = lambda _: None, code: str = ""
-) -> Found:
+    program: Program,
+    bench: Bench,
+    effort: Effort,
+    strategy: str,
+    seed: int = 0,
+    tell: Tell = lambda _: None,
+    code: str = "",
+) -> SearchResult:
     """Search the schedules of a kernel that is a program of its own."""
-    (kernel,) = what.kernels
-    head = _head(what, at, effort)
+    (kernel,) = program.kernels
+    head = _table_head(program, bench, effort)
     if isinstance(head, str):
-        return Found(kernel.name, None, head)
-    path = at.folder / f"{head.key}-{head.target.replace(':', '_')}-{head.device.replace(' ', '_')}.jsonl"
+        return SearchResult(kernel.name, None, head)
+    path = bench.folder / f"{head.key}-{head.target.replace(':', '_')}-{head.device.replace(' ', '_')}.jsonl"
     table = tables.begin(path, head)
-    (first,) = at.builders.build(head.program, head.schedules[:1], BUILT_IN)
-    begun = first if "failed" in first else at.racer.begin(RUN_IN, text=first["text"], seed=seed)
-    if "failed" in begun:
-        return Found(kernel.name, None, f"the heuristic's schedule cannot be timed: {begun['failed']}")
+    (first,) = bench.builders.build(head.program, head.schedules[:1], BUILD_TIMEOUT)
+    started = first if "failed" in first else bench.racer.begin(RUN_TIMEOUT, text=first["text"], seed=seed)
+    if "failed" in started:
+        return SearchResult(kernel.name, None, f"the heuristic's schedule cannot be timed: {started['failed']}")
     texts = {0: str(first["text"])}
-    _search(table, path, texts, at, effort, strategy, seed, tell)
-    if at.stop.is_set():  # the best so far deserves a last race
+    _search(table, path, texts, bench, effort, strategy, seed, tell)
+    if bench.stop.is_set():  # the best so far deserves a last race
         tell(f"{kernel.name}: interrupted; the best so far is raced and kept")
-    record, refusal = _winner(table, texts, at, code)
-    why = [t.failed.split(":")[0] for t in table.trials.values() if t.failed]
-    refused = {w: why.count(w) for w in dict.fromkeys(why)}
-    return Found(kernel.name, record, refusal, len(table.trials), refused, at.stop.is_set())
+    record, refusal = _winner(table, texts, bench, code)
+    reasons = [t.failed.split(":")[0] for t in table.trials.values() if t.failed]
+    refused = {w: reasons.count(w) for w in dict.fromkeys(reasons)}
+    return SearchResult(kernel.name, record, refusal, len(table.trials), refused, bench.stop.is_set())
 
 
-def _head(what: Program, at: Bench, effort: Effort) -> tables.Head | str:
+def _table_head(program: Program, bench: Bench, effort: Effort) -> tables.Head | str:
     """The head of a kernel's table with its candidates, or why there are none."""
-    program = loop_text.show(what)
-    found = at.builders.ask("candidates", BUILT_IN, program=program, count=effort.candidates)
-    if "failed" in found:  # a planner that fails costs its kernels their search, and is reported
-        return f"no candidates: {found['failed']}"
+    text = loop_text.show(program)
+    answer = bench.builders.ask("candidates", BUILD_TIMEOUT, program=text, count=effort.candidates)
+    if "failed" in answer:  # a planner that fails costs its kernels their search, and is reported
+        return f"no candidates: {answer['failed']}"
     return tables.Head(
-        key(what), what.kernels[0].name, at.target.name, at.device, found["family"], program, found["costs"],
-        found["schedules"],
+        key(program), program.kernels[0].name, bench.target.name, bench.device, answer["family"], text, answer["costs"],
+        answer["schedules"],
     )  # fmt: skip
 
 
-def plain(what: Program, target: Target) -> Iterator[Planned]:
+def without_hints(program: Program, target: Target) -> Iterator[Planned]:
     """The schedules of a kernel, cheapest first, without cache hints: these depend on the neighbouring kernels and are
     added where a schedule is used."""
 
-    def kept(p: Planned) -> tuple[steps.Step, ...]:
+    def steps_without_hints(p: Planned) -> tuple[steps.Step, ...]:
         return tuple(s for s in p.schedule.steps if not isinstance(s, CacheHints))
 
-    (kernel,) = what.kernels
-    for p in pipeline.space(what, kernel, target):
-        yield Planned(p.family, p.cost, partial(kept, p), p.price)
+    (kernel,) = program.kernels
+    for p in pipeline.space(program, kernel, target):
+        yield Planned(p.family, p.cost, partial(steps_without_hints, p), p.price)
 
 
 def _search(
-    table: Table, path: Path, texts: dict[int, str], at: Bench, effort: Effort, strategy: str, seed: int, tell: Tell
+    table: Table, path: Path, texts: dict[int, str], bench: Bench, effort: Effort, strategy: str, seed: int, tell: Tell
 ) -> None:
     """Measure the candidates that the strategy chooses, until the effort is spent or none is left."""
-    some = _candidates(table)
+    candidates = _candidates(table)
     rng, end = Random(seed), time.monotonic() + effort.seconds
     if 0 not in table.trials:
-        tables.append(path, table, _raced([0], texts, at))
-    while len(table.trials) < effort.trials and time.monotonic() < end and not at.stop.is_set():
+        tables.append(path, table, _race([0], texts, bench))
+    while len(table.trials) < effort.trials and time.monotonic() < end and not bench.stop.is_set():
         # As many as can be built in parallel; but a strategy learns nothing within a batch.
         batch = max(BATCH, min(detect.usable_cores(), effort.trials // BATCHES))
         count = min(batch, effort.trials - len(table.trials))
-        named = search.STRATEGIES[strategy](some, table.seen, count, rng)
-        if not named:
+        numbers = search.STRATEGIES[strategy](candidates, table.seen, count, rng)
+        if not numbers:
             break
-        for number in _build(named, table, path, texts, at):
-            tables.append(path, table, _raced([number], texts, at))
-        tell(_progress(table, min(effort.trials, len(some))))
+        for number in _build(numbers, table, path, texts, bench):
+            tables.append(path, table, _race([number], texts, bench))
+        tell(_progress(table, min(effort.trials, len(candidates))))
 
 
-def _progress(table: Table, most: int) -> str:
+def _progress(table: Table, limit: int) -> str:
     best = table.best
     if best is None:
-        return f"{table.head.name}: {len(table.trials)} of {most} tried, all of them refused"
-    found = f"best {best.seconds * 1e6:.4g} us, {1 / best.ratio:.3f}x the heuristic's speed"
-    return f"{table.head.name}: {len(table.trials)} of {most} tried, {found}"
+        return f"{table.head.name}: {len(table.trials)} of {limit} tried, all of them refused"
+    best_text = f"best {best.seconds * 1e6:.4g} us, {1 / best.ratio:.3f}x the heuristic's speed"
+    return f"{table.head.name}: {len(table.trials)} of {limit} tried, {best_text}"
 
 
 def _candidates(table: Table) -> list[search.Candidate]:
     return search.candidates(table.head.costs, [steps.parse(s) for s in table.head.schedules])
 
 
-def _build(named: list[int], table: Table, path: Path, texts: dict[int, str], at: Bench) -> list[int]:
+def _build(numbers: list[int], table: Table, path: Path, texts: dict[int, str], bench: Bench) -> list[int]:
     """Build candidates and return those to race; failures, and texts equal to one raced before, are recorded."""
-    missing = [n for n in named if n not in texts]
-    answers = at.builders.build(table.head.program, [table.head.schedules[n] for n in missing], BUILT_IN)
-    known = {text: n for n, text in texts.items()}
+    missing = [n for n in numbers if n not in texts]
+    answers = bench.builders.build(table.head.program, [table.head.schedules[n] for n in missing], BUILD_TIMEOUT)
+    number_of = {text: n for n, text in texts.items()}
     built = []
     for n, answer in zip(missing, answers, strict=True):
         if "failed" in answer:
             tables.append(path, table, [Trial(n, failed=answer["failed"])])
             continue
-        same = known.setdefault(answer["text"], n)
+        first = number_of.setdefault(answer["text"], n)
         texts[n] = answer["text"]
-        if same != n and same in table.trials:
-            old = table.trials[same]
+        if first != n and first in table.trials:
+            old = table.trials[first]
             tables.append(path, table, [replace(old, number=n)])
         else:
             built.append(n)
     return built
 
 
-def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench) -> list[Trial]:
-    answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in numbers], rounds=ROUNDS)
+def _race(numbers: list[int], texts: Mapping[int, str], bench: Bench) -> list[Trial]:
+    answer = bench.racer.ask("race", RUN_TIMEOUT, texts=[texts[n] for n in numbers], rounds=ROUNDS)
     if "failed" in answer:
         return [Trial(n, failed=str(answer["failed"])) for n in numbers]
     return [
@@ -256,28 +262,30 @@ def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench) -> list[Tria
     ]
 
 
-def _winner(table: Table, texts: dict[int, str], at: Bench, code: str) -> tuple[Record | None, str]:
+def _winner(table: Table, texts: dict[int, str], bench: Bench, code: str) -> tuple[Record | None, str]:
     """Race the best candidates again, longer; return the record of the best if it surely beats the heuristic's.
 
     Otherwise return the record of the heuristic's schedule, or None and the problem if the race fails. Among many about
     equally fast candidates, the seemingly fastest was lucky: only the second race counts.
     """
-    good = sorted((t for t in table.trials.values() if not t.failed and t.ratio < 1), key=lambda t: t.ratio)
-    finalists = [t.number for t in good[:FINALISTS] if _is_built(t.number, table, texts, at)]
-    answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in finalists], rounds=LAST_ROUNDS)
+    faster = sorted((t for t in table.trials.values() if not t.failed and t.ratio < 1), key=lambda t: t.ratio)
+    finalists = [t.number for t in faster[:FINALISTS] if _is_built(t.number, table, texts, bench)]
+    answer = bench.racer.ask("race", RUN_TIMEOUT, texts=[texts[n] for n in finalists], rounds=LAST_ROUNDS)
     if "failed" in answer:
         return None, f"the last race failed: {answer['failed']}"
     ratios = answer["ratios"]
     ranked = sorted(range(len(finalists)), key=lambda i: float(ratios[i + 1]["median"]))
     for i in ranked:
-        if ratios[i + 1]["high"] < 1 and "failed" not in at.racer.ask("guard", RUN_IN, text=texts[finalists[i]]):
+        if ratios[i + 1]["high"] < 1 and "failed" not in bench.racer.ask(
+            "guard", RUN_TIMEOUT, text=texts[finalists[i]]
+        ):
             return _record(table.head, finalists[i], ratios[i + 1], code), ""
     return _record(table.head, 0, ratios[0], code), ""
 
 
-def _is_built(number: int, table: Table, texts: dict[int, str], at: Bench) -> bool:
+def _is_built(number: int, table: Table, texts: dict[int, str], bench: Bench) -> bool:
     if number not in texts:
-        (answer,) = at.builders.build(table.head.program, [table.head.schedules[number]], BUILT_IN)
+        (answer,) = bench.builders.build(table.head.program, [table.head.schedules[number]], BUILD_TIMEOUT)
         if "failed" in answer:
             return False
         texts[number] = answer["text"]

@@ -11,7 +11,7 @@ import torch
 from compiler.execution import expression, gpu_programs, named
 from compiler.execution.tuning import shelf
 from compiler.execution.tuning import tune as search_of
-from compiler.execution.tuning.tune import BUILT_IN, LAST_ROUNDS, RUN_IN, Bench
+from compiler.execution.tuning.tune import BUILD_TIMEOUT, LAST_ROUNDS, RUN_TIMEOUT, Bench
 from compiler.ir import loop_text
 from compiler.ir.isomorphism import key
 from compiler.runtime import detect
@@ -31,12 +31,12 @@ class Verified:
 def verify(target: str) -> Iterator[Verified]:
     """Verify every record for a target on this machine's device."""
     machine, cache = named.target(target), detect.default_cache(os.environ)
-    with search_of.bench(machine, cache) as at:
+    with search_of.started_bench(machine, cache) as bench:
         for record in shelf.stored(cache, machine.name, gpu_programs.device_of(machine)).records:
-            yield _verified(record, at)
+            yield _verify_record(record, bench)
 
 
-def _verified(record: Record, at: Bench) -> Verified:
+def _verify_record(record: Record, bench: Bench) -> Verified:
     try:
         program = loop_text.parse(record.program)
         record.steps()
@@ -47,15 +47,15 @@ def _verified(record: Record, at: Bench) -> Verified:
     if record.code:
         with torch.no_grad():
             captured = expression.capture(record.code, 0)[2]
-        if record.key not in search_of.kernels(captured.program, at.target):
+        if record.key not in search_of.kernels(captured.program, bench.target):
             return Verified(record, problem=f"{record.code} has no such kernel any more")
-    first = steps.show(next(search_of.plain(program, at.target)).schedule)
-    texts = at.builders.build(record.program, [first, record.schedule], BUILT_IN)
-    for what, made in zip(("the heuristic's schedule", "its schedule"), texts, strict=True):
-        if "failed" in made:
-            return Verified(record, problem=f"{what} does not apply: {made['failed']}")
-    begun = at.racer.begin(RUN_IN, text=texts[0]["text"], seed=0)
-    answer = begun or at.racer.ask("race", RUN_IN, texts=[texts[1]["text"]], rounds=LAST_ROUNDS)
+    first = steps.show(next(search_of.without_hints(program, bench.target)).schedule)
+    texts = bench.builders.build(record.program, [first, record.schedule], BUILD_TIMEOUT)
+    for description, built in zip(("the heuristic's schedule", "its schedule"), texts, strict=True):
+        if "failed" in built:
+            return Verified(record, problem=f"{description} does not apply: {built['failed']}")
+    started = bench.racer.begin(RUN_TIMEOUT, text=texts[0]["text"], seed=0)
+    answer = started or bench.racer.ask("race", RUN_TIMEOUT, texts=[texts[1]["text"]], rounds=LAST_ROUNDS)
     if "failed" in answer:
         return Verified(record, problem=str(answer["failed"]))
     ratio = answer["ratios"][1]

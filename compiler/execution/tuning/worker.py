@@ -21,7 +21,7 @@ import torch
 from compiler import pipeline
 from compiler.execution import executable, gpu_programs, named, trial
 from compiler.execution.tuning import measure, shelf
-from compiler.execution.tuning.tune import plain
+from compiler.execution.tuning.tune import without_hints
 from compiler.ir import loop_text
 from compiler.passes.complete_schedules import completed
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -34,7 +34,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's mallopt
 
 
 @dataclass
-class Held:
+class State:
     """State between requests: the operands of a kernel, and the call and results that others are compared with."""
 
     target: Target
@@ -43,76 +43,76 @@ class Held:
     first: measure.Contestant | None = None
     results: measure.Tensors = ()
 
-    def turn(self) -> AbstractContextManager[None]:
+    def lock_device(self) -> AbstractContextManager[None]:
         """Lock the device."""
-        return shelf.turn(self.cache, gpu_programs.place_of(self.target))
+        return shelf.device_lock(self.cache, gpu_programs.place_of(self.target))
 
 
-def ready(_: Held) -> Mapping[str, Any]:
+def ready(_: State) -> Mapping[str, Any]:
     """Just answer, to show that the process is ready."""
     return {}
 
 
-def candidates(held: Held, program: str, count: int) -> Mapping[str, Any]:
+def candidates(state: State, program: str, count: int) -> Mapping[str, Any]:
     """The cheapest schedules of a kernel, without duplicates, with their estimates."""
     chosen: dict[str, float] = {}
-    members = list(itertools.islice(plain(loop_text.parse(program), held.target), count))
+    members = list(itertools.islice(without_hints(loop_text.parse(program), state.target), count))
     for p in members:
         chosen.setdefault(steps.show(p.schedule), p.cost)
     return {"family": members[0].family, "costs": [*chosen.values()], "schedules": [*chosen]}
 
 
-def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
+def build(state: State, program: str, schedule: str) -> Mapping[str, Any]:
     """The text of a kernel with a schedule, compiled into the cache; fails if it spills registers."""
-    alone = loop_text.parse(program)
-    (kernel,) = alone.kernels
-    chosen = completed(alone, kernel, steps.parse(schedule), held.target)
-    lowering = pipeline.lower(loop_to_tile(alone), held.target, {kernel.name: chosen}, source="tile")
-    text = lowering.stages[TEXTS[held.target.kind]]
-    if held.target.kind == "cpu":
-        executable.built(lowering, held.cache)
-    elif (arch := gpu_programs.architecture(held.target)) is not None:
-        made = cubin.build_cubin(text, arch, include=(gpu_programs.HEADERS,), cache=held.cache)
-        spilt = sum(u.spill_stores + u.spill_loads for u in resources.usage(made.log))
-        if spilt:
-            return {"failed": f"spills {spilt} bytes of registers"}
+    single = loop_text.parse(program)
+    (kernel,) = single.kernels
+    chosen = completed(single, kernel, steps.parse(schedule), state.target)
+    lowering = pipeline.lower(loop_to_tile(single), state.target, {kernel.name: chosen}, source="tile")
+    text = lowering.stages[TEXTS[state.target.kind]]
+    if state.target.kind == "cpu":
+        executable.build_text(lowering, state.cache)
+    elif (arch := gpu_programs.architecture(state.target)) is not None:
+        compiled = cubin.build_cubin(text, arch, include=(gpu_programs.HEADERS,), cache=state.cache)
+        spilled = sum(u.spill_stores + u.spill_loads for u in resources.usage(compiled.log))
+        if spilled:
+            return {"failed": f"spills {spilled} bytes of registers"}
     return {"text": text}
 
 
-def begin(held: Held, text: str, seed: int) -> Mapping[str, Any]:
+def begin(state: State, text: str, seed: int) -> Mapping[str, Any]:
     """Make the operands, and the results that candidates have to match."""
-    lowering = measure.lowering_of(text, held.target)
-    drawn = trial.draw(lowering, seed, {})
-    call = measure.call(lowering, held.cache)
-    with held.turn():
-        held.sets = measure.operands(drawn, held.target)
-        held.results = tuple(x.clone() for x in call(*held.sets[0]))
-        held.first = measure.contestant(call, held.sets, held.target.kind)
+    lowering = measure.lowering_of(text, state.target)
+    inputs = trial.draw_inputs(lowering, seed, {})
+    call = measure.call(lowering, state.cache)
+    with state.lock_device():
+        state.sets = measure.operands(inputs, state.target)
+        state.results = tuple(x.clone() for x in call(*state.sets[0]))
+        state.first = measure.contestant(call, state.sets, state.target.kind)
     return {}
 
 
-def race(held: Held, texts: list[str], rounds: int) -> Mapping[str, Any]:
+def race(state: State, texts: list[str], rounds: int) -> Mapping[str, Any]:
     """Race texts against that of `begin`, which is first in the answer; fails if one has different results."""
-    assert held.first is not None
-    calls = [measure.call(measure.lowering_of(t, held.target), held.cache) for t in texts]
-    with held.turn():
+    assert state.first is not None
+    calls = [measure.call(measure.lowering_of(t, state.target), state.cache) for t in texts]
+    with state.lock_device():
         for call in calls:
-            problem = measure.differs(call(*held.sets[0]), held.results, held.sets[0])
+            problem = measure.describe_difference(call(*state.sets[0]), state.results, state.sets[0])
             if problem:
                 return {"failed": f"wrong values: {problem}"}
-        others = [measure.contestant(call, held.sets, held.target.kind) for call in calls]
-        found = measure.race([held.first, *others], rounds, held.target.kind)
-    return {"ratios": [asdict(r) for r in found]}
+        others = [measure.contestant(call, state.sets, state.target.kind) for call in calls]
+        ratios = measure.race([state.first, *others], rounds, state.target.kind)
+    return {"ratios": [asdict(r) for r in ratios]}
 
 
-def guard(held: Held, text: str) -> Mapping[str, Any]:
+def guard(state: State, text: str) -> Mapping[str, Any]:
     """Run a text three times between guard zones, with poisoned outputs."""
-    inputs = [x.cpu() for x in held.sets[0]]
-    with held.turn():
-        done = executable.execute_guarded(measure.lowering_of(text, held.target), inputs, cache=held.cache)
-    complaints = [*done.complaints, *([] if done.same else ["three runs do not agree"])]
+    inputs = [x.cpu() for x in state.sets[0]]
+    with state.lock_device():
+        outcome = executable.execute_guarded(measure.lowering_of(text, state.target), inputs, cache=state.cache)
+    complaints = [*outcome.complaints, *([] if outcome.same else ["three runs do not agree"])]
     if not complaints:
-        problem = measure.differs(done.outputs, tuple(x.cpu() for x in held.results), inputs)
+        problem = measure.describe_difference(outcome.outputs, tuple(x.cpu() for x in state.results), inputs)
         complaints = [f"wrong values: {problem}"] if problem else []
     return {"failed": "; ".join(complaints)} if complaints else {}
 
@@ -122,17 +122,17 @@ OPERATIONS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 }
 
 
-def answer(held: Held, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def answer(state: State, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Answer a request; an exception becomes a failure."""
     arguments = dict(request)
     try:
         with torch.no_grad():
-            return OPERATIONS[arguments.pop("do")](held, **arguments)
+            return OPERATIONS[arguments.pop("do")](state, **arguments)
     except Exception as problem:  # candidates may fail in any way
-        said = str(problem).strip().splitlines()
+        lines = str(problem).strip().splitlines()
         return {
-            "failed": f"{type(problem).__name__}: {said[0] if said else ''}"[:300],
-            "lost": held.target.kind == "cuda",
+            "failed": f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300],
+            "lost": state.target.kind == "cuda",
         }
 
 
@@ -142,9 +142,9 @@ def main() -> None:
     os.dup2(2, 1)  # printed text must not mix with answers
     torch.set_num_threads(1)
     _keep_memory()
-    held = Held(named.target(target), cache)
+    state = State(named.target(target), cache)
     for line in sys.stdin:
-        replies.write(json.dumps(answer(held, json.loads(line))) + "\n")
+        replies.write(json.dumps(answer(state, json.loads(line))) + "\n")
         replies.flush()
 
 

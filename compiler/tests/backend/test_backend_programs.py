@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from compiler import frontend
 from compiler.backend import mlcomp
 from compiler.execution import buffers, executable
-from compiler.execution.views import viewed
+from compiler.execution.views import with_views
 from compiler.ir import aten
 from compiler.ir.sizes import bind, numbers
 from compiler.runtime import launcher
@@ -55,7 +55,7 @@ class Interpreted:
         for b, x in zip(planned, made, strict=True):
             assert x.shape == b.shape
             placed.append(torch.empty_strided(b.shape, b.stride, dtype=launcher.DTYPES[b.dtype]).copy_(x))
-        return viewed(lambda: tuple(placed), planned, self.captured.views or (), sizes)()
+        return with_views(lambda: tuple(placed), planned, self.captured.views or (), sizes)()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from compiler import frontend
 from compiler.backend import mlcomp
 from compiler.execution import executable
-from compiler.execution.views import viewed
+from compiler.execution.views import with_views
 from compiler.frontend.results import View
 from compiler.ir.expr import dim
 from compiler.runtime.launcher import Buffer
@@ -190,7 +190,7 @@ def test_a_program_whose_outputs_lie_otherwise() -> None:
     made = [Buffer("y", "f32", (2, 3), (3, 1)), Buffer("z", "f32", (3, 2), (2, 1))]
     views = [_view(0, (8, 2), (2, 3), (8, 2), 0), _view(0, (8, 2), (2,), (8,), 2), _view(1, (0, 1), (3, 2), (0, 1), 0)]
     y, z = torch.randn(2, 3), torch.randn(1, 2).expand(3, 2)
-    first, second, third = viewed(lambda: (y, z.contiguous()), made, views, {})()
+    first, second, third = with_views(lambda: (y, z.contiguous()), made, views, {})()
     assert (first.stride(), second.storage_offset(), third.stride()) == ((8, 2), 2, (0, 1))
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert torch.equal(first, y) and torch.equal(second, y[:, 1]) and torch.equal(third, z)

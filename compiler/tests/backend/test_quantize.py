@@ -43,8 +43,8 @@ def test_a_decoders_logits_are_as_near_as_the_same_quantization_in_f64(mode: str
     seed = fresh_seed()
     torch.manual_seed(seed)
     model, ids = llama(32, 64).eval().requires_grad_(False), tokens()
-    made = models.Called(model, lambda m: m(ids), lambda: None, lambda m: [])
-    ran = models.measured(made, mlcomp, quantize=mode)
+    made = models.ModelCall(model, lambda m: m(ids), lambda: None, lambda m: [])
+    ran = models.compare_call(made, mlcomp, quantize=mode)
     assert ran.ours <= ran.allowed, (seed, ran)
     assert ran.quantization, (seed, ran)
 

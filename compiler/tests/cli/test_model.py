@@ -67,7 +67,7 @@ def test_a_step_that_spoils_its_cache_is_wrong(folder: Path) -> None:
 
         return run
 
-    ran = models.compare(models.Wanted(str(folder), True, 1, "decode", 6), "cpu", spoils, False)
+    ran = models.compare(models.ModelRequest(str(folder), True, 1, "decode", 6), "cpu", spoils, False)
     assert ran.ours > ran.allowed
 
 
@@ -92,7 +92,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("compiler.execution.models.importlib.import_module", missing)
     with pytest.raises(CompilerError, match=r"pip install .*\[models\]"):
-        models.call(models.Wanted("x"), "cpu")
+        models.call(models.ModelRequest("x"), "cpu")
 
 
 def test_a_model_and_an_expression_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:

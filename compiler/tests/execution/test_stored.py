@@ -35,9 +35,9 @@ def layers(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing is remembered from the compilations of other tests, nor by later ones from these."""
-    executable._code.cache_clear()
+    executable._stages_to_run.cache_clear()
     yield monkeypatch
-    executable._code.cache_clear()
+    executable._stages_to_run.cache_clear()
 
 
 def again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Lowering:
         raise LoweredAnew
 
-    executable._code.cache_clear()
+    executable._stages_to_run.cache_clear()
     monkeypatch.setattr(executable, "lowered", refuse)
 
 

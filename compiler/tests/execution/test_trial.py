@@ -201,7 +201,7 @@ def test_a_head_launches_as_the_program_does(name: str) -> None:
     head = header.parse(text)
     assert header.target(text) == made.target.name
     assert header.lines(head, made.target.name) == header.lines(program, made.target.name), "nothing is lost"
-    plan = buffers.plan(made, trial.hints(made))
+    plan = buffers.plan(made, trial.expected_sizes(made))
     wanted = gpu_programs.launches(program, plan)
     found = gpu_programs.launches(head, plan)
     # Any text may make its threads meet.

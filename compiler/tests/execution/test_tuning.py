@@ -45,7 +45,7 @@ def record(code: str, number: int = 1) -> tuple[Record, str]:
     machine = named.target("cpu")
     captured = expression.capture(code, 0)[2]
     ((key, program),) = search_of.kernels(captured.program, machine).items()
-    some = list(itertools.islice(search_of.plain(program, machine), number + 1))
+    some = list(itertools.islice(search_of.without_hints(program, machine), number + 1))
     schedule, first = steps.show(some[number].schedule), steps.show(some[0].schedule)
     device = gpu_programs.device_of(machine)
     text = loop_text.show(program)
@@ -54,7 +54,7 @@ def record(code: str, number: int = 1) -> tuple[Record, str]:
 
 def test_what_is_stored_is_taken_for_kernels_that_are_the_same_but_for_names(tmp_path: Path) -> None:
     kept, first = record(CODE)
-    shelf.keep(tmp_path, [kept])
+    shelf.store_records(tmp_path, [kept])
     x = torch.randn(6, 40)
     made = executable.compile(lambda given: F.softmax(given, dim=1), [x], cache=tmp_path)
     torch.testing.assert_close(made(x), torch.softmax(x, -1))
@@ -64,7 +64,7 @@ def test_what_is_stored_is_taken_for_kernels_that_are_the_same_but_for_names(tmp
 
 def test_what_does_not_apply_is_named_and_not_used(tmp_path: Path) -> None:
     kept, first = record(CODE)
-    shelf.keep(tmp_path, [replace(kept, schedule='bind("nowhere", blocks)\n')])
+    shelf.store_records(tmp_path, [replace(kept, schedule='bind("nowhere", blocks)\n')])
     x = torch.randn(6, 40)
     with pytest.warns(UserWarning, match="its stored schedule does not apply, tune it again: .*nowhere"):
         made = executable.compile(lambda x: torch.softmax(x, -1), [x], cache=tmp_path)
@@ -86,7 +86,7 @@ def test_schedules_that_are_shipped_are_of_their_kernels_and_apply(path: Path) -
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     kept, _ = record(CODE)
-    shelf.keep(tmp_path, [kept])
+    shelf.store_records(tmp_path, [kept])
     path = shelf.path_of(tmp_path, kept.device)
     path.write_text(f"<<<<<<< ours\n{path.read_text()}")
     with pytest.raises(RecordError, match="line 1: a conflict of a merge"):
@@ -99,7 +99,7 @@ def test_what_a_search_found_until_an_interrupt_is_checked_and_stored(
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     monkeypatch.setattr(detect, "usable_cores", lambda: 1)
     heard: list[str] = []
-    began, bench = [], search_of.bench
+    began, bench = [], search_of.started_bench
 
     @contextmanager
     def seen(target: Target, cache: Path) -> Iterator[search_of.Bench]:
@@ -107,7 +107,7 @@ def test_what_a_search_found_until_an_interrupt_is_checked_and_stored(
             began.append(at)
             yield at
 
-    monkeypatch.setattr(search_of, "bench", seen)
+    monkeypatch.setattr(search_of, "started_bench", seen)
 
     def interrupt(text: str) -> None:
         heard.append(text)
@@ -191,7 +191,7 @@ def test_a_schedule_that_computes_something_else_is_refused_with_the_stage(monke
     kept, _ = record(CODE)
     _, inputs, captured = expression.capture(CODE, 0)
     machine = named.target("cpu")
-    assert command.problem(captured.program, machine, kept, inputs) == ""
+    assert command.find_problem(captured.program, machine, kept, inputs) == ""
     execute = executable.execute
     broken: list[Lowering] = []
 
@@ -201,7 +201,7 @@ def test_a_schedule_that_computes_something_else_is_refused_with_the_stage(monke
         return [x * factor for x in execute(lowering, stage, given)]
 
     monkeypatch.setattr(executable, "execute", wrong)
-    assert command.problem(captured.program, machine, kept, inputs).startswith("stage kernel: ")
+    assert command.find_problem(captured.program, machine, kept, inputs).startswith("stage kernel: ")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -210,9 +210,11 @@ def test_a_part_of_a_sum_that_is_missing_is_seen_and_another_order_is_not(dtype:
     a, b = torch.randn(64, 512, dtype=dtype), torch.randn(512, 64, dtype=dtype)
     whole, inputs = (a @ b,), [a, b]
     other = ((a.float()[:, :200] @ b.float()[:200] + a.float()[:, 200:] @ b.float()[200:]).to(dtype),)
-    assert measure.differs(other, whole, inputs) == ""
-    assert "are wrong" in measure.differs(((a[:, :-16] @ b[:-16]),), whole, inputs)
-    assert "are wrong" in measure.differs((whole[0].where(whole[0] != whole[0][3, 4], torch.nan),), whole, inputs)
+    assert measure.describe_difference(other, whole, inputs) == ""
+    assert "are wrong" in measure.describe_difference(((a[:, :-16] @ b[:-16]),), whole, inputs)
+    assert "are wrong" in measure.describe_difference(
+        (whole[0].where(whole[0] != whole[0][3, 4], torch.nan),), whole, inputs
+    )
 
 
 def table(times: list[float]) -> tables.Table:
@@ -267,11 +269,11 @@ def test_costs_are_fitted_to_times_and_kernels_that_no_fit_has_seen_are_judged()
         return fit.Recorded(f"k{n}", "rows", "sm_90a", times, 0.03, times, True, prices)
 
     some = [kernel(n) for n in range(6)]
-    names = fit.moving(some)
+    names = fit.relevant_costs(some)
     assert names == ["latency", "fill"]
     found = fit.fitted(some, names)
     assert found["latency"] / found["fill"] == pytest.approx(true["latency"] / true["fill"], rel=0.1)
-    unseen = fit.unseen(some, names)
+    unseen = fit.cross_validated(some, names)
     assert unseen.keys() == {r.name for r in some}
     rho, gamma = fit.ranks(some[0], fit.estimates(some[0], unseen["k0"]))
     assert rho > 0.8 and gamma > 0.8
@@ -296,7 +298,7 @@ def test_verifying_names_records_of_kernels_that_are_no_more() -> None:
     nowhere = search_of.Bench(named.target("cpu"), kept.device, Path(), None, None, None)  # type: ignore[arg-type]
 
     def problem(**changed: str) -> str:
-        return verify._verified(replace(kept, **changed), nowhere).problem  # type: ignore[arg-type]
+        return verify._verify_record(replace(kept, **changed), nowhere).problem  # type: ignore[arg-type]
 
     assert problem(key="other") == "its digest is not that of its kernel: the line was changed"
     assert problem(code="torch.randn(3).exp()") == "torch.randn(3).exp() has no such kernel any more"

@@ -32,7 +32,7 @@ def test_a_text_in_parts_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_
     made = cpp.parts(whole.source)
     assert len(made) > 4 and sum("mlc_entry(" in text for text in made) == 1
     assert sorted(name for text in made for name in DEFINED.findall(text)) == sorted(DEFINED.findall(whole.source))
-    executable._code.cache_clear()
+    executable._stages_to_run.cache_clear()
     monkeypatch.setattr(build, "_seen", {})
     split = compiler.compile(kernels, inputs, cache=tmp_path / "parts")
     assert split.source == whole.source
