@@ -79,7 +79,7 @@ def mlcomp(
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
     """
     parsed = parse_options(options or {}, mode, _warn_of_eager)
-    with garbage.held_back():
+    with garbage.paused():
         if any(isinstance(x, list | tuple | dict) for x in inputs):  # compiled autograd: a whole backward pass
             return flatten_graph_inputs(graph, inputs, functools.partial(_trace_and_compile, options=parsed))
         return _compile(graph, inputs, parsed)
@@ -405,7 +405,7 @@ def _build_launch(
     has_memory_pool = options.memory_pool is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
     if options.memory_pool is None or not has_memory_pool:
         return program.launch
-    return gpu_memory.within(program.launch, options.memory_pool)
+    return gpu_memory.with_memory_pools(program.launch, options.memory_pool)
 
 
 def _written_results(graph: GraphModule) -> list[tuple[Node, Node]]:

@@ -112,7 +112,7 @@ def is_cacheable(captured: frontend.Captured) -> bool:
 def read(path: Path) -> CachedGraph | None:
     """The entry at `path`; None if it is missing or damaged."""
     try:
-        entry = store.taken(path)
+        entry = store.read_parts(path)
         return None if entry is None else _from_json(json.loads(entry[0]))
     except (CacheError, TextError):
         return None
@@ -120,7 +120,7 @@ def read(path: Path) -> CachedGraph | None:
 
 def write(path: Path, cached: CachedGraph) -> None:
     """Store a program; does nothing if the cache is read-only or full."""
-    with contextlib.suppress(CacheError), store.workshop(path) as folder:
+    with contextlib.suppress(CacheError), store.build_folder(path) as folder:
         draft = folder / "graph"
         draft.write_text(json.dumps(_to_json(cached)))
         store.publish(draft, path)

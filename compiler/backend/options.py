@@ -82,7 +82,7 @@ class Options:
     tuned: bool = False
     quantize: str | None = None
     memory_limit: int | None = None
-    memory_pool: gpu_memory.Memory | None = None  # of the GPU programs of one Dynamo graph
+    memory_pool: gpu_memory.MemoryPools | None = None  # of the GPU programs of one Dynamo graph
 
 
 def parse_options(options: dict[str, Any], mode: str | None, on_report: Callable[[Report], None]) -> Options:
@@ -107,7 +107,7 @@ def parse_options(options: dict[str, Any], mode: str | None, on_report: Callable
         quantize.check(values["quantize"])
     memory_limit = values["memory_limit"]
     executable.with_memory_limit(target or named.target("cpu"), memory_limit)
-    memory_pool = None if mode in (None, "default") else gpu_memory.Memory()
+    memory_pool = None if mode in (None, "default") else gpu_memory.MemoryPools()
     return Options(
         _FALLBACKS[values["fallback"]],
         target,

@@ -64,7 +64,7 @@ def inspect(
     is stored in `cache` (default: by the environment). Raises ToolchainError if there is no CUDA compiler; a text that
     it rejects is a complaint.
     """
-    cubin.installed()
+    cubin.installed_compiler()
     folder = cache if cache is not None else detect.default_cache(os.environ)
     inspected: dict[tuple[str, str], tuple[Kernel, ...]] = {}  # by architecture and text; equal texts are compiled once
     pending: dict[str, dict[str, Lowering]] = {}

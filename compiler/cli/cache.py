@@ -52,9 +52,10 @@ def cache(options: argparse.Namespace) -> int:
 
 
 def _show(folder: Path) -> int:
-    problem = trust.complaint(folder, folder)
+    problem = trust.distrust_reason(folder, folder)
     print(f"place: {folder}{f' (refused: {problem})' if problem else ''}")
-    print(f"key:   {seal.place() if seal.lasts() else 'none is stored, so each process builds its kernels again'}")
+    key = seal.key_path() if seal.is_persistent() else "none is stored, so each process builds its kernels again"
+    print(f"key:   {key}")
     found = inventory.files(folder)
     print(f"size:  {_amount(found)}")
     for kind in dict.fromkeys(file.kind for file in found):
@@ -63,7 +64,7 @@ def _show(folder: Path) -> int:
 
 
 def _verify(folder: Path) -> int:
-    if problem := trust.complaint(folder, folder):
+    if problem := trust.distrust_reason(folder, folder):
         print(f"{folder} is refused: {problem}")
         return 1
     found = [file for file in inventory.files(folder) if file.kind in inventory.KINDS.values()]

@@ -37,7 +37,7 @@ class MemorySchedule:
 
     @property
     def least(self) -> int:
-        return memory.least(self.lifetimes)
+        return memory.peak_bytes(self.lifetimes)
 
     @property
     def unavoidable(self) -> int:
@@ -139,7 +139,7 @@ def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
     uses |= {name: [0, len(launched) - 1] for name in zeros}
     lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in temps]
     reusable_count = len(lifetimes) - len(zeros)
-    arena = memory.behind(memory.plan(lifetimes[:reusable_count]), [t.size for t in lifetimes[reusable_count:]])
+    arena = memory.with_appended(memory.plan(lifetimes[:reusable_count]), [t.size for t in lifetimes[reusable_count:]])
     return MemorySchedule(tuple(t.name for t in temps), tuple(lifetimes), arena, tuple(launched), tuple(zeros))
 
 
@@ -155,7 +155,7 @@ def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
 
 def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
     """The live range of a temporary, and its bytes including gaps between rows."""
-    reach = guarded.reach(numbers(t.shape, sizes), numbers(t.strides, sizes))
+    reach = guarded.element_span(numbers(t.shape, sizes), numbers(t.strides, sizes))
     return memory.Lifetime(reach * t.dtype.bytes, uses[0], uses[-1])
 
 

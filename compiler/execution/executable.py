@@ -305,7 +305,7 @@ def compile(
     Raises Unsupported for an op that mlcomp does not support, MemoryLimitError if temporaries exceed the limit,
     ScheduleError for an illegal step in `schedules`, and CompilerError for other errors.
     """
-    with garbage.held_back():
+    with garbage.paused():
         if isinstance(function, frontend.Captured):
             captured = function
         else:
@@ -351,7 +351,7 @@ def build_captured(
         warnings.warn(UNCHECKED, UncheckedWarning, stacklevel=2)
         machine = machine.replace(checked=False)
     folder = cache if cache is not None else detect.default_cache(os.environ)
-    with garbage.held_back():
+    with garbage.paused():
         schedule_items = tuple(sorted((schedules or {}).items()))
         records = shelf.stored(folder, machine.name, gpu_programs.device_of(machine))
         code = _stages_to_run(captured.program, machine, schedule_items, folder, records)

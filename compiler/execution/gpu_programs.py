@@ -27,7 +27,7 @@ from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
 from compiler.runtime.launcher import Launcher, Plan
 from compiler.runtime.launches import Buffer, Extent, Flag, Launch, LaunchPlan, Map, Size
-from compiler.runtime.tensor_map import BASE
+from compiler.runtime.tensor_map import BASE_ALIGNMENT
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cuda"
@@ -49,8 +49,10 @@ _INDEPENDENT_FUNCTIONS = frozenset(
 def launches(program: k.Program, plan: Plan) -> LaunchPlan:
     """The launches of the functions of `program`, on the buffers of `plan`; empty grids are left out."""
     sizes = dict(zip(program.sizes, plan.sizes, strict=True))
-    temps = tuple(Buffer(t.name, guarded.held(numbers(t.shape, sizes), numbers(t.strides, sizes), t.dtype.bytes))
-                  for t in program.temps)  # fmt: skip
+    temps = tuple(
+        Buffer(t.name, guarded.temporary_size(numbers(t.shape, sizes), numbers(t.strides, sizes), t.dtype.bytes))
+        for t in program.temps
+    )
     positions = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
     out = []
     for f, name in zip(program.functions, cuda.names(program), strict=True):
@@ -81,7 +83,7 @@ def _tensor_map(m: k.TensorMap, f: k.Function, number: int, sizes: Sizes) -> Map
     dims = tuple(shape[d] for d in axes)
     # The copy engine demands an aligned stride even of an axis of one element.
     unit_axes = {d for d in axes[1:] if shape[d] == 1}
-    strides = tuple(BASE if d in unit_axes else steps[d] * t.dtype.bytes for d in axes)
+    strides = tuple(BASE_ALIGNMENT if d in unit_axes else steps[d] * t.dtype.bytes for d in axes)
     return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle, m.steps)
 
 
@@ -232,8 +234,8 @@ def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def prepare(cache: Path) -> None:
     """Start building and loading, in other threads, what compiles and launches GPU kernels, while these are lowered."""
-    gpu_native.begin(cache)
-    threading.Thread(target=cubin.by_nvrtc).start()
+    gpu_native.start_build(cache)
+    threading.Thread(target=cubin.nvrtc_compiler).start()
 
 
 def loader(
@@ -285,4 +287,4 @@ def _emulated_launcher(
             raise CompilerError("the emulator stopped: " + "; ".join(map(_finding_line, result.reports)))
         return result.invalid
 
-    return launcher.in_python(plan, launcher.bind(plan, constants), run, invalid)
+    return launcher.python_launcher(plan, launcher.bind(plan, constants), run, invalid)

@@ -65,7 +65,7 @@ def _measure_parts(
     function: Callable[..., Any], inputs: Sequence[Any], machine: Target, cache: Path
 ) -> tuple[Parts, executable.Executable]:
     times = [time.perf_counter()]
-    with garbage.held_back():
+    with garbage.paused():
         captured = frontend.capture(function, inputs)
         times.append(time.perf_counter())
         lowering = executable.lowered(captured.program, machine)

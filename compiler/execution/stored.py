@@ -36,7 +36,7 @@ def code(
     """The program with its text and launches, without the stages between. If it is not in the cache, `lower` makes all
     stages. `records_digest` is the digest of the stored schedules."""
     path = store.entry(cache, _key(program, target, schedules, records_digest), SUFFIX)
-    if (parts := store.taken(path)) is not None:
+    if (parts := store.read_parts(path)) is not None:
         return _read(parts[0], program, target)
     lowering = lower()
     with contextlib.suppress(CacheError):  # a read-only or full cache is not updated
@@ -85,7 +85,7 @@ def _write(path: Path, lowering: Lowering) -> None:
     text = lowering.stages[TEXTS[lowering.target.kind]]
     launched = kernel_text.show(header.launched(lowering.stages["kernel"]))
     entry = {"kernel": launched, "text": text, "fallbacks": [(x.kernel, x.reason) for x in lowering.fallbacks]}
-    with store.workshop(path) as folder:
+    with store.build_folder(path) as folder:
         draft = folder / "program"
         draft.write_text(json.dumps(entry))
         store.publish(draft, path)

@@ -145,7 +145,7 @@ def draw_inputs(lowering: Lowering, seed: int, shapes: Shapes) -> list[torch.Ten
 
 
 def _random(b: launcher.Buffer, least: int, generator: torch.Generator) -> torch.Tensor:
-    dtype, count = launcher.DTYPES[b.dtype], guarded.reach(b.shape, b.stride)
+    dtype, count = launcher.DTYPES[b.dtype], guarded.element_span(b.shape, b.stride)
     if dtype.is_floating_point:
         flat = torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
     else:

@@ -29,7 +29,7 @@ from compiler.ir.expr import OPS, dim
 from compiler.ir.functions import FUNCTIONS as ROWS
 from compiler.ir.kernel import Call, Function, Program
 from compiler.ir.tensor import Tensor
-from compiler.runtime.guarded import reach
+from compiler.runtime.guarded import element_span
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
 
 def _allocate(t: Tensor, sizes: dict[str, int]) -> _Buffer:
     shape, strides = (tuple(extent(e, sizes) for e in es) for es in (t.shape, t.strides))
-    return _Buffer(_poisoned(t.dtype, reach(shape, strides)), shape, strides)
+    return _Buffer(_poisoned(t.dtype, element_span(shape, strides)), shape, strides)
 
 
 def _poisoned(dtype: DType, count: int) -> Array:

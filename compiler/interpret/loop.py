@@ -27,14 +27,14 @@ from compiler.ir.loop import For
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.runtime import build
-from compiler.runtime.guarded import reach
+from compiler.runtime.guarded import element_span
 
 _FUNCTIONS = (f"{('UNARY', 'BINARY')[f.arity - 1]}({f.name})" for f in FUNCTIONS.values() if f.library)
 PRELUDE = f"#define FUNCTIONS {' '.join(_FUNCTIONS)}\n" + (Path(__file__).parent / "loop_prelude.h").read_text(
     encoding="utf-8"
 )
 FLAGS = (
-    "-O1", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-exceptions", "-shared", "-fPIC", *build.SOUND,
+    "-O1", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-exceptions", "-shared", "-fPIC", *build.SOUNDNESS_FLAGS,
     *build.LIBRARIES,
 )  # fmt: skip
 
@@ -75,7 +75,7 @@ def poison(t: Tensor, shape: list[int]) -> Array:
 def laid_out(a: Array, t: Tensor, sizes: Mapping[str, int]) -> Array:
     """A copy of an array, with the memory layout of its tensor, so that views see the right elements."""
     steps = [extent(e, sizes) for e in t.strides]
-    out = as_strided(np.empty(reach(a.shape, steps), a.dtype), a.shape, [n * a.itemsize for n in steps])
+    out = as_strided(np.empty(element_span(a.shape, steps), a.dtype), a.shape, [n * a.itemsize for n in steps])
     out[...] = a
     return out
 

@@ -14,7 +14,7 @@ from compiler.runtime.launches import LaunchPlan
 
 def current() -> Device:
     """The GPU that kernels run on. Raises CompilerError if there is none."""
-    device.require()
+    device.require_gpu()
     return device.devices()[torch.cuda.current_device()]
 
 

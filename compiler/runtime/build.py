@@ -27,17 +27,17 @@ from compiler.runtime import detect, process, store
 # other call into a link error here, with its name, instead of one at load time.
 LIBRARIES = ("-nostdlib", "-Wl,--no-undefined", "-lgomp", "-lm", "-lc", "-lgcc")
 # Symbols that every Python process provides. Most objects need only these and OpenMP, so the first link tries that.
-_EVERYWHERE = ("memcpy", "memmove", "memset", "memcmp", "__tls_get_addr")
+_PROCESS_SYMBOLS = ("memcpy", "memmove", "memset", "memcmp", "__tls_get_addr")
 _FEW_LIBRARIES = (
-    "-shared", "-nostdlib", "-Wl,--no-undefined", *(f"-Wl,--ignore-unresolved-symbol={x}" for x in _EVERYWHERE),
+    "-shared", "-nostdlib", "-Wl,--no-undefined", *(f"-Wl,--ignore-unresolved-symbol={x}" for x in _PROCESS_SYMBOLS),
     "-Wl,--as-needed", "-lgomp",
 )  # fmt: skip
-_LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # prefixes of the flags that only the linker needs
+_LINKER_PREFIXES = ("-l", "-Wl,", "-shared", "-nostdlib")  # prefixes of the flags that only the linker needs
 # If row and column indices coincide, as in x + x.t(), GCC 12 expresses one address as an offset from another and
 # rewrites the access with base 0. Later passes take it for a null access and drop the function or the call. Predictive
 # commoning sinks stores of several iterations to the end of a loop; after fewer iterations it writes back values read
 # earlier, over what another thread has stored meanwhile.
-SOUND = ("-fno-delete-null-pointer-checks", "-fno-predictive-commoning")
+SOUNDNESS_FLAGS = ("-fno-delete-null-pointer-checks", "-fno-predictive-commoning")
 
 
 def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
         "-fno-trapping-math",
         "-fno-tree-loop-if-convert",
         "-fno-loop-interchange",
-        *SOUND,
+        *SOUNDNESS_FLAGS,
         f"-ffp-contract={'fast' if contract else 'off'}",
         "-fopenmp",
         "-fno-exceptions",
@@ -69,7 +69,7 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
 KERNEL_FLAGS = kernel_flags()
 
 # Entries that this process has verified or written: checking again costs microseconds.
-_seen: dict[tuple[object, ...], Path] = {}
+_built: dict[tuple[object, ...], Path] = {}
 
 
 def build(
@@ -87,13 +87,13 @@ def build(
     changes while the process runs goes unnoticed.
     """
     request = (source, flags, compiler, cache, include)
-    known = _seen.get(request)
-    if known is not None and os.path.exists(known):
-        return known
+    built = _built.get(request)
+    if built is not None and os.path.exists(built):
+        return built
     path = store.entry(cache, key(source, flags, compiler, include), ".so")
-    if not store.intact(path, path.with_suffix(".cpp")):
+    if not store.is_intact(path, path.with_suffix(".cpp")):
         _compile(source, flags, compiler, include, path, split)
-    _seen[request] = path
+    _built[request] = path
     return path
 
 
@@ -105,7 +105,7 @@ def assembly(
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
         text, product = Path(folder) / "kernel.cpp", Path(folder) / "kernel.s"
         text.write_text(source)
-        options = [flag for flag in flags if not flag.startswith(_LINKING)]
+        options = [flag for flag in flags if not flag.startswith(_LINKER_PREFIXES)]
         command = [tool.path, *options, *(f"-I{path}" for path in include), "-S", str(text), "-o", str(product)]
         code, messages = _run(command, Path(folder))
         if code != 0:
@@ -146,40 +146,45 @@ def _compile(
 ) -> None:
     """Run the compiler in a temporary folder beside the entry, then publish source and object by rename."""
     tool = detect.toolchain(compiler)
-    with store.workshop(path) as work:
+    with store.build_folder(path) as work:
         text, product = work / "kernel.cpp", work / "kernel.so"
         text.write_text(source)
-        options = [*(flag for flag in flags if not flag.startswith(_LINKING)), *(f"-I{folder}" for folder in include)]
+        options = [
+            *(flag for flag in flags if not flag.startswith(_LINKER_PREFIXES)),
+            *(f"-I{folder}" for folder in include),
+        ]
         # Libraries follow the text that needs them: linkers with --as-needed drop those not needed so far.
-        linking = [flag for flag in flags if flag.startswith(_LINKING)]
-        command = [tool.path, *options, str(text), "-o", str(product), *linking]
-        if {*LIBRARIES} <= {*linking}:
+        linker_flags = [flag for flag in flags if flag.startswith(_LINKER_PREFIXES)]
+        command = [tool.path, *options, str(text), "-o", str(product), *linker_flags]
+        if {*LIBRARIES} <= {*linker_flags}:
             texts = split(source) if split is not None else [source]
-            code, messages = _in_steps([tool.path, *options], texts, work, product, linking)
+            code, messages = _compile_and_link([tool.path, *options], texts, work, product, linker_flags)
             if code != 0 and len(texts) > 1:  # for messages about the text as it is
-                code, messages = _in_steps([tool.path, *options], [source], work, product, linking)
+                code, messages = _compile_and_link([tool.path, *options], [source], work, product, linker_flags)
         else:
             code, messages = _run(command, work)
         if code != 0:
-            kept, said = kept_at(path, ".cpp"), re.sub(r"\S*/\.build-\w+/", "", messages)
-            raise refusal(command[0], "a kernel", code, said, source, kept, _again(command, kept))
+            saved, cleaned = refused_path(path, ".cpp"), re.sub(r"\S*/\.build-\w+/", "", messages)
+            raise refusal(command[0], "a kernel", code, cleaned, source, saved, _retry_advice(command, saved))
         store.publish(text, path.with_suffix(".cpp"))
         store.publish(product, path)
 
 
-def _in_steps(compiler: list[str], texts: list[str], work: Path, product: Path, linking: list[str]) -> tuple[int, str]:
+def _compile_and_link(
+    compiler: list[str], texts: list[str], folder: Path, product: Path, linker_flags: list[str]
+) -> tuple[int, str]:
     """Compile the texts in parallel, one per core, and link with few libraries. Returns exit status and messages."""
     commands = []
     for n, text in enumerate(texts):
-        source = work / (f"part{n}.cpp" if len(texts) > 1 else "kernel.cpp")
+        source = folder / (f"part{n}.cpp" if len(texts) > 1 else "kernel.cpp")
         source.write_text(text)
         commands.append([*compiler, "-c", str(source), "-o", str(source.with_suffix(".o"))])
-    for code, messages in _run_all(commands, work):
+    for code, messages in _run_all(commands, folder):
         if code != 0:
             return code, messages
     link = [*compiler, *(command[-1] for command in commands), "-o", str(product)]
-    code, _ = _run([*link, *_FEW_LIBRARIES], work)
-    return (code, "") if code == 0 else _run([*link, *linking], work)
+    code, _ = _run([*link, *_FEW_LIBRARIES], folder)
+    return (code, "") if code == 0 else _run([*link, *linker_flags], folder)
 
 
 def _run_all(commands: list[list[str]], work: Path) -> list[tuple[int, str]]:
@@ -194,31 +199,33 @@ def _run(command: list[str], work: Path) -> tuple[int, str]:
     return _run_all([command], work)[0]
 
 
-def _again(command: list[str], kept: Path) -> str:
-    words = [str(kept) if word.endswith("/kernel.cpp") else word for word in command]
-    words[words.index("-o") + 1] = os.devnull
-    return f"try again: {' '.join(words)}"
+def _retry_advice(command: list[str], saved: Path) -> str:
+    arguments = [str(saved) if word.endswith("/kernel.cpp") else word for word in command]
+    arguments[arguments.index("-o") + 1] = os.devnull
+    return f"try again: {' '.join(arguments)}"
 
 
 def refusal(
-    who: str, what: str, code: int, messages: str, source: str, kept: Path, again: str
+    compiler: str, subject: str, code: int, messages: str, source: str, saved: Path, advice: str
 ) -> CacheError | ToolchainError:
-    """The error for a failed compilation. The source is saved as `kept`, in the cache, for inspection."""
+    """The error for a failed compilation. The source is saved as `saved`, in the cache, for inspection."""
     if "No space left on device" in messages or "Disk quota exceeded" in messages:
-        return CacheError(kept.parents[1], "no space left on its disk")
+        return CacheError(saved.parents[1], "no space left on its disk")
     lines = [line for line in messages.splitlines() if line.strip()]
     errors = [i for i, line in enumerate(lines) if re.search(r"error|fatal|undefined reference", line)]
     first = errors[0] if errors else 0
     with contextlib.suppress(OSError):  # the compiler's message matters more than this copy
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(source)
-    how = f"ended by signal {-code}" if code < 0 else f"exit status {code}"
+        saved.parent.mkdir(exist_ok=True)
+        saved.write_text(source)
+    ending = f"ended by signal {-code}" if code < 0 else f"exit status {code}"
     return ToolchainError(
-        f"{who} refused {what} ({how}); a bug in mlcomp, unless the text was edited, or the compiler is broken or out "
-        "of memory.\n" + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"]) + f"  {again}"
+        f"{compiler} refused {subject} ({ending}); a bug in mlcomp, unless the text was edited, or the compiler is "
+        "broken or out of memory.\n"
+        + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
+        + f"  {advice}"
     )
 
 
-def kept_at(path: Path, suffix: str) -> Path:
+def refused_path(path: Path, suffix: str) -> Path:
     """The path for the source of `path` if its compilation fails."""
     return store.cache_of(path) / "refused" / f"{path.parent.name}{path.stem}{suffix}"

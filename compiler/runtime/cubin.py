@@ -57,7 +57,7 @@ class Compiler:
     command: tuple[str, ...] = ()
 
 
-_seen: dict[tuple[object, ...], Cubin] = {}
+_built: dict[tuple[object, ...], Cubin] = {}
 
 
 def build_cubin(
@@ -76,17 +76,17 @@ def build_cubin(
     """
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise ToolchainError(f"{arch!r} is no architecture that CUDA compiles for: write one like sm_80 or sm_90a")
-    tool = compiler or installed()
+    tool = compiler or installed_compiler()
     request = (source, arch, flags, include, cache, tool.name, tool.version)
-    known = _seen.get(request)
-    if known is not None and known.path.exists():
-        return known
+    built = _built.get(request)
+    if built is not None and built.path.exists():
+        return built
     path = store.entry(cache, key(source, arch, flags, include, tool), ".cubin")
-    packed, *_ = store.taken(path, path.with_suffix(".cu")) or (None,)
+    packed, *_ = store.read_parts(path, path.with_suffix(".cu")) or (None,)
     if packed is None:
         packed = _compile(source, arch, flags, include, tool, path)
-    _seen[request] = made = _unpack(path, arch, packed)
-    return made
+    _built[request] = cubin = _unpack(path, arch, packed)
+    return cubin
 
 
 def build_cubins(
@@ -99,16 +99,16 @@ def build_cubins(
     compiler: Compiler | None = None,
 ) -> tuple[Cubin, ...]:
     """Return the cubins of the parts of a program, compiled in parallel, one per core."""
-    tool = compiler or installed()
+    tool = compiler or installed_compiler()
     with ThreadPoolExecutor(min(len(sources), detect.usable_cores())) as pool:
-        made = [
+        futures = [
             pool.submit(build_cubin, source, arch, flags, include=include, cache=cache, compiler=tool)
             for source in sources
         ]
         try:
-            return tuple(x.result() for x in made)
+            return tuple(x.result() for x in futures)
         finally:
-            for x in made:
+            for x in futures:
                 x.cancel()  # those not begun, after a failure
 
 
@@ -122,19 +122,19 @@ def key(source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...
 def _compile(
     source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], tool: Compiler, path: Path
 ) -> bytes:
-    with store.workshop(path) as work:
-        text, product = work / SOURCE, work / "kernel.cubin"
+    with store.build_folder(path) as folder:
+        text, product = folder / SOURCE, folder / "kernel.cubin"
         text.write_text(source)
-        code, image, messages = tool.compile(source, arch, flags, include, work)
+        code, image, messages = tool.compile(source, arch, flags, include, folder)
         # Compile times are useless later, and would make equal builds differ.
-        said = re.sub(r"\S*/\.build-\w+/|.*Compile time = .*\n?", "", messages)
+        cleaned = re.sub(r"\S*/\.build-\w+/|.*Compile time = .*\n?", "", messages)
         if code != 0:
-            kept, again = build.kept_at(path, ".cu"), ""
+            saved, advice = build.refused_path(path, ".cu"), ""
             if tool.command:
-                again = shlex.join(_nvcc_command(tool.command, arch, flags, include, kept, Path(os.devnull)))
-            again = f"try again: {again}" if again else f"its text: {kept}"
-            raise build.refusal(tool.name, f"a kernel for {arch}", code, said, source, kept, again)
-        packed = _pack(image, said)
+                advice = shlex.join(_nvcc_command(tool.command, arch, flags, include, saved, Path(os.devnull)))
+            advice = f"try again: {advice}" if advice else f"its text: {saved}"
+            raise build.refusal(tool.name, f"a kernel for {arch}", code, cleaned, source, saved, advice)
+        packed = _pack(image, cleaned)
         product.write_bytes(packed)
         store.publish(text, path.with_suffix(".cu"))
         store.publish(product, path)
@@ -143,8 +143,8 @@ def _compile(
 
 def _pack(image: bytes, messages: str) -> bytes:
     """Append the messages to the image: loaders ignore trailing bytes."""
-    said = messages.encode()
-    return image + said + struct.pack("<Q", len(said))
+    log = messages.encode()
+    return image + log + struct.pack("<Q", len(log))
 
 
 def _unpack(path: Path, arch: str, packed: bytes) -> Cubin:
@@ -156,16 +156,16 @@ def _unpack(path: Path, arch: str, packed: bytes) -> Cubin:
 # ---- compilers
 
 
-def installed() -> Compiler:
+def installed_compiler() -> Compiler:
     """The compiler to use on this machine. Raises ToolchainError, with installation advice, if there is none."""
-    found = by_nvrtc() or by_nvcc()
-    if found is None:
+    compiler = nvrtc_compiler() or nvcc_compiler()
+    if compiler is None:
         raise ToolchainError(f"no CUDA compiler: neither NVRTC nor nvcc is here; {INSTALL_COMPILER}.")
-    return found
+    return compiler
 
 
 @functools.cache
-def by_nvrtc() -> Compiler | None:
+def nvrtc_compiler() -> Compiler | None:
     """NVRTC; None if it is not installed or does not load."""
     libraries = nvrtc.paths()
     if libraries is None:
@@ -176,13 +176,13 @@ def by_nvrtc() -> Compiler | None:
     ) -> tuple[int, bytes, str]:
         folders = (f"--include-path={folder.absolute()}" for folder in include)
         options = (f"--gpu-architecture={arch}", *flags, *folders)
-        return workers.one(nvrtc.done, nvrtc.Task(libraries, source, SOURCE, options))
+        return workers.run_task(nvrtc.compile_task, nvrtc.Task(libraries, source, SOURCE, options))
 
-    return Compiler("NVRTC", nvrtc.version(nvrtc.loaded(libraries)), compile)
+    return Compiler("NVRTC", nvrtc.version(nvrtc.load_library(libraries)), compile)
 
 
 @functools.cache
-def by_nvcc(command: str = "nvcc") -> Compiler | None:
+def nvcc_compiler(command: str = "nvcc") -> Compiler | None:
     """nvcc from PATH or from the default folder of toolkits; None if neither has it."""
     path = shutil.which(command) or (str(_TOOLKIT) if command == "nvcc" and _TOOLKIT.exists() else None)
     if path is None:
@@ -198,10 +198,10 @@ def by_nvcc(command: str = "nvcc") -> Compiler | None:
     ) -> tuple[int, bytes, str]:
         product = work / "made.cubin"
         try:
-            code, said = process.run(_nvcc_command((path,), arch, flags, include, work / SOURCE, product), work)
+            code, messages = process.run(_nvcc_command((path,), arch, flags, include, work / SOURCE, product), work)
         except OSError as error:
             raise ToolchainError(f"cannot run {path}: {error.strerror}; {INSTALL_COMPILER}.") from error
-        return code, product.read_bytes() if code == 0 else b"", said
+        return code, product.read_bytes() if code == 0 else b"", messages
 
     return Compiler("nvcc", release[0] if release else answer, compile, (path,))
 

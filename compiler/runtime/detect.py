@@ -56,9 +56,9 @@ SMALLEST_CACHES = {"l1d": 32 << 10, "l2": 256 << 10, "l3": 2 << 20}
 @functools.cache
 def cpu() -> Cpu:
     """The processor that this process runs on."""
-    model, features = parse_cpuinfo(_text(Path("/proc/cpuinfo")))
+    model, features = parse_cpuinfo(_read_text(Path("/proc/cpuinfo")))
     caches = SMALLEST_CACHES | cache_sizes(Path("/sys/devices/system/cpu/cpu0/cache"))
-    line = int(_text(Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")).strip() or 64)
+    line = int(_read_text(Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")).strip() or 64)
     return Cpu(model, features, usable_cores(), caches["l1d"], caches["l2"], caches["l3"], line)
 
 
@@ -75,21 +75,21 @@ def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
 
 def cache_sizes(folder: Path) -> dict[str, int]:
     """Cache sizes in bytes by name (l1d, l2, l3), as far as sysfs lists them in `folder`."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for index in sorted(folder.glob("index*")):
-        level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
+        level, kind, size = (_read_text(index / name).strip() for name in ("level", "type", "size"))
         match = re.fullmatch(r"(\d+)([KMG]?)", size)
         if kind == "Instruction" or match is None:
             continue
         name = "l1d" if level == "1" else f"l{level}"
-        found[name] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
-    return found
+        sizes[name] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+    return sizes
 
 
 def usable_cores() -> int:
     """Cores that the affinity mask and the container's quota grant to this process, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, math.ceil(parse_quota(_text(Path("/sys/fs/cgroup/cpu.max"))))))
+    return max(1, min(allowed, math.ceil(parse_quota(_read_text(Path("/sys/fs/cgroup/cpu.max"))))))
 
 
 def parse_quota(text: str) -> float:
@@ -156,7 +156,7 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     """
     if chosen := environment.get("MLCOMP_CACHE"):
         return Path(chosen).expanduser().absolute()
-    folder = _of_user(environment.get("XDG_CACHE_HOME"), "~/.cache")
+    folder = _user_folder(environment.get("XDG_CACHE_HOME"), "~/.cache")
     if folder is None:
         raise CacheError(Path("~/.cache/mlcomp"), "this user has no home folder")
     return folder
@@ -168,20 +168,20 @@ def default_state(environment: Mapping[str, str]) -> Path | None:
     >>> default_state({"XDG_STATE_HOME": "/var/s"}).as_posix()
     '/var/s/mlcomp'
     """
-    return _of_user(environment.get("XDG_STATE_HOME"), "~/.local/state")
+    return _user_folder(environment.get("XDG_STATE_HOME"), "~/.local/state")
 
 
-def _of_user(chosen: str | None, otherwise: str) -> Path | None:
+def _user_folder(chosen: str | None, default: str) -> Path | None:
     """Our folder in the user's folder of some kind. A relative path is ignored, as the XDG specification demands."""
     if chosen and Path(chosen).is_absolute():
         return Path(chosen) / "mlcomp"
     try:
-        return Path(otherwise).expanduser() / "mlcomp"
+        return Path(default).expanduser() / "mlcomp"
     except RuntimeError:
         return None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """The file's text; empty if the system lacks the file (another kernel, a container without /sys)."""
     try:
         return path.read_text(errors="replace")

@@ -62,7 +62,7 @@ class Driver(Protocol):
         """Enqueue a kernel; `arguments` is the address of an array of addresses of arguments. A kernel that `overlaps`
         may begin before its predecessor in the stream has ended (programmatic dependent launch)."""
 
-    def encode(self, storage: int, address: int, made: Encoding) -> None:
+    def encode(self, storage: int, address: int, encoding: Encoding) -> None:
         """Write a tensor map of the memory at `address` to 128 bytes at `storage`, which is aligned to 64."""
 
     def capture(self, enqueue: Callable[[int], None]) -> int:
@@ -81,7 +81,7 @@ class Driver(Protocol):
         """The functions that the native launcher calls instead of these methods; None if it cannot be used."""
 
 
-def unavailable() -> str:
+def unavailable_reason() -> str:
     """Why kernels cannot run here, with advice; empty if they can."""
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) was built without CUDA; {INSTALL}"
@@ -94,22 +94,22 @@ def unavailable() -> str:
     return ""
 
 
-def require() -> None:
+def require_gpu() -> None:
     """Raise CompilerError unless kernels can run here."""
-    if why := unavailable():
-        raise CompilerError(f"no GPU to run on: {why}.")
+    if reason := unavailable_reason():
+        raise CompilerError(f"no GPU to run on: {reason}.")
 
 
 @functools.cache
 def devices() -> tuple[Device, ...]:
     """The GPUs that this process may use; empty without CUDA."""
-    return () if unavailable() else tuple(map(_device, range(torch.cuda.device_count())))
+    return () if unavailable_reason() else tuple(map(_device, range(torch.cuda.device_count())))
 
 
 def _device(index: int) -> Device:
     from cupy.cuda import runtime  # noqa: PLC0415
 
-    with faults.told("asking for the GPU's properties"):
+    with faults.device_errors("asking for the GPU's properties"):
         p = runtime.getDeviceProperties(index)
     name = p["name"].decode() if isinstance(p["name"], bytes) else str(p["name"])
     return Device(
@@ -129,43 +129,43 @@ def architecture(capability: tuple[int, int], described: Sequence[str]) -> str |
     (None, 'sm_120')
     """
     major, minor = capability
-    fitting = []
+    candidates = []
     for name in described:
         number = int(name.removeprefix("sm_").rstrip("af"))
         exact = (number // 10, number % 10) == capability
         if exact or (name[-1].isdigit() and number // 10 == major and number % 10 <= minor):
-            fitting.append((number, name))
-    return max(fitting)[1] if fitting else None
+            candidates.append((number, name))
+    return max(candidates)[1] if candidates else None
 
 
 class CupyDriver:
     """The driver of one GPU. Methods make that GPU's context current where they need it."""
 
     def __init__(self, index: int) -> None:
-        require()
+        require_gpu()
         from cupy.cuda import driver, runtime  # noqa: PLC0415
 
         self.index, self._driver, self._runtime = index, driver, runtime
-        with faults.told("starting the GPU"), torch.cuda.device(index):
+        with faults.device_errors("starting the GPU"), torch.cuda.device(index):
             torch.cuda.current_stream().synchronize()
             runtime.setDevice(index)
             self._context: int = driver.ctxGetCurrent()
-        self._capturing: int | None = None
+        self._side_stream: int | None = None
 
     def load(self, image: bytes) -> int:
-        with faults.told("loading machine code"), self._current():
+        with faults.device_errors("loading machine code"), self._current():
             return int(self._driver.moduleLoadData(image))
 
     def unload(self, module: int) -> None:
-        with faults.told("unloading machine code"), self._current():
+        with faults.device_errors("unloading machine code"), self._current():
             self._driver.moduleUnload(module)
 
     def function(self, module: int, name: str) -> int:
-        with faults.told(f"looking for kernel {name}"):
+        with faults.device_errors(f"looking for kernel {name}"):
             return int(self._driver.moduleGetFunction(module, name))
 
     def allow(self, function: int, attribute: int, value: int) -> None:
-        with faults.told(f"raising a kernel's limit (attribute {attribute}) to {value}"):
+        with faults.device_errors(f"raising a kernel's limit (attribute {attribute}) to {value}"):
             self._driver.funcSetAttribute(function, attribute, value)
 
     def launch(
@@ -173,28 +173,28 @@ class CupyDriver:
     ) -> None:
         attributes = (_Attribute * 1)(_Attribute(OVERLAP, 0, 1))
         config = _Config(grid, block, shared, stream, ctypes.addressof(attributes), int(overlaps))
-        status = _launch_with()(ctypes.byref(config), function, arguments, None)
+        status = _launch_function()(ctypes.byref(config), function, arguments, None)
         if status == faults.INVALID_CONTEXT:
             # A thread that has not yet used the GPU has no context.
-            with faults.told("launching a kernel"):
+            with faults.device_errors("launching a kernel"):
                 self._driver.ctxSetCurrent(self._context)
-            status = _launch_with()(ctypes.byref(config), function, arguments, None)
+            status = _launch_function()(ctypes.byref(config), function, arguments, None)
         if status:
             raise faults.fault(status, "launching a kernel")
 
-    def encode(self, storage: int, address: int, made: Encoding) -> None:
-        n = len(made.dims)
-        code = _encode_tiled()(
-            storage, made.dtype, n, address, (ctypes.c_uint64 * n)(*made.dims),
-            (ctypes.c_uint64 * max(1, n - 1))(*made.strides), (ctypes.c_uint32 * n)(*made.box),
-            (ctypes.c_uint32 * n)(*made.steps), 0, made.swizzle, made.promotion, 0,
+    def encode(self, storage: int, address: int, encoding: Encoding) -> None:
+        n = len(encoding.dims)
+        code = _encode_function()(
+            storage, encoding.dtype, n, address, (ctypes.c_uint64 * n)(*encoding.dims),
+            (ctypes.c_uint64 * max(1, n - 1))(*encoding.strides), (ctypes.c_uint32 * n)(*encoding.box),
+            (ctypes.c_uint32 * n)(*encoding.steps), 0, encoding.swizzle, encoding.promotion, 0,
         )  # fmt: skip
         if code:
-            raise faults.fault(code, f"encoding a tensor map of {made}")
+            raise faults.fault(code, f"encoding a tensor map of {encoding}")
 
     def capture(self, enqueue: Callable[[int], None]) -> int:
-        with faults.told("capturing a graph"), self._current():
-            stream = self._side()
+        with faults.device_errors("capturing a graph"), self._current():
+            stream = self._capture_stream()
             self._runtime.streamBeginCapture(stream, self._runtime.streamCaptureModeRelaxed)
             try:
                 enqueue(stream)
@@ -206,31 +206,31 @@ class CupyDriver:
                 self._runtime.graphDestroy(graph)
 
     def replay(self, graph: int, stream: int) -> None:
-        with faults.told("replaying a graph"):
+        with faults.device_errors("replaying a graph"):
             self._runtime.graphLaunch(graph, stream)
 
     def drop(self, graph: int) -> None:
-        with faults.told("dropping a graph"):
+        with faults.device_errors("dropping a graph"):
             self._runtime.graphExecDestroy(graph)
 
     def flag(self) -> ctypes.c_int:
         import cupy  # noqa: PLC0415
 
-        with faults.told("allocating memory that the GPU can write"), self._current():
-            held = cupy.cuda.alloc_pinned_memory(ctypes.sizeof(ctypes.c_int))
-        made = ctypes.c_int.from_address(held.ptr)
-        made.value, made.held = 0, held  # type: ignore[attr-defined]  # keeps the memory allocated
-        return made
+        with faults.device_errors("allocating memory that the GPU can write"), self._current():
+            memory = cupy.cuda.alloc_pinned_memory(ctypes.sizeof(ctypes.c_int))
+        value = ctypes.c_int.from_address(memory.ptr)
+        value.value, value.held = 0, memory  # type: ignore[attr-defined]  # keeps the memory allocated
+        return value
 
     def native(self) -> Functions | None:
-        return functions(self._context, self._side())
+        return functions(self._context, self._capture_stream())
 
-    def _side(self) -> int:
+    def _capture_stream(self) -> int:
         """A stream for captures: the default stream cannot be captured, and the caller's may hold other work."""
-        if self._capturing is None:
-            with faults.told("making a stream"), self._current():
-                self._capturing = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
-        return self._capturing
+        if self._side_stream is None:
+            with faults.device_errors("making a stream"), self._current():
+                self._side_stream = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
+        return self._side_stream
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
@@ -263,14 +263,14 @@ class _Config(ctypes.Structure):
 
 
 @functools.cache
-def _launch_with() -> Callable[..., int]:
+def _launch_function() -> Callable[..., int]:
     function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     return function
 
 
 @functools.cache
-def _encode_tiled() -> Callable[..., int]:
+def _encode_function() -> Callable[..., int]:
     function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     array = ctypes.c_void_p
     function.argtypes = (

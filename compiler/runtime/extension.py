@@ -62,8 +62,8 @@ def connect(module: ModuleType, abi: bool = True) -> None:
 
 def empty_strided() -> object:
     """The fastest function (shape, stride, dtype) -> tensor of this torch."""
-    quick = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
-    return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype))
+    function = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+    return function or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype))
 
 
 def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
@@ -81,8 +81,8 @@ def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
 def wrapper(offset: int) -> int:
     """The address of the function that wraps an at::Tensor in a Python object; 0 if none is found to work."""
     symbol = getattr(_library("libtorch_python.so"), WRAP, None)
-    named = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else 0
-    address = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", named)
+    symbol_address = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else 0
+    address = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", symbol_address)
     if not address:
         return 0
     probe = torch.empty(2, 3)  # already has its object, which the function must return
@@ -91,7 +91,7 @@ def wrapper(offset: int) -> int:
 
 
 @functools.cache
-def gives_tensors_anywhere() -> bool:
+def supports_all_devices() -> bool:
     """Whether this torch lets a native launcher read and create tensors on devices other than the CPU."""
     offset, addresses = torch_functions()
     *_, wrap, _, device_index = addresses
@@ -108,28 +108,28 @@ def tensor_offset() -> int | None:
     if make_handle is None or not all(map(function_address, (*READERS, *MAKERS))):
         return None
     probes = (torch.empty(2, 3), torch.empty(0, dtype=torch.int8), torch.nn.Parameter(torch.empty(5, 1, 7).mT))
-    found = {_offset_in(probe, make_handle(probe)) for probe in probes}
-    offset = found.pop()
-    return offset if not found and offset and all(_reads_right(probe, offset) for probe in probes) else None
+    offsets = {_offset_in(probe, make_handle(probe)) for probe in probes}
+    offset = offsets.pop()
+    return offset if not offsets and offset and all(_reads_correctly(probe, offset) for probe in probes) else None
 
 
 def _offset_in(probe: torch.Tensor, capsule: object) -> int | None:
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     handle = pointer_of(capsule, None)
-    wanted = ctypes.c_void_p.from_address(handle).value
+    pointer = ctypes.c_void_p.from_address(handle).value
     words = (ctypes.c_void_p * (torch.Tensor.__basicsize__ // 8)).from_address(id(probe))
     _function("aoti_torch_delete_tensor_object")(ctypes.c_void_p(handle))
-    places = [8 * i for i, word in enumerate(words) if word == wanted]
-    return places[0] if len(places) == 1 else None
+    offsets = [8 * i for i, word in enumerate(words) if word == pointer]
+    return offsets[0] if len(offsets) == 1 else None
 
 
-def _reads_right(probe: torch.Tensor, offset: int) -> bool:
-    at = ctypes.c_void_p(id(probe) + offset)
+def _reads_correctly(probe: torch.Tensor, offset: int) -> bool:
+    tensor = ctypes.c_void_p(id(probe) + offset)
     dim, sizes = ctypes.c_int64(), ctypes.POINTER(ctypes.c_int64)()
     strides, data = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_void_p()
     for name, result in zip(READERS[3:], (dim, sizes, strides, data), strict=True):
-        if _function(name)(at, ctypes.byref(result)) != 0:
+        if _function(name)(tensor, ctypes.byref(result)) != 0:
             return False
     ndim = probe.dim()
     return (
@@ -137,7 +137,7 @@ def _reads_right(probe: torch.Tensor, offset: int) -> bool:
         and tuple(sizes[:ndim]) == tuple(probe.shape)
         and tuple(strides[:ndim]) == probe.stride()
         and (data.value or 0) == probe.data_ptr()
-        and dtype_code(probe.dtype) == _dtype_at(at)
+        and dtype_code(probe.dtype) == _read_dtype(tensor)
     )
 
 
@@ -158,9 +158,9 @@ def _constant(name: str) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int32)(function)()) if function else -1
 
 
-def _dtype_at(at: ctypes.c_void_p) -> int:
+def _read_dtype(tensor: ctypes.c_void_p) -> int:
     code = ctypes.c_int32()
-    return code.value if _function("aoti_torch_get_dtype")(at, ctypes.byref(code)) == 0 else -2
+    return code.value if _function("aoti_torch_get_dtype")(tensor, ctypes.byref(code)) == 0 else -2
 
 
 def function_address(name: str) -> int:

@@ -21,15 +21,17 @@ class DeviceError(CompilerError):
     advice = ""
     lost = False
 
-    def __init__(self, code: int, what: str = "", detail: str = "") -> None:
+    def __init__(self, code: int, operation: str = "", detail: str = "") -> None:
         self.code = code
-        where = f"{what}: " if what else ""
-        said = f" ({detail})" if detail else ""
-        advice = self.advice or (_LOST if self.lost else "")
-        super().__init__(f"{where}the GPU {self.meaning}, CUDA error {code}{said}" + (f"; {advice}" if advice else ""))
+        prefix = f"{operation}: " if operation else ""
+        suffix = f" ({detail})" if detail else ""
+        advice = self.advice or (_LOST_ADVICE if self.lost else "")
+        super().__init__(
+            f"{prefix}the GPU {self.meaning}, CUDA error {code}{suffix}" + (f"; {advice}" if advice else "")
+        )
 
 
-_LOST = "this process can use the GPU no more, so run what follows in a new one"
+_LOST_ADVICE = "this process can use the GPU no more, so run what follows in a new one"
 
 
 class Lost(DeviceError):
@@ -81,8 +83,8 @@ class Hang(Lost):
     meaning = "did not finish in time"
     advice = "end this process, which alone stops the kernel"
 
-    def __init__(self, seconds: float, what: str = "") -> None:
-        super().__init__(TIMED_OUT, what, f"waited {seconds:g} s")
+    def __init__(self, seconds: float, operation: str = "") -> None:
+        super().__init__(TIMED_OUT, operation, f"waited {seconds:g} s")
 
 
 class OutOfResources(DeviceError):
@@ -114,7 +116,7 @@ _KINDS: dict[int, type[DeviceError]] = {
     4: Lost, 46: Lost, 214: Lost, 220: Lost, 709: Lost, 721: Lost, 999: Lost,
 }  # fmt: skip
 # torch's wording of these codes, for exceptions without the number.
-_WORDS = {
+_TORCH_MESSAGES = {
     r"illegal memory access": 700, r"misaligned address": 716, r"illegal instruction": 715, r"device-side assert": 710,
     r"unspecified launch failure": 719, r"launch timed out": TIMED_OUT, r"invalid program counter": 718,
     r"too many resources requested": 701, r"operation not supported on global/shared address space": 717,
@@ -122,13 +124,13 @@ _WORDS = {
 }  # fmt: skip
 
 
-def fault(code: int, what: str = "", detail: str = "") -> DeviceError:
-    """The error for a status code; `what` names the operation in progress.
+def fault(code: int, operation: str = "", detail: str = "") -> DeviceError:
+    """The error for a status code; `operation` names the operation in progress.
 
     >>> type(fault(700)).__name__, fault(700).lost, fault(1).lost
     ('IllegalAddress', True, False)
     """
-    return _KINDS.get(code, DeviceError)(code, what, detail)
+    return _KINDS.get(code, DeviceError)(code, operation, detail)
 
 
 def code_of(error: BaseException) -> int | None:
@@ -144,13 +146,13 @@ def code_of(error: BaseException) -> int | None:
         if isinstance(code, int):
             return code
     if isinstance(error, RuntimeError):
-        return next((code for words, code in _WORDS.items() if re.search(words, str(error))), None)
+        return next((code for words, code in _TORCH_MESSAGES.items() if re.search(words, str(error))), None)
     return None
 
 
 @contextlib.contextmanager
-def told(what: str = "") -> Iterator[None]:
-    """Convert exceptions of CuPy and torch about the GPU to a DeviceError that names the operation `what`."""
+def device_errors(operation: str = "") -> Iterator[None]:
+    """Convert exceptions of CuPy and torch about the GPU to a DeviceError that names the `operation`."""
     try:
         yield
     except DeviceError:
@@ -159,4 +161,4 @@ def told(what: str = "") -> Iterator[None]:
         code = code_of(error)
         if code is None:
             raise
-        raise fault(code, what, str(error).splitlines()[0] if str(error) else "") from error
+        raise fault(code, operation, str(error).splitlines()[0] if str(error) else "") from error

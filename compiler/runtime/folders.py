@@ -17,40 +17,41 @@ def remove_folder(folder: Path) -> bool:
     nameless = folder if folder.name.startswith(NAMELESS) else folder.with_name(NAMELESS + folder.name)
     with contextlib.suppress(OSError):  # it is gone, or partly removed earlier
         folder.rename(nameless)
-    for left in (nameless, folder):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (nameless, folder):
+        shutil.rmtree(leftover, ignore_errors=True)
     return not nameless.exists() and not folder.exists()
 
 
 def locked_folder(place: Path) -> tuple[Path, int]:
     """Create a folder; return it and the descriptor that locks it until this process ends."""
     while True:
-        made = Path(tempfile.mkdtemp(prefix=NAMELESS, dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=NAMELESS, dir=place))
         with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
-            lock = os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return made.rename(place / (PREFIX + made.name.removeprefix(NAMELESS))), lock
+                return folder.rename(place / (PREFIX + folder.name.removeprefix(NAMELESS))), lock
             except FileNotFoundError:
                 os.close(lock)
 
 
 def sweep_folders(place: Path, remove: Callable[[Path], object] = remove_folder) -> None:
     """Remove this user's folders in `place` that no live process locks."""
-    for left in place.glob(f"{PREFIX}*/{LOCK}"):
-        _sweep(left, remove, os.O_RDWR)
-    for left in place.glob(f"{NAMELESS}*"):
-        _sweep(left / LOCK, remove_folder, os.O_RDWR | os.O_CREAT)  # its process may have been killed before locking it
+    for leftover in place.glob(f"{PREFIX}*/{LOCK}"):
+        _sweep(leftover, remove, os.O_RDWR)
+    for leftover in place.glob(f"{NAMELESS}*"):
+        # Its process may have been killed before locking it.
+        _sweep(leftover / LOCK, remove_folder, os.O_RDWR | os.O_CREAT)
 
 
-def _sweep(left: Path, remove: Callable[[Path], object], how: int) -> None:
+def _sweep(lock_path: Path, remove: Callable[[Path], object], flags: int) -> None:
     with contextlib.suppress(OSError):  # in use
-        if left.parent.lstat().st_uid != os.getuid():
+        if lock_path.parent.lstat().st_uid != os.getuid():
             return
-        lock = os.open(left, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(lock_path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(left.parent)
+            remove(lock_path.parent)
         finally:
             os.close(lock)
 

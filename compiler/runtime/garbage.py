@@ -11,20 +11,21 @@ from contextlib import contextmanager
 
 NEVER = 1 << 30
 _lock = threading.Lock()
-_holders: list[tuple[int, int, int]] = []  # for each block in progress, the thresholds that the first one found
+# For each block in progress, the thresholds that the first one found.
+_original_thresholds: list[tuple[int, int, int]] = []
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def paused() -> Iterator[None]:
     """Suppress full collections in the block and while others overlap it; then restore the thresholds."""
     with _lock:
-        found = _holders[0] if _holders else gc.get_threshold()
-        _holders.append(found)
-        gc.set_threshold(*found[:2], NEVER)
+        thresholds = _original_thresholds[0] if _original_thresholds else gc.get_threshold()
+        _original_thresholds.append(thresholds)
+        gc.set_threshold(*thresholds[:2], NEVER)
     try:
         yield
     finally:
         with _lock:
-            _holders.pop()
-            if not _holders:
-                gc.set_threshold(*found)
+            _original_thresholds.pop()
+            if not _original_thresholds:
+                gc.set_threshold(*thresholds)

@@ -48,18 +48,18 @@ class Module:
         if not images:
             raise ValueError("a module has at least one image")
         self._driver = driver
-        self._numbers: list[int] = []
-        self._where: dict[str, int] = {}
+        self._modules: list[int] = []
+        self._module_of: dict[str, int] = {}
         for image in images:
             number = driver.load(image)
             weakref.finalize(self, _unload, driver, number).atexit = False
-            self._numbers.append(number)
+            self._modules.append(number)
             if len(images) > 1:
-                self._where |= {name.decode(): number for name in _KERNELS.findall(image)}
+                self._module_of |= {name.decode(): number for name in _KERNELS.findall(image)}
 
     def function(self, name: str) -> int:
         """The kernel of this name, in any of the images. Raises DeviceError if none has it."""
-        return self._driver.function(self._where.get(name, self._numbers[0]), name)
+        return self._driver.function(self._module_of.get(name, self._modules[0]), name)
 
 
 class Kernels:
@@ -70,11 +70,11 @@ class Kernels:
         self._words = struct.Struct(f"{len(plan.buffers)}Q")
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
         self.maps: list[tuple[int, Argument]] = []
-        self._kept: list[Any] = []  # owners of the memory at the addresses below
+        self._owners: list[Any] = []  # owners of the memory at the addresses below
         # Kernels report invalid data here: an integer in host memory that they can write.
         flagged = any(isinstance(a, Flag) for x in plan.launches for a in x.args)
         self.flag: ctypes.c_int | None = driver.flag() if flagged else None
-        self._leave: dict[int, int] = {}  # permitted bytes of dynamic shared memory by function
+        self._allowed_shared: dict[int, int] = {}  # permitted bytes of dynamic shared memory by function
         for launch in plan.launches:
             limits.check(launch, len(plan.buffers))
         self._module = code if isinstance(code, Module) else Module(driver, *_images(code))
@@ -82,42 +82,42 @@ class Kernels:
         self._replays = Replays(driver)
         self._lock = threading.Lock()
         # Destroy the graphs before unloading the code that they launch.
-        weakref.finalize(self, _give_back, self._replays, self._module).atexit = False
+        weakref.finalize(self, _release, self._replays, self._module).atexit = False
 
     def _prepare(self, launch: Launch) -> Prepared:
         function = self._module.function(launch.kernel)
         # Together with the kernel's static arrays it may exceed the 48 KB that need no permission.
-        if launch.shared > self._leave.get(function, 0):
+        if launch.shared > self._allowed_shared.get(function, 0):
             self._driver.allow(function, MAX_DYNAMIC_SHARED, launch.shared)
-            self._leave[function] = launch.shared
+            self._allowed_shared[function] = launch.shared
         if math.prod(launch.cluster) > PORTABLE_CLUSTER:
             self._driver.allow(function, ANY_CLUSTER, 1)
-        words = [self._word(argument) for argument in launch.args]
+        words = [self._argument_address(argument) for argument in launch.args]
         array = (ctypes.c_uint64 * max(1, len(words)))(*words)
-        self._kept.append(array)
+        self._owners.append(array)
         buffers = [x.buffer if isinstance(x, Map) else x for x in launch.args if isinstance(x, int | Map)]
         return Prepared(
             function, launch.grid, launch.block, launch.shared, ctypes.addressof(array), tuple(buffers), launch.overlaps
         )
 
-    def _word(self, argument: int | Size | Map | Flag) -> int:
+    def _argument_address(self, argument: int | Size | Map | Flag) -> int:
         """The address from which the driver reads an argument's value at every launch."""
         match argument:
             case int(number):
                 return ctypes.addressof(self.table) + 8 * number
             case Size(value):
                 size = ctypes.c_int64(value)
-                self._kept.append(size)
+                self._owners.append(size)
                 return ctypes.addressof(size)
             case Map():
-                made = Argument(argument, self._driver.encode)
-                self.maps.append((argument.buffer, made))
-                return made.address
+                map_argument = Argument(argument, self._driver.encode)
+                self.maps.append((argument.buffer, map_argument))
+                return map_argument.address
             case Flag():
                 assert self.flag is not None
-                where = ctypes.c_uint64(ctypes.addressof(self.flag))
-                self._kept.append(where)
-                return ctypes.addressof(where)
+                flag_address = ctypes.c_uint64(ctypes.addressof(self.flag))
+                self._owners.append(flag_address)
+                return ctypes.addressof(flag_address)
 
     def failed(self) -> bool:
         """Whether a kernel rejected its data since the last call of this method."""
@@ -130,8 +130,8 @@ class Kernels:
         """Enqueue all launches on buffers at these addresses, by number; with `graphs`, as a graph once that pays."""
         with self._lock:
             self._words.pack_into(self.table, 0, *addresses)
-            for number, made in self.maps:
-                made.point(addresses[number])
+            for number, map_argument in self.maps:
+                map_argument.point(addresses[number])
             if graphs:
                 self._replays.run(addresses, stream, self._enqueue)
             else:
@@ -154,7 +154,7 @@ def _images(code: Cubin | bytes | tuple[Cubin, ...]) -> list[bytes]:
     return [x.image if isinstance(x, Cubin) else x for x in parts]
 
 
-def _give_back(replays: Replays, module: Module) -> None:
+def _release(replays: Replays, module: Module) -> None:
     del module  # keeps it loaded until now
     with contextlib.suppress(faults.DeviceError):  # a lost context has destroyed them
         replays.close()
@@ -190,22 +190,23 @@ def load(
     native launcher is built into `cache` once; if that fails, or without `native`, calls go through Python. Raises
     CompilerError without a GPU, and DeviceError for errors of the GPU.
     """
-    place = device if device is not None else _current_gpu()
-    chosen = driver if driver is not None else devices.driver(place.index)
+    gpu = device if device is not None else _current_gpu()
+    chosen = driver if driver is not None else devices.driver(gpu.index)
     if (len(plan.inputs), len(plan.outputs)) != (len(launches.inputs), len(launches.outputs)):
         raise ValueError("the plan of buffers and the plan of launches have different inputs or outputs")
-    bound = {i: aligned(value) for i, value in launcher.bind(plan, constants or {}, place).items()}
+    bound = {i: aligned(value) for i, value in launcher.bind(plan, constants or {}, gpu).items()}
     kernels = Kernels(chosen, code, launches)
     graphs = len(kernels) >= graphs_from
     if native and (functions := chosen.native()) is not None:
-        free = [b for i, b in enumerate(plan.inputs) if i not in bound]
+        free_inputs = [b for i, b in enumerate(plan.inputs) if i not in bound]
         call = gpu_native.load(
-            plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, place, bound, kernels.flag,
-            refuse_late, lambda n, value: aligned(launcher.admit(n, free[n], value, place)), graphs, kernels, cache,
+            plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, gpu, bound, kernels.flag,
+            refuse_late, lambda n, value: aligned(launcher.admit(n, free_inputs[n], value, gpu)), graphs, kernels,
+            cache,
         )  # fmt: skip
         if call is not None:
-            return _waiting(call, kernels, place, invalid)
-    return _waiting(_load_python(plan, launches, kernels, place, bound, graphs), kernels, place, invalid)
+            return _with_waiting(call, kernels, gpu, invalid)
+    return _with_waiting(_load_python(plan, launches, kernels, gpu, bound, graphs), kernels, gpu, invalid)
 
 
 def refuse_late(*arguments: object) -> None:
@@ -213,61 +214,63 @@ def refuse_late(*arguments: object) -> None:
     raise InvalidData("an earlier call of this function was given")
 
 
-def _waiting(call: Launcher, kernels: Kernels, place: torch.device, invalid: Callable[..., object] | None) -> Launcher:
+def _with_waiting(
+    call: Launcher, kernels: Kernels, device: torch.device, invalid: Callable[..., object] | None
+) -> Launcher:
     """With `invalid`, a launcher that waits for each call, unless a graph is captured, and reports invalid data."""
     if invalid is None or kernels.flag is None:
         return call
 
     def call_and_wait(*arguments: object) -> tuple[torch.Tensor, ...]:
-        made = call(*arguments)
-        if place.type == "cuda":
+        results = call(*arguments)
+        if device.type == "cuda":
             if torch.cuda.is_current_stream_capturing():
-                return made
-            torch.cuda.current_stream(place).synchronize()
+                return results
+            torch.cuda.current_stream(device).synchronize()
         if kernels.failed():
             invalid(*arguments)
-        return made
+        return results
 
     return call_and_wait
 
 
 def _load_python(
-    plan: Plan, launches: LaunchPlan, kernels: Kernels, place: torch.device, bound: Mapping[int, torch.Tensor],
+    plan: Plan, launches: LaunchPlan, kernels: Kernels, device: torch.device, bound: Mapping[int, torch.Tensor],
     graphs: bool,
 ) -> Launcher:  # fmt: skip
-    call = launcher.in_python(plan, bound, _Runs(launches, kernels, place, graphs), refuse_late, place)
-    if place.type != "cuda":
+    call = launcher.python_launcher(plan, bound, _Enqueue(launches, kernels, device, graphs), refuse_late, device)
+    if device.type != "cuda":
         return call
 
-    def call_there(*arguments: object) -> tuple[torch.Tensor, ...]:
-        if torch.cuda.current_device() == place.index:
+    def call_on_device(*arguments: object) -> tuple[torch.Tensor, ...]:
+        if torch.cuda.current_device() == device.index:
             return call(*arguments)
-        with torch.cuda.device(place):
+        with torch.cuda.device(device):
             return call(*arguments)
 
-    return call_there
+    return call_on_device
 
 
-class _Runs:
+class _Enqueue:
     """Enqueue a program on inputs and outputs. If an earlier run failed, enqueue nothing and return True."""
 
-    def __init__(self, launches: LaunchPlan, kernels: Kernels, place: torch.device, graphs: bool) -> None:
+    def __init__(self, launches: LaunchPlan, kernels: Kernels, device: torch.device, graphs: bool) -> None:
         self._offsets, self._arena = launches.offsets, launches.arena
-        self._kernels, self._place, self._graphs, self._stream = kernels, place, graphs, _stream_of(place)
-        self._cleared = launches.offsets[-launches.zeros] if launches.zeros else launches.arena
+        self._kernels, self._device, self._graphs, self._stream = kernels, device, graphs, _stream_of(device)
+        self._zeros_start = launches.offsets[-launches.zeros] if launches.zeros else launches.arena
         self._zeros: dict[int, torch.Tensor] = {}  # by stream
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
         if self._kernels.failed():
             return True
-        place, held = self._place, list(map(aligned, inputs))
-        addresses = [tensor.data_ptr() for tensor in (*held, *outputs)]
+        device, aligned_inputs = self._device, list(map(aligned, inputs))
+        addresses = [tensor.data_ptr() for tensor in (*aligned_inputs, *outputs)]
         # Freed after the launches on this stream, and thus reused only after them.
-        arena = torch.empty(self._arena, dtype=torch.uint8, device=place) if self._arena else None
+        arena = torch.empty(self._arena, dtype=torch.uint8, device=device) if self._arena else None
         start = arena.data_ptr() if arena is not None else 0
-        capturing, stream = place.type == "cuda" and torch.cuda.is_current_stream_capturing(), self._stream()
+        capturing, stream = device.type == "cuda" and torch.cuda.is_current_stream_capturing(), self._stream()
         zeros = self._zeros_of(stream, arena, capturing) if arena is not None else 0
-        addresses += [(start if offset < self._cleared else zeros) + offset for offset in self._offsets]
+        addresses += [(start if offset < self._zeros_start else zeros) + offset for offset in self._offsets]
         # A graph cannot be launched into a stream that is being captured.
         self._kernels.run(tuple(addresses), stream, self._graphs and not capturing)
         return False
@@ -275,16 +278,16 @@ class _Runs:
     def _zeros_of(self, stream: int, arena: torch.Tensor, capturing: bool) -> int:
         """The address of a virtual arena whose end holds zeros that no concurrent run uses. Each stream has its own
         zeros, which are zero again after each run. A captured graph may run beside, so it clears its own arena."""
-        size = arena.numel() - self._cleared
+        size = arena.numel() - self._zeros_start
         if not size:
             return 0
         if capturing:
-            arena[self._cleared :].zero_()
+            arena[self._zeros_start :].zero_()
             return arena.data_ptr()
-        held = self._zeros.get(stream)
-        if held is None:
-            held = self._zeros.setdefault(stream, torch.zeros(size, dtype=torch.uint8, device=self._place))
-        return held.data_ptr() - self._cleared
+        zeros = self._zeros.get(stream)
+        if zeros is None:
+            zeros = self._zeros.setdefault(stream, torch.zeros(size, dtype=torch.uint8, device=self._device))
+        return zeros.data_ptr() - self._zeros_start
 
 
 def run_once(code: Code, launches: LaunchPlan, buffers: Sequence[torch.Tensor], driver: Driver | None = None) -> None:
@@ -292,35 +295,35 @@ def run_once(code: Code, launches: LaunchPlan, buffers: Sequence[torch.Tensor], 
 
     Nothing is checked: all must be on one GPU, have the sizes that the kernels expect, and be aligned to 16 bytes.
     """
-    place = next((b.device for b in buffers), None) or _current_gpu()
-    chosen = driver if driver is not None else devices.driver(place.index)
+    device = next((b.device for b in buffers), None) or _current_gpu()
+    chosen = driver if driver is not None else devices.driver(device.index)
     kernels = Kernels(chosen, code, launches)
-    with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
-        kernels.run(tuple(b.data_ptr() for b in buffers), _stream_of(place)())
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernels.run(tuple(b.data_ptr() for b in buffers), _stream_of(device)())
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself if it is aligned to 16 bytes, else an aligned copy with the same strides."""
     if not tensor.data_ptr() % ALIGNMENT or not tensor.numel():
         return tensor
-    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.detach().as_strided((reach,), (1,), tensor.storage_offset())
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
     return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _current_gpu() -> torch.device:
-    devices.require()
+    devices.require_gpu()
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _stream_of(place: torch.device) -> Callable[[], int]:
-    """The fastest function of this torch that returns the handle of the current stream of `place`."""
-    if place.type != "cuda":
+def _stream_of(device: torch.device) -> Callable[[], int]:
+    """The fastest function of this torch that returns the handle of the current stream of `device`."""
+    if device.type != "cuda":
         return lambda: 0
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if raw is not None:
-        return lambda: int(raw(place.index))
-    return lambda: int(torch.cuda.current_stream(place).cuda_stream)
+        return lambda: int(raw(device.index))
+    return lambda: int(torch.cuda.current_stream(device).cuda_stream)
 
 
 # ---- waiting
@@ -332,7 +335,7 @@ def synchronize(timeout: float, what: str = "") -> None:
     Raises Hang after that: the kernel keeps running, and only the end of the process stops it. Raises DeviceError for
     faults of kernels since the last check.
     """
-    with faults.told(what or "waiting for the GPU"):
+    with faults.device_errors(what or "waiting for the GPU"):
         make_event: Any = torch.cuda.Event  # untyped in torch
         event = make_event()
         event.record(torch.cuda.current_stream())

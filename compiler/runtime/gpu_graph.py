@@ -11,10 +11,11 @@ from collections.abc import Callable
 from compiler.runtime.device import Driver
 
 Addresses = tuple[int, ...]
-# Allocators reuse the same few blocks, so a graph is captured the third time that a set of addresses is seen (SIGHTS),
-# and up to KEPT graphs are kept. A capture costs as much as some runs and pays after PAYS replays. Each time a graph is
-# evicted before, addresses must from then on be seen twice as often, up to LONGEST times.
-SIGHTS, KEPT, REMEMBERED, PAYS, LONGEST = 3, 8, 256, 8, 1 << 20
+# Allocators reuse the same few blocks, so a graph is captured the third time that a set of addresses is seen
+# (MIN_SIGHTS), and up to MAX_GRAPHS graphs are kept. A capture costs as much as some runs and pays after MIN_REPLAYS
+# replays. Each time a graph is evicted before, addresses must from then on be seen twice as often, up to MAX_SIGHTS
+# times.
+MIN_SIGHTS, MAX_GRAPHS, MAX_REMEMBERED, MIN_REPLAYS, MAX_SIGHTS = 3, 8, 256, 8, 1 << 20
 
 
 class Replays:
@@ -24,29 +25,29 @@ class Replays:
         self._driver = driver
         self._graphs: dict[Addresses, tuple[int, int]] = {}  # with the number of replays, least recently used first
         self._sights: dict[Addresses, int] = {}
-        self._wanted = SIGHTS
+        self._sights_needed = MIN_SIGHTS
 
     def run(self, addresses: Addresses, stream: int, enqueue: Callable[[int], None]) -> None:
         """Run the launches that `enqueue` puts into a stream, directly or by a graph, whichever costs less."""
         graph, replays = self._graphs.pop(addresses, (None, 0))
-        if graph is None and self._seen(addresses) < self._wanted:
+        if graph is None and self._count_sight(addresses) < self._sights_needed:
             return enqueue(stream)
         if graph is None:
-            graph = self._captured(enqueue)
+            graph = self._capture(enqueue)
         self._graphs[addresses] = graph, replays + 1
         return self._driver.replay(graph, stream)
 
-    def _seen(self, addresses: Addresses) -> int:
-        if len(self._sights) >= REMEMBERED:
+    def _count_sight(self, addresses: Addresses) -> int:
+        if len(self._sights) >= MAX_REMEMBERED:
             self._sights.clear()
         self._sights[addresses] = times = self._sights.get(addresses, 0) + 1
         return times
 
-    def _captured(self, enqueue: Callable[[int], None]) -> int:
-        if len(self._graphs) >= KEPT:
+    def _capture(self, enqueue: Callable[[int], None]) -> int:
+        if len(self._graphs) >= MAX_GRAPHS:
             oldest, replays = self._graphs.pop(next(iter(self._graphs)))
             self._driver.drop(oldest)
-            self._wanted = SIGHTS if replays >= PAYS else min(2 * self._wanted, LONGEST)
+            self._sights_needed = MIN_SIGHTS if replays >= MIN_REPLAYS else min(2 * self._sights_needed, MAX_SIGHTS)
         return self._driver.capture(enqueue)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from compiler.runtime.launcher import Launcher
 
 
-class Memory:
+class MemoryPools:
     """Pools of torch's allocator, one per GPU, created on first use. A tensor may outlive its pool."""
 
     def __init__(self) -> None:
@@ -25,16 +25,16 @@ class Memory:
         return self._pools[device]
 
 
-def within(launch: Launcher, memory: Memory) -> Launcher:
-    """The launcher with its allocations in `memory`; during the capture of a graph, in the memory of that graph."""
+def with_memory_pools(launch: Launcher, pools: MemoryPools) -> Launcher:
+    """The launcher with its allocations in `pools`; during the capture of a graph, in the memory of that graph."""
 
     def call(*arguments: Any) -> tuple[torch.Tensor, ...]:
         if torch.cuda.is_current_stream_capturing():
             return launch(*arguments)
-        found = (x.get_device() for x in arguments if isinstance(x, torch.Tensor) and x.is_cuda)
-        device = next(found, None)
+        devices = (x.get_device() for x in arguments if isinstance(x, torch.Tensor) and x.is_cuda)
+        device = next(devices, None)
         device = torch.cuda.current_device() if device is None else device
-        with torch.cuda.use_mem_pool(memory.pool(device), device):
+        with torch.cuda.use_mem_pool(pools.pool(device), device):
             return launch(*arguments)
 
     return call

@@ -29,15 +29,15 @@ from compiler.runtime.tensor_map import Argument
 log = logging.getLogger("mlcomp")
 
 FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
-KNOWN, SLOTS = 16, 64  # RECENT and SLOTS of gpu_launch.c
+RECENT, SLOTS = 16, 64  # RECENT and SLOTS of gpu_launch.c
 # In the order of the functions in `Plan` of gpu_launch.c.
-DRIVER = (
+DRIVER_FUNCTIONS = (
     "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
     "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
     "cuGraphExecDestroy", "cuGraphDestroy", "cuStreamGetId", "cuStreamGetCaptureInfo_v2", "cuMemsetD8Async",
     "cuThreadExchangeStreamCaptureMode", "cuLaunchKernelEx", "cuGraphExecKernelNodeSetParams_v2",
 )  # fmt: skip
-STREAM = "aoti_torch_get_current_cuda_stream"
+STREAM_FUNCTION = "aoti_torch_get_current_cuda_stream"
 
 
 class _Launch(ctypes.Structure):
@@ -63,10 +63,11 @@ class _Plan(ctypes.Structure):
         ("side", ctypes.c_void_p), ("n_launches", ctypes.c_int64), ("n_maps", ctypes.c_int64),
         ("n_buffers", ctypes.c_int64), ("graphs", ctypes.c_int64), ("calls", ctypes.c_int64),
         ("launches", ctypes.c_void_p), ("maps", ctypes.c_void_p), ("table", ctypes.c_void_p),
-        ("known", ctypes.c_int64 * (4 * KNOWN)), ("addresses", ctypes.c_void_p),
+        ("known", ctypes.c_int64 * (4 * RECENT)), ("addresses", ctypes.c_void_p),
         ("n_zeros", ctypes.c_int64), ("zero_bytes", ctypes.c_int64), ("taken", ctypes.c_int64),
         ("zeros", ctypes.c_uint64), ("slots", ctypes.c_uint64 * (2 * SLOTS)),
-        ("functions", ctypes.c_void_p * (1 + len(DRIVER))), ("flag", ctypes.c_void_p), ("wanted", ctypes.c_int64),
+        ("functions", ctypes.c_void_p * (1 + len(DRIVER_FUNCTIONS))), ("flag", ctypes.c_void_p),
+        ("wanted", ctypes.c_int64),
         ("movable", ctypes.c_void_p), ("captured", ctypes.c_void_p), ("nodes", ctypes.c_void_p),
         ("over", ctypes.c_void_p), ("strays", ctypes.c_int64),
     )  # fmt: skip
@@ -88,7 +89,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Functions:
-    """Addresses of the functions that the entry calls (torch's current stream, then DRIVER), and its context."""
+    """Addresses of the functions that the entry calls (torch's current stream, then DRIVER_FUNCTIONS), and its
+    context."""
 
     stream: int
     driver: tuple[int, ...]
@@ -103,40 +105,40 @@ def load(
     prepared: Sequence[Prepared],
     maps: Sequence[tuple[int, Argument]],
     functions: Functions,
-    place: torch.device,
+    device: torch.device,
     bound: Mapping[int, torch.Tensor],
     flag: ctypes.c_int | None,
     invalid: Callable[..., object],
     admit: Callable[[int, object], torch.Tensor],
     graphs: bool,
-    kept: object,
+    owner: object,
     cache: Path | None,
 ) -> Launcher | None:
     """Return the native callable, or None if this machine cannot build it.
 
-    `table` has the buffers' addresses, to which the arguments of `prepared` point; `kept` owns both and the memory of
+    `table` has the buffers' addresses, to which the arguments of `prepared` point; `owner` owns both and the memory of
     `maps`. A call that finds `flag` set by an earlier call clears it and calls `invalid`, which raises. `admit`
     converts an argument that fails the quick check to a suitable tensor, or raises.
     """
-    module, entry = built(cache)
+    module, entry = await_build(cache)
     if module is None or entry is None:
         return None
-    if not extension.gives_tensors_anywhere():
+    if not extension.supports_all_devices():
         log.info("torch %s has no C ABI for tensors on other devices: calls go through Python", torch.__version__)
         return None
     state, memory = lay_out(len(launches.buffers), prepared, maps, table, functions, graphs)
-    state.device = place.index or 0
+    state.device = device.index or 0
     state.flag = None if flag is None else ctypes.addressof(flag)
-    slots = zero_slots(state, launches, place)
-    free = [i for i in range(len(plan.inputs)) if i not in bound]
+    slots = zero_slots(state, launches, device)
+    free_inputs = [i for i in range(len(plan.inputs)) if i not in bound]
 
     def fail() -> None:
         raise faults.fault(state.status, "launching a program")
 
-    made: Launcher = module.Launcher(
+    native_launcher: Launcher = module.Launcher(
         ctypes.cast(entry.mlc_gpu_entry, ctypes.c_void_p).value,
-        tuple(launcher.row(i, plan.inputs[i]) for i in free),
-        tuple(launcher.row(len(plan.inputs) + i, b) for i, b in enumerate(plan.outputs)),
+        tuple(launcher.buffer_row(i, plan.inputs[i]) for i in free_inputs),
+        tuple(launcher.buffer_row(len(plan.inputs) + i, b) for i, b in enumerate(plan.outputs)),
         tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
         launches.offsets,
         launches.arena,
@@ -145,28 +147,28 @@ def load(
         False,  # the table is accessed under the GIL
         0,
         admit,
-        (tuple(bound.values()), state, memory, slots, kept),
+        (tuple(bound.values()), state, memory, slots, owner),
         invalid,
-        extension.device_type(place),
-        place.index or 0,
+        extension.device_type(device),
+        device.index or 0,
         extension.dtype_code(DTYPES["u8"]),
         ctypes.addressof(state),  # its first word is the status
         fail,
     )
-    weakref.finalize(kept, entry.mlc_gpu_close, ctypes.byref(state)).atexit = False
-    return made
+    weakref.finalize(owner, entry.mlc_gpu_close, ctypes.byref(state)).atexit = False
+    return native_launcher
 
 
-def zero_slots(state: _Plan, launches: LaunchPlan, place: torch.device) -> torch.Tensor | None:
+def zero_slots(state: _Plan, launches: LaunchPlan, device: torch.device) -> torch.Tensor | None:
     """Zeroed memory for buffers that launches find and leave zero, for SLOTS streams and captures; None if unused."""
     if not launches.zeros:
         return None
     state.n_zeros, state.zero_bytes = launches.zeros, launches.arena - launches.offsets[-launches.zeros]
-    made = torch.zeros(SLOTS * state.zero_bytes, dtype=torch.uint8, device=place)
-    if place.type == "cuda":
-        torch.cuda.current_stream(place).synchronize()  # other streams do not wait for this one
-    state.zeros = made.data_ptr()
-    return made
+    slots = torch.zeros(SLOTS * state.zero_bytes, dtype=torch.uint8, device=device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # other streams do not wait for this one
+    state.zeros = slots.data_ptr()
+    return slots
 
 
 def lay_out(
@@ -180,57 +182,59 @@ def lay_out(
     """The plan as a C structure, and the objects that own the memory it points to."""
     rows = (_Launch * max(1, len(launches)))()
     numbers = [(ctypes.c_int64 * len(p.buffers))(*p.buffers) for p in launches]
-    for row, p, used in zip(rows, launches, numbers, strict=False):
+    for row, p, buffer_numbers in zip(rows, launches, numbers, strict=False):
         row.function, row.shared, row.arguments, row.overlaps = p.function, p.shared, p.arguments, p.overlaps
         row.grid[:], row.block[:] = p.grid, p.block
-        row.buffers, row.n_buffers = ctypes.addressof(used), len(used)
-    places = (_Map * max(1, len(maps)))()
-    for place, (number, argument) in zip(places, maps, strict=False):
-        made = argument.made
-        place.buffer, place.storage, place.rank = number, argument.address, len(made.dims)
-        place.dtype, place.swizzle, place.promotion = made.dtype, made.swizzle, made.promotion
+        row.buffers, row.n_buffers = ctypes.addressof(buffer_numbers), len(buffer_numbers)
+    map_rows = (_Map * max(1, len(maps)))()
+    for map_row, (number, argument) in zip(map_rows, maps, strict=False):
+        encoding = argument.encoding
+        map_row.buffer, map_row.storage, map_row.rank = number, argument.address, len(encoding.dims)
+        map_row.dtype, map_row.swizzle, map_row.promotion = encoding.dtype, encoding.swizzle, encoding.promotion
         for field, values in (
-            (place.dims, made.dims), (place.strides, made.strides), (place.box, made.box), (place.steps, made.steps),
+            (map_row.dims, encoding.dims), (map_row.strides, encoding.strides),
+            (map_row.box, encoding.box), (map_row.steps, encoding.steps),
         ):  # fmt: skip
             field[: len(values)] = values
-    addresses = (ctypes.c_uint64 * max(1, KNOWN * buffers))()
+    addresses = (ctypes.c_uint64 * max(1, RECENT * buffers))()
     over, nodes = (ctypes.c_uint64 * max(1, buffers))(), (ctypes.c_void_p * max(1, len(launches)))()
     state = _Plan(n_launches=len(launches), n_maps=len(maps), n_buffers=buffers, graphs=graphs)
     state.context, state.side = functions.context, functions.side
     state.functions[:] = [functions.stream, *functions.driver]
-    state.launches, state.maps = ctypes.addressof(rows), ctypes.addressof(places)
+    state.launches, state.maps = ctypes.addressof(rows), ctypes.addressof(map_rows)
     state.table, state.addresses = ctypes.addressof(table), ctypes.addressof(addresses)
     state.over, state.nodes = ctypes.addressof(over), ctypes.addressof(nodes)
-    return state, (rows, numbers, places, addresses, over, nodes, table)
+    return state, (rows, numbers, map_rows, addresses, over, nodes, table)
 
 
 Parts = tuple[Any, Any]  # an extension module and a library
 
-_begun: dict[Path | None, Future[Parts]] = {}
+_builds: dict[Path | None, Future[Parts]] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_begun.clear)  # the thread that builds them exists in the parent only
+os.register_at_fork(after_in_child=_builds.clear)  # the thread that builds them exists in the parent only
 
 
-def begin(cache: Path | None) -> Future[Parts]:
+def start_build(cache: Path | None) -> Future[Parts]:
     """Compile launcher.c and gpu_launch.c in another thread, unless that is done or in progress."""
     with _lock:
-        known = _begun.get(cache)
-        if known is None or (known.done() and known.exception() is not None):  # such as a full disk, which may be over
-            known = _begun[cache] = Future()
-            threading.Thread(target=_into, args=(known, cache)).start()
-        return known
+        future = _builds.get(cache)
+        # A failure, such as a full disk, may be over.
+        if future is None or (future.done() and future.exception() is not None):
+            future = _builds[cache] = Future()
+            threading.Thread(target=_complete, args=(future, cache)).start()
+        return future
 
 
-def built(cache: Path | None) -> Parts:
+def await_build(cache: Path | None) -> Parts:
     """Return the modules of launcher.c and gpu_launch.c; None for both if they cannot be built."""
-    return begin(cache).result()
+    return start_build(cache).result()
 
 
-def _into(made: Future[Parts], cache: Path | None) -> None:
+def _complete(future: Future[Parts], cache: Path | None) -> None:
     try:
-        made.set_result(_build(cache))
+        future.set_result(_build(cache))
     except BaseException as problem:
-        made.set_exception(problem)
+        future.set_exception(problem)
 
 
 def _build(cache: Path | None) -> Parts:
@@ -249,9 +253,9 @@ def functions(context: int, side: int) -> Functions | None:
     """The functions of this machine's driver and torch; None if torch has no C ABI for CUDA."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        theirs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-        stream = ctypes.cast(getattr(theirs, STREAM), ctypes.c_void_p).value or 0
-        driver = tuple(ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value or 0 for name in DRIVER)
+        torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        stream = ctypes.cast(getattr(torch_cuda, STREAM_FUNCTION), ctypes.c_void_p).value or 0
+        driver = tuple(ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value or 0 for name in DRIVER_FUNCTIONS)
     except (OSError, AttributeError):
         return None
     return Functions(stream, driver, context, side) if extension.tensor_offset() is not None else None

@@ -27,12 +27,12 @@ from compiler.runtime import launcher
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
 from compiler.runtime.memory import ALIGNMENT
 
-PIECE = 16  # bytes of the widest access
+WIDEST_ACCESS = 16  # bytes of the widest access
 GUARD = 4096  # bytes before and after each buffer
-BLANK = 0xFF  # a NaN in every floating type, -1 in every signed one
-UNWRITTEN = 0x7F  # for integers and bools; no valid bool has this byte
+GUARD_BYTE = 0xFF  # a NaN in every floating type, -1 in every signed one
+POISON_BYTE = 0x7F  # for integers and bools; no valid bool has this byte
 INVALID = str(InvalidData())
-MESSAGE = 1 << 16  # the most bytes of messages from the forked process
+MAX_MESSAGE = 1 << 16  # the most bytes of messages from the forked process
 Bytes = npt.NDArray[np.uint8]
 # (memory, offset of each buffer in it, number of the run) -> its own complaints
 Call = Callable[[Bytes, Sequence[int], int], Sequence[str]]
@@ -48,7 +48,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Region:
     """The location of a buffer: `start` and `size` in bytes."""
 
     name: str
@@ -56,27 +56,27 @@ class _Place:
     size: int
 
 
-class _Map:
+class _Layout:
     """Lays out buffers one after the other, at least `GUARD` bytes apart."""
 
     def __init__(self) -> None:
         self.end = GUARD
-        self.places: list[_Place] = []
+        self.regions: list[_Region] = []
 
-    def add(self, name: str, size: int, misaligned: int = 0) -> _Place:
+    def add_region(self, name: str, size: int, misaligned: int = 0) -> _Region:
         start = -(-self.end // ALIGNMENT) * ALIGNMENT + misaligned
         self.end = start + size + GUARD
-        self.places.append(_Place(name, start, size))
-        return self.places[-1]
+        self.regions.append(_Region(name, start, size))
+        return self.regions[-1]
 
 
 def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
     """The entry of a shared object as a `Call` on this machine's memory. If it rejects the data, the complaint is
     `INVALID`."""
 
-    def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
+    def call(memory: Bytes, offsets: Sequence[int], number: int) -> Sequence[str]:
         try:
-            launcher.run_once(path, [memory.ctypes.data + place for place in places], sizes, threads)
+            launcher.run_once(path, [memory.ctypes.data + offset for offset in offsets], sizes, threads)
         except InvalidData:
             return (INVALID,)
         return ()
@@ -86,25 +86,25 @@ def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
 
 @dataclass(frozen=True)
 class _Memory:
-    """One piece of memory with all buffers of a program and, for each run, copies of its outputs (`kept`).
+    """One piece of memory with all buffers of a program and, for each run, copies of its outputs (`output_copies`).
 
     Temporaries are `apart`, except in the last run, where they are `packed`. Those of `plan.zeros` must be zero before
-    and after in both locations (`clear`).
+    and after in both locations (`zeroed`).
     """
 
     data: Bytes
-    places: Sequence[_Place]
-    sources: Sequence[_Place]
-    targets: Sequence[_Place]
-    scratch: Sequence[_Place]
-    arena: _Place
-    kept: Sequence[Sequence[_Place]]
+    regions: Sequence[_Region]
+    sources: Sequence[_Region]
+    targets: Sequence[_Region]
+    scratch: Sequence[_Region]
+    arena: _Region
+    output_copies: Sequence[Sequence[_Region]]
     packed: Sequence[int]
-    clear: Sequence[_Place]
+    zeroed: Sequence[_Region]
 
     @property
-    def apart(self) -> list[int]:
-        return [place.start for place in self.scratch]
+    def separate(self) -> list[int]:
+        return [region.start for region in self.scratch]
 
 
 def run(
@@ -120,127 +120,139 @@ def run(
     `inputs` are all inputs of the plan, including constants. This process survives any crash of a kernel in a fork,
     where kernels must not use threads.
     """
-    memory = _laid_out(plan, inputs, temps, runs)
-    data, kept = memory.data, memory.kept
+    memory = _lay_out_memory(plan, inputs, temps, runs)
+    data, output_copies = memory.data, memory.output_copies
     before = data.copy()
     shared = [p.start for p in (*memory.sources, *memory.targets)]
 
     def work() -> list[str]:
-        found: list[str] = []
-        for number, copies in enumerate(kept):
-            where = memory.packed if number and number == runs - 1 else memory.apart
-            found += call(data, [*shared, *where], number)
-            for place, copy in zip(memory.targets, copies, strict=True):
-                _part(data, copy)[:] = _part(data, place)
-        return found
+        complaints: list[str] = []
+        for number, copies in enumerate(output_copies):
+            temporaries = memory.packed if number and number == runs - 1 else memory.separate
+            complaints += call(data, [*shared, *temporaries], number)
+            for region, copy in zip(memory.targets, copies, strict=True):
+                _region_bytes(data, copy)[:] = _region_bytes(data, region)
+        return complaints
 
-    lost, said = _isolated(work, patience) if patience else ("", work())
-    if lost:
-        return Outcome((), (lost,))
+    failure, messages = _run_forked(work, patience) if patience else ("", work())
+    if failure:
+        return Outcome((), (failure,))
     same = all(
-        np.array_equal(_part(data, a), _part(data, b)) for row in kept[1:] for a, b in zip(kept[0], row, strict=True)
+        np.array_equal(_region_bytes(data, a), _region_bytes(data, b))
+        for row in output_copies[1:]
+        for a, b in zip(output_copies[0], row, strict=True)
     )
-    outputs = tuple(_tensor(data, place, b) for place, b in zip(kept[0], plan.outputs, strict=True))
-    return Outcome(outputs, (*dict.fromkeys(said), *_wrongly_written(before, memory, plan)), same)
+    outputs = tuple(_tensor(data, region, b) for region, b in zip(output_copies[0], plan.outputs, strict=True))
+    return Outcome(outputs, (*dict.fromkeys(messages), *_write_complaints(before, memory, plan)), same)
 
 
-def _laid_out(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
+def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
     """Memory that holds the inputs; everything else is poisoned, except what must be zero."""
-    layout = _Map()
-    sources = [layout.add(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
-    targets = [layout.add(b.name, size(b)) for b in plan.outputs]
-    scratch = [layout.add(b.name, held(b.shape, b.stride, DTYPES[b.dtype].itemsize)) for b in temps]
-    arena = layout.add("the arena of temporaries", plan.arena)
-    kept = [[layout.add("", t.size) for t in targets] for _ in range(runs)]
+    layout = _Layout()
+    sources = [layout.add_region(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
+    targets = [layout.add_region(b.name, size(b)) for b in plan.outputs]
+    scratch = [layout.add_region(b.name, temporary_size(b.shape, b.stride, DTYPES[b.dtype].itemsize)) for b in temps]
+    arena = layout.add_region("the arena of temporaries", plan.arena)
+    output_copies = [[layout.add_region("", t.size) for t in targets] for _ in range(runs)]
     data = np.frombuffer(mmap.mmap(-1, layout.end), np.uint8)  # shared with a forked process
-    data[:] = BLANK
-    for place, x in zip(sources, inputs, strict=True):
-        _part(data, place)[:] = _raw(x)
-    for place, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
-        _part(data, place)[:] = BLANK if DTYPES[b.dtype].is_floating_point else UNWRITTEN
+    data[:] = GUARD_BYTE
+    for region, x in zip(sources, inputs, strict=True):
+        _region_bytes(data, region)[:] = _raw_bytes(x)
+    for region, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
+        _region_bytes(data, region)[:] = GUARD_BYTE if DTYPES[b.dtype].is_floating_point else POISON_BYTE
     packed = [arena.start + o for o in plan.temporaries]
     zeros = list(zip(scratch, packed, strict=True))[len(temps) - plan.zeros :]
-    clear = [place for own, start in zeros for place in (own, replace(own, start=start))]
-    for place in clear:
-        _part(data, place)[:] = 0
-    return _Memory(data, layout.places, sources, targets, scratch, arena, kept, packed, clear)
+    zeroed = [region for separate, start in zeros for region in (separate, replace(separate, start=start))]
+    for region in zeroed:
+        _region_bytes(data, region)[:] = 0
+    return _Memory(data, layout.regions, sources, targets, scratch, arena, output_copies, packed, zeroed)
 
 
-def _wrongly_written(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str]:
+def _write_complaints(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str]:
     """Complaints about forbidden and missing writes."""
-    data, first = memory.data, memory.kept[0]
-    copies = (place for row in memory.kept for place in row)
-    yield from _changed(before, data, memory.places, {*memory.targets, *memory.scratch, memory.arena, *copies})
-    yield from (f"{place.name} was not left zero" for place in memory.clear if _part(data, place).any())
-    for b, place in zip(plan.outputs, first, strict=True):
-        if b.dtype == "bool" and (_part(data, place) > 1).any():
+    data, first = memory.data, memory.output_copies[0]
+    copies = (region for row in memory.output_copies for region in row)
+    yield from _forbidden_writes(
+        before, data, memory.regions, {*memory.targets, *memory.scratch, memory.arena, *copies}
+    )
+    yield from (f"{region.name} was not left zero" for region in memory.zeroed if _region_bytes(data, region).any())
+    for b, region in zip(plan.outputs, first, strict=True):
+        if b.dtype == "bool" and (_region_bytes(data, region) > 1).any():
             yield f"an element of {b.name} was never written"
 
 
 def _span(x: torch.Tensor) -> int:
     """Bytes from the start of the first to the end of the last element."""
-    return reach(x.shape, x.stride()) * x.element_size()
+    return element_span(x.shape, x.stride()) * x.element_size()
 
 
 def size(b: Buffer) -> int:
     """Bytes from the start of the first to the end of the last element."""
-    return reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
+    return element_span(b.shape, b.stride) * DTYPES[b.dtype].itemsize
 
 
-def held(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+def temporary_size(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
     """Bytes of a temporary with elements of `size` bytes; a multiple of the widest access if its rows are padded, since
     a bulk store writes the whole piece that a row ends in."""
-    found = reach(shape, stride) * size
-    return found if reach(shape, stride) == math.prod(shape) else -(-found // PIECE) * PIECE
+    byte_count = element_span(shape, stride) * size
+    return (
+        byte_count
+        if element_span(shape, stride) == math.prod(shape)
+        else -(-byte_count // WIDEST_ACCESS) * WIDEST_ACCESS
+    )
 
 
-def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+def element_span(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Number of elements from the first to the last of a tensor, gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
-def _raw(x: torch.Tensor) -> Bytes:
+def _raw_bytes(x: torch.Tensor) -> Bytes:
     """The memory of a tensor, including gaps between its elements."""
     if not x.numel():
         return np.empty(0, np.uint8)
-    flat = x.detach().as_strided((reach(x.shape, x.stride()),), (1,), x.storage_offset())
+    flat = x.detach().as_strided((element_span(x.shape, x.stride()),), (1,), x.storage_offset())
     return np.asarray(flat.clone().view(torch.uint8).numpy())
 
 
-def _part(data: Bytes, place: _Place) -> Bytes:
-    return data[place.start : place.start + place.size]
+def _region_bytes(data: Bytes, region: _Region) -> Bytes:
+    return data[region.start : region.start + region.size]
 
 
-def _tensor(data: Bytes, place: _Place, b: Buffer) -> torch.Tensor:
+def _tensor(data: Bytes, region: _Region, b: Buffer) -> torch.Tensor:
     dtype = DTYPES[b.dtype]
     if not math.prod(b.shape):
         return torch.empty(b.shape, dtype=dtype)
-    own = _part(data, place).copy()
-    flat = torch.from_numpy(own != 0) if dtype is torch.bool else torch.from_numpy(own).view(dtype)
+    content = _region_bytes(data, region).copy()
+    flat = torch.from_numpy(content != 0) if dtype is torch.bool else torch.from_numpy(content).view(dtype)
     return flat.as_strided(b.shape, b.stride)
 
 
-def _changed(before: Bytes, after: Bytes, places: Sequence[_Place], free: set[_Place]) -> list[str]:
-    """A complaint about the first write outside of the `free` buffers, if any."""
+def _forbidden_writes(before: Bytes, after: Bytes, regions: Sequence[_Region], writable: set[_Region]) -> list[str]:
+    """A complaint about the first write outside of the `writable` buffers, if any."""
     different = before != after
-    for place in free:
-        _part(different, place)[:] = False
+    for region in writable:
+        _region_bytes(different, region)[:] = False
     if not different.any():
         return []
-    at = int(np.argmax(different))
-    for place in places:
-        if place.start <= at < place.start + place.size:
-            return [f"input {place.name} was changed, {at - place.start} bytes into it"]
-    near = min((p for p in places if p.name), key=lambda p: max(p.start - at, at - p.start - p.size))
-    side = f"{near.start - at} bytes before" if at < near.start else f"{at - near.start - near.size} bytes behind"
-    return [f"memory was written {side} {near.name}"]
+    position = int(np.argmax(different))
+    for region in regions:
+        if region.start <= position < region.start + region.size:
+            return [f"input {region.name} was changed, {position - region.start} bytes into it"]
+    nearest = min((p for p in regions if p.name), key=lambda p: max(p.start - position, position - p.start - p.size))
+    side = (
+        f"{nearest.start - position} bytes before"
+        if position < nearest.start
+        else f"{position - nearest.start - nearest.size} bytes behind"
+    )
+    return [f"memory was written {side} {nearest.name}"]
 
 
-def _isolated(work: Callable[[], list[str]], patience: float) -> tuple[str, list[str]]:
+def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, list[str]]:
     """Run `work` in a forked process. Returns how the process was lost ("" if not), and the result of `work`."""
-    hear, tell = os.pipe()
+    reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a lock held by a lost thread: `patience` ends that
         pid = os.fork()
@@ -248,16 +260,16 @@ def _isolated(work: Callable[[], list[str]], patience: float) -> tuple[str, list
         status = 1
         faulthandler.disable()  # the parent reports how it ended
         try:
-            said = "\0".join(work())
-            os.write(tell, said.encode()[:MESSAGE])  # the capacity of a pipe
+            messages = "\0".join(work())
+            os.write(writer, messages.encode()[:MAX_MESSAGE])  # the capacity of a pipe
             status = 0
         finally:
             os._exit(status)  # must not run the parent's cleanup
-    os.close(tell)
-    lost = _wait(pid, patience)
-    with os.fdopen(hear, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
-    return lost, [text for text in said.split("\0") if text]
+    os.close(writer)
+    failure = _wait(pid, patience)
+    with os.fdopen(reader, "rb") as pipe:
+        messages = pipe.read().decode(errors="replace")
+    return failure, [text for text in messages.split("\0") if text]
 
 
 def _wait(pid: int, patience: float) -> str:

@@ -14,23 +14,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from compiler.runtime import sass, sass_paths
-from compiler.runtime.sass_code import Code, Instruction, numbers, parsed, registers, touched
+from compiler.runtime.sass_code import Code, Instruction, accessed_registers, numbers, parse, registers
 
 _MATMUL = re.compile(r"[HQI]GMMA\.(?:SP\.)?64x(\d+)x\d+\.(\w+)")
-LEFT = 4  # registers per thread of a left operand: 64 rows of 32 bytes over 128 threads
-PATHS = 4000  # the most blocks visited per matmul; beyond that a suspected hazard is reported
+LEFT_REGISTERS = 4  # registers per thread of a left operand: 64 rows of 32 bytes over 128 threads
+MAX_BLOCKS = 4000  # the most blocks visited per matmul; beyond that a suspected hazard is reported
 
-Flying = Mapping[int, int]  # matmuls in flight -> number of groups ended since, including its own
+InFlight = Mapping[int, int]  # matmuls in flight -> number of groups ended since, including its own
 
 
 @dataclass(frozen=True)
 class Matmul:
     """Register masks of a tensor instruction: `writes`, the `left` operand (0 if in memory), and the added accumulators
-    that it does not write (`other`). `last`: whether its group ends with it."""
+    that it does not write (`addend`). `last`: whether its group ends with it."""
 
     writes: int
     left: int
-    other: int
+    addend: int
     last: bool
 
 
@@ -45,17 +45,17 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Hazard:
-    """`instruction` reads or writes (`does`) registers of `matmul`, which may be in flight."""
+    """`instruction` reads or writes (`access`) registers of `matmul`, which may be in flight."""
 
     instruction: Instruction
-    does: str
+    access: str
     registers: tuple[int, ...]
     matmul: Instruction
 
     def __str__(self) -> str:
-        some = ", ".join(f"R{r}" for r in self.registers)
+        names = ", ".join(f"R{r}" for r in self.registers)
         return (
-            f"`{self.instruction}` at 0x{self.instruction.offset:04x} {self.does} {some} while `{self.matmul}` at "
+            f"`{self.instruction}` at 0x{self.instruction.offset:04x} {self.access} {names} while `{self.matmul}` at "
             f"0x{self.matmul.offset:04x} may be under way"
         )
 
@@ -63,120 +63,126 @@ class Hazard:
 def hazards(text: str) -> dict[str, tuple[Hazard, ...]]:
     """The hazards of each kernel of a disassembly that has any, at most one per instruction."""
     kernels = {name: _kernel(body) for name, body in sass.bodies(text).items() if _MATMUL.search(body)}
-    found = {name: tuple(_hazards(kernel)) for name, kernel in kernels.items()}
-    return {name: some for name, some in found.items() if some}
+    hazards_by_kernel = {name: tuple(_hazards(kernel)) for name, kernel in kernels.items()}
+    return {name: kernel_hazards for name, kernel_hazards in hazards_by_kernel.items() if kernel_hazards}
 
 
 def _kernel(body: str) -> Kernel:
-    code = parsed(body)
-    every = list(enumerate(code.instructions))
-    matmuls = {i: _matmul(x) for i, x in every if _MATMUL.match(x.opcode)}
-    waits = {i: x for i, x in every if x.opcode == "WARPGROUP.DEPBAR.LE" and x.operands[0] == "gsb0" and not x.guard}
+    code = parse(body)
+    indexed = list(enumerate(code.instructions))
+    matmuls = {i: _matmul(x) for i, x in indexed if _MATMUL.match(x.opcode)}
+    waits = {i: x for i, x in indexed if x.opcode == "WARPGROUP.DEPBAR.LE" and x.operands[0] == "gsb0" and not x.guard}
     return Kernel(code, matmuls, {i: int(x.operands[1], 16) for i, x in waits.items()})
 
 
 def _hazards(kernel: Kernel) -> Iterator[Hazard]:
     """Hazards: the joined dataflow finds suspects, and a walk over the paths from each matmul confirms them."""
     suspects: dict[int, set[int]] = {}  # by matmul
-    for start, flying in _fixed_point(kernel).items():
+    for start, in_flight in _fixed_point(kernel).items():
         for i in range(start, kernel.code.blocks[start][0]):
-            for m in flying:
-                if _clash(kernel, i, m):
+            for m in in_flight:
+                if _conflict(kernel, i, m):
                     suspects.setdefault(m, set()).add(i)
-            flying = _after(kernel, i, flying)
-    found: dict[int, int] = {}
-    for m, some in sorted(suspects.items()):
-        found |= dict.fromkeys(_reached(kernel, m, frozenset(some)), m)
-    for i, m in sorted(found.items()):
-        does, mask = _clash(kernel, i, m) or ("", 0)
-        yield Hazard(kernel.code.instructions[i], does, numbers(mask), kernel.code.instructions[m])
+            in_flight = _in_flight_after(kernel, i, in_flight)
+    confirmed: dict[int, int] = {}
+    for m, instructions in sorted(suspects.items()):
+        confirmed |= dict.fromkeys(_reachable_suspects(kernel, m, frozenset(instructions)), m)
+    for i, m in sorted(confirmed.items()):
+        access, mask = _conflict(kernel, i, m) or ("", 0)
+        yield Hazard(kernel.code.instructions[i], access, numbers(mask), kernel.code.instructions[m])
 
 
 # ---- what is under way
 
 
-def _fixed_point(kernel: Kernel) -> dict[int, Flying]:
+def _fixed_point(kernel: Kernel) -> dict[int, InFlight]:
     """What may be in flight at the start of each reachable block; a join keeps the lower number of ended groups."""
-    entry: dict[int, Flying] = {0: {}}
-    waiting = [0]
-    while waiting:
-        start = waiting.pop()
-        flying = entry[start]
+    entry: dict[int, InFlight] = {0: {}}
+    worklist = [0]
+    while worklist:
+        start = worklist.pop()
+        in_flight = entry[start]
         end, following = kernel.code.blocks[start]
         for i in range(start, end):
-            flying = _after(kernel, i, flying)
+            in_flight = _in_flight_after(kernel, i, in_flight)
         for n in following:
             known = entry.get(n, {})
-            joined = {m: min(x[m] for x in (known, flying) if m in x) for m in {**known, **flying}}
+            joined = {m: min(x[m] for x in (known, in_flight) if m in x) for m in {**known, **in_flight}}
             if n not in entry or joined != known:
                 entry[n] = joined
-                waiting.append(n)
+                worklist.append(n)
     return entry
 
 
-def _after(kernel: Kernel, i: int, flying: Flying) -> Flying:
+def _in_flight_after(kernel: Kernel, i: int, in_flight: InFlight) -> InFlight:
     if i not in kernel.matmuls and i not in kernel.waits:
-        return flying
-    later = ((m, _older(kernel, i, n)) for m, n in flying.items())
-    now = {m: n for m, n in later if n is not None}
-    return {**now, i: int(kernel.matmuls[i].last)} if i in kernel.matmuls else now
+        return in_flight
+    later = ((m, _groups_ended_after(kernel, i, n)) for m, n in in_flight.items())
+    remaining = {m: n for m, n in later if n is not None}
+    return {**remaining, i: int(kernel.matmuls[i].last)} if i in kernel.matmuls else remaining
 
 
-def _older(kernel: Kernel, i: int, ended: int) -> int | None:
+def _groups_ended_after(kernel: Kernel, i: int, ended: int) -> int | None:
     """Number of groups ended since a matmul after instruction `i`; None if the matmul is known to be complete."""
     if i in kernel.matmuls:
         return ended + (kernel.matmuls[i].last and not kernel.code.instructions[i].guard)
     return ended if ended <= kernel.waits.get(i, ended) else None
 
 
-def _reached(kernel: Kernel, matmul: int, suspects: frozenset[int]) -> set[int]:
+def _reachable_suspects(kernel: Kernel, matmul: int, suspects: frozenset[int]) -> set[int]:
     """The suspects that some path without contradicting branches reaches from a matmul still in flight. A path that
-    returns to a block forgets what it knows of values. After PATHS blocks, all suspects are returned."""
+    returns to a block forgets what it knows of values. After MAX_BLOCKS blocks, all suspects are returned."""
     start = max(a for a in kernel.code.blocks if a <= matmul)
-    found: set[int] = set()
-    forgetful: set[tuple[int, int | None]] = set()
-    waiting: list[tuple[int, int | None, sass_paths.Path, frozenset[int]]] = [
+    reached: set[int] = set()
+    revisited: set[tuple[int, int | None]] = set()
+    worklist: list[tuple[int, int | None, sass_paths.Path, frozenset[int]]] = [
         (start, None, sass_paths.Path(), frozenset())
     ]
-    for _ in range(PATHS):
-        if not waiting:
-            return found
-        at, ended, path, seen = waiting.pop()
-        if at in seen:
-            if (at, ended) in forgetful:
+    for _ in range(MAX_BLOCKS):
+        if not worklist:
+            return reached
+        block, ended, path, seen = worklist.pop()
+        if block in seen:
+            if (block, ended) in revisited:
                 continue
-            forgetful.add((at, ended))
+            revisited.add((block, ended))
             path = sass_paths.Path()
-        for i in range(at, kernel.code.blocks[at][0]):
+        for i in range(block, kernel.code.blocks[block][0]):
             if ended is not None and i in suspects:
-                found.add(i)
-            if ended is not None and (ended := _older(kernel, i, ended)) is None:
+                reached.add(i)
+            if ended is not None and (ended := _groups_ended_after(kernel, i, ended)) is None:
                 break
             if ended is None and i == matmul:
                 ended = int(kernel.matmuls[i].last)
-            own, x = kernel.matmuls.get(i), kernel.code.instructions[i]
-            sass_paths.step(path, x, own.writes if own else touched(x)[1])
+            own_matmul, x = kernel.matmuls.get(i), kernel.code.instructions[i]
+            sass_paths.step(path, x, own_matmul.writes if own_matmul else accessed_registers(x)[1])
         else:
-            waiting += [(n, ended, further, seen | {at}) for n, further in _onwards(kernel, at, path)]
+            worklist += [
+                (n, ended, next_path, seen | {block}) for n, next_path in _successor_paths(kernel, block, path)
+            ]
     return set(suspects)
 
 
-def _onwards(kernel: Kernel, at: int, path: sass_paths.Path) -> Iterator[tuple[int, sass_paths.Path]]:
-    end, following = kernel.code.blocks[at]
+def _successor_paths(kernel: Kernel, block: int, path: sass_paths.Path) -> Iterator[tuple[int, sass_paths.Path]]:
+    end, following = kernel.code.blocks[block]
     for n in following:
-        further = path.copy()
-        if sass_paths.branch(further, kernel.code.instructions[end - 1], taken=n != end):
-            yield n, further
+        next_path = path.copy()
+        if sass_paths.branch(next_path, kernel.code.instructions[end - 1], taken=n != end):
+            yield n, next_path
 
 
 # ---- registers
 
 
-def _clash(kernel: Kernel, i: int, matmul: int) -> tuple[str, int] | None:
+def _conflict(kernel: Kernel, i: int, matmul: int) -> tuple[str, int] | None:
     """Whether instruction `i` conflicts with a matmul in flight: ("reads" or "writes", mask of registers), or None."""
-    own, other = kernel.matmuls.get(i), kernel.matmuls[matmul]
-    reads, writes = (own.left | own.other, own.writes) if own else touched(kernel.code.instructions[i])
-    written = writes & (other.left if own and own.writes == other.writes else other.left | other.writes)
+    own_matmul, other = kernel.matmuls.get(i), kernel.matmuls[matmul]
+    reads, writes = (
+        (own_matmul.left | own_matmul.addend, own_matmul.writes)
+        if own_matmul
+        else accessed_registers(kernel.code.instructions[i])
+    )
+    written = writes & (other.left if own_matmul and own_matmul.writes == other.writes else other.left | other.writes)
     read = reads & other.writes
     return ("writes", written) if written else ("reads", read) if read else None
 
@@ -184,10 +190,10 @@ def _clash(kernel: Kernel, i: int, matmul: int) -> tuple[str, int] | None:
 def _matmul(x: Instruction) -> Matmul:
     """Parse `HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8], R24, gsb0`: a left operand in registers precedes gdesc, and the
     addend follows it (RZ for none). 128 threads hold 64x32 sums of 4 or 2 bytes."""
-    found = _MATMUL.match(x.opcode)
-    assert found is not None
-    count = int(found[1]) // (4 if found[2] == "F16" else 2)
-    at = next(n for n, o in enumerate(x.operands) if o.startswith("gdesc"))
-    writes, other = (registers(x.operands[n], count, 1) for n in (0, at + 1))
-    left = registers(x.operands[1], LEFT, 1) if at == 2 else 0
-    return Matmul(writes, left, other & ~writes, "gsb0" in x.operands)
+    match = _MATMUL.match(x.opcode)
+    assert match is not None
+    count = int(match[1]) // (4 if match[2] == "F16" else 2)
+    descriptor = next(n for n, o in enumerate(x.operands) if o.startswith("gdesc"))
+    writes, addend = (registers(x.operands[n], count, 1) for n in (0, descriptor + 1))
+    left = registers(x.operands[1], LEFT_REGISTERS, 1) if descriptor == 2 else 0
+    return Matmul(writes, left, addend & ~writes, "gsb0" in x.operands)

@@ -20,7 +20,7 @@ KINDS = {
 }  # fmt: skip
 REFUSED = "texts that a compiler refused"
 FORMER = "of former versions"
-LEFT = "left behind by builders"
+LEFTOVER = "left behind by builders"
 _PART = re.compile(r"[0-9a-f]{38}\.(so|cpp|cubin|cu|json)")
 
 
@@ -36,12 +36,12 @@ class File:
 
 def files(cache: Path) -> list[File]:
     """All files of a cache; empty if the folder does not exist."""
-    found = [(path, KINDS[path.suffix]) for path in _parts(cache / store.FORMAT)]
-    found += [(path, FORMER) for path in _parts(cache)]
-    found += [(path, REFUSED) for path in sorted(cache.glob("refused/*")) if _PART.sub("", path.name[2:]) == ""]
-    found += [(path, LEFT) for path in store.left_behind(cache)]
-    made = (_file(path, kind) for path, kind in found)
-    return [file for file in made if file is not None]
+    paths = [(path, KINDS[path.suffix]) for path in _parts(cache / store.FORMAT)]
+    paths += [(path, FORMER) for path in _parts(cache)]
+    paths += [(path, REFUSED) for path in sorted(cache.glob("refused/*")) if _PART.sub("", path.name[2:]) == ""]
+    paths += [(path, LEFTOVER) for path in store.build_folders(cache)]
+    files_of_paths = (_file(path, kind) for path, kind in paths)
+    return [file for file in files_of_paths if file is not None]
 
 
 def _parts(folder: Path) -> Iterator[Path]:
@@ -57,58 +57,60 @@ def _file(path: Path, kind: str) -> File | None:
         return None
 
 
-def damaged(found: list[File]) -> list[File]:
+def damaged(listed: list[File]) -> list[File]:
     """Entries that differ from what this user's processes published; they would be rebuilt."""
-    return [file for file in found if file.kind in KINDS.values() and store.inspect(file.path) == "damaged"]
+    return [file for file in listed if file.kind in KINDS.values() and store.inspect(file.path) == "damaged"]
 
 
 def clear(cache: Path) -> list[File]:
     """Remove all files of a cache and return them."""
-    return _removed(cache, files(cache))
+    return _remove(cache, files(cache))
 
 
-def prune(cache: Path, older_than: float | None = None, most: int | None = None) -> list[File]:
+def prune(cache: Path, older_than: float | None = None, max_bytes: int | None = None) -> list[File]:
     """Remove files from which nothing would be loaded: damaged entries, files of former versions, rejected texts,
-    leftovers of builders. With `older_than`, also entries unused for that many seconds; with `most`, the least recently
-    used until the rest has at most that many bytes. Returns the removed files; loaded code stays loaded."""
-    found = files(cache)
-    bad = {file.path for file in damaged(found)}
+    leftovers of builders. With `older_than`, also entries unused for that many seconds; with `max_bytes`, the least
+    recently used until the rest has at most that many bytes. Returns the removed files; loaded code stays loaded."""
+    listed = files(cache)
+    damaged_paths = {file.path for file in damaged(listed)}
     now = time.time()
 
-    def useless(file: File) -> bool:
-        if file.kind == LEFT:
-            return now - file.used > store.LEFT
+    def is_useless(file: File) -> bool:
+        if file.kind == LEFTOVER:
+            return now - file.used > store.LEFTOVER_AGE
         if file.kind in (FORMER, REFUSED):
             return True
-        return file.path in bad or (older_than is not None and now - file.used > older_than)
+        return file.path in damaged_paths or (older_than is not None and now - file.used > older_than)
 
-    gone = _removed(cache, _with_texts(found, useless))
-    if most is not None:
-        gone += _removed(cache, _oldest([file for file in files(cache) if file.kind in KINDS.values()], most))
-    return gone
+    removed = _remove(cache, _with_texts(listed, is_useless))
+    if max_bytes is not None:
+        removed += _remove(
+            cache, _least_recently_used([file for file in files(cache) if file.kind in KINDS.values()], max_bytes)
+        )
+    return removed
 
 
-def _oldest(entries: list[File], most: int) -> list[File]:
-    """The least recently used entries to remove so that at most `most` bytes remain, products with their texts."""
-    together: dict[Path, list[File]] = {}
+def _least_recently_used(entries: list[File], max_bytes: int) -> list[File]:
+    """The least recently used entries to remove so that at most `max_bytes` bytes remain, products with their texts."""
+    files_by_stem: dict[Path, list[File]] = {}
     for file in entries:
-        together.setdefault(file.path.with_suffix(""), []).append(file)
+        files_by_stem.setdefault(file.path.with_suffix(""), []).append(file)
     total, chosen = sum(file.size for file in entries), []
-    for parts in sorted(together.values(), key=lambda parts: max(file.used for file in parts)):
-        if total <= most:
+    for parts in sorted(files_by_stem.values(), key=lambda parts: max(file.used for file in parts)):
+        if total <= max_bytes:
             break
         chosen += parts
         total -= sum(file.size for file in parts)
     return chosen
 
 
-def _with_texts(found: list[File], chosen: Callable[[File], bool]) -> list[File]:
+def _with_texts(listed: list[File], is_chosen: Callable[[File], bool]) -> list[File]:
     """The chosen files, with the other file of the same entry."""
-    stems = {file.path.with_suffix("") for file in found if chosen(file)}
-    return [file for file in found if file.path.with_suffix("") in stems]
+    stems = {file.path.with_suffix("") for file in listed if is_chosen(file)}
+    return [file for file in listed if file.path.with_suffix("") in stems]
 
 
-def _removed(cache: Path, chosen: list[File]) -> list[File]:
+def _remove(cache: Path, chosen: list[File]) -> list[File]:
     for file in chosen:
         if file.path.is_dir() and not file.path.is_symlink():
             shutil.rmtree(file.path, ignore_errors=True)

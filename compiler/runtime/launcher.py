@@ -115,15 +115,15 @@ def _expected(position: int, buffer: Buffer, device: torch.device) -> str:
 
 def refusal(position: int, buffer: Buffer, value: object, device: torch.device = CPU) -> TypeError | ValueError:
     """The error for an argument that does not match what the kernel was compiled for."""
-    where = f"{_expected(position, buffer, device)}, got "
+    prefix = f"{_expected(position, buffer, device)}, got "
     if not isinstance(value, torch.Tensor):
-        return TypeError(f"{where}{type(value).__name__}; pass a tensor")
-    got = f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
+        return TypeError(f"{prefix}{type(value).__name__}; pass a tensor")
+    actual = f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
     if value.layout is torch.strided:
-        got += f" with strides {value.stride()}"
-    got += f" on {value.device}" + ("" if value.layout is torch.strided else f", layout {value.layout}")
+        actual += f" with strides {value.stride()}"
+    actual += f" on {value.device}" + ("" if value.layout is torch.strided else f", layout {value.layout}")
     remedy = "kernels are compiled for one shape, dtype and layout: convert the argument or compile for it"
-    return (TypeError if value.dtype is not DTYPES[buffer.dtype] else ValueError)(f"{where}{got}; {remedy}")
+    return (TypeError if value.dtype is not DTYPES[buffer.dtype] else ValueError)(f"{prefix}{actual}; {remedy}")
 
 
 def admit(position: int, buffer: Buffer, value: object, device: torch.device = CPU) -> torch.Tensor:
@@ -132,8 +132,8 @@ def admit(position: int, buffer: Buffer, value: object, device: torch.device = C
         raise refusal(position, buffer, value, device)
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         # Such a class stores its elements elsewhere, if anywhere.
-        got = f"got a {type(value).__name__}, which has no memory of its own; pass a plain tensor"
-        raise TypeError(f"{_expected(position, buffer, device)}, {got}")
+        actual = f"got a {type(value).__name__}, which has no memory of its own; pass a plain tensor"
+        raise TypeError(f"{_expected(position, buffer, device)}, {actual}")
     if type(value) is not torch.Tensor:
         value = value.as_subclass(torch.Tensor)
     value = value.resolve_neg()
@@ -154,8 +154,8 @@ def fits(buffer: Buffer, value: torch.Tensor, device: torch.device = CPU) -> boo
         return False
     if value.shape != buffer.shape:
         return False
-    stepped = zip(buffer.shape, buffer.stride, value.stride(), strict=True)
-    return 0 in buffer.shape or all(size == 1 or mine == its for size, mine, its in stepped)
+    axes = zip(buffer.shape, buffer.stride, value.stride(), strict=True)
+    return 0 in buffer.shape or all(size == 1 or expected == actual for size, expected, actual in axes)
 
 
 def bind(plan: Plan, constants: Mapping[int, torch.Tensor], device: torch.device = CPU) -> dict[int, torch.Tensor]:
@@ -167,12 +167,12 @@ def bind(plan: Plan, constants: Mapping[int, torch.Tensor], device: torch.device
 
 
 # If all buffers together have fewer bytes, a call keeps the GIL: releasing it costs more than others could gain.
-LONG = 64 << 10
+GIL_RELEASE_BYTES = 64 << 10
 # Page faults on fresh memory cost more than arithmetic: relu(x*y+1) into 128 MiB takes 54.6 ms with 32,769 faults,
 # 14.1 ms with 576 if the output asks for huge pages, 9.9 ms into memory used before (one thread, minimum of 7). glibc
 # maps blocks above 32 MiB anew on every call. It recycles smaller ones after a few calls, and for these the advice
 # costs a tenth of a relu (232 us with it, 196 without, 512 x 4096 f32).
-HUGE = 32 << 20
+HUGE_PAGE_BYTES = 32 << 20
 
 
 def refuse_data(*arguments: object) -> None:
@@ -187,7 +187,7 @@ def load(
     constants: Mapping[int, torch.Tensor] | None = None,
     threads: int = 0,
     cache: Path | None = None,
-    huge: int = HUGE,
+    huge: int = HUGE_PAGE_BYTES,
     native: bool = True,
     invalid: Callable[..., object] = refuse_data,
 ) -> Launcher:
@@ -202,21 +202,21 @@ def load(
     module = _native(cache) if native else None
     if module is None:
         return load_ctypes(path, plan, bound, threads, invalid)
-    free = [i for i in range(len(plan.inputs)) if i not in bound]
+    free_inputs = [i for i in range(len(plan.inputs)) if i not in bound]
     first_output = len(plan.inputs)
-    moved = sum(map(bytes_of, (*plan.inputs, *plan.outputs))) + plan.arena
+    byte_count = sum(map(bytes_of, (*plan.inputs, *plan.outputs))) + plan.arena
     launcher: Launcher = module.Launcher(
         ctypes.cast(entry(path), ctypes.c_void_p).value,
-        tuple(row(i, plan.inputs[i]) for i in free),
-        tuple(row(first_output + i, buffer) for i, buffer in enumerate(plan.outputs)),
+        tuple(buffer_row(i, plan.inputs[i]) for i in free_inputs),
+        tuple(buffer_row(first_output + i, buffer) for i, buffer in enumerate(plan.outputs)),
         tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
         plan.temporaries,
         plan.arena,
         plan.sizes,
         threads,
-        moved >= LONG,
+        byte_count >= GIL_RELEASE_BYTES,
         huge,
-        lambda position, value: admit(position, plan.inputs[free[position]], value),
+        lambda position, value: admit(position, plan.inputs[free_inputs[position]], value),
         tuple(bound.values()),
         invalid,
     )
@@ -235,16 +235,16 @@ def _native(cache: Path | None) -> Any:  # the extension module, or None
         return None
 
 
-def row(position: int, buffer: Buffer) -> tuple[object, ...]:
+def buffer_row(position: int, buffer: Buffer) -> tuple[object, ...]:
     """A buffer as a row for launcher.c. Only views of complex tensors are lazily negated, and those are not dense."""
     dtype = DTYPES[buffer.dtype]
-    dense = buffer.stride == _dense(buffer.shape) and math.prod(buffer.shape) > 1
-    negatable = dtype.is_floating_point and not dense
+    is_dense = buffer.stride == _dense_strides(buffer.shape) and math.prod(buffer.shape) > 1
+    may_be_negated = dtype.is_floating_point and not is_dense
     code = extension.dtype_code(dtype)
-    return position, buffer.shape, buffer.stride, dtype, code, bytes_of(buffer), negatable
+    return position, buffer.shape, buffer.stride, dtype, code, bytes_of(buffer), may_be_negated
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -265,10 +265,10 @@ def load_ctypes(
         array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
         return function(array, sizes, threads or torch.get_num_threads())
 
-    return in_python(plan, bound, run, invalid)
+    return python_launcher(plan, bound, run, invalid)
 
 
-def in_python(
+def python_launcher(
     plan: Plan,
     bound: Mapping[int, torch.Tensor],
     run: Callable[[list[torch.Tensor], tuple[torch.Tensor, ...]], object],
@@ -276,17 +276,17 @@ def in_python(
     device: torch.device = CPU,
 ) -> Launcher:
     """A function of the unbound inputs that calls `run`, and `invalid` with its arguments if `run` returns true."""
-    free = [i for i in range(len(plan.inputs)) if i not in bound]
+    free_inputs = [i for i in range(len(plan.inputs)) if i not in bound]
 
     def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
-        if len(arguments) != len(free):
-            raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
-        numbered = enumerate(zip(free, arguments, strict=True))
-        given = {**bound} | {i: admit(n, plan.inputs[i], value, device) for n, (i, value) in numbered}
-        fresh = tuple(empty(b, device) for b in plan.outputs)
-        if run([given[i] for i in range(len(plan.inputs))], fresh):
+        if len(arguments) != len(free_inputs):
+            raise TypeError(f"expected {len(free_inputs)} arguments, got {len(arguments)}")
+        numbered = enumerate(zip(free_inputs, arguments, strict=True))
+        values = {**bound} | {i: admit(n, plan.inputs[i], value, device) for n, (i, value) in numbered}
+        outputs = tuple(empty(b, device) for b in plan.outputs)
+        if run([values[i] for i in range(len(plan.inputs))], outputs):
             invalid(*arguments)
-        return fresh
+        return outputs
 
     return launch
 

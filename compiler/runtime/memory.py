@@ -36,10 +36,10 @@ def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
         if temporary.size < 0 or temporary.first > temporary.last:
             raise ValueError(f"not a lifetime: {temporary}; size must be >= 0 and first <= last")
     sizes = [aligned(temporary.size, alignment) for temporary in temporaries]
-    bound, best = least(temporaries, alignment), Arena((), sum(sizes) + 1)
+    bound, best = peak_bytes(temporaries, alignment), Arena((), sum(sizes) + 1)
     for order in _orders(temporaries, sizes):
-        made = _placed(temporaries, sizes, order)
-        best = min(best, made, key=lambda arena: arena.size)
+        candidate = _place_in_order(temporaries, sizes, order)
+        best = min(best, candidate, key=lambda arena: arena.size)
         if best.size == bound:
             break
     return best
@@ -47,37 +47,37 @@ def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
 
 def _orders(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> Iterator[list[int]]:
     """Placement orders: by size; by size times length of life; by length of life; those alive at the peak first."""
-    every = range(len(sizes))
-    lives = [t.last - t.first + 1 for t in temporaries]
-    alive = _alive(temporaries, sizes)
+    indices = range(len(sizes))
+    lengths = [t.last - t.first + 1 for t in temporaries]
+    alive = _live_bytes(temporaries, sizes)
     peak = alive.index(max(alive))
-    later = [not t.first <= peak <= t.last for t in temporaries]
-    yield sorted(every, key=lambda i: (-sizes[i], temporaries[i].first, i))
-    yield sorted(every, key=lambda i: (-sizes[i] * lives[i], i))
-    yield sorted(every, key=lambda i: (-lives[i], -sizes[i], i))
-    yield sorted(every, key=lambda i: (later[i], -lives[i], -sizes[i], i))
+    dead_at_peak = [not t.first <= peak <= t.last for t in temporaries]
+    yield sorted(indices, key=lambda i: (-sizes[i], temporaries[i].first, i))
+    yield sorted(indices, key=lambda i: (-sizes[i] * lengths[i], i))
+    yield sorted(indices, key=lambda i: (-lengths[i], -sizes[i], i))
+    yield sorted(indices, key=lambda i: (dead_at_peak[i], -lengths[i], -sizes[i], i))
 
 
-def _placed(temporaries: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> Arena:
+def _place_in_order(temporaries: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> Arena:
     offsets = [0] * len(sizes)
     placed: list[int] = []
     for new in order:
-        rivals = [i for i in placed if _overlap(temporaries[i], temporaries[new])]
-        offsets[new] = _best_gap(sorted((offsets[i], offsets[i] + sizes[i]) for i in rivals), sizes[new])
+        live_together = [i for i in placed if _overlap(temporaries[i], temporaries[new])]
+        offsets[new] = _best_gap(sorted((offsets[i], offsets[i] + sizes[i]) for i in live_together), sizes[new])
         placed.append(new)
     return Arena(tuple(offsets), max((offset + size for offset, size in zip(offsets, sizes, strict=True)), default=0))
 
 
-def least(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
+def peak_bytes(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
     """The peak of live bytes, in multiples of the alignment: a lower bound on the arena's size.
 
-    >>> least([Lifetime(64, 0, 1), Lifetime(4, 1, 2), Lifetime(64, 2, 3)])
+    >>> peak_bytes([Lifetime(64, 0, 1), Lifetime(4, 1, 2), Lifetime(64, 2, 3)])
     128
     """
-    return max(_alive(temporaries, [aligned(t.size, alignment) for t in temporaries]))
+    return max(_live_bytes(temporaries, [aligned(t.size, alignment) for t in temporaries]))
 
 
-def _alive(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> list[int]:
+def _live_bytes(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> list[int]:
     """The bytes alive at each step."""
     changes = [0] * (max((t.last for t in temporaries), default=0) + 2)
     for t, size in zip(temporaries, sizes, strict=True):
@@ -86,10 +86,10 @@ def _alive(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> list[int]:
     return list(accumulate(changes))
 
 
-def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Arena:
+def with_appended(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Arena:
     """Append buffers of these sizes to the arena, sharing bytes with no other.
 
-    >>> behind(Arena((0,), 64), [4, 100])
+    >>> with_appended(Arena((0,), 64), [4, 100])
     Arena(offsets=(0, 64, 128), size=256)
     """
     offsets, end = list(arena.offsets), arena.size
@@ -99,10 +99,10 @@ def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Ar
     return Arena(tuple(offsets), end)
 
 
-def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+def _best_gap(ranges: Sequence[tuple[int, int]], size: int) -> int:
     """Start of the smallest gap of at least `size` bytes between the taken ranges, else the end of the last range."""
     holes, end = [], 0
-    for start, stop in taken:
+    for start, stop in ranges:
         if start - end >= size:
             holes.append((start - end, end))
         end = max(end, stop)

@@ -34,10 +34,10 @@ LINK = ("-shared", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc")
 
 def missing() -> str:
     """What to install; empty if all tools are present."""
-    lacking = [name for name in ("mlir-opt", "mlir-translate", "llc") if _path(name) is None]
-    if not lacking:
+    tools = [name for name in ("mlir-opt", "mlir-translate", "llc") if _path(name) is None]
+    if not tools:
         return ""
-    return f"target mlir needs {', '.join(f'{name}-{VERSION}' for name in lacking)} to run: {INSTALL}"
+    return f"target mlir needs {', '.join(f'{name}-{VERSION}' for name in tools)} to run: {INSTALL}"
 
 
 @functools.cache
@@ -58,7 +58,7 @@ class Module:
 def build(module: Module, cache: Path | None = None) -> Path:
     """Return the path of its shared object. Raises ToolchainError."""
     path = _path_of(module, cache)
-    if not store.intact(path):
+    if not store.is_intact(path):
         _build([module], [path])
     return path
 
@@ -68,11 +68,11 @@ def build_together(modules: Sequence[Module], cache: Path | None = None) -> None
 
     If a tool rejects them together, nothing is built, and each is judged alone when it is requested.
     """
-    missed = {_path_of(module, cache): module for module in modules}
-    missed = {path: module for path, module in missed.items() if not store.intact(path)}
-    if len(missed) > 1:
+    uncached = {_path_of(module, cache): module for module in modules}
+    uncached = {path: module for path, module in uncached.items() if not store.is_intact(path)}
+    if len(uncached) > 1:
         with contextlib.suppress(ToolchainError):
-            _build(list(missed.values()), list(missed))
+            _build(list(uncached.values()), list(uncached))
 
 
 def _path_of(module: Module, cache: Path | None) -> Path:
@@ -90,24 +90,24 @@ def _version() -> str:
 
 def _build(modules: Sequence[Module], paths: Sequence[Path]) -> None:
     """Build one object of all modules, and from it a shared object for each, with its own entry."""
-    with store.workshop(paths[0]) as work:
-        given, lowered, code, thing = (work / f"kernel.{end}" for end in ("mlir", "llvm.mlir", "ll", "o"))
-        given.write_text("".join(module.text for module in modules))
-        _run(["mlir-opt", str(given), f"-pass-pipeline=builtin.module({','.join(PASSES)})", "-o", str(lowered)], work)
+    with store.build_folder(paths[0]) as work:
+        source, lowered, code, object_file = (work / f"kernel.{end}" for end in ("mlir", "llvm.mlir", "ll", "o"))
+        source.write_text("".join(module.text for module in modules))
+        _run(["mlir-opt", str(source), f"-pass-pipeline=builtin.module({','.join(PASSES)})", "-o", str(lowered)], work)
         _run(["mlir-translate", "--mlir-to-llvmir", str(lowered), "-o", str(code)], work)
         with code.open("a") as file:
             file.write("".join(module.around for module in modules))
-        _run(["llc", *CODE, str(code), "-o", str(thing)], work)
+        _run(["llc", *CODE, str(code), "-o", str(object_file)], work)
         for module, path in zip(modules, paths, strict=True):
-            with store.workshop(path) as place:
-                named = f"-Wl,--defsym={ENTRY}={module.entry}"
+            with store.build_folder(path) as folder:
+                entry_option = f"-Wl,--defsym={ENTRY}={module.entry}"
                 linker = detect.toolchain("g++").path
-                _run([linker, str(thing), "-o", str(place / "kernel.so"), named, *LINK], place)
-                store.publish(place / "kernel.so", path)
+                _run([linker, str(object_file), "-o", str(folder / "kernel.so"), entry_option, *LINK], folder)
+                store.publish(folder / "kernel.so", path)
 
 
 def _run(command: list[str], work: Path) -> None:
-    first = _path(command[0]) or command[0]
-    status, messages = process.run([first, *command[1:]], work)
+    tool = _path(command[0]) or command[0]
+    status, messages = process.run([tool, *command[1:]], work)
     if status != 0:
-        raise ToolchainError(f"{Path(first).name} refused a program:\n{messages[:2000]}")
+        raise ToolchainError(f"{Path(tool).name} refused a program:\n{messages[:2000]}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = (Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
-CACHING = [12, 9]  # the first version with a cache of its own
+FIRST_CACHING_VERSION = [12, 9]  # the first version with a cache of its own
 
 
 def folders() -> tuple[Path, ...]:
@@ -33,22 +33,22 @@ def find(where: Sequence[Path]) -> tuple[Path, Path] | None:
 
 
 def _newest(folder: Path, pattern: str) -> Path | None:
-    found = [(m[1].split("."), p) for p in folder.glob("libnvrtc*") if (m := re.fullmatch(pattern, p.name))]
-    return max(found, key=lambda pair: [int(n) for n in pair[0]])[1] if found else None
+    candidates = [(m[1].split("."), p) for p in folder.glob("libnvrtc*") if (m := re.fullmatch(pattern, p.name))]
+    return max(candidates, key=lambda pair: [int(n) for n in pair[0]])[1] if candidates else None
 
 
 @functools.cache
 def paths() -> tuple[Path, Path] | None:
     """The paths of NVRTC and its built-in functions; None if none loads on this machine."""
-    found = find(folders())
+    libraries = find(folders())
     try:
-        return found if found is not None and loaded(found) else None
+        return libraries if libraries is not None and load_library(libraries) else None
     except OSError:
         return None
 
 
 @functools.cache
-def loaded(libraries: tuple[Path, Path]) -> ctypes.CDLL:
+def load_library(libraries: tuple[Path, Path]) -> ctypes.CDLL:
     """Load NVRTC from these paths. Raises OSError if it does not load."""
     nvrtc, built_in = libraries
     # NVRTC loads this by name at the first compilation, which fails with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE if the
@@ -67,9 +67,9 @@ class Task:
     options: tuple[str, ...]
 
 
-def done(task: Task) -> tuple[int, bytes, str]:
+def compile_task(task: Task) -> tuple[int, bytes, str]:
     """Compile a task, in whatever process."""
-    return compile(loaded(task.libraries), task.text, task.name, task.options)
+    return compile(load_library(task.libraries), task.text, task.name, task.options)
 
 
 def version(nvrtc: ctypes.CDLL) -> str:
@@ -86,17 +86,17 @@ def compile(nvrtc: ctypes.CDLL, text: str, name: str, options: Sequence[str]) ->
     versions, on a machine with a GPU, have their own cache, whose cubins come unverified and without ptxas' report: it
     is disabled.
     """
-    if [int(n) for n in version(nvrtc).split(".")] >= CACHING:
+    if [int(n) for n in version(nvrtc).split(".")] >= FIRST_CACHING_VERSION:
         options = (*options, "--no-cache")
     program = ctypes.c_void_p()
     code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
     if code:
-        return code, b"", _meaning(nvrtc, code)
+        return code, b"", _error_text(nvrtc, code)
     try:
         array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         code = nvrtc.nvrtcCompileProgram(program, len(options), array)
         messages = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        log = messages.rstrip(b"\0").decode(errors="replace") or (_meaning(nvrtc, code) if code else "")
+        log = messages.rstrip(b"\0").decode(errors="replace") or (_error_text(nvrtc, code) if code else "")
         image = b"" if code else _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
@@ -111,7 +111,7 @@ def _bytes(size_of: Callable[..., int], copy: Callable[..., int], program: ctype
     return buffer.raw[: size.value]
 
 
-def _meaning(nvrtc: ctypes.CDLL, code: int) -> str:
+def _error_text(nvrtc: ctypes.CDLL, code: int) -> str:
     function = nvrtc.nvrtcGetErrorString
     function.restype = ctypes.c_char_p
     return str((function(code) or b"unknown error").decode())

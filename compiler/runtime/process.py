@@ -12,15 +12,15 @@ from pathlib import Path
 
 def run(command: list[str], work: Path) -> tuple[int, str]:
     """Run a command with its temporary files in `work`; return exit status and messages. Raises OSError."""
-    (done,) = run_all([command], work)
-    return done
+    (result,) = run_all([command], work)
+    return result
 
 
-def run_all(commands: list[list[str]], work: Path, at_once: int = 1) -> list[tuple[int, str]]:
-    """Run commands, `at_once` in parallel, with temporary files in `work`. Raises OSError if one cannot be started."""
+def run_all(commands: list[list[str]], work: Path, parallel: int = 1) -> list[tuple[int, str]]:
+    """Run commands, `parallel` at a time, with temporary files in `work`. Raises OSError if one cannot be started."""
     # A session of its own, so that a compiler driver's children (cc1plus, as, ld) are killed with it, and a terminal's
     # Ctrl-C reaches this process first. LC_ALL because messages are quoted.
-    surroundings = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
+    environment = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
     running: deque[subprocess.Popen[str]] = deque()
     out: list[tuple[int, str]] = []
 
@@ -30,12 +30,12 @@ def run_all(commands: list[list[str]], work: Path, at_once: int = 1) -> list[tup
 
     try:
         for command in commands:
-            if len(running) == at_once:
+            if len(running) == parallel:
                 finish()
-            with _interrupts_wait():
+            with _delayed_interrupts():
                 running.append(subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, errors="replace", start_new_session=True, env=surroundings,
+                    text=True, errors="replace", start_new_session=True, env=environment,
                 ))  # fmt: skip
         while running:
             finish()
@@ -49,7 +49,7 @@ def run_all(commands: list[list[str]], work: Path, at_once: int = 1) -> list[tup
 
 
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def _delayed_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the block ends: an interrupted start would lose track of a running process.
 
     Python raises interrupts in the main thread only; a handler not installed from Python is left alone.
@@ -58,11 +58,11 @@ def _interrupts_wait() -> Iterator[None]:
     if handler is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    waiting: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
+    pending: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        while waiting:
-            signal.raise_signal(waiting.pop())
+        while pending:
+            signal.raise_signal(pending.pop())

@@ -27,5 +27,5 @@ def command(kernels: Sequence[str], run: Sequence[str]) -> list[str]:
         )
     names = "|".join(map(re.escape, dict.fromkeys(kernels)))
     sections = [word for section in _SECTIONS for word in ("--section", section)]
-    chosen = ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
-    return [tool, "--target-processes", "all", *chosen, "--launch-count", str(len(kernels)), *sections, *run]
+    filters = ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
+    return [tool, "--target-processes", "all", *filters, "--launch-count", str(len(kernels)), *sections, *run]

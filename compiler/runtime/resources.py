@@ -15,7 +15,7 @@ _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _BARRIERS = re.compile(r"used (\d+) barriers")
 _SHARED = re.compile(r"(\d+) bytes smem")
-TOLD = 2  # the number of hazards that a complaint quotes
+MAX_QUOTED = 2  # the number of hazards that a complaint quotes
 # setmaxnreg ignored, or wgmma serialised: the kernel stays correct but becomes several times slower.
 _SLOWED = re.compile(r"\((C75(?:0[89]|1\d))\)")
 
@@ -37,8 +37,8 @@ class Usage:
 def usage(log: str) -> tuple[Usage, ...]:
     """The usage of each kernel in a report of `ptxas -v`, sorted by name."""
     parts = _ENTRY.split(log)[1:]
-    found = [_usage(name, report) for name, report in zip(parts[::2], parts[1::2], strict=True)]
-    return tuple(sorted(found, key=lambda u: u.kernel))
+    usages = [_usage(name, report) for name, report in zip(parts[::2], parts[1::2], strict=True)]
+    return tuple(sorted(usages, key=lambda u: u.kernel))
 
 
 def _usage(name: str, report: str) -> Usage:
@@ -51,11 +51,11 @@ def _usage(name: str, report: str) -> Usage:
 
 
 def _number(pattern: re.Pattern[str], report: str) -> int:
-    found = pattern.search(report)
-    return int(found[1]) if found else 0
+    match = pattern.search(report)
+    return int(match[1]) if match else 0
 
 
-def slowed(log: str) -> tuple[str, ...]:
+def slowdown_messages(log: str) -> tuple[str, ...]:
     """ptxas' messages C7508 to C7519 in full: why it serialised wgmma or ignored setmaxnreg."""
     return tuple(dict.fromkeys(line.strip() for line in log.splitlines() if _SLOWED.search(line)))
 
@@ -74,9 +74,9 @@ class Contract:
 # Matrix instructions by element type: per warp and per warpgroup.
 _WARP = {"bf16": "HMMA", "f16": "HMMA", "tf32": "HMMA", "i8": "IMMA", "f64": "DMMA", "f8e4m3": "QMMA", "f8e5m2": "QMMA"}
 _WARPGROUP = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "i8": "IGMMA", "f8e4m3": "QGMMA", "f8e5m2": "QGMMA"}
-_STREAMS = ("pointwise", "broadcast", "transpose", "reduction", "normalization", "softmax")
+_MEMORY_BOUND = ("pointwise", "broadcast", "transpose", "reduction", "normalization", "softmax")
 _PRODUCTS = ("contraction", "attention", "convolution")
-FAMILIES = (*_STREAMS, *_PRODUCTS, "scan", "gather", "argmax")
+FAMILIES = (*_MEMORY_BOUND, *_PRODUCTS, "scan", "gather", "argmax")
 
 
 def contract(family: str, arch: str, dtype: str) -> Contract:
@@ -86,7 +86,7 @@ def contract(family: str, arch: str, dtype: str) -> Contract:
     """
     if family not in FAMILIES:
         raise KeyError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
-    if family in _STREAMS:
+    if family in _MEMORY_BOUND:
         return Contract(wide=1.0)
     if family not in _PRODUCTS or dtype not in _WARP:
         return Contract()
@@ -104,35 +104,36 @@ def complaints(
     Spills and slowed instructions are always reported. `contracts` are checked against `opcodes` (both by kernel), and
     state which kernels may use local memory.
     """
-    agreed = contracts or {}
-    wrong = list(slowed(log))
+    contracts_by_kernel = contracts or {}
+    out = list(slowdown_messages(log))
     for u in usage(log):
         if u.spill_stores or u.spill_loads:
-            wrong.append(f"{u.kernel}: {u.registers} registers, spills {u.spill_stores} bytes of stores and "
+            out.append(f"{u.kernel}: {u.registers} registers, spills {u.spill_stores} bytes of stores and "
                          f"{u.spill_loads} of loads")  # fmt: skip
-        elif u.stack > agreed.get(u.kernel, Contract()).stack:
-            wrong.append(f"{u.kernel}: {u.stack} bytes of local memory, an array that is indexed at run time?")
+        elif u.stack > contracts_by_kernel.get(u.kernel, Contract()).stack:
+            out.append(f"{u.kernel}: {u.stack} bytes of local memory, an array that is indexed at run time?")
     for kernel, counts in (opcodes or {}).items():
-        wrong += (f"{kernel}: {problem}" for problem in breaches(agreed.get(kernel, Contract()), counts))
-    return tuple(wrong)
+        out += (f"{kernel}: {problem}" for problem in breaches(contracts_by_kernel.get(kernel, Contract()), counts))
+    return tuple(out)
 
 
-def breaches(agreed: Contract, counts: sass.Counts) -> tuple[str, ...]:
+def breaches(requirements: Contract, counts: sass.Counts) -> tuple[str, ...]:
     """How the opcodes of a kernel violate its contract; empty if they do not."""
-    wrong = [f"has no {name}" for name in agreed.needs if not sass.total(counts, name)]
-    wrong += [f"has {n} {name}" for name in agreed.forbids if (n := sass.total(counts, name))]
+    out = [f"has no {name}" for name in requirements.needs if not sass.total(counts, name)]
+    out += [f"has {n} {name}" for name in requirements.forbids if (n := sass.total(counts, name))]
     share = sass.wide_share(counts)
-    if share < agreed.wide:
+    if share < requirements.wide:
         narrow = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if sass.is_narrow(name))
-        wrong.append(
-            f"only {share:.0%} of its accesses to global memory are 16 bytes wide, not {agreed.wide:.0%}: {narrow}"
+        out.append(
+            f"only {share:.0%} of its accesses to global memory are 16 bytes wide, "
+            f"not {requirements.wide:.0%}: {narrow}"
         )
-    return tuple(wrong)
+    return tuple(out)
 
 
-def _some(found: Sequence[in_flight.Hazard]) -> str:
-    rest = len(found) - TOLD
-    return "; ".join(map(str, found[:TOLD])) + (f"; and {rest} more" if rest > 0 else "")
+def _quoted(hazards: Sequence[in_flight.Hazard]) -> str:
+    unquoted = len(hazards) - MAX_QUOTED
+    return "; ".join(map(str, hazards[:MAX_QUOTED])) + (f"; and {unquoted} more" if unquoted > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,9 @@ class Report:
     complaints: tuple[str, ...]
 
 
-def inspect(made: Cubin, contracts: Mapping[str, Contract] | None = None) -> Report:
+def inspect(cubin: Cubin, contracts: Mapping[str, Contract] | None = None) -> Report:
     """Check a cubin against the contracts of its kernels."""
-    text = sass.disassemble(made.path) or ""
+    text = sass.disassemble(cubin.path) or ""
     counts = sass.opcodes(text)
-    wrong = [f"{kernel}: {_some(found)}" for kernel, found in in_flight.hazards(text).items()]
-    return Report(usage(made.log), counts, (*complaints(made.log, counts, contracts), *wrong))
+    hazard_complaints = [f"{kernel}: {_quoted(hazards)}" for kernel, hazards in in_flight.hazards(text).items()]
+    return Report(usage(cubin.log), counts, (*complaints(cubin.log, counts, contracts), *hazard_complaints))

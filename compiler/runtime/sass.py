@@ -17,7 +17,7 @@ _WIDE = re.compile(r"\.(128|256)(\.|$)")
 
 
 @functools.cache
-def tool() -> tuple[str, ...] | None:
+def disassembler() -> tuple[str, ...] | None:
     """The command of a disassembler (cuobjdump or nvdisasm), from PATH, a toolkit or NVIDIA's packages; None if
     missing."""
     folders = [str(p) for p in (Path("/usr/local/cuda/bin"), *_package_folders())]
@@ -35,13 +35,13 @@ def _package_folders() -> list[Path]:
 
 def disassemble(cubin: Path) -> str | None:
     """Disassemble all kernels of a cubin; None without a disassembler (`pip install nvidia-cuda-cuobjdump`)."""
-    command = tool()
+    command = disassembler()
     if command is None:
         return None
-    done = subprocess.run([*command, str(cubin)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ValueError(f"{command[0]} cannot read {cubin}: {(done.stderr or done.stdout).strip()[:300]}")
-    return done.stdout
+    process = subprocess.run([*command, str(cubin)], capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise ValueError(f"{command[0]} cannot read {cubin}: {(process.stderr or process.stdout).strip()[:300]}")
+    return process.stdout
 
 
 def bodies(text: str) -> dict[str, str]:
@@ -71,8 +71,8 @@ def wide_share(counts: Counts) -> float:
     0.75
     """
     narrow = sum(n for opcode, n in counts.items() if is_narrow(opcode))
-    every = total(counts, "LDG") + total(counts, "STG")
-    return 1 - narrow / every if every else 1.0
+    accesses = total(counts, "LDG") + total(counts, "STG")
+    return 1 - narrow / accesses if accesses else 1.0
 
 
 def is_narrow(opcode: str) -> bool:

@@ -17,7 +17,7 @@ _JUMPS = frozenset({"BRA", "JMP"})
 _INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
 
 _REGISTER = re.compile(r"\bR(\d+)(\.64)?")
-_PLAIN = re.compile(r"R\d+(\.64)?")
+_PLAIN_REGISTER = re.compile(r"R\d+(\.64)?")
 _PREDICATE = re.compile(r"!?U?P[\dTR]")
 # The number of registers of an operand by opcode; 1 for others.
 _WIDTHS = (
@@ -54,7 +54,7 @@ class Code:
     blocks: Mapping[int, tuple[int, tuple[int, ...]]]
 
 
-def parsed(body: str) -> Code:
+def parse(body: str) -> Code:
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     for label, offset, guard, opcode, operands in _LINE.findall(body):
@@ -71,65 +71,67 @@ def parsed(body: str) -> Code:
 
 
 def _blocks(code: Sequence[Instruction], labels: Mapping[str, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    meet: dict[str, list[int]] = {}  # targets of the threads that reconverge at a BSYNC, by its register
+    reconvergence: dict[str, list[int]] = {}  # targets of the threads that reconverge at a BSYNC, by its register
     for x in code:
         if x.name == "BSSY":
-            meet.setdefault(x.operands[0], []).extend(_target(x, labels))
-    behind = {}
+            reconvergence.setdefault(x.operands[0], []).extend(_branch_targets(x, labels))
+    successors = {}
     for i, x in enumerate(code):
-        following = _following(x, i, labels, meet)
+        following = _successors(x, i, labels, reconvergence)
         if following != (i + 1,) or x.name in _ENDS:
-            behind[i] = tuple(n for n in following if n < len(code))
-    leaders = {0}.union(*behind.values(), (i + 1 for i in behind))
+            successors[i] = tuple(n for n in following if n < len(code))
+    leaders = {0}.union(*successors.values(), (i + 1 for i in successors))
     starts = sorted(n for n in leaders if n < len(code))
-    return {a: (b, behind.get(b - 1, (b,) if b < len(code) else ())) for a, b in pairwise([*starts, len(code)])}
+    return {a: (b, successors.get(b - 1, (b,) if b < len(code) else ())) for a, b in pairwise([*starts, len(code)])}
 
 
-def _following(x: Instruction, i: int, labels: Mapping[str, int], meet: Mapping[str, list[int]]) -> tuple[int, ...]:
+def _successors(
+    x: Instruction, i: int, labels: Mapping[str, int], reconvergence: Mapping[str, list[int]]
+) -> tuple[int, ...]:
     """Possible successors of an instruction. Calls return; an indirect jump without a table may reach any label."""
     if x.name in _ENDS:
         return (i + 1,) if x.guard else ()
     if x.name in _INDIRECT:
-        listed = re.findall(r"\.L_\w+", " ".join(x.operands))
-        places = [labels[name] for name in listed if name in labels] or list(labels.values())
+        table = re.findall(r"\.L_\w+", " ".join(x.operands))
+        targets = [labels[name] for name in table if name in labels] or list(labels.values())
     elif x.name == "BSYNC":
-        places = meet.get(x.operands[0], [])
-        places = [i + 1] if i + 1 in places or not places else places
+        targets = reconvergence.get(x.operands[0], [])
+        targets = [i + 1] if i + 1 in targets or not targets else targets
     elif x.name in _JUMPS and not x.guard and len(x.operands) == 1:
-        places = _target(x, labels)
+        targets = _branch_targets(x, labels)
     elif x.name in _JUMPS or x.name in ("CALL", "WARPSYNC"):
-        places = [i + 1, *_target(x, labels)]
+        targets = [i + 1, *_branch_targets(x, labels)]
     else:
         return (i + 1,)
-    return tuple(dict.fromkeys([*places, i + 1] if x.guard else places))
+    return tuple(dict.fromkeys([*targets, i + 1] if x.guard else targets))
 
 
-def _target(x: Instruction, labels: Mapping[str, int]) -> list[int]:
-    found = _TARGET.search(", ".join(x.operands))
-    name = found[1] if found else ""
+def _branch_targets(x: Instruction, labels: Mapping[str, int]) -> list[int]:
+    match = _TARGET.search(", ".join(x.operands))
+    name = match[1] if match else ""
     return [labels[name]] if name in labels else []
 
 
 # ---- registers, whose sets are bit masks
 
 
-def touched(x: Instruction) -> tuple[int, int]:
+def accessed_registers(x: Instruction) -> tuple[int, int]:
     """Masks of the registers that an instruction (other than a warpgroup matmul) reads and writes.
 
-    >>> read, written = touched(Instruction(0, "", "IMAD.WIDE", ("R4", "R2", "0x4", "R6")))
+    >>> read, written = accessed_registers(Instruction(0, "", "IMAD.WIDE", ("R4", "R2", "0x4", "R6")))
     >>> numbers(read), numbers(written)
     ((2, 6, 7), (4, 5))
     """
     width = next((n for pattern, n in _WIDTHS if pattern.match(x.opcode)), 1)
-    wide = ".WIDE" in x.opcode  # a product of double width, with an addend
+    is_wide = ".WIDE" in x.opcode  # a product of double width, with an addend
     reads = writes = 0
     for n, o in enumerate(o for o in x.operands if not _PREDICATE.fullmatch(o)):
         if "R" not in o:
             continue
-        pair = n in (0, 3) if wide else n == 2 and x.name.endswith("MMA")
+        pair = n in (0, 3) if is_wide else n == 2 and x.name.endswith("MMA")
         size = 1 if "[" in o else 2 if pair else width
         mask = registers(o, size)
-        if n == 0 and _PLAIN.fullmatch(o) and "SETP" not in x.name and x.name not in _READ_FIRST:
+        if n == 0 and _PLAIN_REGISTER.fullmatch(o) and "SETP" not in x.name and x.name not in _READ_FIRST:
             writes |= mask
         else:
             reads |= mask

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from compiler.runtime.sass_code import Instruction, numbers
 
 Value = tuple[int, int]  # a symbol (0 for none), and the constant added to it
-_ALL = 1 << 32
+_MODULUS = 1 << 32
 
-_NOT = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
-_HOLDS: Mapping[str, Callable[[int, int], bool]] = {
+_NEGATIONS = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
+_COMPARE: Mapping[str, Callable[[int, int], bool]] = {
     "EQ": int.__eq__, "NE": int.__ne__, "LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__,
 }  # fmt: skip
 _COMPARISON = re.compile(r"U?ISETP\.(EQ|NE|LT|LE|GT|GE)(\.U32)?\.AND")
@@ -31,15 +31,15 @@ _symbols = itertools.count(1)
 
 @dataclass(frozen=True)
 class Condition:
-    """`left` `how` `right`, where `how` is EQ, NE, LT, LE, GT or GE."""
+    """`left` `comparison` `right`, where `comparison` is EQ, NE, LT, LE, GT or GE."""
 
-    how: str
+    comparison: str
     left: Value
     right: Value
     signed: bool = False
 
     def negated(self) -> Condition:
-        return Condition(_NOT[self.how], self.left, self.right, self.signed)
+        return Condition(_NEGATIONS[self.comparison], self.left, self.right, self.signed)
 
 
 @dataclass
@@ -59,14 +59,14 @@ def branch(path: Path, x: Instruction, taken: bool) -> bool:
     which all threads take if one wants to."""
     if not x.guard or ".ANY" in x.opcode or len(x.operands) > 1:
         return True
-    holds = path.predicates.setdefault(x.guard.lstrip("!"), Condition("NE", _unknown(), (0, 0)))
-    path.conditions |= {holds.negated() if taken == x.guard.startswith("!") else holds}
-    return _possible(path.conditions)
+    condition = path.predicates.setdefault(x.guard.lstrip("!"), Condition("NE", _new_symbol(), (0, 0)))
+    path.conditions |= {condition.negated() if taken == x.guard.startswith("!") else condition}
+    return _is_satisfiable(path.conditions)
 
 
 def step(path: Path, x: Instruction, writes: int) -> None:
     """Execute an instruction that writes these registers, and possibly uniform registers (shared by a warp)."""
-    condition, value = (None, None) if x.guard else (_compared(path, x), _summed(path, x))
+    condition, value = (None, None) if x.guard else (_comparison(path, x), _sum(path, x))
     if condition is not None:
         path.predicates[x.operands[0]] = condition
     elif value is not None:
@@ -81,28 +81,28 @@ def step(path: Path, x: Instruction, writes: int) -> None:
             path.values.pop(name, None)
 
 
-def _unknown() -> Value:
+def _new_symbol() -> Value:
     return next(_symbols), 0
 
 
 def _value(path: Path, operand: str) -> Value:
     name = operand.removesuffix(".reuse")
     if _CONSTANT.fullmatch(name):
-        return 0, 0 if name.endswith("RZ") else int(name, 16) % _ALL
-    return path.values.setdefault(name, _unknown()) if _REGISTER.fullmatch(name) else _unknown()
+        return 0, 0 if name.endswith("RZ") else int(name, 16) % _MODULUS
+    return path.values.setdefault(name, _new_symbol()) if _REGISTER.fullmatch(name) else _new_symbol()
 
 
-def _compared(path: Path, x: Instruction) -> Condition | None:
+def _comparison(path: Path, x: Instruction) -> Condition | None:
     """The condition set by `ISETP.GE.U32.AND P0, PT, R2, 0x9, PT`, or by a copy of a predicate; None for others."""
     match x.operands:
-        case (_, "PT" | "UPT", left, right, "PT" | "UPT") if found := _COMPARISON.fullmatch(x.opcode):
-            return Condition(found[1], _value(path, left), _value(path, right), not found[2])
+        case (_, "PT" | "UPT", left, right, "PT" | "UPT") if match := _COMPARISON.fullmatch(x.opcode):
+            return Condition(match[1], _value(path, left), _value(path, right), not match[2])
         case (_, "PT", "PT", "PT", copied, "0x80", _) if x.opcode == "PLOP3.LUT" and _PREDICATE.fullmatch(copied):
-            return path.predicates.setdefault(copied, Condition("NE", _unknown(), (0, 0)))
+            return path.predicates.setdefault(copied, Condition("NE", _new_symbol(), (0, 0)))
     return None
 
 
-def _summed(path: Path, x: Instruction) -> Value | None:
+def _sum(path: Path, x: Instruction) -> Value | None:
     if not _SUM.fullmatch(x.opcode) or any(re.fullmatch(r"!?U?P[\dT]", o) for o in x.operands):
         return None
     values = [_value(path, o) for o in x.operands[1:]]
@@ -112,36 +112,36 @@ def _summed(path: Path, x: Instruction) -> Value | None:
             return None
         values = [c] if (0, 0) in (a, b) else [b if a == (0, 1) else a, c]
     symbols = [s for s, _ in values if s]
-    return (symbols[0] if symbols else 0, sum(n for _, n in values) % _ALL) if len(symbols) < 2 else None
+    return (symbols[0] if symbols else 0, sum(n for _, n in values) % _MODULUS) if len(symbols) < 2 else None
 
 
 # ---- satisfiability of conditions
 
 
-def _possible(conditions: frozenset[Condition]) -> bool:
+def _is_satisfiable(conditions: frozenset[Condition]) -> bool:
     if any(c.negated() in conditions for c in conditions):
         return False
-    of: dict[int, list[Condition]] = {}
+    by_symbol: dict[int, list[Condition]] = {}
     for c in conditions:
         (a, _), (b, _) = c.left, c.right
         if not (a and b):
-            of.setdefault(a or b, []).append(c)
-    return all(_some(symbol, about) for symbol, about in of.items())
+            by_symbol.setdefault(a or b, []).append(c)
+    return all(_has_solution(symbol, symbol_conditions) for symbol, symbol_conditions in by_symbol.items())
 
 
-def _some(symbol: int, about: Sequence[Condition]) -> bool:
+def _has_solution(symbol: int, conditions: Sequence[Condition]) -> bool:
     """Whether some number satisfies all conditions on a symbol. Each condition against a constant bounds an arc of
     numbers, and an intersection of arcs contains the start of one of them."""
-    ends = {0, _ALL // 2}
-    for c in about:
+    candidates = {0, _MODULUS // 2}
+    for c in conditions:
         for (s, n), (_, bound) in ((c.left, c.right), (c.right, c.left)):
             if s == symbol:
-                ends |= {(y - n) % _ALL for y in (bound, bound + 1, 0, _ALL // 2)}
-    return any(all(_holds(c, y) for c in about) for y in ends)
+                candidates |= {(y - n) % _MODULUS for y in (bound, bound + 1, 0, _MODULUS // 2)}
+    return any(all(_holds(c, y) for c in conditions) for y in candidates)
 
 
 def _holds(c: Condition, number: int) -> bool:
-    left, right = ((n + (number if s else 0)) % _ALL for s, n in (c.left, c.right))
+    left, right = ((n + (number if s else 0)) % _MODULUS for s, n in (c.left, c.right))
     if c.signed:
-        left, right = ((n + _ALL // 2) % _ALL for n in (left, right))
-    return _HOLDS[c.how](left, right)
+        left, right = ((n + _MODULUS // 2) % _MODULUS for n in (left, right))
+    return _COMPARE[c.comparison](left, right)

@@ -28,7 +28,7 @@ def sealed(body: bytes, name: str) -> bytes:
     return body + _trailer(body, name)
 
 
-def opened(content: bytes, name: str) -> bytes | None:
+def unsealed(content: bytes, name: str) -> bytes | None:
     """The body of content sealed for the entry `name` with this user's key; None for anything else."""
     body, trailer = content[:-LENGTH], content[-LENGTH:]
     return body if hmac.compare_digest(trailer, _trailer(body, name)) else None
@@ -38,12 +38,12 @@ def _trailer(body: bytes, name: str) -> bytes:
     return MARK + hmac.digest(_key()[0], name.encode() + b"\0" + body, "sha256").hex().encode() + b"\n"
 
 
-def lasts() -> bool:
+def is_persistent() -> bool:
     """Whether other processes of this user have the same key."""
     return _key()[1]
 
 
-def place() -> Path | None:
+def key_path() -> Path | None:
     """The file of the key; None if the user has no folder for it."""
     state = detect.default_state(os.environ)
     return state / "key" if state is not None else None
@@ -52,63 +52,63 @@ def place() -> Path | None:
 @functools.cache
 def _key() -> tuple[bytes, bool]:
     """The key, and whether it outlasts this process."""
-    where = place()
+    path = key_path()
     try:
-        if where is None:
+        if path is None:
             raise OSError("there is no home folder")
-        trust.make(where.parent)
-        folder = where.parent.resolve()
-        if problem := trust.complaint(folder, folder):
+        trust.make_private(path.parent)
+        folder = path.parent.resolve()
+        if problem := trust.distrust_reason(folder, folder):
             raise OSError(problem)
-        return _lasting(where), True
+        return _persistent_key(path), True
     except OSError as error:
         log.warning(
             "mlcomp: no key for the kernel cache in %s: %s. Kernels are built anew by each process; set XDG_STATE_HOME "
             "to a folder of your own.",
-            where.parent if where is not None else "~/.local/state",
+            path.parent if path is not None else "~/.local/state",
             error,
         )
         return secrets.token_bytes(_BYTES), False
 
 
-def _lasting(where: Path) -> bytes:
+def _persistent_key(path: Path) -> bytes:
     """The user's key, made by the first process that needs it."""
     with contextlib.suppress(FileNotFoundError):
-        if key := _read(where):
+        if key := _read(path):
             return key
         # If two processes do this at once, one may lose its entries, which are then rebuilt.
         log.warning(
-            "mlcomp: the key %s is not as it was made: a new one takes its place, kernels are built again", where
+            "mlcomp: the key %s is not as it was made: a new one takes its place, kernels are built again", path
         )
         with contextlib.suppress(FileNotFoundError):
-            where.unlink()
-    number, draft = tempfile.mkstemp(prefix=".key-", dir=where.parent)
+            path.unlink()
+    descriptor, draft = tempfile.mkstemp(prefix=".key-", dir=path.parent)
     try:
-        with os.fdopen(number, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_BYTES))
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):  # another process was first; readers never see half a key
-            os.link(draft, where)
+            os.link(draft, path)
     finally:
         os.unlink(draft)
-    key = _read(where)
+    key = _read(path)
     if key is None:
-        raise OSError(f"{where} is not a key")
+        raise OSError(f"{path} is not a key")
     return key
 
 
-def _read(where: Path) -> bytes | None:
+def _read(path: Path) -> bytes | None:
     """The key in a file that nobody else can access; None if the file is not such a key."""
     try:
-        number = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise
     except OSError:
         return None
-    with os.fdopen(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             return None
         key = file.read(_BYTES + 1)
     return key if len(key) == _BYTES else None

@@ -25,15 +25,15 @@ log = logging.getLogger("mlcomp")
 
 FORMAT = "sealed-1"  # the folder of entries of this format inside the cache; others are left alone
 _DAY = 24 * 3600.0
-LEFT = 3600.0  # seconds after which a build folder counts as left by a killed process
+LEFTOVER_AGE = 3600.0  # seconds after which a build folder counts as left by a killed process
 
 
 def entry(cache: Path | None, digest: str, suffix: str) -> Path:
     """The path of the product with this hex digest: in `cache`, or without a usable cache in a folder of this process.
     Raises CacheError for a folder in which others could change it."""
-    folder = cache if cache is not None and seal.lasts() else process_folder()
+    folder = cache if cache is not None and seal.is_persistent() else process_folder()
     path = Path(os.path.realpath(folder)) / FORMAT / digest[:2] / f"{digest[2:40]}{suffix}"
-    _refuse_foreign(path)
+    _check_trusted(path)
     return path
 
 
@@ -42,40 +42,43 @@ def cache_of(path: Path) -> Path:
     return path.parents[2]
 
 
-def _refuse_foreign(path: Path) -> None:
+def _check_trusted(path: Path) -> None:
     folder, cache = path.parent, cache_of(path)
-    if folder in _own:
+    if folder in _trusted_folders:
         return
-    if problem := trust.complaint(folder, cache):
+    if problem := trust.distrust_reason(folder, cache):
         raise CacheError(cache, problem, "Make it your own")
     if folder.is_dir():
-        _own.add(folder)
+        _trusted_folders.add(folder)
 
 
-_own: set[Path] = set()  # folders found to be writable by this user only, who alone could have changed that since
+# Folders found to be writable by this user only, who alone could have changed that since.
+_trusted_folders: set[Path] = set()
 
 
-def intact(*paths: Path) -> bool:
+def is_intact(*paths: Path) -> bool:
     """Whether all parts of an entry are as published. Damaged ones are logged, since they are rebuilt. Raises
     CacheError for an unreadable part."""
-    return taken(*paths) is not None
+    return read_parts(*paths) is not None
 
 
-def taken(*paths: Path) -> tuple[bytes, ...] | None:
+def read_parts(*paths: Path) -> tuple[bytes, ...] | None:
     """The published parts of an entry, without their seals; None unless all are intact.
 
     The use is recorded as each file's modification time, to the day, so that unused entries can be told from the rest.
     """
-    found = [_content(path, use=True) for path in paths]
-    opened = [None if x is None else seal.opened(x, name(path)) for path, x in zip(paths, found, strict=True)]
-    for path, content, body in zip(paths, found, opened, strict=True):
+    contents = [_content(path, record_use=True) for path in paths]
+    unsealed = [
+        None if x is None else seal.unsealed(x, seal_name(path)) for path, x in zip(paths, contents, strict=True)
+    ]
+    for path, content, body in zip(paths, contents, unsealed, strict=True):
         if content is not None and body is None:
             log.warning(
                 "mlcomp: the cached kernel %s is damaged or forged (a crash, a full disk, another user?); "
                 "building it again",
                 path,
             )
-    bodies = tuple(x for x in opened if x is not None)
+    bodies = tuple(x for x in unsealed if x is not None)
     return bodies if len(bodies) == len(paths) else None
 
 
@@ -84,62 +87,66 @@ def inspect(path: Path) -> str:
     content = _content(path)
     if content is None:
         return "missing"
-    return "damaged" if seal.opened(content, name(path)) is None else "intact"
+    return "damaged" if seal.unsealed(content, seal_name(path)) is None else "intact"
 
 
 def read(path: Path) -> bytes | None:
     """The content published at `path`, without its seal; None if missing or damaged."""
     content = _content(path)
-    return None if content is None else seal.opened(content, name(path))
+    return None if content is None else seal.unsealed(content, seal_name(path))
 
 
-def name(path: Path) -> str:
+def seal_name(path: Path) -> str:
     """The name under which an entry is sealed: its digest and kind."""
     return f"{FORMAT} {path.parent.name}{path.name}"
 
 
-def _content(path: Path, use: bool = False) -> bytes | None:
+def _content(path: Path, record_use: bool = False) -> bytes | None:
     """The content of a file that only this user can write; b"" for any other file, None for a missing one."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if path.is_symlink():
             return b""
         raise CacheError(cache_of(path), reason(error)) from error
-    with os.fdopen(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode) or not trust.ours(found) or trust.others_write(found):
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or not trust.is_trusted_owner(status)
+            or trust.is_writable_by_others(status)
+        ):
             return b""
-        if use and time.time() - found.st_mtime > _DAY:
+        if record_use and time.time() - status.st_mtime > _DAY:
             with contextlib.suppress(OSError):  # a read-only cache also serves
-                os.utime(number)
+                os.utime(descriptor)
         return file.read()
 
 
 @contextlib.contextmanager
-def workshop(path: Path) -> Iterator[Path]:
+def build_folder(path: Path) -> Iterator[Path]:
     """A fresh folder beside the entry `path`, removed afterwards. An OSError becomes a CacheError."""
     cache = cache_of(path)
     try:
         _sweep_daily(cache)
-        trust.make(path.parent)
-        _refuse_foreign(path)  # another user may have created it meanwhile
-        work = Path(tempfile.mkdtemp(prefix=".build-", dir=path.parent))
+        trust.make_private(path.parent)
+        _check_trusted(path)  # another user may have created it meanwhile
+        folder = Path(tempfile.mkdtemp(prefix=".build-", dir=path.parent))
     except OSError as error:
         raise CacheError(cache, reason(error)) from error
     try:
-        yield work
+        yield folder
     except OSError as error:
         raise CacheError(cache, reason(error)) from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(product: Path, path: Path) -> None:
-    """Seal a product of a workshop and move it to its path."""
-    content = seal.sealed(product.read_bytes(), name(path))
+    """Seal a product of a build folder and move it to its path."""
+    content = seal.sealed(product.read_bytes(), seal_name(path))
     product.unlink()
     with os.fdopen(os.open(product, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
@@ -149,15 +156,15 @@ def publish(product: Path, path: Path) -> None:
 def sweep(cache: Path) -> int:
     """Remove build folders that killed processes left behind; return how many."""
     now, removed = time.time(), 0
-    for left in left_behind(cache):
+    for leftover in build_folders(cache):
         with contextlib.suppress(OSError):
-            if now - left.stat().st_mtime > LEFT:
-                shutil.rmtree(left)
+            if now - leftover.stat().st_mtime > LEFTOVER_AGE:
+                shutil.rmtree(leftover)
                 removed += 1
     return removed
 
 
-def left_behind(cache: Path) -> list[Path]:
+def build_folders(cache: Path) -> list[Path]:
     """Build folders, including those of running builders."""
     return sorted(cache.glob(f"{FORMAT}/??/.build-*"))
 
@@ -173,9 +180,9 @@ def _sweep_daily(cache: Path) -> None:
 @functools.cache
 def process_folder() -> Path:
     """A cache for this process, removed when it exits, or by a later process if it is killed."""
-    place = Path(tempfile.gettempdir())
-    folders.sweep_folders(place)
-    folder, _ = folders.locked_folder(place)
+    parent = Path(tempfile.gettempdir())
+    folders.sweep_folders(parent)
+    folder, _ = folders.locked_folder(parent)
     atexit.register(folders.remove_folder, folder)
     return folder
 

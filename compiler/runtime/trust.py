@@ -12,55 +12,55 @@ import pwd
 import stat
 from pathlib import Path
 
-OURS = 0o700  # the mode of created folders, whatever the umask
+PRIVATE_MODE = 0o700  # the mode of created folders, whatever the umask
 
 
-def complaint(folder: Path, within: Path) -> str:
-    """Describe how another user could change `folder`, which is `within` or inside it and has no links in its path.
+def distrust_reason(folder: Path, root: Path) -> str:
+    """Describe how another user could change `folder`, which is `root` or inside it and has no links in its path.
     Returns "" if none could.
 
-    Parents of `within` may be sticky like /tmp, where everybody may write but rename only their own files. Missing
+    Parents of `root` may be sticky like /tmp, where everybody may write but rename only their own files. Missing
     folders are ignored.
     """
-    for place in (folder, *folder.parents):
+    for path in (folder, *folder.parents):
         try:
-            found = place.lstat()
+            status = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             continue
-        above = place not in (folder, within) and within.is_relative_to(place)
-        if not ours(found) and not (above and found.st_uid == _unmapped()):
-            return f"{place} belongs to {_name(found.st_uid)}, who could put foreign code there"
-        if others_write(found) and not (above and found.st_mode & stat.S_ISVTX):
-            mode = stat.S_IMODE(found.st_mode)
-            return f"others may write to {place} (mode {mode:04o}) and put foreign code there; `chmod go-w {place}`"
+        is_parent = path not in (folder, root) and root.is_relative_to(path)
+        if not is_trusted_owner(status) and not (is_parent and status.st_uid == _overflow_user()):
+            return f"{path} belongs to {_user_name(status.st_uid)}, who could put foreign code there"
+        if is_writable_by_others(status) and not (is_parent and status.st_mode & stat.S_ISVTX):
+            mode = stat.S_IMODE(status.st_mode)
+            return f"others may write to {path} (mode {mode:04o}) and put foreign code there; `chmod go-w {path}`"
     return ""
 
 
-def ours(found: os.stat_result) -> bool:
+def is_trusted_owner(status: os.stat_result) -> bool:
     """Whether a file belongs to this user or to root."""
-    return found.st_uid in (0, os.geteuid())
+    return status.st_uid in (0, os.geteuid())
 
 
-def others_write(found: os.stat_result) -> bool:
+def is_writable_by_others(status: os.stat_result) -> bool:
     """Whether others may write; a group with this user as its only member does not count."""
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and found.st_gid != _own_group()
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid != _private_group()
 
 
-def make(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Create the folder and its missing parents, for this user alone."""
     if not folder.is_dir():
-        make(folder.parent)
+        make_private(folder.parent)
         try:
-            folder.mkdir(OURS)
+            folder.mkdir(PRIVATE_MODE)
         except FileExistsError as problem:
             if not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from problem
 
 
 @functools.cache
-def _own_group() -> int:
+def _private_group() -> int:
     """The group of this user alone that systems create for each user; -1 if there is none."""
     try:
         user = pwd.getpwuid(os.geteuid())
@@ -71,7 +71,7 @@ def _own_group() -> int:
 
 
 @functools.cache
-def _unmapped() -> int:
+def _overflow_user() -> int:
     """The owner of system files in a container with its own user namespace; -1 outside of one."""
     try:
         users = Path("/proc/self/uid_map").read_text().split()
@@ -80,7 +80,7 @@ def _unmapped() -> int:
         return -1
 
 
-def _name(user: int) -> str:
+def _user_name(user: int) -> str:
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

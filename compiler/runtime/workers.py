@@ -25,11 +25,11 @@ from compiler.runtime import detect
 T = TypeVar("T")
 R = TypeVar("R")
 ROOT = Path(__file__).parents[2]
-FEWEST_CORES = 4  # with fewer, passing on results costs what is gained
-FEWEST_TASKS = 6
-MANY = 64  # calls of a program, which become some tens of kernels
-MOST = 12  # processes: more would wait for this one to read their results
-DEEP = 5_000  # recursion limit in a worker, whose stack has a fixed size
+MIN_CORES = 4  # with fewer, passing on results costs what is gained
+MIN_TASKS = 6
+MIN_CALLS = 64  # calls of a program, which become some tens of kernels
+MAX_WORKERS = 12  # processes: more would wait for this one to read their results
+RECURSION_LIMIT = 5_000  # recursion limit in a worker, whose stack has a fixed size
 IDLE = 60.0  # seconds without tasks until they end
 _POLL = 0.1  # seconds after which a thread that waits for a worker checks whether any are left
 _SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from compiler.runtime.workers import serve; serve()"
@@ -40,37 +40,37 @@ def each(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
 
     Raises the exception of the first task that raises.
     """
-    if len(tasks) < FEWEST_TASKS or detect.usable_cores() < FEWEST_CORES:
+    if len(tasks) < MIN_TASKS or detect.usable_cores() < MIN_CORES:
         return list(map(function, tasks))
-    workers = _started(min(detect.usable_cores(), MOST, len(tasks)))
+    workers = _ensure_workers(min(detect.usable_cores(), MAX_WORKERS, len(tasks)))
 
     with ThreadPoolExecutor(workers) as threads:
-        return list(threads.map(functools.partial(one, function), tasks))
+        return list(threads.map(functools.partial(run_task, function), tasks))
 
 
 def start(calls: int) -> None:
     """Start the workers, without waiting for them, if a program of that many calls is about to be lowered."""
-    if calls >= MANY and detect.usable_cores() >= FEWEST_CORES:
-        _started(min(detect.usable_cores(), MOST))
+    if calls >= MIN_CALLS and detect.usable_cores() >= MIN_CORES:
+        _ensure_workers(min(detect.usable_cores(), MAX_WORKERS))
 
 
-def one(function: Callable[[T], R], task: T) -> R:
+def run_task(function: Callable[[T], R], task: T) -> R:
     """Run `function` on a task in the next free worker; in this process if there is no worker, or if it failed there.
 
     Threads that each wait for a worker do not contend for the GIL, and a compiler in a small process of its own does
     not contend for this process's memory.
     """
-    while _all:
+    while _all_workers:
         try:
-            worker = _workers.get(timeout=_POLL)
+            worker = _idle_workers.get(timeout=_POLL)
         except queue.Empty:
             continue
         try:
-            made = worker.call(function, task)
+            answer = worker.call(function, task)
         finally:
-            _workers.put(worker)
-        if made is not None:
-            return made[0]
+            _idle_workers.put(worker)
+        if answer is not None:
+            return answer[0]
         break
     return function(task)
 
@@ -94,20 +94,20 @@ class _Worker:
             return None
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            asked = pickle.dumps((function, task), pickle.HIGHEST_PROTOCOL)
+            request = pickle.dumps((function, task), pickle.HIGHEST_PROTOCOL)
         except Exception:  # such as too deep a tree
             return None
         try:
-            pickle.dump(asked, self._process.stdin)
+            pickle.dump(request, self._process.stdin)
             self._process.stdin.flush()
-            made: tuple[R] | None = pickle.load(self._process.stdout)
+            answer: tuple[R] | None = pickle.load(self._process.stdout)
         except Exception:  # it was killed, or its answer is incomplete
             self.close()
             return None
         except BaseException:  # an interrupt: the answer would be taken for that of the next task
             self.close()
             raise
-        return made
+        return answer
 
     def close(self) -> None:
         """Kill the process."""
@@ -122,23 +122,23 @@ class _Worker:
 
 
 _lock = threading.Lock()
-_workers: queue.Queue[_Worker] = queue.Queue()
-_all: list[_Worker] = []
-_ends: list[threading.Timer] = []
+_idle_workers: queue.Queue[_Worker] = queue.Queue()
+_all_workers: list[_Worker] = []
+_end_timers: list[threading.Timer] = []
 
 
-def _started(count: int) -> int:
+def _ensure_workers(count: int) -> int:
     """Ensure at least `count` workers; return how many there are. They end after IDLE seconds without a call."""
     with _lock:
-        while len(_all) < count:
-            _all.append(_Worker())
-            _workers.put(_all[-1])
-        for timer in _ends:
+        while len(_all_workers) < count:
+            _all_workers.append(_Worker())
+            _idle_workers.put(_all_workers[-1])
+        for timer in _end_timers:
             timer.cancel()
-        _ends[:] = [threading.Timer(IDLE, stop)]
-        _ends[0].daemon = True
-        _ends[0].start()
-        return len(_all)
+        _end_timers[:] = [threading.Timer(IDLE, stop)]
+        _end_timers[0].daemon = True
+        _end_timers[0].start()
+        return len(_all_workers)
 
 
 def stop() -> None:
@@ -146,19 +146,19 @@ def stop() -> None:
     with _lock:
         while True:
             try:
-                worker = _workers.get_nowait()
+                worker = _idle_workers.get_nowait()
             except queue.Empty:
                 return
             worker.close()
-            _all.remove(worker)
+            _all_workers.remove(worker)
 
 
 def _forget() -> None:
     """After a fork, the child must not use its parent's workers."""
-    global _lock, _workers
-    _lock, _workers = threading.Lock(), queue.Queue()
-    _all.clear()
-    _ends.clear()
+    global _lock, _idle_workers
+    _lock, _idle_workers = threading.Lock(), queue.Queue()
+    _all_workers.clear()
+    _end_timers.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -169,21 +169,21 @@ os.register_at_fork(after_in_child=_forget)
 
 def serve() -> None:
     """Answer calls until the input ends: a tuple of the result, or None for an exception."""
-    sys.setrecursionlimit(DEEP)
+    sys.setrecursionlimit(RECURSION_LIMIT)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not mix with answers
     while True:
         try:
-            asked: bytes = pickle.load(source)
+            request: bytes = pickle.load(source)
         except EOFError:
             return
-        sink.write(_answer(asked))
+        sink.write(_answer(request))
         sink.flush()
 
 
-def _answer(asked: bytes) -> bytes:
+def _answer(request: bytes) -> bytes:
     try:
-        function, task = pickle.loads(asked)
+        function, task = pickle.loads(request)
         return pickle.dumps((function(task),), pickle.HIGHEST_PROTOCOL)
     except Exception:  # the caller repeats the call, which raises there
         return pickle.dumps(None)

@@ -150,7 +150,7 @@ def _emulated(name: str, together: Together, seed: int) -> None:
 
 
 def _on_gpu(name: str, needs: str, together: Together, seed: int) -> None:
-    if why := device.unavailable():
+    if why := device.unavailable_reason():
         raise NotRun(why)
     found = arrays.current()
     architecture = device.architecture(found.capability, [t.name for t in nvidia.TARGETS])
@@ -171,12 +171,12 @@ _STACK = {"sm_120": 8}
 def _assembled(name: str, opcode: str, target: Target, together: Together,
                seed: int) -> None:  # fmt: skip
     """ptxas accepts it without complaints, and the machine code has the instruction."""
-    if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
+    if cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None:
         raise NotRun(f"no CUDA compiler: {cubin.INSTALL_COMPILER}")
     family = together(seed)
     image = cubin.build_cubin(_text(family), target.name, include=(HEADERS,))
     mine = {trial.launch.kernel for trial in family[name]}
-    slowed = resources.slowed(image.log)
+    slowed = resources.slowdown_messages(image.log)
     assert not slowed, "\n".join(slowed)
     for used in resources.usage(image.log):
         if used.kernel in mine:

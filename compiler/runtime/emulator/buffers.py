@@ -78,10 +78,10 @@ def left_over(plan: LaunchPlan, made: Arguments) -> list[tuple[Buffer, int]]:
 def _with_maps(machine: native.Machine, plan: LaunchPlan, made: Arguments) -> Arguments:
     for m in {argument for launch in plan.launches for argument in launch.args if isinstance(argument, Map)}:
         tensor_map.encoding(m)
-        if made.addresses[m.buffer] % tensor_map.BASE:
+        if made.addresses[m.buffer] % tensor_map.BASE_ALIGNMENT:
             name = plan.buffers[m.buffer].name
             raise CompilerError(
-                f"{name} does not lie at a multiple of {tensor_map.BASE} bytes: the copy engine needs it"
+                f"{name} does not lie at a multiple of {tensor_map.BASE_ALIGNMENT} bytes: the copy engine needs it"
             )
         rank, rest = len(m.dims), (0,) * (5 - len(m.dims))
         value = native.TensorMap(

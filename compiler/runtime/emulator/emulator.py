@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 
 _COMMON = (
     "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC",
-    *builder.SOUND,
+    *builder.SOUNDNESS_FLAGS,
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
 # Texts access memory as vectors of another type, which nvcc permits. nvcc assumes that signed integers do not overflow,

@@ -16,7 +16,7 @@ from compiler.ir.kernel import Function
 from compiler.runtime import cubin, sass
 
 pytestmark = pytest.mark.skipif(
-    cubin.by_nvrtc() is None and cubin.by_nvcc() is None, reason="no CUDA compiler on this machine"
+    cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None, reason="no CUDA compiler on this machine"
 )
 
 
@@ -39,7 +39,7 @@ def test_kernels_of_many_programs_come_back_in_order(tmp_path: Path) -> None:
     assert [some[0].arch for some in found] == ["sm_90a", "sm_90a", "sm_80", "sm_90a", "sm_90a"]
     assert all(x.registers > 4 and not (x.stack or x.spilled or x.complaints) for some in found for x in some)
     assert found[0][0].shared > 0 and found[1][0].shared == 0 and found[1] == found[4]
-    assert all(bool(x.opcodes) == (sass.tool() is not None) for some in found for x in some)
+    assert all(bool(x.opcodes) == (sass.disassembler() is not None) for some in found for x in some)
 
 
 def test_a_text_that_is_refused_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_text_that_is_refused_does_not_spoil_its_neighbours(tmp_path: Path) ->
     assert fine.complaints == () and any("three" in text for text in broken.complaints)
 
 
-@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+@pytest.mark.skipif(sass.disassembler() is None, reason="no disassembler on this machine")
 def test_accesses_that_are_written_wide_must_be_so(tmp_path: Path) -> None:
     wide = lowered(lambda x: x * 2, torch.randn(1 << 20))
     narrow = re.sub(r"(mlc_load\w*)<\d+>", r"\1<1>", wide.stages["cuda"])
@@ -59,7 +59,7 @@ def test_accesses_that_are_written_wide_must_be_so(tmp_path: Path) -> None:
     assert inspection.inspect([wide], tmp_path)[0][0].complaints == ()
 
 
-@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+@pytest.mark.skipif(sass.disassembler() is None, reason="no disassembler on this machine")
 def test_a_family_is_held_to_what_it_must_show(tmp_path: Path) -> None:
     program = lowered(lambda x: x * 2, torch.randn(1 << 20))
     (fine,), (wrong,) = inspection.inspect(
@@ -89,7 +89,7 @@ def test_contracts_follow_from_what_is_called() -> None:
     assert "HMMA" in inspection.contract(only(product), product.target).needs
 
 
-@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+@pytest.mark.skipif(sass.disassembler() is None, reason="no disassembler on this machine")
 @pytest.mark.parametrize(
     "negated",
     [lambda x: -x, lambda x: 0 - x, lambda x: x * -1, lambda x: ~x + 1, lambda x: x.div(-1, rounding_mode="trunc")],
@@ -104,7 +104,7 @@ def test_extremes_of_negated_integers(tmp_path: Path, negated: Callable[[torch.T
     assert not re.search(r"(IMAD\.MOV|IADD3)[^;]*-R\d+", text)
 
 
-@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+@pytest.mark.skipif(sass.disassembler() is None, reason="no disassembler on this machine")
 @pytest.mark.parametrize(
     "absolute",
     [

@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, and nothing remembered of any other."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("MLCOMP_CACHE", str(folder))
-    monkeypatch.setattr(build, "_seen", {})
+    monkeypatch.setattr(build, "_built", {})
     return folder
 
 
@@ -439,7 +439,7 @@ def test_a_damaged_entry_is_built_again(
     short = entry.with_suffix(".short")
     short.write_bytes(whole[: len(whole) // 2])
     os.replace(short, entry)  # not in place: this process still runs the old one
-    monkeypatch.setattr(build, "_seen", {})
+    monkeypatch.setattr(build, "_built", {})
     assert cli.main(["run", "-c", "torch.randn(5) * 3.25"]) == 0
     assert capsys.readouterr().out.count(": ok\n") == 2
     assert f"{entry} is damaged or forged" in caplog.text

@@ -20,8 +20,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache with three entries, the first used longest ago, and a key for it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_seen", {})
-    monkeypatch.setattr(store, "_own", set())
+    monkeypatch.setattr(build, "_built", {})
+    monkeypatch.setattr(store, "_trusted_folders", set())
     seal._key.cache_clear()
     for number, days in enumerate((30, 20, 10)):
         path = build.build(text(number), cache=tmp_path / "cache")
@@ -87,7 +87,7 @@ def test_prune_by_age(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_prune_by_size_keeps_what_was_used_last(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, second, third = entries(cache)
     whole = sum(file.size for file in inventory.files(cache))
-    build._seen.clear()
+    build._built.clear()
     build.build(text(1), cache=cache)
     assert entries(cache)[1:] == [third, second], "its use counts"
     said(capsys, "prune", "--max-size", str(whole - 1))

@@ -33,7 +33,7 @@ def test_a_text_in_parts_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(made) > 4 and sum("mlc_entry(" in text for text in made) == 1
     assert sorted(name for text in made for name in DEFINED.findall(text)) == sorted(DEFINED.findall(whole.source))
     executable._stages_to_run.cache_clear()
-    monkeypatch.setattr(build, "_seen", {})
+    monkeypatch.setattr(build, "_built", {})
     split = compiler.compile(kernels, inputs, cache=tmp_path / "parts")
     assert split.source == whole.source
     for ours, theirs in zip(split(*inputs), whole(*inputs), strict=True):

@@ -97,19 +97,21 @@ def test_the_check_finds_nothing(file: str) -> None:
 
 @pytest.mark.parametrize(("file", "architecture"), [(k.file, x) for k in FILES.values() for x in k.architectures])
 def test_machine_code(file: str, architecture: str) -> None:
-    if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
+    if cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None:
         pytest.skip("no CUDA compiler: no NVRTC, no nvcc")
     kernel = FILES[file]
     made = cubin.build_cubin(kernel.text(), architecture, include=(HEADERS,))
     # Without a disassembler only ptxas' report is judged.
-    contract = resources.Contract(kernel.needs, kernel.forbids, wide=1.0) if sass.tool() else resources.Contract()
+    contract = (
+        resources.Contract(kernel.needs, kernel.forbids, wide=1.0) if sass.disassembler() else resources.Contract()
+    )
     assert not resources.inspect(made, {"matmul": contract}).complaints
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1000, 1032, 1048)], ids=str)
 @pytest.mark.parametrize("file", FILES)
 def test_the_product_is_exact_on_a_gpu(file: str, shape: Shape) -> None:
-    if why := device.unavailable():
+    if why := device.unavailable_reason():
         pytest.skip(why)
     kernel, seed = FILES[file], fresh_seed()
     architecture = device.architecture(arrays.current().capability, kernel.architectures)

@@ -42,7 +42,7 @@ def test_every_kernel_is_in_one_part_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     assert "".join(part.removeprefix(head) for part in made) == whole[whole.index(head) + len(head) :]
 
 
-@pytest.mark.skipif(cubin.by_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.skipif(cubin.nvrtc_compiler() is None, reason="NVRTC is not installed")
 def test_kernels_are_found_in_the_code_of_their_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = text()
     monkeypatch.setattr(cuda, "PART", 2000)

@@ -26,9 +26,9 @@ FIVE = 'extern "C" __attribute__((visibility("default"))) int five() { return 5;
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Each test starts as a fresh process would."""
-    build._seen.clear()
+    build._built.clear()
     yield
-    build._seen.clear()
+    build._built.clear()
 
 
 def five(path: Path) -> int:
@@ -51,7 +51,7 @@ def test_builds_and_finds_again(tmp_path: Path) -> None:
     assert five(path) == 5
     written = path.stat().st_mtime_ns
     assert build.build(FIVE, cache=tmp_path) == path
-    build._seen.clear()
+    build._built.clear()
     assert build.build(FIVE, cache=tmp_path) == path
     assert path.stat().st_mtime_ns == written, "a hit must not compile"
     assert entries(tmp_path) == [path.with_suffix(".cpp").name, path.name], "an entry is an object and its text"
@@ -59,7 +59,7 @@ def test_builds_and_finds_again(tmp_path: Path) -> None:
 
 def test_a_hit_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build.build(FIVE, cache=tmp_path)
-    build._seen.clear()
+    build._built.clear()
     monkeypatch.setattr(build, "_run", lambda *_: pytest.fail("compiled again"))
     assert build.build(FIVE, cache=tmp_path) == path
 
@@ -105,12 +105,12 @@ def test_a_damaged_entry_is_built_again_with_a_warning(
     if broken == content:
         broken = content[:middle] + b"\x00" + content[middle + 1 :]
     path.write_bytes(broken)
-    build._seen.clear()
+    build._built.clear()
     with caplog.at_level(logging.WARNING, "mlcomp"):
         assert five(build.build(FIVE, cache=tmp_path)) == 5
     assert [record.levelname for record in caplog.records] == ["WARNING"] and str(path) in caplog.text
     caplog.clear()
-    build._seen.clear()
+    build._built.clear()
     build.build(FIVE, cache=tmp_path)
     assert not caplog.records
 
@@ -181,7 +181,7 @@ def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
 
 def test_a_read_only_cache_still_serves_and_says_so_when_it_must_write(tmp_path: Path) -> None:
     path = build.build(FIVE, cache=tmp_path)
-    build._seen.clear()
+    build._built.clear()
     tmp_path.chmod(0o555)
     try:
         assert build.build(FIVE, cache=tmp_path) == path

@@ -32,13 +32,13 @@ ELF = b"\x7fELF"
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Each test starts as a fresh process would."""
-    cubin._seen.clear()
+    cubin._built.clear()
     yield
-    cubin._seen.clear()
+    cubin._built.clear()
 
 
 def real() -> list[Compiler]:
-    return [c for c in (cubin.by_nvrtc(), cubin.by_nvcc()) if c is not None]
+    return [c for c in (cubin.nvrtc_compiler(), cubin.nvcc_compiler()) if c is not None]
 
 
 @pytest.fixture(params=real(), ids=lambda c: c.name)
@@ -69,7 +69,7 @@ def test_a_real_cubin_with_its_report(compiler: Compiler, tmp_path: Path) -> Non
     assert made.image.startswith(ELF) and made.arch == "sm_80"
     assert "Compiling entry function 'add' for 'sm_80'" in made.log and "registers" in made.log
     assert "Compile time" not in made.log
-    cubin._seen.clear()
+    cubin._built.clear()
     assert build_cubin(ADD, "sm_80", cache=tmp_path, compiler=compiler) == made
 
 
@@ -77,7 +77,7 @@ def test_a_text_compiled_before_is_reported_on_again(compiler: Compiler, tmp_pat
     """Beside a GPU NVRTC would take the cubin from the driver's cache, and ptxas would say nothing."""
     text = ADD.replace("1.0f", f"{random.getrandbits(20)}.0f")
     for folder in ("one", "two"):
-        cubin._seen.clear()
+        cubin._built.clear()
         made = build_cubin(text, "sm_80", cache=tmp_path / folder, compiler=compiler)
         assert "Compiling entry function 'add' for 'sm_80'" in made.log
 
@@ -140,7 +140,7 @@ def test_a_hit_compiles_nothing(tmp_path: Path) -> None:
     fake = Fake()
     first = build_cubin(ADD, "sm_80", cache=tmp_path, compiler=fake.tool)
     assert build_cubin(ADD, "sm_80", cache=tmp_path, compiler=fake.tool) is first
-    cubin._seen.clear()
+    cubin._built.clear()
     assert build_cubin(ADD, "sm_80", cache=tmp_path, compiler=fake.tool) == first
     assert fake.calls == 1
     assert entries(tmp_path) == [first.path.with_suffix(".cu").name, first.path.name]
@@ -163,13 +163,13 @@ def test_parts_are_compiled_side_by_side_and_what_one_is_refused_for_is_said(tmp
             build_cubins(["good\n", "bad\n"], "sm_80", cache=tmp_path, compiler=Compiler("fake", "1", compile))
 
 
-@pytest.mark.skipif(cubin.by_nvrtc() is None, reason="no NVRTC here")
+@pytest.mark.skipif(cubin.nvrtc_compiler() is None, reason="no NVRTC here")
 def test_nvrtc_runs_in_processes_that_have_begun(tmp_path: Path) -> None:
     here = [build_cubin(text, "sm_80", cache=tmp_path / "here") for text in (ADD, ADD.replace("add", "plus"))]
-    cubin._seen.clear()
+    cubin._built.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detect, "usable_cores", lambda: workers.FEWEST_CORES)
-        workers.start(workers.MANY)
+        patch.setattr(detect, "usable_cores", lambda: workers.MIN_CORES)
+        workers.start(workers.MIN_CALLS)
         try:
             patch.setattr(workers._Worker, "call", counted := Counted(workers._Worker.call))
             there = build_cubins((ADD, ADD.replace("add", "plus")), "sm_80", cache=tmp_path / "there")
@@ -222,7 +222,7 @@ def test_a_damaged_entry_is_built_again_with_a_warning(
     fake = Fake()
     made = build_cubin(ADD, "sm_80", cache=tmp_path, compiler=fake.tool)
     made.path.write_bytes(damage(made.path.read_bytes()))
-    cubin._seen.clear()
+    cubin._built.clear()
     with caplog.at_level(logging.WARNING, "mlcomp"):
         assert build_cubin(ADD, "sm_80", cache=tmp_path, compiler=fake.tool) == made
     assert fake.calls == 2 and str(made.path) in caplog.text
@@ -268,8 +268,8 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_compiler_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cubin, "by_nvrtc", lambda: None)
-    monkeypatch.setattr(cubin, "by_nvcc", lambda: None)
+    monkeypatch.setattr(cubin, "nvrtc_compiler", lambda: None)
+    monkeypatch.setattr(cubin, "nvcc_compiler", lambda: None)
     with pytest.raises(ToolchainError, match=r"no CUDA compiler.*pip install nvidia-cuda-nvrtc"):
         build_cubin(ADD, "sm_80")
 
@@ -284,7 +284,7 @@ def test_an_nvcc_that_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "nvcc"
     path.write_text('#!/bin/sh\ncase "$1" in --version) echo V13.0.1; exit 0;; esac\nkill -9 $$\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    tool = cubin.by_nvcc(str(path))
+    tool = cubin.nvcc_compiler(str(path))
     assert tool is not None and tool.version == "V13.0.1"
     with pytest.raises(ToolchainError, match=r"signal 9.*out of memory(.|\n)*try again: .*sm_80"):
         build_cubin(ADD, "sm_80", cache=tmp_path / "cache", compiler=tool)

@@ -34,7 +34,7 @@ def test_right_and_clean(name: str) -> None:
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_right_on_a_gpu(name: str) -> None:
-    if why := device.unavailable():
+    if why := device.unavailable_reason():
         pytest.skip(why)
     if arrays.current().capability[0] != 9:
         pytest.skip("the kernels are for sm_90a")

@@ -398,5 +398,5 @@ def test_a_cache_may_be_moved_and_repairs_itself(tmp_path: Path) -> None:
     assert y[0] == 6
     machine = emulator.runtime(False, tmp_path / "c")
     machine.write_bytes(machine.read_bytes()[:1000])
-    builder._seen.clear()
+    builder._built.clear()
     emulator.run(emulator.build(source, INCLUDE, cache=tmp_path / "c"), plan, [y])

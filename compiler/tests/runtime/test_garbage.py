@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from compiler.runtime.garbage import NEVER, held_back
+from compiler.runtime.garbage import NEVER, paused
 
 
 def test_thresholds_come_back() -> None:
     before = gc.get_threshold()
-    with held_back():
+    with paused():
         assert gc.get_threshold() == (*before[:2], NEVER)
-        with held_back():
+        with paused():
             assert gc.get_threshold() == (*before[:2], NEVER)
         assert gc.get_threshold() == (*before[:2], NEVER)
     assert gc.get_threshold() == before
@@ -20,7 +20,7 @@ def test_thresholds_come_back() -> None:
 
 def test_thresholds_come_back_after_an_error() -> None:
     before = gc.get_threshold()
-    with pytest.raises(ZeroDivisionError), held_back():
+    with pytest.raises(ZeroDivisionError), paused():
         raise ZeroDivisionError
     assert gc.get_threshold() == before
 
@@ -30,12 +30,12 @@ def test_the_last_of_several_threads_brings_them_back() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with held_back():
+        with paused():
             inside.set()
             leave.wait(60)
 
     thread = threading.Thread(target=other)
-    with held_back():
+    with paused():
         thread.start()
         assert inside.wait(60)
     assert gc.get_threshold() == (*before[:2], NEVER), "the other thread is not done"

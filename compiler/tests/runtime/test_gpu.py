@@ -17,7 +17,7 @@ import torch
 from compiler.errors import CompilerError, InvalidData
 from compiler.runtime import device, faults, gpu, tensor_map
 from compiler.runtime.cubin import build_cubin
-from compiler.runtime.gpu_graph import KEPT, PAYS, REMEMBERED, SIGHTS, Replays
+from compiler.runtime.gpu_graph import MAX_GRAPHS, MAX_REMEMBERED, MIN_REPLAYS, MIN_SIGHTS, Replays
 from compiler.runtime.launcher import Buffer, Launcher, Plan
 from compiler.runtime.launches import Buffer as Memory
 from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
@@ -323,7 +323,7 @@ def test_the_same_addresses_are_replayed_and_others_are_not(seed: int) -> None:
             kernels.run(tuple(b.data_ptr() for b in set_), 0, graphs=True)
             assert torch.allclose(set_[2], 4 * set_[0] + set_[1]), f"seed {seed}, run {number}"
     assert len(fake.asked("capture")) == 2
-    assert len(fake.asked("replay")) == 2 * (6 - SIGHTS + 1)
+    assert len(fake.asked("replay")) == 2 * (6 - MIN_SIGHTS + 1)
 
 
 def test_few_launches_make_no_graph() -> None:
@@ -331,9 +331,9 @@ def test_few_launches_make_no_graph() -> None:
     kernels = [load(fake, CHAIN, graphs_from=n) for n in (3, 4)]
     x = torch.zeros(N)
     for call in kernels:
-        kept = [call(x, x) for _ in range(2 * SIGHTS)]
+        kept = [call(x, x) for _ in range(2 * MIN_SIGHTS)]
         del kept
-    assert len(fake.asked("launch")) >= 3 * 2 * SIGHTS
+    assert len(fake.asked("launch")) >= 3 * 2 * MIN_SIGHTS
 
 
 class CountingDriver(FakeDriver):
@@ -349,11 +349,11 @@ def test_graphs_are_few_and_the_least_used_goes_first() -> None:
     fake = CountingDriver({})
     replays = Replays(fake)
     direct: list[int] = []
-    for key in range(KEPT + 1):
-        for _ in range(SIGHTS):
+    for key in range(MAX_GRAPHS + 1):
+        for _ in range(MIN_SIGHTS):
             replays.run((key,), 0, direct.append)
         replays.run((0,), 0, direct.append)
-    assert len(fake.graphs) == KEPT and fake.asked("drop") == [("drop", 502)]
+    assert len(fake.graphs) == MAX_GRAPHS and fake.asked("drop") == [("drop", 502)]
     replays.close()
     assert not fake.graphs
 
@@ -362,21 +362,21 @@ def test_graphs_that_were_hardly_replayed_have_others_captured_later() -> None:
     fake = CountingDriver({})
     replays = Replays(fake)
     direct: list[int] = []
-    for key in range(KEPT + 2):
-        for _ in range(SIGHTS):
+    for key in range(MAX_GRAPHS + 2):
+        for _ in range(MIN_SIGHTS):
             replays.run((key,), 0, direct.append)
-    assert len(fake.asked("capture")) == KEPT + 1
-    for _ in range(PAYS + SIGHTS):
-        replays.run((KEPT + 1,), 0, direct.append)
-    assert len(fake.asked("capture")) == KEPT + 2
+    assert len(fake.asked("capture")) == MAX_GRAPHS + 1
+    for _ in range(MIN_REPLAYS + MIN_SIGHTS):
+        replays.run((MAX_GRAPHS + 1,), 0, direct.append)
+    assert len(fake.asked("capture")) == MAX_GRAPHS + 2
 
 
 def test_addresses_that_never_come_back_are_forgotten() -> None:
     replays = Replays(CountingDriver({}))
     direct: list[int] = []
-    for key in range(3 * REMEMBERED):
+    for key in range(3 * MAX_REMEMBERED):
         replays.run((key,), 0, direct.append)
-    assert len(direct) == 3 * REMEMBERED and len(replays._sights) <= REMEMBERED
+    assert len(direct) == 3 * MAX_REMEMBERED and len(replays._sights) <= MAX_REMEMBERED
 
 
 # ---- tensor maps
@@ -392,9 +392,9 @@ def test_a_map_is_encoded_once_for_each_address() -> None:
         seen.append(word(argument.address))
     assert seen == [4096, 4096, 8192, 4096, 8192]
     assert [entry[1] for entry in fake.asked("encode")] == [4096, 8192]
-    for address in range(0, 16 * 3 * tensor_map.KEPT, 16):
+    for address in range(0, 16 * 3 * tensor_map.MAX_CACHED, 16):
         argument.point(address + 65536)
-    assert len(argument._known) <= tensor_map.KEPT
+    assert len(argument._encodings) <= tensor_map.MAX_CACHED
 
 
 def test_a_map_follows_its_buffer_through_calls() -> None:
@@ -452,7 +452,7 @@ def test_a_map_that_the_copy_engine_cannot_serve_is_refused(wrong: Map, message:
     ],
 )
 def test_exceptions_about_the_gpu_become_typed(error: Exception, kind: type, lost: bool) -> None:
-    with pytest.raises(faults.DeviceError) as caught, faults.told("adding"):
+    with pytest.raises(faults.DeviceError) as caught, faults.device_errors("adding"):
         raise error
     assert type(caught.value) is kind and caught.value.lost is lost
 
@@ -462,9 +462,9 @@ def test_numbers_of_other_libraries_are_read() -> None:
         status = 700
 
     said = r"adding: the GPU found .* CUDA error 700 \(oh\); this process"
-    with pytest.raises(faults.IllegalAddress, match=said), faults.told("adding"):
+    with pytest.raises(faults.IllegalAddress, match=said), faults.device_errors("adding"):
         raise Theirs("oh")
-    with pytest.raises(ZeroDivisionError), faults.told("adding"):
+    with pytest.raises(ZeroDivisionError), faults.device_errors("adding"):
         _ = 1 / 0
 
 
@@ -484,7 +484,7 @@ def test_waiting_ends_with_the_work_or_with_patience() -> None:
 
 
 def test_without_a_gpu_it_says_what_is_missing() -> None:
-    if not device.unavailable():
+    if not device.unavailable_reason():
         pytest.skip("there is a GPU")
     assert device.devices() == ()
     with pytest.raises(CompilerError, match=r"no GPU to run on: .*install a CUDA build of torch and CuPy"):
@@ -493,7 +493,7 @@ def test_without_a_gpu_it_says_what_is_missing() -> None:
 
 # ---- on a GPU
 
-real = pytest.mark.skipif(bool(device.unavailable()), reason="no GPU: " + device.unavailable())
+real = pytest.mark.skipif(bool(device.unavailable_reason()), reason="no GPU: " + device.unavailable_reason())
 TEXT = """\
 extern "C" __global__ void add(const float* x, const float* y, float* z, long n) {
   long i = blockIdx.x * 128L + threadIdx.x;
@@ -513,7 +513,7 @@ def test_on_a_gpu(seed: int, tmp_path: Path) -> None:
     made = build_cubin(TEXT, arch, cache=tmp_path)
     for launches, factor in ((ONE, 1), (CHAIN, 4)):
         call = gpu.load(made, PLAN, launches, graphs_from=1)
-        for n in range(3 * SIGHTS):
+        for n in range(3 * MIN_SIGHTS):
             x, y = torch.randn(2, N + 28, device=place)[:, :N]
             (z,) = call(x, y)
             gpu.synchronize(10.0)

@@ -39,16 +39,16 @@ def launch(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def test_calls_allocate_in_one_pool(asked: list[tuple[str, int]]) -> None:
-    memory = gpu_memory.Memory()
-    first, second = (gpu_memory.within(launch, memory) for _ in range(2))
+    memory = gpu_memory.MemoryPools()
+    first, second = (gpu_memory.with_memory_pools(launch, memory) for _ in range(2))
     x = torch.randn(3)
     assert first(x) == (x,) and second(x) == (x,)
     assert asked == [("pool 0", 1), ("torch's", 1)] * 2
-    gpu_memory.within(launch, gpu_memory.Memory())(x)
+    gpu_memory.with_memory_pools(launch, gpu_memory.MemoryPools())(x)
     assert asked[-2:] == [("pool 1", 1), ("torch's", 1)]
 
 
 def test_what_is_captured_has_the_memory_of_the_graph(asked: list[tuple[str, int]]) -> None:
     asked.append(("capture", 0))
-    gpu_memory.within(launch, gpu_memory.Memory())(torch.randn(3))
+    gpu_memory.with_memory_pools(launch, gpu_memory.MemoryPools())(torch.randn(3))
     assert asked == [("capture", 0)]

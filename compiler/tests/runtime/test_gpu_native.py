@@ -55,7 +55,7 @@ class NativeDriver(FakeDriver):
         def address(name: str) -> int:
             return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
 
-        return Functions(address("stream"), tuple(map(address, gpu_native.DRIVER)), context=6, side=9)
+        return Functions(address("stream"), tuple(map(address, gpu_native.DRIVER_FUNCTIONS)), context=6, side=9)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ class Direct:
             5, self.kernels.prepared, self.kernels.maps, self.kernels.table, functions, True
         )
         self.state.strays = 0 if moves else -1
-        self.entry = gpu_native.built(cache)[1]
+        self.entry = gpu_native.await_build(cache)[1]
 
     def __call__(self, buffers: torch.Tensor | list[torch.Tensor]) -> int:
         pointers = (ctypes.c_void_p * 5)(*(row.data_ptr() for row in buffers))
@@ -204,7 +204,7 @@ def test_graphs_are_bounded_and_given_back(driver: NativeDriver, cache: Path, se
     assert (driver.count("captured"), driver.count("dropped")) == (KEPT + 3, 3)
     call(many[-1].normal_())
     assert driver.count("captured") == KEPT + 3, f"seed {seed}"
-    for buffers in sets(3 * gpu_native.KNOWN):
+    for buffers in sets(3 * gpu_native.RECENT):
         call(buffers)
     assert driver.count("dropped") == KEPT + 3, "what has not been used for long is forgotten"
     for _ in range(SIGHTS):
@@ -369,7 +369,7 @@ def test_threads_share_a_program(driver: NativeDriver, cache: Path) -> None:
 
 
 def test_without_a_compiler_calls_go_through_python(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_native, "built", lambda _: (None, None))
+    monkeypatch.setattr(gpu_native, "await_build", lambda _: (None, None))
     driver = NativeDriver(cache)
     called = []
     monkeypatch.setattr(driver, "launch", lambda *arguments: called.append(arguments))
@@ -381,6 +381,6 @@ def test_without_a_compiler_calls_go_through_python(cache: Path, monkeypatch: py
 def test_the_c_sources_agree_on_their_numbers() -> None:
     text = Path(gpu_native.__file__).with_name("gpu_launch.c").read_text()
     for name, value in (
-        ("KEPT", KEPT), ("SIGHTS", SIGHTS), ("RECENT", gpu_native.KNOWN), ("SLOTS", gpu_native.SLOTS),
+        ("KEPT", KEPT), ("SIGHTS", SIGHTS), ("RECENT", gpu_native.RECENT), ("SLOTS", gpu_native.SLOTS),
     ):  # fmt: skip
         assert f"#define {name} {value} " in text

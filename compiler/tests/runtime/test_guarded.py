@@ -83,6 +83,6 @@ def test_a_process_of_its_own_survives_anything(kernel: Kernel, body: str, compl
 
 
 def test_a_temporary_whose_rows_are_apart_has_whole_pieces_of_an_access() -> None:
-    assert guarded.held((4, 65), (68, 1), 4) == 3 * 68 * 4 + 65 * 4 + 12
-    assert guarded.held((4, 65), (65, 1), 4) == 4 * 65 * 4
-    assert guarded.held((0, 65), (68, 1), 4) == 0
+    assert guarded.temporary_size((4, 65), (68, 1), 4) == 3 * 68 * 4 + 65 * 4 + 12
+    assert guarded.temporary_size((4, 65), (65, 1), 4) == 4 * 65 * 4
+    assert guarded.temporary_size((0, 65), (68, 1), 4) == 0

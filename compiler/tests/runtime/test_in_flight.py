@@ -11,7 +11,7 @@ import compiler
 from compiler.checks import inspection
 from compiler.execution.gpu_programs import HEADERS
 from compiler.runtime import cubin, in_flight, resources, sass
-from compiler.runtime.sass_code import Instruction, numbers, touched
+from compiler.runtime.sass_code import Instruction, accessed_registers, numbers
 
 LAST = "HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8].tnspA, R24, gsb0"
 READ = "F2FP.BF16.F32.PACK_AB R8, R26, R24"
@@ -32,7 +32,7 @@ def disassembly(lines: str) -> str:
 def found(lines: str) -> list[str]:
     """Instructions that are reported, with what they do."""
     some = in_flight.hazards(disassembly(lines)).get("k", ())
-    return [f"{h.instruction.offset >> 4} {h.does} {' '.join(f'R{n}' for n in h.registers)}" for h in some]
+    return [f"{h.instruction.offset >> 4} {h.access} {' '.join(f'R{n}' for n in h.registers)}" for h in some]
 
 
 GOOD = {
@@ -172,12 +172,12 @@ def test_a_report_names_both_instructions_and_the_registers() -> None:
 )
 def test_registers_of_instructions(line: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
     opcode, _, operands = line.partition(" ")
-    read, written = touched(Instruction(0, "", opcode, tuple(operands.split(", "))))
+    read, written = accessed_registers(Instruction(0, "", opcode, tuple(operands.split(", "))))
     assert (numbers(read), numbers(written)) == (reads, writes)
 
 
 needs_tools = pytest.mark.skipif(
-    sass.tool() is None or (cubin.by_nvrtc() is None and cubin.by_nvcc() is None),
+    sass.disassembler() is None or (cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None),
     reason="no CUDA compiler or no disassembler on this machine",
 )
 PROGRAMS = {

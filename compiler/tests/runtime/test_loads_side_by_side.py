@@ -10,7 +10,7 @@ from compiler.execution.gpu_programs import HEADERS
 from compiler.runtime import cubin, sass, sass_code
 
 needs_tools = pytest.mark.skipif(
-    sass.tool() is None or (cubin.by_nvrtc() is None and cubin.by_nvcc() is None),
+    sass.disassembler() is None or (cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None),
     reason="no CUDA compiler or no disassembler on this machine",
 )
 
@@ -24,11 +24,11 @@ def test_what_is_added_to_a_product_is_loaded_at_once(tmp_path: Path) -> None:
     assert "c_ahead" in text
     made = cubin.build_cubin(text, "sm_90a", include=(HEADERS,), cache=tmp_path)
     (body,) = sass.bodies(sass.disassemble(made.path) or "").values()
-    code = sass_code.parsed(body).instructions
+    code = sass_code.parse(body).instructions
     loads = [n for n, one in enumerate(code) if one.opcode.startswith("LDG")]
     assert len(loads) >= 8
     brought = 0
     for one in code[loads[0] : loads[-1] + 1]:
-        read, written = sass_code.touched(one)
+        read, written = sass_code.accessed_registers(one)
         assert not read & brought, one
         brought = brought | written if one.opcode.startswith("LDG") else brought & ~written

@@ -73,13 +73,13 @@ extern "C" __global__ void early(float* x) {
 
 
 def made(text: str, arch: str = "sm_90a") -> Cubin:
-    if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
+    if cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None:
         pytest.skip("no CUDA compiler")
     return build_cubin(text, arch, include=(HEADERS,))
 
 
 def counted(text: str) -> Mapping[str, sass.Counts]:
-    if sass.tool() is None:
+    if sass.disassembler() is None:
         pytest.skip("no disassembler: pip install nvidia-cuda-cuobjdump")
     return resources.inspect(made(text)).opcodes
 
@@ -131,8 +131,8 @@ def test_the_older_wording_of_ptxas() -> None:
 @pytest.mark.parametrize("code", ["C7508", "C7510", "C7511", "C7515", "C7517", "C7519"])
 def test_serialisation_is_told(code: str) -> None:
     line = f"ptxas info    : ({code}) Potential Performance Loss: wgmma.mma_async instructions are serialized"
-    assert resources.slowed(f"a\n{line}\n{line}\n") == (line,)
-    assert resources.slowed("ptxas info    : (C7520) something else\n") == ()
+    assert resources.slowdown_messages(f"a\n{line}\n{line}\n") == (line,)
+    assert resources.slowdown_messages("ptxas info    : (C7520) something else\n") == ()
 
 
 def test_opcodes_of_real_machine_code() -> None:
@@ -188,7 +188,7 @@ def test_matrix_products_show_the_instruction_of_the_architecture() -> None:
 
 
 def test_a_damaged_cubin_is_told(tmp_path: Path) -> None:
-    if sass.tool() is None:
+    if sass.disassembler() is None:
         pytest.skip("no disassembler: pip install nvidia-cuda-cuobjdump")
     (tmp_path / "k.cubin").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"cannot read .*k\.cubin"):

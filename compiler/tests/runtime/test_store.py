@@ -63,9 +63,9 @@ def forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def anew() -> None:
-    build._seen.clear()
-    cubin._seen.clear()
-    store._own.clear()
+    build._built.clear()
+    cubin._built.clear()
+    store._trusted_folders.clear()
     seal._key.cache_clear()
 
 
@@ -135,7 +135,7 @@ def forge(path: Path, other: Path) -> None:
 
 def forge_with_another_key(path: Path, other: Path) -> None:
     body = other.read_bytes()[: -seal.LENGTH]
-    made = hmac.digest(b"k" * 32, store.name(path).encode() + b"\0" + body, "sha256").hex().encode()
+    made = hmac.digest(b"k" * 32, store.seal_name(path).encode() + b"\0" + body, "sha256").hex().encode()
     put(path, body + seal.MARK + made + b"\n")
 
 
@@ -279,7 +279,7 @@ def folders(cache: Path, path: Path) -> dict[str, Path]:
 def test_a_folder_that_others_may_write_is_refused_by_name(
     which: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "_own_group", lambda: -1)
+    monkeypatch.setattr(trust, "_private_group", lambda: -1)
     cache = tmp_path / "above" / "cache"
     place = folders(cache, build.build(program(7), cache=cache))[which]
     place.chmod(mode)
@@ -296,7 +296,7 @@ def test_a_folder_that_others_may_write_is_refused_by_name(
 
 
 def test_a_group_of_the_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_own_group", os.getegid)
+    monkeypatch.setattr(trust, "_private_group", os.getegid)
     cache = tmp_path / "cache"
     cache.mkdir()
     os.chown(cache, -1, os.getegid())
@@ -345,17 +345,17 @@ def test_users_of_a_container_may_not_be_those_of_its_host(tmp_path: Path, monke
     build.build(program(7), cache=cache)
     anew()
     monkeypatch.setattr(os, "geteuid", lambda: FOREIGN)
-    monkeypatch.setattr(trust, "ours", lambda found: found.st_ino == cache.stat().st_ino)
-    monkeypatch.setattr(trust, "_unmapped", lambda: cache.parent.stat().st_uid)
-    assert trust.complaint(cache, cache) == ""
-    assert "belongs to" in trust.complaint(cache / store.FORMAT, cache)
+    monkeypatch.setattr(trust, "is_trusted_owner", lambda found: found.st_ino == cache.stat().st_ino)
+    monkeypatch.setattr(trust, "_overflow_user", lambda: cache.parent.stat().st_uid)
+    assert trust.distrust_reason(cache, cache) == ""
+    assert "belongs to" in trust.distrust_reason(cache / store.FORMAT, cache)
 
 
 # ---- the key
 
 
 def key() -> Path:
-    place = seal.place()
+    place = seal.key_path()
     assert place is not None
     return place
 
@@ -363,10 +363,10 @@ def key() -> Path:
 def test_the_key_is_the_users_alone_and_lasts(tmp_path: Path) -> None:
     first = seal.sealed(b"body", "name")
     assert key() == tmp_path / "state" / "mlcomp" / "key" and key().stat().st_mode & 0o777 == 0o600
-    assert seal.lasts() and list(key().parent.iterdir()) == [key()]
+    assert seal.is_persistent() and list(key().parent.iterdir()) == [key()]
     anew()
-    assert seal.sealed(b"body", "name") == first and seal.opened(first, "name") == b"body"
-    assert seal.opened(first, "another name") is None
+    assert seal.sealed(b"body", "name") == first and seal.unsealed(first, "name") == b"body"
+    assert seal.unsealed(first, "another name") is None
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "readable", "folder link"])
@@ -383,7 +383,7 @@ def test_a_key_that_is_not_as_it_was_made_is_replaced(damage: str, caplog: pytes
             key().rename(key().with_name("other"))
             key().symlink_to("other")
     anew()
-    assert seal.opened(first, "name") is None and seal.lasts()
+    assert seal.unsealed(first, "name") is None and seal.is_persistent()
     assert "a new one takes its place" in caplog.text and key().stat().st_mode & 0o777 == 0o600
 
 
@@ -393,7 +393,7 @@ def test_without_a_lasting_key_entries_are_of_this_process(
 ) -> None:
     match trouble:
         case "no home":
-            monkeypatch.setattr(seal, "place", lambda: None)
+            monkeypatch.setattr(seal, "key_path", lambda: None)
         case "read-only":
             monkeypatch.setenv("XDG_STATE_HOME", "/proc/self/nothing")
         case _:

@@ -21,7 +21,7 @@ SELF = "/proc/self"  # a link to the number of the process that reads it
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(detect, "usable_cores", lambda: workers.FEWEST_CORES)
+    monkeypatch.setattr(detect, "usable_cores", lambda: workers.MIN_CORES)
     workers.stop()
     yield
     workers.stop()
@@ -38,15 +38,15 @@ def ended(pid: str) -> bool:
 def test_results_come_in_order_from_other_processes() -> None:
     assert workers.each(math.sqrt, [n * n for n in range(40)]) == list(range(40))
     found = set(workers.each(os.readlink, [SELF] * 40))
-    assert str(os.getpid()) not in found and 1 <= len(found) <= workers.FEWEST_CORES
+    assert str(os.getpid()) not in found and 1 <= len(found) <= workers.MIN_CORES
     workers.stop()
     assert all(map(ended, found))
 
 
 def test_few_tasks_and_few_cores_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(os.getpid())
-    assert workers.each(os.readlink, [SELF] * (workers.FEWEST_TASKS - 1)) == [here] * (workers.FEWEST_TASKS - 1)
-    monkeypatch.setattr(detect, "usable_cores", lambda: workers.FEWEST_CORES - 1)
+    assert workers.each(os.readlink, [SELF] * (workers.MIN_TASKS - 1)) == [here] * (workers.MIN_TASKS - 1)
+    monkeypatch.setattr(detect, "usable_cores", lambda: workers.MIN_CORES - 1)
     assert set(workers.each(os.readlink, [SELF] * 20)) == {here}
 
 
@@ -86,33 +86,33 @@ def test_a_forked_process_has_its_own() -> None:
 
 def test_one_task_goes_to_a_process_that_has_begun_and_waits_for_no_other() -> None:
     here = str(os.getpid())
-    assert workers.one(os.readlink, SELF) == here
-    workers.start(workers.MANY)
-    assert workers.one(os.readlink, SELF) != here
-    busy = [workers._workers.get() for _ in workers._all]
+    assert workers.run_task(os.readlink, SELF) == here
+    workers.start(workers.MIN_CALLS)
+    assert workers.run_task(os.readlink, SELF) != here
+    busy = [workers._idle_workers.get() for _ in workers._all_workers]
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(workers.one, os.readlink, SELF)
+        waiting = thread.submit(workers.run_task, os.readlink, SELF)
         assert not wait([waiting], 3 * workers._POLL).done
         for worker in busy:
-            workers._workers.put(worker)
+            workers._idle_workers.put(worker)
         assert waiting.result() != here
     with pytest.raises(ValueError, match=r"domain|nonnegative"):
-        workers.one(math.sqrt, -1)
+        workers.run_task(math.sqrt, -1)
 
 
 def test_who_waits_for_a_process_that_ends_does_it_here() -> None:
-    workers.start(workers.MANY)
-    for worker in [workers._workers.get() for _ in workers._all]:
+    workers.start(workers.MIN_CALLS)
+    for worker in [workers._idle_workers.get() for _ in workers._all_workers]:
         worker.close()
-        workers._all.remove(worker)
-    assert workers.one(os.readlink, SELF) == str(os.getpid())
+        workers._all_workers.remove(worker)
+    assert workers.run_task(os.readlink, SELF) == str(os.getpid())
 
 
 def test_kernels_are_lowered_alike_in_any_process() -> None:
     def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
         return [torch.softmax(x, -1) @ x.t() for x in inputs]
 
-    inputs = [torch.randn(8, 16 + n) for n in range(workers.FEWEST_TASKS)]
+    inputs = [torch.randn(8, 16 + n) for n in range(workers.MIN_TASKS)]
     program, machine = capture(function, inputs).program, target("cpu:avx2")
     asked: list[int] = []
 
@@ -123,4 +123,4 @@ def test_kernels_are_lowered_alike_in_any_process() -> None:
     ours = pipeline.lower(program, machine, each=each)
     equal_kernels._known.clear()
     theirs = pipeline.lower(program, machine)
-    assert asked[0] >= workers.FEWEST_TASKS and ours.stages == theirs.stages and ours.schedules == theirs.schedules
+    assert asked[0] >= workers.MIN_TASKS and ours.stages == theirs.stages and ours.schedules == theirs.schedules

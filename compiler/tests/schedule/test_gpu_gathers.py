@@ -67,7 +67,7 @@ def test_windows_are_loaded_once(name: str, layout: torch.memory_format, dtype: 
     torch.testing.assert_close(found.outputs[0].reshape(x.shape), wanted)
 
 
-@pytest.mark.skipif(cubin.by_nvrtc() is None or sass.tool() is None, reason="no CUDA compiler")
+@pytest.mark.skipif(cubin.nvrtc_compiler() is None or sass.disassembler() is None, reason="no CUDA compiler")
 def test_loads_of_windows_do_not_wait_for_each_other() -> None:
     """A thread has 2 x 4 elements, which lie in 2 x 3 windows, each with an index and a gradient."""
     x = torch.zeros(8, 64, 56, 56, dtype=torch.bfloat16)

@@ -159,12 +159,12 @@ def test_what_blocks_cannot_share_is_refused(case: str) -> None:
         from_tiles(program, TARGETS[target])
 
 
-@pytest.mark.skipif(bool(device.unavailable()), reason="no GPU: " + device.unavailable())
+@pytest.mark.skipif(bool(device.unavailable_reason()), reason="no GPU: " + device.unavailable_reason())
 @pytest.mark.parametrize("native", [True, False])
 def test_runs_at_once_do_not_share_tickets(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One executable in streams and in graphs of its calls, all at once: always the same bits."""
     if not native:
-        monkeypatch.setattr(gpu_native, "built", lambda _: (None, None))
+        monkeypatch.setattr(gpu_native, "await_build", lambda _: (None, None))
     torch.manual_seed(seed := fresh_seed())
     x = torch.randn(2000, 1000, device="cuda")
     call = compiler.compile(lambda x: x.sum(), [x.cpu()], "cuda")

@@ -11,7 +11,9 @@ import compiler
 from compiler.checks import inspection
 from compiler.runtime import cubin, sass
 
-needs_tools = pytest.mark.skipif(cubin.by_nvrtc() is None or sass.tool() is None, reason="no CUDA compiler")
+needs_tools = pytest.mark.skipif(
+    cubin.nvrtc_compiler() is None or sass.disassembler() is None, reason="no CUDA compiler"
+)
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def opcodes(program: Program, target: Target) -> set[str]:
 
 @pytest.mark.parametrize("path", [*COMPILED, *PROGRAMS], ids=lambda p: p.stem)
 def test_code_has_the_instructions_asked_for_and_nothing_spills(path: Path) -> None:
-    if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
+    if cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None:
         pytest.skip("no CUDA compiler")
     program, made = lowered(path)
     _, name = read(path)

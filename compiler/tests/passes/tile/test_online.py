@@ -304,7 +304,9 @@ def test_whoever_leaves_the_pass_out_keeps_three_kernels() -> None:
 # ---- compiled
 
 
-@pytest.mark.skipif(cubin.by_nvrtc() is None and cubin.by_nvcc() is None, reason="no CUDA compiler on this machine")
+@pytest.mark.skipif(
+    cubin.nvrtc_compiler() is None and cubin.nvcc_compiler() is None, reason="no CUDA compiler on this machine"
+)
 def test_machine_code_keeps_everything_in_registers(tmp_path: Path) -> None:
     measured = [attention(512, 512, d, GROUPED, t, (28, 4)) for d in (64, 128) for t in ("bfloat16", "float32")]
     measured.append(by_hand(128, 128, 128, "float32"))
