@@ -37,7 +37,7 @@ static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_n
 
 typedef struct {
   Py_ssize_t position;        // among the buffers
-  PyObject *shape, *stride;   // tuples and a torch.dtype, owned by the launcher's `keep`
+  PyObject *shape, *stride;   // tuples and a torch.dtype, owned by the launcher's `owned`
   PyObject* dtype;
   int32_t code;               // the ABI's number of the dtype
   int may_be_negated;         // the memory of a lazily negated view does not have its elements
@@ -54,11 +54,12 @@ typedef struct {
   void** buffers;             // all addresses, constants filled in
   int64_t* offsets;           // of the temporaries, in the arena
   long long* sizes;
-  int64_t arena_bytes, huge;  // huge: least bytes of an output that asks for huge pages; 0: never
+  int64_t arena_bytes;
+  int64_t huge_bytes;         // least bytes of an output that asks for huge pages; 0: never
   char* arena;
-  int busy;                   // the arena is in use by a call
-  int threads, release;
-  PyObject *admit, *keep;     // admit(position, value) -> a tensor that fits, or raises; keep: owned objects
+  int arena_in_use;           // by a call
+  int threads, release_gil;
+  PyObject *admit, *owned;    // admit(position, value) -> a tensor that fits, or raises; owned: objects kept alive
   // For kernels on another device, whose buffers are aligned to ALIGNMENT and whose arena comes from torch. The entry
   // writes an error number to `status`, about which fail() raises.
   int32_t device, device_index, byte_code;  // the ABI's numbers of the device type and of uint8
@@ -98,7 +99,7 @@ static int64_t integers(PyObject* tuple, int64_t* out, int64_t limit) {
   return n;
 }
 
-static int look_by_attributes(const Spec* s, PyObject* value, void** address) {
+static int read_by_attributes(const Spec* s, PyObject* value, void** address) {
   int64_t sizes[64], strides[64];
   PyObject* dtype = PyObject_GetAttr(value, name_dtype);
   Py_XDECREF(dtype);
@@ -108,9 +109,9 @@ static int look_by_attributes(const Spec* s, PyObject* value, void** address) {
   Py_XDECREF(shape);
   if (ndim != s->ndim) return 0;
   PyObject* stride = PyObject_CallMethodNoArgs(value, name_stride);
-  int64_t same = integers(stride, strides, 64);
+  int64_t n_strides = integers(stride, strides, 64);
   Py_XDECREF(stride);
-  if (same != ndim || !fits(s, ndim, sizes, strides)) return 0;
+  if (n_strides != ndim || !fits(s, ndim, sizes, strides)) return 0;
   PyObject* pointer = PyObject_CallMethodNoArgs(value, name_data_ptr);
   if (pointer == NULL) return 0;
   *address = PyLong_AsVoidPtr(pointer);
@@ -118,7 +119,7 @@ static int look_by_attributes(const Spec* s, PyObject* value, void** address) {
   return !PyErr_Occurred();
 }
 
-static int look_by_abi(const Launcher* l, const Spec* s, PyObject* value, void** address) {
+static int read_by_abi(const Launcher* l, const Spec* s, PyObject* value, void** address) {
   AtTensor* t = (AtTensor*)((char*)value + torch.offset);
   int32_t device, index, layout, dtype;
   int64_t ndim, *sizes, *strides;
@@ -130,18 +131,18 @@ static int look_by_abi(const Launcher* l, const Spec* s, PyObject* value, void**
 }
 
 // Whether the kernel may read `value`, and its address if so. May set a Python error if not.
-static int look(const Launcher* l, const Spec* s, PyObject* value, void** address) {
+static int read_tensor(const Launcher* l, const Spec* s, PyObject* value, void** address) {
   PyObject* class = (PyObject*)Py_TYPE(value);
   if (class != torch.tensor && class != torch.parameter) return 0;
-  int seen = torch.offset ? look_by_abi(l, s, value, address) : look_by_attributes(s, value, address);
-  if (!seen || (*address == NULL && s->numel != 0)) return 0;
+  int is_readable = torch.offset ? read_by_abi(l, s, value, address) : read_by_attributes(s, value, address);
+  if (!is_readable || (*address == NULL && s->numel != 0)) return 0;
   if (l->status != NULL && (uintptr_t)*address % ALIGNMENT) return 0;
   return !s->may_be_negated || !is_true(value, name_is_neg, 1);
 }
 
 // ---- memory
 
-static void want_huge_pages(void* address, int64_t bytes) {
+static void advise_huge_pages(void* address, int64_t bytes) {
   uintptr_t page = 4095, first = ((uintptr_t)address + page) & ~page, last = ((uintptr_t)address + bytes) & ~page;
 #ifdef MADV_HUGEPAGE
   if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);  // only advice: a refusal costs speed
@@ -167,7 +168,7 @@ static PyObject* new_output(const Launcher* l, const Spec* s, void** address) {
     *address = PyLong_AsVoidPtr(pointer);
     Py_DECREF(pointer);
   }
-  if (l->huge && l->device == CPU && s->bytes >= l->huge) want_huge_pages(*address, s->bytes);
+  if (l->huge_bytes && l->device == CPU && s->bytes >= l->huge_bytes) advise_huge_pages(*address, s->bytes);
   return tensor;
 }
 
@@ -177,37 +178,37 @@ static char* new_arena(int64_t bytes) {
   if (arena == NULL)
     PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for temporaries", (long long)bytes);
   else if (bytes >= HUGE_PAGE)
-    want_huge_pages(arena, bytes);
+    advise_huge_pages(arena, bytes);
   return arena;
 }
 
 // The launcher's own arena, or a temporary one if another thread (or an outer call) uses it.
-static char* take_arena(Launcher* l) {
-  if (__atomic_exchange_n(&l->busy, 1, __ATOMIC_ACQUIRE)) return new_arena(l->arena_bytes);
+static char* acquire_arena(Launcher* l) {
+  if (__atomic_exchange_n(&l->arena_in_use, 1, __ATOMIC_ACQUIRE)) return new_arena(l->arena_bytes);
   if (l->arena == NULL) l->arena = new_arena(l->arena_bytes);
-  if (l->arena == NULL) __atomic_store_n(&l->busy, 0, __ATOMIC_RELEASE);
+  if (l->arena == NULL) __atomic_store_n(&l->arena_in_use, 0, __ATOMIC_RELEASE);
   return l->arena;
 }
 
-static void give_arena(Launcher* l, char* arena) {
+static void release_arena(Launcher* l, char* arena) {
   if (arena == l->arena)
-    __atomic_store_n(&l->busy, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&l->arena_in_use, 0, __ATOMIC_RELEASE);
   else
     free(arena);
 }
 
 // ---- a call
 
-// Find a tensor for an argument that fails the quick check (such as a subclass), and keep it alive in `held`.
-static int admit(Launcher* l, Py_ssize_t i, PyObject* value, void** address, PyObject** held) {
+// Find a tensor for an argument that fails the quick check (such as a subclass), and keep it alive in `substitutes`.
+static int admit(Launcher* l, Py_ssize_t i, PyObject* value, void** address, PyObject** substitutes) {
   PyErr_Clear();
-  PyObject* stand_in = PyObject_CallFunction(l->admit, "nO", i, value);
-  if (stand_in == NULL) return 0;
-  if (*held == NULL) *held = PyList_New(0);
-  int kept = *held != NULL && PyList_Append(*held, stand_in) == 0;
-  Py_DECREF(stand_in);
-  if (!kept) return 0;
-  if (look(l, &l->inputs[i], stand_in, address)) return 1;
+  PyObject* substitute = PyObject_CallFunction(l->admit, "nO", i, value);
+  if (substitute == NULL) return 0;
+  if (*substitutes == NULL) *substitutes = PyList_New(0);
+  int is_kept = *substitutes != NULL && PyList_Append(*substitutes, substitute) == 0;
+  Py_DECREF(substitute);
+  if (!is_kept) return 0;
+  if (read_tensor(l, &l->inputs[i], substitute, address)) return 1;
   if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "argument %zd has no memory that a kernel can read", i);
   return 0;
 }
@@ -217,7 +218,7 @@ static void place_temporaries(const Launcher* l, void** buffers, char* arena) {
     buffers[l->n_buffers - l->n_temporaries + i] = arena + l->offsets[i];
 }
 
-static int complain(const Launcher* l, PyObject* const* arguments) {
+static int report_invalid(const Launcher* l, PyObject* const* arguments) {
   PyObject* raised = PyObject_Vectorcall(l->invalid, arguments, l->n_inputs, NULL);
   Py_XDECREF(raised);
   if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an index, a target or a divisor in the data is wrong");
@@ -239,7 +240,7 @@ static int enqueue(Launcher* l, PyObject* const* arguments, void** buffers) {
   }
   const int failed = l->entry(buffers, l->sizes, 0);
   if (arena != NULL) torch.destroy(arena);
-  if (*l->status == 0) return !failed || complain(l, arguments);
+  if (*l->status == 0) return !failed || report_invalid(l, arguments);
   PyObject* raised = PyObject_CallNoArgs(l->fail);
   Py_XDECREF(raised);
   if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a launch failed");
@@ -250,25 +251,26 @@ static int run(Launcher* l, PyObject* const* arguments, void** buffers) {
   if (l->status != NULL) return enqueue(l, arguments, buffers);
   char* arena = NULL;
   if (l->n_temporaries) {
-    if ((arena = take_arena(l)) == NULL) return 0;
+    if ((arena = acquire_arena(l)) == NULL) return 0;
     place_temporaries(l, buffers, arena);
   }
   int threads = l->threads ? l->threads : torch.max_threads(), failed;
-  if (l->release) {
+  if (l->release_gil) {
     PyThreadState* state = PyEval_SaveThread();
     failed = l->entry(buffers, l->sizes, threads);
     PyEval_RestoreThread(state);
   } else {
     failed = l->entry(buffers, l->sizes, threads);
   }
-  if (arena != NULL) give_arena(l, arena);
-  return !failed || complain(l, arguments);
+  if (arena != NULL) release_arena(l, arena);
+  return !failed || report_invalid(l, arguments);
 }
 
-static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buffers, PyObject** held) {
+static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buffers, PyObject** substitutes) {
   for (Py_ssize_t i = 0; i < l->n_inputs; i++) {
     void** address = &buffers[l->inputs[i].position];
-    if (!look(l, &l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, held)) return NULL;
+    if (!read_tensor(l, &l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, substitutes))
+      return NULL;
   }
   PyObject* outputs = PyTuple_New(l->n_outputs);
   if (outputs == NULL) return NULL;
@@ -290,14 +292,14 @@ static PyObject* launch(PyObject* self, PyObject* const* arguments, size_t flags
   if (keywords != NULL && PyTuple_GET_SIZE(keywords))
     return PyErr_Format(PyExc_TypeError, "a compiled kernel takes no keyword arguments, got %R", keywords);
   if (n != l->n_inputs) return PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", l->n_inputs, n);
-  void* few[32];
-  void** buffers = l->n_buffers <= 32 ? few : PyMem_Malloc(l->n_buffers * sizeof(void*));
+  void* on_stack[32];
+  void** buffers = l->n_buffers <= 32 ? on_stack : PyMem_Malloc(l->n_buffers * sizeof(void*));
   if (buffers == NULL) return PyErr_NoMemory();
   memcpy(buffers, l->buffers, l->n_buffers * sizeof(void*));
-  PyObject* held = NULL;
-  PyObject* outputs = launch_into(l, arguments, buffers, &held);
-  Py_XDECREF(held);
-  if (buffers != few) PyMem_Free(buffers);
+  PyObject* substitutes = NULL;
+  PyObject* outputs = launch_into(l, arguments, buffers, &substitutes);
+  Py_XDECREF(substitutes);
+  if (buffers != on_stack) PyMem_Free(buffers);
   return outputs;
 }
 
@@ -327,7 +329,7 @@ static Spec* read_specs(PyObject* rows, Py_ssize_t* n) {
   return specs;
 }
 
-static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   unsigned long long entry, status = 0;
   PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *invalid, *fail = Py_None;
   Py_ssize_t arena, huge;
@@ -343,10 +345,10 @@ static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   Launcher* l = (Launcher*)type->tp_alloc(type, 0);
   if (l == NULL) return NULL;
   l->vectorcall = launch, l->entry = (Entry)(uintptr_t)entry;
-  l->admit = Py_NewRef(admit), l->keep = Py_NewRef(args), l->fail = Py_NewRef(fail), l->invalid = Py_NewRef(invalid);
+  l->admit = Py_NewRef(admit), l->owned = Py_NewRef(args), l->fail = Py_NewRef(fail), l->invalid = Py_NewRef(invalid);
   l->device = device, l->device_index = device_index, l->byte_code = byte_code;
   l->status = (const int*)(uintptr_t)status;
-  l->threads = threads, l->release = release, l->huge = huge, l->arena_bytes = arena;
+  l->threads = threads, l->release_gil = release, l->huge_bytes = huge, l->arena_bytes = arena;
   l->inputs = read_specs(inputs, &l->n_inputs);
   l->outputs = read_specs(outputs, &l->n_outputs);
   Py_ssize_t n_constants = PyTuple_GET_SIZE(constants), n_sizes = PyTuple_GET_SIZE(sizes);
@@ -372,7 +374,7 @@ static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 static int traverse(PyObject* self, visitproc visit, void* arg) {
   Launcher* l = (Launcher*)self;
   Py_VISIT(l->admit);
-  Py_VISIT(l->keep);
+  Py_VISIT(l->owned);
   Py_VISIT(l->fail);
   Py_VISIT(l->invalid);
   return 0;
@@ -381,7 +383,7 @@ static int traverse(PyObject* self, visitproc visit, void* arg) {
 static int clear(PyObject* self) {
   Launcher* l = (Launcher*)self;
   Py_CLEAR(l->admit);
-  Py_CLEAR(l->keep);
+  Py_CLEAR(l->owned);
   Py_CLEAR(l->fail);
   Py_CLEAR(l->invalid);
   return 0;
@@ -392,7 +394,7 @@ static void free_specs(Spec* specs, Py_ssize_t n) {
   PyMem_Free(specs);
 }
 
-static void drop(PyObject* self) {
+static void deallocate(PyObject* self) {
   Launcher* l = (Launcher*)self;
   PyObject_GC_UnTrack(self);
   clear(self);
@@ -412,15 +414,15 @@ static PyTypeObject launcher_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(Launcher, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_new = make,
+    .tp_new = create,
     .tp_traverse = traverse,
     .tp_clear = clear,
-    .tp_dealloc = drop,
+    .tp_dealloc = deallocate,
 };
 
 // ---- the module
 
-static PyObject* use(PyObject* module, PyObject* args) {
+static PyObject* set_torch_functions(PyObject* module, PyObject* args) {
   unsigned long long a[12];
   PyObject *tensor, *parameter, *empty_strided;
   if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
@@ -434,7 +436,7 @@ static PyObject* use(PyObject* module, PyObject* args) {
 }
 
 static PyMethodDef methods[] = {
-    {"use", use, METH_VARARGS,
+    {"use", set_torch_functions, METH_VARARGS,
      "use(Tensor, Parameter, empty_strided, offset, (device_type, layout, dtype, dim, sizes, strides, data, empty, "
      "destroy, wrap, max_threads, device_index)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
     {0}};

@@ -9,19 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from compiler.checks.instructions.tensor import kernel
-from compiler.checks.instructions.trial import TYPES, Trial, stored
+from compiler.checks.instructions.trial import TYPES, Trial, to_stored
 from compiler.interpret.scalar import Array, storage
 from compiler.ir.dtype import DType, f32, i32, u8
 from compiler.runtime.launches import Extent, Launch, Map
 
 Memory = tuple[str, DType, Array]  # values as the interpreters represent them
-Named = tuple[str, str, Trial]  # name, required feature of the target, trial
-Trials = Iterator[Named]
+NamedTrial = tuple[str, str, Trial]  # name, required feature of the target, trial
+Trials = Iterator[NamedTrial]
 
 
-def by_hand(name: str, needs: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...],
-           outputs: tuple[Memory, ...], *, threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1),
-           maps: tuple[Map, ...] = (), shared: int = 0, mbarriers: Mapping[str, int] = {}) -> Named:  # fmt: skip
+def handwritten(name: str, needs: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...],
+                outputs: tuple[Memory, ...], *, threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1),
+                maps: tuple[Map, ...] = (), shared: int = 0,
+                mbarriers: Mapping[str, int] = {}) -> NamedTrial:  # fmt: skip
     """A handwritten kernel. Its parameters are the inputs, the outputs, then the maps as m0, m1, ...; thread 0 first
     initialises `mbarriers`, each with its number of arrivals."""
     params = [
@@ -29,73 +30,75 @@ def by_hand(name: str, needs: str, body: str, includes: tuple[str, ...], inputs:
         *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
         *(f"MLC_TENSOR_MAP(m{i})" for i in range(len(maps))),
     ]
-    begun = [f"MLC_SHARED(unsigned long, {x}, 1, 8);" for x in mbarriers]
+    prologue = [f"MLC_SHARED(unsigned long, {x}, 1, 8);" for x in mbarriers]
     if mbarriers:
-        made = (f"    mlc_mbarrier_init({x}, {n});" for x, n in mbarriers.items())
-        begun += ["if (t == 0) {", *made, "    mlc_mbarrier_fence_init();", "}"]
-    text = kernel(name, threads, params, [*begun, *body.strip("\n").splitlines()], cluster[0])
+        initialisations = (f"    mlc_mbarrier_init({x}, {n});" for x, n in mbarriers.items())
+        prologue += ["if (t == 0) {", *initialisations, "    mlc_mbarrier_fence_init();", "}"]
+    text = kernel(name, threads, params, [*prologue, *body.strip("\n").splitlines()], cluster[0])
     arguments = (*range(len(inputs) + len(outputs)), *maps)
     launch = Launch(name, (blocks, 1, 1), (threads, 1, 1), arguments, shared=shared, cluster=cluster)
-    return name, needs, Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
+    return name, needs, Trial(text, includes, launch, tuple((x, to_stored(v, t)) for x, t, v in inputs), outputs)
 
 
 def elementwise(
-    name: str, header: str, call: str, inputs: tuple[Memory, ...], wanted: Array, tolerance: Array | None = None
-) -> Named:
+    name: str, header: str, call: str, inputs: tuple[Memory, ...], expected: Array, tolerance: Array | None = None
+) -> NamedTrial:
     """A kernel that computes each element i by `call`, within a tolerance."""
-    body = f"for (int i = t; i < {wanted.size}; i += 64) out[i] = {call};"
-    _, needs, trial = by_hand(name, "", body, (header,), inputs, (("out", f32, wanted),), threads=64)
+    body = f"for (int i = t; i < {expected.size}; i += 64) out[i] = {call};"
+    _, needs, trial = handwritten(name, "", body, (header,), inputs, (("out", f32, expected),), threads=64)
     return name, needs, trial if tolerance is None else replace(trial, tolerance=tolerance)
 
 
-def small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
+def small_integers(
+    rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9
+) -> Array:
     """Small integers, whose sums here are exact in every type."""
     return rng.integers(0 if dtype is u8 else low, high, shape).astype(storage(dtype))
 
 
 def formulas(rng: np.random.Generator) -> Trials:
     """All trials of this module."""
-    for made in (_sequences, _conversions, _extremes, _powers):
-        yield from made(rng)
+    for trials_of in (_sequences, _conversions, _extremes, _powers):
+        yield from trials_of(rng)
 
 
 def _sequences(rng: np.random.Generator) -> Trials:
     """Functions with a dedicated sequence on the GPU, over all of f32, within an ulp of correct rounding."""
-    places = [0.0, 2.0**-149, 2.0**-126, 2.0**-124, 1.0, 0.921875, 4.0, 2.0**124, 2.0**126, (2 - 2.0**-23) * 2.0**127]
-    special = np.array([*places, np.inf, np.nan], np.float32)
+    specials = [0.0, 2.0**-149, 2.0**-126, 2.0**-124, 1.0, 0.921875, 4.0, 2.0**124, 2.0**126, (2 - 2.0**-23) * 2.0**127]
+    special = np.array([*specials, np.inf, np.nan], np.float32)
     special = np.concatenate((special, -special))
-    some = rng.integers(0, 2**32, (2, 2048), dtype=np.uint64).astype(np.uint32).view(np.float32)
-    near = rng.uniform(-4, 4, (2, 2048)).astype(np.float32)
+    any_bits = rng.integers(0, 2**32, (2, 2048), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    moderate = rng.uniform(-4, 4, (2, 2048)).astype(np.float32)
     edges = np.stack((np.repeat(special, special.size), np.tile(special, special.size)))
-    x, y = np.concatenate((some, near, edges), axis=1)
+    x, y = np.concatenate((any_bits, moderate, edges), axis=1)
     with np.errstate(all="ignore"):
         quotients = x / y
         shares = x / (np.abs(y) + np.float32(1))
         errors = np.array([math.erf(a) for a in x], np.float32)
         steps = [np.where(np.isfinite(w), np.spacing(np.abs(w)), 0) for w in (quotients, shares, 2 * errors)]
-    for name, header, call, wanted, step in (
+    for name, header, call, expected, step in (
         ("division", "arithmetic", "mlc_div(x[i], y[i])", quotients, steps[0]),
         ("division_by_large", "arithmetic", "mlc_div_large(x[i], fabsf(y[i]) + 1.0f)", shares, steps[1]),
         ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[2]),
     ):
-        yield elementwise(name, header, call, (("x", f32, x), ("y", f32, y)), wanted, step)
+        yield elementwise(name, header, call, (("x", f32, x), ("y", f32, y)), expected, step)
 
 
 def _conversions(rng: np.random.Generator) -> Trials:
     """All 16-bit floats to f32; and from f32 to 16 bits, samples of each exponent, halfway cases and special values."""
-    every = np.arange(1 << 16, dtype=np.int32)
-    wide = (every.astype(np.uint32) << 16).view(np.float32)
-    half = every.astype(np.uint16).view(np.float16).astype(np.float32)
+    all_bits = np.arange(1 << 16, dtype=np.int32)
+    wide = (all_bits.astype(np.uint32) << 16).view(np.float32)
+    half = all_bits.astype(np.uint16).view(np.float16).astype(np.float32)
     for name, values in (("bf16", wide), ("f16", half)):
         call = f"mlc_from_{name}((unsigned short)x[i])"
-        yield elementwise(f"from_{name}", "convert", call, (("x", i32, every),), values)
+        yield elementwise(f"from_{name}", "convert", call, (("x", i32, all_bits),), values)
     halfway = rng.integers(0, 2**16, (1024,), dtype=np.uint32) << 16 | np.uint32(0x8000)
     of_half = half[np.isfinite(half)].astype(np.float64)
     between = ((of_half[:-1] + of_half[1:]) / 2).astype(np.float32)[rng.integers(0, of_half.size - 1, 1024)]
-    some = rng.integers(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    places = [0, 2.0**-25, 65504, 65519.996, 65520, 2.0**-133, 2.0**-134, 3.3961775e38, np.inf, np.nan]
-    near = rng.uniform(-9e4, 9e4, 2048)
-    x = np.concatenate((some, halfway.view(np.float32), between, np.array([*near, *places], np.float32)))
+    any_bits = rng.integers(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    specials = [0, 2.0**-25, 65504, 65519.996, 65520, 2.0**-133, 2.0**-134, 3.3961775e38, np.inf, np.nan]
+    moderate = rng.uniform(-9e4, 9e4, 2048)
+    x = np.concatenate((any_bits, halfway.view(np.float32), between, np.array([*moderate, *specials], np.float32)))
     x = np.concatenate((x, -x))
     with np.errstate(all="ignore"):
         to_half = x.astype(np.float16).view(np.uint16)
@@ -109,7 +112,7 @@ for (int i = t; i < {x.size}; i += 64) out[i] = mlc_to_{name}(x[i]);
 for (int i = t; i < {x.size // 2}; i += 64) pairs[i] = (int)mlc_pack_{name}(x[2 * i], x[2 * i + 1]);
 """
         outputs = (("out", i32, wanted.astype(np.int32)), ("pairs", i32, pairs))
-        yield by_hand(f"to_{name}", "", body, ("convert",), (("x", f32, x),), outputs, threads=64)
+        yield handwritten(f"to_{name}", "", body, ("convert",), (("x", f32, x),), outputs, threads=64)
 
 
 def _extremes(rng: np.random.Generator) -> Trials:
@@ -129,15 +132,15 @@ def _powers(rng: np.random.Generator) -> Trials:
     with np.errstate(all="ignore"):
         exact = np.exp2(x.astype(np.float64))
         powers = np.where(exact < 2.0**-126, 0, exact).astype(np.float32)
-        slack = np.where(np.isfinite(powers), 2.0**-22 * np.abs(powers), 0) + np.where(x < -125.99, 2.0**-126, 0)
-        slack = np.where((x == 0) | ~np.isfinite(x), 0, slack)
+        tolerance = np.where(np.isfinite(powers), 2.0**-22 * np.abs(powers), 0) + np.where(x < -125.99, 2.0**-126, 0)
+        tolerance = np.where((x == 0) | ~np.isfinite(x), 0, tolerance)
     bits = np.concatenate((rng.integers(1, 0x7F800000, 4096), [1, 0x007FFFFF, 0x00800000, 0x7F800000, 0x7FC00000]))
     y = np.concatenate((bits.astype(np.uint32).view(np.float32), [0.0, -1.0])).astype(np.float32)
     with np.errstate(all="ignore"):
         roots = (1 / np.sqrt(y.astype(np.float64))).astype(np.float32)
         steps = np.where(np.isfinite(roots), 2 * np.spacing(np.abs(roots)), 0)
-    for name, call, values, wanted, step in (
-        ("exp2_ftz", "mlc_exp2_ftz(x[i])", x, powers, slack),
+    for name, call, values, expected, step in (
+        ("exp2_ftz", "mlc_exp2_ftz(x[i])", x, powers, tolerance),
         ("reciprocal_root", "mlc_rsqrt(x[i])", y, roots, steps),
     ):
-        yield elementwise(name, "mathematics", call, (("x", f32, values),), wanted, step)
+        yield elementwise(name, "mathematics", call, (("x", f32, values),), expected, step)

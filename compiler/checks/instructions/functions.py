@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.checks.instructions.formulas import Named, Trials, by_hand, formulas, small
+from compiler.checks.instructions.formulas import NamedTrial, Trials, formulas, handwritten, small_integers
 from compiler.checks.instructions.trial import TYPES
 from compiler.interpret.scalar import storage
 from compiler.ir.dtype import DType, bf16, f16, f32, f64, i8, i16, i32, i64, u8
@@ -17,9 +17,9 @@ from compiler.runtime.launches import Map
 def functions(seed: int) -> Trials:
     """The trials of all device functions."""
     rng = np.random.default_rng(seed)
-    arithmetic = (formulas, _extremes, _atomics, _vectors_added, _warp)
-    for made in (*arithmetic, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
-        yield from made(rng)
+    arithmetic = (formulas, _extremes, _atomics, _vector_atomics, _warp)
+    for trials_of in (*arithmetic, _hinted_accesses, _barriers, _arriving_copies, _clusters, _bulk_copies, _launches):
+        yield from trials_of(rng)
 
 
 def _extremes(rng: np.random.Generator) -> Trials:
@@ -27,10 +27,10 @@ def _extremes(rng: np.random.Generator) -> Trials:
     negations = [(dtype, "", "-{}" if dtype.is_float else "mlc_negated({})") for dtype in (i8, i16, i32, i64, f32)]
     negations += [(i32, "_as_difference", "mlc_sub(0, {})"), (i32, "_as_product", "mlc_mul({}, -1)")]
     negations += [(i32, "_as_complement", "mlc_add(~{}, 1)"), (i32, "_as_quotient", "mlc_truncdiv({}, -1)")]
-    for dtype, kind, neg in negations:
-        x = small(rng, dtype, (3, 32), -9, 9)
+    for dtype, kind, negation in negations:
+        x = small_integers(rng, dtype, (3, 32), -9, 9)
         a, b, c = x
-        negated = ", ".join(f"{name} = {neg.format(of)}" for name, of in zip("pqr", "abc", strict=True))
+        negated = ", ".join(f"{name} = {negation.format(operand)}" for name, operand in zip("pqr", "abc", strict=True))
         body = f"""
 const auto a = x[t], b = x[32 + t], c = x[64 + t];
 const decltype(x[0] + 0) {negated}, s = mlc_abs(a);
@@ -43,9 +43,9 @@ out[64 + t] = mlc_min(mlc_max(s, q), c - 5);
             np.maximum.reduce((-a, -b, -c)),
             np.minimum(np.maximum(abs(a), -b), c - 5),
         )
-        wanted = np.stack(rows).astype(storage(dtype))
-        yield by_hand(
-            f"extremes_{dtype}{kind}", "", body, ("arithmetic",), (("x", dtype, x),), (("out", dtype, wanted),)
+        expected = np.stack(rows).astype(storage(dtype))
+        yield handwritten(
+            f"extremes_{dtype}{kind}", "", body, ("arithmetic",), (("x", dtype, x),), (("out", dtype, expected),)
         )
 
 
@@ -53,10 +53,10 @@ def _atomics(rng: np.random.Generator) -> Trials:
     for dtype in (f32, f64, bf16, f16, i64, i32, i16, i8, u8):
         for op, combine in (("add", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)):
             # Four threads combine into each of 8 elements.
-            x, start = small(rng, dtype, (4, 8), -2, 3), small(rng, dtype, (8,), -4, 5)
+            x, start = small_integers(rng, dtype, (4, 8), -2, 3), small_integers(rng, dtype, (8,), -4, 5)
             if dtype.is_float and op in ("max", "min"):
                 x[1, 3] = np.nan
-            wanted = combine.reduce(np.concatenate((start[None], x)).astype(np.float64), axis=0)
+            expected = combine.reduce(np.concatenate((start[None], x)).astype(np.float64), axis=0)
             name = f"atomic_{op}_{dtype}"
             body = f"""
 if (t < 8) out[t] = start[t];
@@ -64,21 +64,21 @@ mlc_block_barrier();
 mlc_atomic_{op}(out + t % 8, x[t]);
 """
             with np.errstate(invalid="ignore"):
-                memory = wanted.astype(storage(dtype))
-            yield by_hand(
+                memory = expected.astype(storage(dtype))
+            yield handwritten(
                 name, "", body, ("atomics",), (("x", dtype, x), ("start", dtype, start)), (("out", dtype, memory),),
             )  # fmt: skip
-    x = small(rng, i32, (4, 64), 0, 100)
+    x = small_integers(rng, i32, (4, 64), 0, 100)
     body = """
 const int before = mlc_atomic_add(ticket, 1);
 mlc_fence_device();
 out[before] = before;
 """
-    wanted = np.arange(64, dtype=np.int32)
+    expected = np.arange(64, dtype=np.int32)
     setup = "if (blockIdx.x == 0 && t < 1) ticket[0] = 0;"  # one block: the counter is set before it is taken
-    yield by_hand(
+    yield handwritten(
         "atomic_ticket", "", f"{setup}\nmlc_block_barrier();{body}", ("atomics",), (("x", i32, x),),
-        (("ticket", i32, np.array([64], np.int32)), ("out", i32, wanted)), threads=64,
+        (("ticket", i32, np.array([64], np.int32)), ("out", i32, expected)), threads=64,
     )  # fmt: skip
     body = """
 if (t == 0) tickets[0] = 0;
@@ -87,15 +87,15 @@ int last;
 mlc_take_ticket(&last, tickets, 64);
 if (last) out[0] = x[0] + tickets[0];
 """
-    yield by_hand(
+    yield handwritten(
         "take_ticket", "", body, ("atomics",), (("x", i32, x),),
         (("tickets", i32, np.zeros(1, np.int32)), ("out", i32, x.reshape(-1)[:1].astype(np.int32))), threads=64,
     )  # fmt: skip
 
 
-def _vectors_added(rng: np.random.Generator) -> Trials:
+def _vector_atomics(rng: np.random.Generator) -> Trials:
     for dtype, width in ((f32, 4), (f16, 2), (bf16, 2)):
-        x = small(rng, dtype, (32, width))
+        x = small_integers(rng, dtype, (32, width))
         name = f"red_add{width}_{dtype}"
         body = f"""
 if (t < {width}) out[t] = start[t];
@@ -104,22 +104,22 @@ mlc_block_barrier();
 for (int i = 0; i < {width}; i++) mine[i] = x[t * {width} + i];
 mlc_red_add{width}(out, mine);
 """
-        start = small(rng, dtype, (width,))
-        wanted = start + x.sum(0)
-        yield by_hand(
+        start = small_integers(rng, dtype, (width,))
+        expected = start + x.sum(0)
+        yield handwritten(
             name, "" if dtype is f16 else "red.vector", body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
-            (("out", dtype, wanted.astype(storage(dtype))),),
+            (("out", dtype, expected.astype(storage(dtype))),),
         )  # fmt: skip
 
 
 def _warp(rng: np.random.Generator) -> Trials:
-    x = small(rng, i32, (32,))
+    x = small_integers(rng, i32, (32,))
     lanes = np.arange(32)
-    every = (x > 0).astype(np.int64) @ (1 << lanes.astype(np.int64))
+    ballot = (x > 0).astype(np.int64) @ (1 << lanes.astype(np.int64))
     rows = [
         x[lanes ^ 5], np.where(lanes >= 3, x[lanes - 3], x), np.where(lanes < 29, x[(lanes + 3) % 32], x),
         np.full(32, x[7]), np.full(32, x[0]), np.full(32, (x > 7).any()), np.full(32, (x > -9).all()),
-        np.full(32, every), np.ones(32),
+        np.full(32, ballot), np.ones(32),
     ]  # fmt: skip
     body = """
 const int v = x[t];
@@ -134,11 +134,11 @@ out[224 + t] = mlc_ballot(v > 0);
 const bool chosen = mlc_elect();
 out[256 + t] = __popc(mlc_ballot(chosen));
 """
-    wanted = np.stack(rows).astype(np.int64)
-    yield by_hand("warp", "", body, ("vote",), (("x", i32, x),), (("out", i64, wanted),))
+    expected = np.stack(rows).astype(np.int64)
+    yield handwritten("warp", "", body, ("vote",), (("x", i32, x),), (("out", i64, expected),))
 
 
-def _hinted(rng: np.random.Generator) -> Trials:
+def _hinted_accesses(rng: np.random.Generator) -> Trials:
     for size in (1, 2, 4, 8, 16):
         x = rng.integers(-128, 128, (64, size)).astype(np.int8)
         for hint in ("once", "keep"):
@@ -148,11 +148,11 @@ __align__({size}) signed char mine[{size}];
 mlc_load_{hint}<{size}>(mine, x + t * {size});
 mlc_store_once<{size}>(out + t * {size}, mine);
 """
-            yield by_hand(name, "", body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
+            yield handwritten(name, "", body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
 
 
 def _barriers(rng: np.random.Generator) -> Trials:
-    x = small(rng, f32, (4, 64))
+    x = small_integers(rng, f32, (4, 64))
     # Two warps fill and two others read one buffer repeatedly: barrier 1 signals full, barrier 2 empty.
     body = """
 MLC_SHARED(float, s, 64, 16);
@@ -168,8 +168,10 @@ for (long i = 0; i < 4; i++) {
     }
 }
 """
-    wanted = x[:, ::-1].copy()
-    yield by_hand("named_barrier", "", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),), threads=128)
+    expected = x[:, ::-1].copy()
+    yield handwritten(
+        "named_barrier", "", body, ("mbarrier",), (("x", f32, x),), (("out", f32, expected),), threads=128
+    )
     body = """
 MLC_SHARED(float, s, 64, 16);
 mlc_block_barrier();
@@ -185,14 +187,14 @@ for (long i = 0; i < 4; i++) {
     }
 }
 """
-    yield by_hand(
-        "mbarrier", "mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),), threads=128,
+    yield handwritten(
+        "mbarrier", "mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, expected),), threads=128,
         mbarriers={"full": 64, "empty": 64},
     )  # fmt: skip
 
 
 def _arriving_copies(rng: np.random.Generator) -> Trials:
-    x = small(rng, f32, (3, 32, 4))
+    x = small_integers(rng, f32, (3, 32, 4))
     body = """
 MLC_SHARED(float, s, 384, 16);
 MLC_SHARED(unsigned long, full, 3, 8);
@@ -210,14 +212,14 @@ for (long i = 0; i < 3; i++) {
     for (long j = 0; j < 4; j++) out[i * 128 + t * 4 + j] = s[i * 128 + (31 - t) * 4 + j];
 }
 """
-    yield by_hand(
+    yield handwritten(
         "cp_async_arrive", "mbarrier", body, ("async", "mbarrier"), (("x", f32, x),),
         (("out", f32, x[:, ::-1].copy()),),
     )  # fmt: skip
 
 
 def _clusters(rng: np.random.Generator) -> Trials:
-    x = small(rng, f32, (4, 32))
+    x = small_integers(rng, f32, (4, 32))
     body = """
 MLC_SHARED(float, s, 32, 16);
 const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
@@ -228,9 +230,9 @@ mlc_mbarrier_wait_cluster(full, 0);
 out[blockIdx.x * 32 + t] = s[t];
 mlc_cluster_barrier();
 """
-    wanted = np.roll(x, 1, 0)
-    yield by_hand(
-        "store_async", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, wanted),), blocks=4,
+    expected = np.roll(x, 1, 0)
+    yield handwritten(
+        "store_async", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, expected),), blocks=4,
         cluster=(4, 1, 1), mbarriers={"full": 1},
     )  # fmt: skip
     body = """
@@ -243,8 +245,8 @@ mlc_mbarrier_wait_cluster(full, 0);
 out[blockIdx.x * 32 + t] = s[t];
 mlc_cluster_barrier();
 """
-    yield by_hand(
-        "arrive_cluster", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, wanted),),
+    yield handwritten(
+        "arrive_cluster", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, expected),),
         blocks=4, cluster=(4, 1, 1), mbarriers={"full": 32},
     )  # fmt: skip
     body = """
@@ -259,16 +261,16 @@ if (t < 8) {
 }
 mlc_cluster_leave();
 """
-    wanted = np.roll(x, -1, 0)
-    yield by_hand(
-        "cluster_get", "cluster", body, ("cluster",), (("x", f32, x),), (("out", f32, wanted),), blocks=4,
+    expected = np.roll(x, -1, 0)
+    yield handwritten(
+        "cluster_get", "cluster", body, ("cluster",), (("x", f32, x),), (("out", f32, expected),), blocks=4,
         cluster=(4, 1, 1),
     )  # fmt: skip
 
 
-def _bulk(rng: np.random.Generator) -> Trials:
+def _bulk_copies(rng: np.random.Generator) -> Trials:
     x = rng.integers(-128, 128, (512,)).astype(np.int8)
-    arrived = """
+    prologue = """
 MLC_DYNAMIC_SHARED(s);
 unsigned long* const full = (unsigned long*)(s + 1024);
 if (t == 0) {
@@ -276,7 +278,7 @@ if (t == 0) {
     mlc_mbarrier_fence_init();
 }
 """
-    body = f"""{arrived}
+    body = f"""{prologue}
 mlc_block_barrier();
 if (t == 0) {{
     mlc_mbarrier_expect(full, 512);
@@ -293,10 +295,10 @@ if (t == 0) {{
     mlc_bulk_wait<0>();
 }}
 """
-    yield by_hand("bulk", "tma", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
+    yield handwritten("bulk", "tma", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
     # Block 0 loads for both; each block stores what it received plus its rank.
-    y = small(rng, f32, (8, 32))
-    body = f"""{arrived}
+    y = small_integers(rng, f32, (8, 32))
+    body = f"""{prologue}
 mlc_cluster_barrier();
 if (t == 0) mlc_mbarrier_expect(full, 1024);
 if (t == 0 && mlc_cluster_rank() == 0) {{
@@ -307,20 +309,20 @@ mlc_mbarrier_wait_cluster(full, 0);
 for (long e = t; e < 256; e += 32) out[blockIdx.x * 256 + e] = ((float*)s)[e] + mlc_cluster_rank();
 mlc_cluster_barrier();
 """
-    wanted = np.stack((y, y + 1))
+    expected = np.stack((y, y + 1))
     tensor = Map(0, "f32", (32, 8), (4, 128), (32, 8))
-    yield by_hand(
-        "tma_multicast", "tma", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, wanted),), blocks=2,
+    yield handwritten(
+        "tma_multicast", "tma", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, expected),), blocks=2,
         cluster=(2, 1, 1), maps=(tensor,), shared=1032,
     )  # fmt: skip
     for dtype in (f32, i32, f16, bf16):
         yield _tma_add(rng, dtype)
 
 
-def _tma_add(rng: np.random.Generator, dtype: DType) -> Named:
+def _tma_add(rng: np.random.Generator, dtype: DType) -> NamedTrial:
     c = TYPES[dtype.name]
     size = dtype.bytes
-    z, start = small(rng, dtype, (4, 16)), small(rng, dtype, (4, 16))
+    z, start = small_integers(rng, dtype, (4, 16)), small_integers(rng, dtype, (4, 16))
     body = f"""
 MLC_DYNAMIC_SHARED(s);
 for (long e = t; e < 64; e += 32) out[e] = start[e];
@@ -333,19 +335,19 @@ if (t == 0) {{
     mlc_bulk_wait<0>();
 }}
 """
-    wanted = start.copy()
-    wanted[1:] = start[1:] + z[:-1]
+    expected = start.copy()
+    expected[1:] = start[1:] + z[:-1]
     tensor = Map(2, dtype.name, (16, 4), (size, 16 * size), (16, 4))
-    return by_hand(
+    return handwritten(
         f"tma_add_{dtype}", "tma", body, ("tma",), (("x", dtype, z), ("start", dtype, start)),
-        (("out", dtype, wanted),), maps=(tensor,), shared=1024,
+        (("out", dtype, expected),), maps=(tensor,), shared=1024,
     )  # fmt: skip
 
 
 def _launches(rng: np.random.Generator) -> Trials:
-    x = small(rng, f32, (256,))
+    x = small_integers(rng, f32, (256,))
     body = "mlc_wait_dependencies();\nout[t] = x[t];\nmlc_launch_dependents();"
-    yield by_hand("dependent_launch", "pdl", body, ("launch",), (("x", f32, x[:32]),), (("out", f32, x[:32]),))
+    yield handwritten("dependent_launch", "pdl", body, ("launch",), (("x", f32, x[:32]),), (("out", f32, x[:32]),))
     body = """
 if (mlc_warp_uniform(t / 128) == 0) {
     mlc_registers_decrease<40>();
@@ -355,7 +357,8 @@ if (mlc_warp_uniform(t / 128) == 0) {
     out[t] = x[t] + 1.0f;
 }
 """
-    wanted = x + np.repeat(np.array([0, 1], np.float32), 128)
-    yield by_hand(
-        "registers", "setmaxnreg", body, ("registers", "vote"), (("x", f32, x),), (("out", f32, wanted),), threads=256,
+    expected = x + np.repeat(np.array([0, 1], np.float32), 128)
+    yield handwritten(
+        "registers", "setmaxnreg", body, ("registers", "vote"), (("x", f32, x),), (("out", f32, expected),),
+        threads=256,
     )  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.checks.instructions.tensor import TILE_ALIGNMENT, each, identifier, kernel
-from compiler.checks.instructions.trial import TYPES, Trial, stored
+from compiler.checks.instructions.tensor import TILE_ALIGNMENT, for_each_register, identifier, kernel
+from compiler.checks.instructions.trial import TYPES, Trial, to_stored
 from compiler.interpret import tile as interpreter
 from compiler.interpret.scalar import Array, round_bf16, storage
 from compiler.ir import dtype as dt
@@ -25,14 +25,14 @@ def fragments(row: Fragments, seed: int) -> list[Trial]:
     rng = np.random.default_rng(seed)
     (rows, columns), count = row.layout.shape, registers(row.layout)
     values = rng.integers(-(2**15), 2**15, (rows, columns)).astype(np.int16)
-    whole, mine = f"for (long e = t; e < {rows * columns}; e += 32) ", f"s + t % {rows} * {columns}"
+    for_all, own_row = f"for (long e = t; e < {rows * columns}; e += 32) ", f"s + t % {rows} * {columns}"
     call = f"{row.function}<{count // 2}>"
     if row.target == "registers":
-        body = [f"{whole}s[e] = x[e];", "mlc_block_barrier();", f"short held[{count}];", f"{call}(held, {mine});",
-                *each(row.layout, "out[at] = held[r]")]  # fmt: skip
+        body = [f"{for_all}s[e] = x[e];", "mlc_block_barrier();", f"short held[{count}];", f"{call}(held, {own_row});",
+                *for_each_register(row.layout, "out[at] = held[r]")]  # fmt: skip
     else:
-        body = [f"short held[{count}];", *each(row.layout, "held[r] = x[at]"), f"{call}({mine}, held);",
-                "mlc_block_barrier();", f"{whole}out[e] = s[e];"]  # fmt: skip
+        body = [f"short held[{count}];", *for_each_register(row.layout, "held[r] = x[at]"), f"{call}({own_row}, held);",
+                "mlc_block_barrier();", f"{for_all}out[e] = s[e];"]  # fmt: skip
     name = identifier(row.name)
     text = kernel(name, 32, _params("short", "short"), [f"MLC_SHARED(short, s, {rows * columns}, 16);", *body])
     launch = Launch(name, (1, 1, 1), (32, 1, 1), (0, 1))
@@ -54,17 +54,16 @@ def transfers(row: Transfer, seed: int) -> list[Trial]:
     raise ValueError(f"no trial of {row.name}")
 
 
-def copied(
-    how: str, tensors: Sequence[tuple[str, DType, tuple[int, ...]]], copy: str, arrays: Sequence[Array]
+def copy_result(
+    method: str, tensors: Sequence[tuple[str, DType, tuple[int, ...]]], copy: str, arrays: Sequence[Array]
 ) -> Array:
     """The result of a Tile IR copy to the second tensor, which has previous contents."""
-    words = [f"{name}: {t}[{', '.join(map(str, shape))}]" for name, t, shape in tensors]
-    text = (
-        f'def f({words[0]}, *, {words[1]}):\n    with kernel("f", [x, y], writes=[y]):\n        copy({copy}, "{how}")\n'
-    )
+    declarations = [f"{name}: {t}[{', '.join(map(str, shape))}]" for name, t, shape in tensors]
+    head = f'def f({declarations[0]}, *, {declarations[1]}):\n    with kernel("f", [x, y], writes=[y]):\n'
+    text = f'{head}        copy({copy}, "{method}")\n'
     program = tile_text.parse(text)
-    (made,) = interpreter.run(program.replace(inputs=(*program.inputs, *program.outputs)), arrays)
-    return made
+    (result,) = interpreter.run(program.replace(inputs=(*program.inputs, *program.outputs)), arrays)
+    return result
 
 
 def slices(starts: Sequence[int], lengths: Sequence[int]) -> str:
@@ -88,13 +87,18 @@ def _params(source: str, target: str) -> tuple[str, str]:
 
 def _cp_async(row: Transfer, piece: int, rng: np.random.Generator) -> Trial:
     """32 threads copy a piece each; the source ends within one of them."""
-    room, length = 32 * piece, 32 * piece - int(rng.integers(1, 4 * piece))
+    shared_bytes, length = 32 * piece, 32 * piece - int(rng.integers(1, 4 * piece))
     values = random_values(rng, i8, (length,))
-    arrays = [values, np.zeros(room, np.int8)]
-    wanted = copied(row.name, (("x", i8, (length,)), ("y", i8, (room,))), f"y[0: +{room}], x[0: +{room}]", arrays)
+    arrays = [values, np.zeros(shared_bytes, np.int8)]
+    expected = copy_result(
+        row.name,
+        (("x", i8, (length,)), ("y", i8, (shared_bytes,))),
+        f"y[0: +{shared_bytes}], x[0: +{shared_bytes}]",
+        arrays,
+    )
     hint = ", 128" if piece == 16 else ""
     body = [
-        f"MLC_SHARED(signed char, s, {room}, 16);",
+        f"MLC_SHARED(signed char, s, {shared_bytes}, 16);",
         f"const long left = {length} - t * {piece};",
         f"if (left >= {piece})",
         f"    {row.function}<{piece}{hint}>(s + t * {piece}, x + t * {piece});",
@@ -104,12 +108,12 @@ def _cp_async(row: Transfer, piece: int, rng: np.random.Generator) -> Trial:
         f"{row.function}_commit();",
         f"{row.function}_wait<0>();",
         "mlc_block_barrier();",
-        f"for (long e = t; e < {room}; e += 32) out[e] = s[e];",
+        f"for (long e = t; e < {shared_bytes}; e += 32) out[e] = s[e];",
     ]
     name = f"cp_async_{piece}"
     text = kernel(name, 32, _params("signed char", "signed char"), body)
     launch = Launch(name, (1, 1, 1), (32, 1, 1), (0, 1))
-    return Trial(text, ("async",), launch, (("x", values),), (("out", i8, wanted),))
+    return Trial(text, ("async",), launch, (("x", values),), (("out", i8, expected),))
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class _Box:
         return math.prod(self.lengths) * self.dtype.bytes
 
     @property
-    def room(self) -> int:
+    def padded_bytes(self) -> int:
         """Bytes of shared memory for it, rounded up to the alignment of tiles."""
         return -(-self.bytes // TILE_ALIGNMENT) * TILE_ALIGNMENT
 
@@ -140,7 +144,7 @@ class _Box:
         steps = tuple(self.dtype.bytes * math.prod(self.dims[i + 1 :]) for i in range(len(self.dims)))
         return Map(buffer, self.dtype.name, self.dims[::-1], steps[::-1], self.lengths[::-1], self.swizzle)
 
-    def each(self, statement: str) -> list[str]:
+    def for_each_element(self, statement: str) -> list[str]:
         """A statement for every element: p points to it in shared memory, e is its number in the box."""
         kind, size = TYPES[self.dtype.name], self.dtype.bytes
         return [
@@ -155,11 +159,11 @@ class _Box:
 def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Generator) -> Trial:
     """A box that may extend beyond the tensor's edges; only a load may start before an axis."""
     load, dtype = row.target == "shared", dt.DTYPES[element]
-    inner, whole = (swizzle or 16 * int(rng.integers(1, 5))) // dtype.bytes, 16 // dtype.bytes
+    inner, granule = (swizzle or 16 * int(rng.integers(1, 5))) // dtype.bytes, 16 // dtype.bytes
     lengths = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
-    dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), whole * int(rng.integers(1, 5)))
+    dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), granule * int(rng.integers(1, 5)))
     # In multiples of 16 bytes along the innermost axis.
-    units = (*(1,) * (rank - 1), whole)
+    units = (*(1,) * (rank - 1), granule)
     starts = tuple(
         u * int(rng.integers(1 - b // u, 0) if load and rng.random() < 0.5 and b > u else rng.integers(d // u + 1))
         for b, d, u in zip(lengths, dims, units, strict=True)
@@ -174,11 +178,11 @@ def _tma_load(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
     before = np.zeros(box.lengths, storage(box.dtype))
     tensors = (("x", box.dtype, box.dims), ("y", box.dtype, box.lengths))
     copy = f"y{slices((0,) * len(box.dims), box.lengths)}, x{slices(box.starts, box.lengths)}"
-    wanted = copied(row.name, tensors, copy, [values, before])
+    expected = copy_result(row.name, tensors, copy, [values, before])
     # The barrier comes last: as a static array before tiles aligned to 1 KB it would take 1 KB.
     body = [
         "MLC_DYNAMIC_SHARED(s);",
-        f"unsigned long* const full = (unsigned long*)(s + {box.room});",
+        f"unsigned long* const full = (unsigned long*)(s + {box.padded_bytes});",
         "if (t == 0) {",
         "    mlc_mbarrier_init(full, 1);",
         "    mlc_mbarrier_fence_init();",
@@ -189,11 +193,11 @@ def _tma_load(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
         f"    {row.function}(s, map, full, {box.coordinates});",
         "}",
         "mlc_mbarrier_wait(full, 0);",
-        *box.each("out[e] = *p;"),
+        *box.for_each_element("out[e] = *p;"),
     ]
     text = kernel(box.name, 32, ("MLC_TENSOR_MAP(map)", f"{TYPES[box.dtype.name]}* __restrict__ out"), body)
-    launch = Launch(box.name, (1, 1, 1), (32, 1, 1), (box.map(0), 1), shared=box.room + 8)
-    return Trial(text, ("tma",), launch, (("x", stored(values, box.dtype)),), (("out", box.dtype, wanted),))
+    launch = Launch(box.name, (1, 1, 1), (32, 1, 1), (box.map(0), 1), shared=box.padded_bytes + 8)
+    return Trial(text, ("tma",), launch, (("x", to_stored(values, box.dtype)),), (("out", box.dtype, expected),))
 
 
 def _tma_store(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
@@ -201,11 +205,11 @@ def _tma_store(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
     values, before = random_values(rng, box.dtype, box.lengths), random_values(rng, box.dtype, box.dims)
     tensors = (("x", box.dtype, box.lengths), ("y", box.dtype, box.dims))
     copy = f"y{slices(box.starts, box.lengths)}, x{slices((0,) * len(box.dims), box.lengths)}"
-    wanted = copied(row.name, tensors, copy, [values, before])
+    expected = copy_result(row.name, tensors, copy, [values, before])
     body = [
         "MLC_DYNAMIC_SHARED(s);",
         f"for (long e = t; e < {math.prod(box.dims)}; e += 32) out[e] = before[e];",
-        *box.each("*p = x[e];"),
+        *box.for_each_element("*p = x[e];"),
         "mlc_fence_async_all();",
         "mlc_block_barrier();",
         "if (t == 0) {",
@@ -217,20 +221,20 @@ def _tma_store(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
     c = TYPES[box.dtype.name]
     params = (f"const {c}* __restrict__ x", f"const {c}* __restrict__ before", f"{c}* out", "MLC_TENSOR_MAP(map)")
     text = kernel(box.name, 32, params, body)
-    launch = Launch(box.name, (1, 1, 1), (32, 1, 1), (0, 1, 2, box.map(2)), shared=box.room)
-    inputs = (("x", stored(values, box.dtype)), ("before", stored(before, box.dtype)))
-    return Trial(text, ("tma",), launch, inputs, (("out", box.dtype, wanted),))
+    launch = Launch(box.name, (1, 1, 1), (32, 1, 1), (0, 1, 2, box.map(2)), shared=box.padded_bytes)
+    inputs = (("x", to_stored(values, box.dtype)), ("before", to_stored(before, box.dtype)))
+    return Trial(text, ("tma",), launch, inputs, (("out", box.dtype, expected),))
 
 
 def _dsmem(row: Transfer, rng: np.random.Generator) -> Trial:
     """Each of two blocks reads the tile of the other."""
     values = random_values(rng, dt.f32, (2, 64))
     tensors = (("x", dt.f32, (2, 64)), ("y", dt.f32, (2, 64)))
-    wanted = values
+    expected = values
     for block in range(2):
-        target = np.zeros((2, 64), np.float32) if block == 0 else wanted
+        target = np.zeros((2, 64), np.float32) if block == 0 else expected
         copy = f"y{slices((block, 0), (1, 64))}, x{slices((1 - block, 0), (1, 64))}"
-        wanted = copied("plain", tensors, copy, [values, target])
+        expected = copy_result("plain", tensors, copy, [values, target])
     body = [
         "MLC_SHARED(float, s, 64, 16);",
         "s[t] = x[blockIdx.x * 64 + t];",
@@ -240,4 +244,4 @@ def _dsmem(row: Transfer, rng: np.random.Generator) -> Trial:
     ]
     text = kernel("dsmem", 64, _params("float", "float"), body, cluster=2)
     launch = Launch("dsmem", (2, 1, 1), (64, 1, 1), (0, 1), cluster=(2, 1, 1))
-    return Trial(text, ("cluster",), launch, (("x", values),), (("out", dt.f32, wanted),))
+    return Trial(text, ("cluster",), launch, (("x", values),), (("out", dt.f32, expected),))

@@ -20,13 +20,13 @@ TYPES = {
 }  # fmt: skip
 
 
-class Different(AssertionError):
+class WrongResult(AssertionError):
     """A kernel computed something other than its row states."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`inputs` and `wanted` by name, as represented in memory (see `stored`); outputs are the last arguments.
+    """`inputs` and `expected` by name, as represented in memory (see `to_stored`); outputs are the last arguments.
 
     The kernel is launched once, with arguments in this order unless `launch` says otherwise. Outputs start poisoned.
     Differences up to `tolerance`, an array like the only output or 0, are allowed.
@@ -36,11 +36,11 @@ class Trial:
     includes: tuple[str, ...]
     launch: Launch
     inputs: tuple[tuple[str, Array], ...]
-    wanted: tuple[tuple[str, DType, Array], ...]
+    expected: tuple[tuple[str, DType, Array], ...]
     tolerance: Array = field(default_factory=lambda: np.zeros(()))
 
 
-def stored(values: Array, dtype: DType) -> Array:
+def to_stored(values: Array, dtype: DType) -> Array:
     """Convert values from the interpreters' representation to that in memory; bf16 values must be exact."""
     if dtype in EIGHTHS:
         return to_memory(values, dtype)
@@ -49,11 +49,11 @@ def stored(values: Array, dtype: DType) -> Array:
     return np.ascontiguousarray(values)
 
 
-def read(held: Array, dtype: DType) -> Array:
-    """The inverse of `stored`."""
+def from_stored(stored: Array, dtype: DType) -> Array:
+    """The inverse of `to_stored`."""
     if dtype in EIGHTHS:
-        return from_memory(held, dtype)
-    return (held.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else held
+        return from_memory(stored, dtype)
+    return (stored.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else stored
 
 
 def source(trials: Sequence[Trial]) -> str:
@@ -64,31 +64,31 @@ def source(trials: Sequence[Trial]) -> str:
 
 def plan(trial: Trial) -> LaunchPlan:
     inputs = tuple(Buffer(name, array.nbytes) for name, array in trial.inputs)
-    outputs = tuple(Buffer(name, stored(array, dtype).nbytes) for name, dtype, array in trial.wanted)
+    outputs = tuple(Buffer(name, to_stored(array, dtype).nbytes) for name, dtype, array in trial.expected)
     return LaunchPlan(inputs, outputs, (trial.launch,))
 
 
 def poisoned(trial: Trial) -> tuple[Array, ...]:
     """The outputs before the kernel runs, as represented in memory."""
-    return tuple(stored(poison(array.shape, dtype), dtype) for _, dtype, array in trial.wanted)
+    return tuple(to_stored(poison(array.shape, dtype), dtype) for _, dtype, array in trial.expected)
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Array:
     """Values whose bytes are all 0xa5, as the interpreters represent them."""
     raw = np.full((*shape, dtype.bytes), 0xA5, np.uint8)
-    return read(raw.view(memory_type(dtype)).reshape(shape), dtype)
+    return from_stored(raw.view(memory_type(dtype)).reshape(shape), dtype)
 
 
 def judge(trial: Trial, outputs: Sequence[Array]) -> None:
-    """Raise Different, with the first wrong element, unless the outputs are those expected."""
-    for (name, dtype, wanted), memory in zip(trial.wanted, outputs, strict=True):
-        made = read(memory, dtype)
+    """Raise WrongResult, with the first wrong element, unless the outputs are those expected."""
+    for (name, dtype, expected), memory in zip(trial.expected, outputs, strict=True):
+        result = from_stored(memory, dtype)
         with np.errstate(invalid="ignore"):
-            away = np.abs(made.astype(np.float64) - wanted.astype(np.float64))
-        wrong = ~((made == wanted) | (np.isnan(made) & np.isnan(wanted)) | (away <= trial.tolerance))
+            distance = np.abs(result.astype(np.float64) - expected.astype(np.float64))
+        wrong = ~((result == expected) | (np.isnan(result) & np.isnan(expected)) | (distance <= trial.tolerance))
         if wrong.any():
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            raise Different(
+            position = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise WrongResult(
                 f"{trial.launch.kernel}: {int(wrong.sum())} of {wrong.size} elements of {name} are wrong; the first, "
-                f"{list(at)}, is {made[at]!r} and should be {wanted[at]!r}\n{trial.text}"
+                f"{list(position)}, is {result[position]!r} and should be {expected[position]!r}\n{trial.text}"
             )

@@ -41,24 +41,24 @@ def draw(stage: str, program: Any, rng: random.Random) -> Iterator[Mutant]:
         rng.shuffle(choices)
     while places:
         for choices in places:
-            what, (how, build) = choices.pop()
-            made = _well_formed(stage, program, build)
-            if made is not None:
-                yield f"{how}: {what}", made
+            place, (description, build) = choices.pop()
+            mutant = _build_mutant(stage, program, build)
+            if mutant is not None:
+                yield f"{description}: {place}", mutant
         places = [choices for choices in places if choices]
 
 
-def _well_formed(stage: str, program: Any, build: Callable[[], Any]) -> Any | None:
+def _build_mutant(stage: str, program: Any, build: Callable[[], Any]) -> Any | None:
     """The changed program; None if it is invalid or equal to the original."""
     try:
-        made = build()
+        mutant = build()
         if stage in IRS:
-            IRS[stage].verify(made)
+            IRS[stage].verify(mutant)
     except (ValueError, TypeError, AttributeError):  # the change is invalid in its context
         return None
-    return None if made is program or made == program else made
+    return None if mutant is program or mutant == program else mutant
 
 
 def _take(source: Iterator[Mutant], count: int) -> Iterator[Mutant]:
-    for _, made in zip(range(count), source, strict=False):
-        yield made
+    for _, mutant in zip(range(count), source, strict=False):
+        yield mutant

@@ -23,46 +23,49 @@ _SWAPS = {
 
 
 def changes(program: Program) -> list[Change]:
-    known = aten.types(program)
-    found = []
+    types = aten.types(program)
+    out = []
     for k, call in enumerate(program.calls):
-        for what, edits in _places(call, known):
-            builds = tuple((how, _builder(program, k, new)) for how, new in edits)
-            found += [Change(f"{call.op} {what}", builds)] if builds else []
-    return found
+        for place, edits in _edits_by_place(call, types):
+            builds = tuple((description, _builder(program, k, new)) for description, new in edits)
+            out += [Change(f"{call.op} {place}", builds)] if builds else []
+    return out
 
 
 def _builder(program: Program, k: int, new: Call) -> Callable[[], Program]:
     return lambda: program.replace(calls=(*program.calls[:k], new, *program.calls[k + 1 :]))
 
 
-def _places(call: Call, known: dict[str, Type]) -> Iterator[tuple[str, list[Edit]]]:
+def _edits_by_place(call: Call, types: dict[str, Type]) -> Iterator[tuple[str, list[Edit]]]:
     if call.op in _SWAPS:
         yield "", [(f"{_SWAPS[call.op]} instead", call.replace(op=_SWAPS[call.op]))]
     for n, value in enumerate(call.args):
-        edits = [(how, _with(call, n, new)) for how, new in _others(value, known)]
+        edits = [(description, _with_argument(call, n, new)) for description, new in _other_arguments(value, types)]
         if n and n == len(call.args) - 1 and not isinstance(value, Ref):
             edits.append(("argument dropped", call.replace(args=call.args[:-1])))
         yield f"argument {n}", edits
-    yield "", [("tensors exchanged", c) for c in _exchanged(call, known)]
+    yield "", [("tensors exchanged", c) for c in _exchange_tensors(call, types)]
     for n, (key, value) in enumerate(call.kwargs):
         rest = (*call.kwargs[:n], *call.kwargs[n + 1 :])
-        edits = [(how, call.replace(kwargs=(*rest, (key, new)))) for how, new in _others(value, known)]
+        edits = [
+            (description, call.replace(kwargs=(*rest, (key, new))))
+            for description, new in _other_arguments(value, types)
+        ]
         yield key, [*edits, ("argument dropped", call.replace(kwargs=rest))]
 
 
-def _with(call: Call, n: int, new: Any) -> Call:
+def _with_argument(call: Call, n: int, new: Any) -> Call:
     return call.replace(args=(*call.args[:n], new, *call.args[n + 1 :]))
 
 
-def _exchanged(call: Call, known: dict[str, Type]) -> Iterator[Call]:
+def _exchange_tensors(call: Call, types: dict[str, Type]) -> Iterator[Call]:
     tensors = [(n, a) for n, a in enumerate(call.args) if isinstance(a, Ref)]
     for (a, x), (b, y) in itertools.combinations(tensors, 2):
-        if x is not y and known[x.name].dtype is known[y.name].dtype:
-            yield _with(_with(call, a, y), b, x)
+        if x is not y and types[x.name].dtype is types[y.name].dtype:
+            yield _with_argument(_with_argument(call, a, y), b, x)
 
 
-def _others(value: object, known: dict[str, Type]) -> Iterator[tuple[str, object]]:
+def _other_arguments(value: object, types: dict[str, Type]) -> Iterator[tuple[str, object]]:
     match value:
         case bool():
             yield "flag flipped", not value
@@ -71,10 +74,13 @@ def _others(value: object, known: dict[str, Type]) -> Iterator[tuple[str, object
         case float():
             yield from (("number changed", v) for v in ((1.0,) if value == 0 else (value * 1.25, -value)))
         case Ref(name):
-            alike = (n for n, t in known.items() if n != name and t is known[name])
+            alike = (n for n, t in types.items() if n != name and t is types[name])
             yield from (("another tensor", Ref(n)) for n in alike)
         case tuple():
             for k, item in enumerate(value):
-                yield from ((how, (*value[:k], new, *value[k + 1 :])) for how, new in _others(item, known))
+                yield from (
+                    (description, (*value[:k], new, *value[k + 1 :]))
+                    for description, new in _other_arguments(item, types)
+                )
             if len(value) > 1:
                 yield "order reversed", tuple(reversed(value))

@@ -37,25 +37,25 @@ def edits(node: Node) -> Iterator[Edit]:
         case Const(value, dtype):
             yield from (("constant changed", Const(v, dtype)) for v in _other_values(value, dtype))
         case Op(name, args):
-            yield from _operations(name, args)
+            yield from _other_operations(name, args)
         case Load():
-            yield from moved(node, "index", "load index")
+            yield from shift_index(node, "index", "load index")
         case Cast(Cast(inner), dtype) if inner.dtype is dtype:
             yield "rounding dropped", inner
         case Select(cond, then, other):
             yield "condition negated", Select(cond, other, then)
             yield "guard dropped", then
     if isinstance(node, Op) and node.dtype.name in _NARROW and node.dtype is not i64:
-        yield f"rounded to {_NARROW[node.dtype.name]}", through(node, _NARROW[node.dtype.name])
+        yield f"rounded to {_NARROW[node.dtype.name]}", round_through(node, _NARROW[node.dtype.name])
 
 
-def through(value: Expr, narrow: DType) -> Expr:
+def round_through(value: Expr, narrow: DType) -> Expr:
     """`value` rounded through a narrower type."""
     wide = value.dtype
     return Cast(Cast(value, narrow.replace(lanes=wide.lanes)), wide)
 
 
-def _operations(name: str, args: tuple[Expr, ...]) -> Iterator[Edit]:
+def _other_operations(name: str, args: tuple[Expr, ...]) -> Iterator[Edit]:
     for other in SWAPS.get(name, ()):
         yield f"{other} instead of {name}", Op(other, args)
     if name in _ORDERED and args[0] is not args[1]:
@@ -66,19 +66,19 @@ def _operations(name: str, args: tuple[Expr, ...]) -> Iterator[Edit]:
         yield "addend dropped", Op("mul", args[:2])
 
 
-def moved(node: Node, field: str, what: str) -> Iterator[Edit]:
+def shift_index(node: Node, field: str, place: str) -> Iterator[Edit]:
     """The node with an index in that field shifted by one along a dimension, or with two dimensions exchanged."""
-    given = getattr(node, field)
-    index: tuple[Expr, ...] = given if isinstance(given, tuple) else (given,)
-    found: list[tuple[str, tuple[Expr, ...]]] = []
+    value = getattr(node, field)
+    index: tuple[Expr, ...] = value if isinstance(value, tuple) else (value,)
+    indices: list[tuple[str, tuple[Expr, ...]]] = []
     for d, i in enumerate(index):
         for by in (1, -1):
-            found.append(("shifted", (*index[:d], Op("add", (i, Const(by, i64))), *index[d + 1 :])))
+            indices.append(("shifted", (*index[:d], Op("add", (i, Const(by, i64))), *index[d + 1 :])))
     for d in range(len(index) - 1):
         if index[d] is not index[d + 1]:
-            found.append(("transposed", (*index[:d], index[d + 1], index[d], *index[d + 2 :])))
-    for how, new in found:
-        yield f"{what} {how}", node.replace(**{field: new if isinstance(given, tuple) else new[0]})
+            indices.append(("transposed", (*index[:d], index[d + 1], index[d], *index[d + 2 :])))
+    for description, new in indices:
+        yield f"{place} {description}", node.replace(**{field: new if isinstance(value, tuple) else new[0]})
 
 
 def _other_values(value: bool | int | float, dtype: DType) -> Iterator[Any]:

@@ -27,15 +27,15 @@ _TOKENS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
 
 def changes(source: str) -> list[Change]:
     return [
-        Change(_line(source, m.start()), ((how, functools.partial(_replaced, source, m, new)),))
-        for pattern, new, how in _TOKENS
+        Change(_line(source, m.start()), ((description, functools.partial(_replace_match, source, m, new)),))
+        for pattern, new, description in _TOKENS
         for m in re.finditer(pattern, source)
     ]
 
 
-def _line(source: str, at: int) -> str:
-    return source.split("\n")[source[:at].count("\n")].strip()[:70]
+def _line(source: str, position: int) -> str:
+    return source.split("\n")[source[:position].count("\n")].strip()[:70]
 
 
-def _replaced(source: str, m: re.Match[str], new: str | Callable[[re.Match[str]], str]) -> str:
+def _replace_match(source: str, m: re.Match[str], new: str | Callable[[re.Match[str]], str]) -> str:
     return source[: m.start()] + (m.expand(new) if isinstance(new, str) else new(m)) + source[m.end() :]

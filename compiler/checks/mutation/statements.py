@@ -26,12 +26,12 @@ def edits(node: Node) -> Iterator[Edit]:
         case Store(op=op) | k.Store(op=op):
             yield "store dropped", ()
             yield "store combines otherwise", node.replace(op="sum" if op == "set" else "set")
-            yield from expressions.moved(node, "index", "store")
+            yield from expressions.shift_index(node, "index", "store")
         case Accum(value=value):
             yield "accumulation dropped", ()
             yield from expressions.reductions(node)
             if value.dtype.name == "f32":
-                yield "rounded to bf16", node.replace(value=expressions.through(value, bf16))
+                yield "rounded to bf16", node.replace(value=expressions.round_through(value, bf16))
         case If(_, body):
             yield "guarded statements dropped", ()
             yield "guard dropped", body
@@ -39,7 +39,7 @@ def edits(node: Node) -> Iterator[Edit]:
             yield "last iteration dropped", node.replace(extent=extent - 1)
             yield "loop dropped", ()
         case Slice():
-            yield from expressions.moved(node, "starts", "slice")
+            yield from expressions.shift_index(node, "starts", "slice")
         case Mma(_, _, _, _, _, sizes):
             yield "tensor instruction dropped", ()
             for d, n in enumerate(sizes):
@@ -52,7 +52,7 @@ def edits(node: Node) -> Iterator[Edit]:
             yield "guard dropped", then
             yield "branches exchanged", node.replace(body=orelse, orelse=then)
         case k.Address():
-            yield from expressions.moved(node, "index", "address")
+            yield from expressions.shift_index(node, "index", "address")
     yield from _equations(node)
     yield from _values(node)
 
@@ -66,16 +66,16 @@ def _equations(node: Node) -> Iterator[Edit]:
         case Reduce(over=over):
             yield from expressions.reductions(node)
             for d, axis in enumerate(over):
-                less = axis.replace(extent=axis.extent - 1)
-                yield "last term dropped", node.replace(over=(*over[:d], less, *over[d + 1 :]))
+                shorter = axis.replace(extent=axis.extent - 1)
+                yield "last term dropped", node.replace(over=(*over[:d], shorter, *over[d + 1 :]))
         case Scan(axes=axes, along=along):
             yield from expressions.reductions(node)
             yield from (("scan along another axis", node.replace(along=a.name)) for a in axes if a.name != along)
-        case Order(how=how):
-            yield from (("the other order", node.replace(how=other)) for other in ORDERS if other != how)
+        case Order(how=order):
+            yield from (("the other order", node.replace(how=other)) for other in ORDERS if other != order)
         case Scatter(_, _, _, op, _, _, _, guard):
             yield "update combines otherwise", node.replace(op="sum" if op == "set" else "set")
-            yield from expressions.moved(node, "index", "update")
+            yield from expressions.shift_index(node, "index", "update")
             if not isinstance(guard, Const):
                 yield "guard negated", node.replace(guard=Op("not", (guard,)))
 

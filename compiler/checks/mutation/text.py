@@ -15,10 +15,10 @@ Edit = tuple[str, str]  # description, replacement line
 Tokens = tuple[tuple[str, str, str], ...]
 _ENTRY = 'extern "C"'
 _DROPPABLE = re.compile(r"^ *(mlc_store|mlc_\w+_block|[\w\[\]* +().]+ = |\w+\[[^=]*\] \+= ).*;$")
-_DECLARED = re.compile(
+_DECLARATION = re.compile(
     r"^ *(alignas|const|using|static|float|double|long|int|short|signed|unsigned|bool|f\d+x|mlc_|\w+x\d+ )"
 )
-_RESET = re.compile(r"^ +(?:float|double|long|int|[fi]\d+x\d+) \w+ = [^;]*;$")
+_INITIALISED = re.compile(r"^ +(?:float|double|long|int|[fi]\d+x\d+) \w+ = [^;]*;$")
 _SCALAR = re.compile(r"^( +(?:const )?float \w+ = )(.*);$")
 # Pattern, replacement, description.
 _TOKENS: Tokens = (
@@ -55,7 +55,7 @@ _CUDA: Tokens = (
     (r"mlc_quotient\(", "mlc_rest(", "remainder instead of quotient"),
     (r"mlc_rest\(", "mlc_quotient(", "quotient instead of remainder"),
 )
-_STORED = re.compile(r" *tl\.(store|atomic_\w+)\(")
+_STORE = re.compile(r" *tl\.(store|atomic_\w+)\(")
 _TRITON: Tokens = (
     (r" // ", " % ", "remainder instead of quotient"),
     (r" % ", " // ", "quotient instead of remainder"),
@@ -74,54 +74,56 @@ _TRITON: Tokens = (
 
 
 def cpp(text: str) -> list[Change]:
-    return _by_line(text, text.find("\n" + _ENTRY), _in_kernel, _TOKENS, _statements)
+    return _changes_by_line(text, text.find("\n" + _ENTRY), _in_kernel, _TOKENS, _statements)
 
 
 def cuda(text: str) -> list[Change]:
-    def inside(line: str) -> bool:
+    def is_inside(line: str) -> bool:
         return _in_kernel(line) and "__restrict__" not in line and not line.lstrip().startswith("#")
 
-    return _by_line(text, -1, inside, (*_TOKENS, *_CUDA), _cuda_statements)
+    return _changes_by_line(text, -1, is_inside, (*_TOKENS, *_CUDA), _cuda_statements)
 
 
 def triton(text: str) -> list[Change]:
-    def inside(line: str) -> bool:
+    def is_inside(line: str) -> bool:
         return line.startswith("    ") and not line.lstrip().startswith("return ")
 
     def statements(line: str) -> Iterator[Edit]:
-        if _STORED.match(line):
+        if _STORE.match(line):
             yield "store dropped", re.sub(r"\S.*", "pass", line)
 
-    return _by_line(text, text.find("\ndef launch("), inside, (*_TOKENS, *_TRITON), statements)
+    return _changes_by_line(text, text.find("\ndef launch("), is_inside, (*_TOKENS, *_TRITON), statements)
 
 
 def _in_kernel(line: str) -> bool:
     return line.startswith("  ") and not line.lstrip().startswith("//")
 
 
-def _by_line(
-    text: str, end: int, inside: Callable[[str], bool], tokens: Tokens, statements: Callable[[str], Iterator[Edit]]
+def _changes_by_line(
+    text: str, end: int, is_inside: Callable[[str], bool], tokens: Tokens, statements: Callable[[str], Iterator[Edit]]
 ) -> list[Change]:
-    """Changes in the lines `inside` kernels, up to position `end` if that is not negative."""
+    """Changes in the lines `is_inside` kernels, up to position `end` if that is not negative."""
     lines = text.split("\n")
-    found: list[Change] = []
+    out: list[Change] = []
     for k, line in enumerate(text[:end].split("\n") if end >= 0 else lines):
-        if not inside(line):
+        if not is_inside(line):
             continue
-        for edits in (*_exchanged(line, tokens), *_numbers(line), [*statements(line)]):
-            builds = tuple((how, _builder(lines, k, new)) for how, new in edits)
-            found += [Change(line.strip()[:70], builds)] if builds else []
-        found += _hoisted(lines, k)
-    return found
+        for edits in (*_exchange_tokens(line, tokens), *_change_literals(line), [*statements(line)]):
+            builds = tuple((description, _builder(lines, k, new)) for description, new in edits)
+            out += [Change(line.strip()[:70], builds)] if builds else []
+        out += _hoist_declaration(lines, k)
+    return out
 
 
 def _builder(lines: list[str], k: int, new: str) -> Callable[[], str]:
     return lambda: "\n".join([*lines[:k], new, *lines[k + 1 :]])
 
 
-def _exchanged(line: str, tokens: Tokens) -> Iterator[list[Edit]]:
-    for pattern, new, how in tokens:
-        yield from ([(how, line[: m.start()] + m.expand(new) + line[m.end() :])] for m in re.finditer(pattern, line))
+def _exchange_tokens(line: str, tokens: Tokens) -> Iterator[list[Edit]]:
+    for pattern, new, description in tokens:
+        yield from (
+            [(description, line[: m.start()] + m.expand(new) + line[m.end() :])] for m in re.finditer(pattern, line)
+        )
 
 
 def _addresses(line: str) -> Iterator[Edit]:
@@ -129,7 +131,7 @@ def _addresses(line: str) -> Iterator[Edit]:
         yield "address shifted", f"{line[: m.start()]}&{m[1]}[1 + {line[m.end() :]}"
 
 
-def _numbers(line: str) -> Iterator[list[Edit]]:
+def _change_literals(line: str) -> Iterator[list[Edit]]:
     """Changes of literals; a loop's step is doubled."""
     for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.>])", line):
         n = int(m[1])
@@ -144,7 +146,7 @@ def _numbers(line: str) -> Iterator[list[Edit]]:
 
 
 def _statements(line: str) -> Iterator[Edit]:
-    if _DROPPABLE.match(line) and not _DECLARED.match(line.replace("mlc_store", "store").replace("_block", "")):
+    if _DROPPABLE.match(line) and not _DECLARATION.match(line.replace("mlc_store", "store").replace("_block", "")):
         yield "statement dropped", ""
     yield from _addresses(line)
     scalar = _SCALAR.match(line)
@@ -162,14 +164,14 @@ def _cuda_statements(line: str) -> Iterator[Edit]:
     yield from _addresses(line)
 
 
-def _hoisted(lines: list[str], k: int) -> list[Change]:
+def _hoist_declaration(lines: list[str], k: int) -> list[Change]:
     """Move a variable that is declared and changed in a loop before the loop."""
-    line, at = lines[k], k - 1
+    line, start = lines[k], k - 1
     name = line.split(" = ")[0].split(" ")[-1]
-    changed = any(re.match(rf" +{re.escape(name)} = ", other) for other in lines[k + 1 :])
-    while at > 0 and not re.search(r"[{}]\s*$", lines[at]):  # up to the start of the block, or the end of another
-        at -= 1
-    if not _RESET.match(line) or not lines[at].lstrip().startswith("for (") or not changed:
+    is_changed = any(re.match(rf" +{re.escape(name)} = ", other) for other in lines[k + 1 :])
+    while start > 0 and not re.search(r"[{}]\s*$", lines[start]):  # up to the start of the block, or the end of another
+        start -= 1
+    if not _INITIALISED.match(line) or not lines[start].lstrip().startswith("for (") or not is_changed:
         return []
-    made = "\n".join([*lines[:at], line, *lines[at:k], *lines[k + 1 :]])
-    return [Change(line.strip()[:70], (("accumulator not reset", lambda: made),))]
+    hoisted = "\n".join([*lines[:start], line, *lines[start:k], *lines[k + 1 :]])
+    return [Change(line.strip()[:70], (("accumulator not reset", lambda: hoisted),))]

@@ -30,17 +30,17 @@ Rules = Callable[[Node], Iterator[Edit]]
 
 def changes(program: Node, rules: Rules, show: Callable[[Node], str]) -> list[Change]:
     """Every place for which `rules` have an edit."""
-    found = []
+    out = []
     for path, node in _occurrences(program):
         edits = list(rules(node))
         if edits:
-            builds = tuple((how, _builder(program, path, new)) for how, new in edits)
-            found.append(Change(show(node), builds))
-    return found
+            builds = tuple((description, _builder(program, path, new)) for description, new in edits)
+            out.append(Change(show(node), builds))
+    return out
 
 
 def _builder(program: Node, path: Path, new: Any) -> Callable[[], Any]:
-    return lambda: put(program, path, new)
+    return lambda: replace_at(program, path, new)
 
 
 def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
@@ -59,14 +59,14 @@ def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
                     stack.append(((*path, (name, k)), child))
 
 
-def put(root: Any, path: Path, new: Any) -> Any:
+def replace_at(root: Any, path: Path, new: Any) -> Any:
     """`root` with the node at `path` replaced; a tuple replaces a statement by its members."""
     if not path:
         return new
     (name, k), *rest = path
     value = getattr(root, name)
     if k < 0:
-        return root.replace(**{name: put(value, tuple(rest), new)})
-    made = put(value[k], tuple(rest), new)
-    middle = made if isinstance(made, tuple) else (made,)
+        return root.replace(**{name: replace_at(value, tuple(rest), new)})
+    replacement = replace_at(value[k], tuple(rest), new)
+    middle = replacement if isinstance(replacement, tuple) else (replacement,)
     return root.replace(**{name: (*value[:k], *middle, *value[k + 1 :])})

@@ -23,7 +23,7 @@ class Arguments:
 
     addresses: Sequence[int]
     maps: dict[Map, int] = field(default_factory=dict)
-    kept: list[native.TensorMap] = field(default_factory=list)
+    tensor_maps: list[native.TensorMap] = field(default_factory=list)
     failed: ctypes.c_int = field(default_factory=ctypes.c_int)
 
     def word(self, argument: int | Size | Map | Flag) -> int:
@@ -40,57 +40,57 @@ class Arguments:
 
 
 @contextlib.contextmanager
-def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -> Iterator[Arguments]:
-    """The arguments of a plan on buffers at `given`; the kernels' outputs are copied back when the block ends."""
+def arguments(machine: native.Machine, plan: LaunchPlan, pointers: Sequence[int]) -> Iterator[Arguments]:
+    """The arguments of a plan on buffers at `pointers`; the kernels' outputs are copied back when the block ends."""
     if not machine.checks:
-        yield _with_maps(machine, plan, Arguments(given))
+        yield _with_maps(machine, plan, Arguments(pointers))
         return
     # Guard pages separate buffers, and each keeps its offset modulo 256 bytes, so that misalignment is preserved.
-    room = sum(buffer.size + 3 * 4096 for buffer in plan.buffers) + (1 << 20)
+    byte_count = sum(buffer.size + 3 * 4096 for buffer in plan.buffers) + (1 << 20)
     largest = max((math.prod(launch.cluster) for launch in plan.launches), default=1)
-    if machine.begin(room, largest) != 0:
-        raise CompilerError(f"no memory for the {room} bytes that check mode needs; use smaller dimensions")
+    if machine.begin(byte_count, largest) != 0:
+        raise CompilerError(f"no memory for the {byte_count} bytes that check mode needs; use smaller dimensions")
     kinds = [native.INPUT] * len(plan.inputs) + [native.OUTPUT] * len(plan.outputs)
     kinds += [native.TEMPORARY] * (len(plan.temporaries) - plan.zeros) + [native.ZERO] * plan.zeros
     addresses = [
         machine.place(buffer.name.encode(), address, buffer.size, kind)
-        for buffer, address, kind in zip(plan.buffers, given, kinds, strict=True)
+        for buffer, address, kind in zip(plan.buffers, pointers, kinds, strict=True)
     ]
     try:
         yield _with_maps(machine, plan, Arguments(addresses))
     finally:
-        for buffer, inner, outer, kind in zip(plan.buffers, addresses, given, kinds, strict=True):
+        for buffer, guarded, pointer, kind in zip(plan.buffers, addresses, pointers, kinds, strict=True):
             if kind == native.OUTPUT:
-                ctypes.memmove(outer, inner, buffer.size)
+                ctypes.memmove(pointer, guarded, buffer.size)
 
 
-def left_over(plan: LaunchPlan, made: Arguments) -> list[tuple[Buffer, int]]:
+def nonzero_buffers(plan: LaunchPlan, prepared: Arguments) -> list[tuple[Buffer, int]]:
     """Temporaries that should be zero again and are not, each with the offset of its first nonzero byte."""
     out = []
     count = len(plan.buffers)
     for number in range(count - plan.zeros, count):
-        held = ctypes.string_at(made.addresses[number], plan.buffers[number].size)
-        if any(held):
-            out.append((plan.buffers[number], next(n for n, byte in enumerate(held) if byte)))
+        content = ctypes.string_at(prepared.addresses[number], plan.buffers[number].size)
+        if any(content):
+            out.append((plan.buffers[number], next(n for n, byte in enumerate(content) if byte)))
     return out
 
 
-def _with_maps(machine: native.Machine, plan: LaunchPlan, made: Arguments) -> Arguments:
+def _with_maps(machine: native.Machine, plan: LaunchPlan, prepared: Arguments) -> Arguments:
     for m in {argument for launch in plan.launches for argument in launch.args if isinstance(argument, Map)}:
         tensor_map.encoding(m)
-        if made.addresses[m.buffer] % tensor_map.BASE_ALIGNMENT:
+        if prepared.addresses[m.buffer] % tensor_map.BASE_ALIGNMENT:
             name = plan.buffers[m.buffer].name
             raise CompilerError(
                 f"{name} does not lie at a multiple of {tensor_map.BASE_ALIGNMENT} bytes: the copy engine needs it"
             )
-        rank, rest = len(m.dims), (0,) * (5 - len(m.dims))
+        rank, padding = len(m.dims), (0,) * (5 - len(m.dims))
         value = native.TensorMap(
-            made.addresses[m.buffer], rank, _SIZES[m.dtype], m.swizzle, (*m.box, *rest),
-            (*(m.steps or (1,) * rank), *rest), (*m.dims, *rest), (*m.strides, *rest),
+            prepared.addresses[m.buffer], rank, _SIZES[m.dtype], m.swizzle, (*m.box, *padding),
+            (*(m.steps or (1,) * rank), *padding), (*m.dims, *padding), (*m.strides, *padding),
         )  # fmt: skip
         address = ctypes.addressof(value)
         if machine.checks:
             address = machine.place(b"a tensor map", address, ctypes.sizeof(value), native.ARGUMENT)
-        made.kept.append(value)
-        made.maps[m] = address
-    return made
+        prepared.tensor_maps.append(value)
+        prepared.maps[m] = address
+    return prepared

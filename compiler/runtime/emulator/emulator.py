@@ -46,7 +46,7 @@ _CHECKED = (
     "--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1",
     "-fsanitize=bounds,signed-integer-overflow", "-fno-sanitize-recover=bounds,signed-integer-overflow",
 )  # fmt: skip
-_FILLED = "-ftrivial-auto-var-init=pattern"  # uninitialised registers hold conspicuous numbers; since GCC 12
+_PATTERN_FILL = "-ftrivial-auto-var-init=pattern"  # uninitialised registers hold conspicuous numbers; since GCC 12
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,19 @@ def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache:
     """
     machine = runtime(check, cache)
     # The machine is found relative to the kernel's own folder in the cache, so that a cache may be moved.
-    found = (
+    runtime_flags = (
         "-Wl,--no-as-needed",
         f"-L{machine.parent}",
         f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}",
         f"-l:{machine.name}",
     )
-    flags = (*_KERNEL, *(_checked() if check else ("-O1", "-fwrapv")), *found)
+    flags = (*_KERNEL, *(_checked_flags() if check else ("-O1", "-fwrapv")), *runtime_flags)
     return builder.build(text, flags, cache=cache, include=(*include, HERE))
 
 
-def _checked() -> tuple[str, ...]:
+def _checked_flags() -> tuple[str, ...]:
     major = detect.toolchain("g++").version.split(".")[0]
-    return (*_CHECKED, _FILLED) if major.isdigit() and int(major) >= 12 else _CHECKED
+    return (*_CHECKED, _PATTERN_FILL) if major.isdigit() and int(major) >= 12 else _CHECKED
 
 
 def run(
@@ -107,10 +107,10 @@ def run(
 
     See `run_pointers` for the other arguments.
     """
-    wanted = (*plan.inputs, *plan.outputs)
-    if len(tensors) != len(wanted):
-        raise CompilerError(f"the plan has {len(wanted)} inputs and outputs, and {len(tensors)} arrays were given")
-    for tensor, buffer in zip(tensors, wanted, strict=True):
+    expected = (*plan.inputs, *plan.outputs)
+    if len(tensors) != len(expected):
+        raise CompilerError(f"the plan has {len(expected)} inputs and outputs, and {len(tensors)} arrays were given")
+    for tensor, buffer in zip(tensors, expected, strict=True):
         if not tensor.flags.c_contiguous or tensor.nbytes < buffer.size:
             raise CompilerError(f"{buffer.name} must be contiguous and have {buffer.size} bytes, not {tensor.nbytes}")
     return run_pointers(path, plan, [tensor.ctypes.data for tensor in tensors], check, seed, timeout, threads)
@@ -131,30 +131,30 @@ def run_pointers(
     check mode kernels work on guarded copies; outputs are copied back even after a finding. A finding in fast mode (a
     deadlock, a divergent collective) also ends the run. `threads` 0 means all cores; check mode uses one.
     """
-    named = plan.buffers
-    given = list(pointers)
-    if len(given) == len(plan.inputs) + len(plan.outputs):
+    plan_buffers = plan.buffers
+    addresses = list(pointers)
+    if len(addresses) == len(plan.inputs) + len(plan.outputs):
         arena = np.empty(plan.arena + 256, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % 256
-        given += [start + offset for offset in plan.offsets]
-        for address, buffer in list(zip(given, named, strict=True))[len(named) - plan.zeros :]:
+        addresses += [start + offset for offset in plan.offsets]
+        for address, buffer in list(zip(addresses, plan_buffers, strict=True))[len(plan_buffers) - plan.zeros :]:
             ctypes.memset(address, 0, buffer.size)
-    if len(given) != len(named):
-        raise CompilerError(f"the plan has {len(named)} buffers, and {len(given)} addresses were given")
+    if len(addresses) != len(plan_buffers):
+        raise CompilerError(f"the plan has {len(plan_buffers)} buffers, and {len(addresses)} addresses were given")
     library = launcher.library(path)
     machine = native.Machine(library)
     if machine.checks != check:
         raise CompilerError(f"{path} was not built for {'check' if check else 'fast'} mode")
     workers = 1 if check else threads or len(os.sched_getaffinity(0))
     for launch in plan.launches:
-        limits.check(launch, len(named))
+        limits.check(launch, len(plan_buffers))
         limits.check_text(launch, _text(path))
     reports: list[Report] = []
     switches = accesses = 0
     complete = True
-    with buffers.arguments(machine, plan, given) as arguments:
+    with buffers.arguments(machine, plan, addresses) as arguments:
         for launch in plan.launches:
-            result = _launch(machine, library, launch, arguments, _Manner(seed, timeout, workers))
+            result = _launch(machine, library, launch, arguments, _LaunchOptions(seed, timeout, workers))
             switches += result.switches
             accesses += result.accesses
             reports += findings.reports(result, launch.kernel, path)
@@ -165,7 +165,7 @@ def run_pointers(
             reports += [
                 Report("not zero again", plan.launches[-1].kernel, 0, buffer=b.name, offset=at, bytes=1,
                        note="a temporary that launches find zero must be left so by the last of them")
-                for b, at in buffers.left_over(plan, arguments)
+                for b, at in buffers.nonzero_buffers(plan, arguments)
             ]  # fmt: skip
         invalid = bool(arguments.failed.value)
     return Outcome(tuple(reports), complete, switches, accesses, invalid)
@@ -181,7 +181,7 @@ def _text(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class _Manner:
+class _LaunchOptions:
     """How launches run: order, timeout in seconds, threads of the host."""
 
     seed: int
@@ -190,18 +190,18 @@ class _Manner:
 
 
 def _launch(
-    machine: native.Machine, library: ctypes.CDLL, launch: Launch, arguments: buffers.Arguments, manner: _Manner
+    machine: native.Machine, library: ctypes.CDLL, launch: Launch, arguments: buffers.Arguments, options: _LaunchOptions
 ) -> native.Result:
     try:
         kernel = ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p)
     except AttributeError as error:
         raise CompilerError(f"the built text has no kernel {launch.kernel}") from error
     words = [arguments.word(argument) for argument in launch.args]
-    room = max(6, len(words))
-    packed = (ctypes.c_long * room)(*(word - (1 << 64) if word >= 1 << 63 else word for word in words))
+    word_count = max(6, len(words))
+    packed = (ctypes.c_long * word_count)(*(word - (1 << 64) if word >= 1 << 63 else word for word in words))
     request = native.Request(
-        kernel, ctypes.cast(packed, ctypes.c_void_p), room, launch.grid, launch.block, launch.cluster, launch.shared,
-        int(launch.synchronizes), manner.workers, int(launch.overlaps), manner.seed, manner.timeout,
+        kernel, ctypes.cast(packed, ctypes.c_void_p), word_count, launch.grid, launch.block, launch.cluster,
+        launch.shared, int(launch.synchronizes), options.workers, int(launch.overlaps), options.seed, options.timeout,
     )  # fmt: skip
     result = native.Result()
     if all(launch.grid):

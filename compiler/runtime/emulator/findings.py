@@ -39,16 +39,16 @@ class Report:
     times: int = 1
 
     def __str__(self) -> str:
-        where = f" at {self.buffer}+{self.offset} ({self.bytes} bytes)" if self.buffer else ""
-        inside = f" in {self.header}" if self.header else ""
+        location = f" at {self.buffer}+{self.offset} ({self.bytes} bytes)" if self.buffer else ""
+        in_header = f" in {self.header}" if self.header else ""
         other = ""
         if self.other_thread >= 0:
-            of = f" of another block ({self.other_block})" if self.other_block >= 0 else ""
-            at = f" line {self.other_line}" if self.other_line else ""
-            other = f", against thread {self.other_thread}{of}{at}"
+            other_block = f" of another block ({self.other_block})" if self.other_block >= 0 else ""
+            other_line = f" line {self.other_line}" if self.other_line else ""
+            other = f", against thread {self.other_thread}{other_block}{other_line}"
         note = f": {self.note}" if self.note else ""
         return (
-            f"{self.kind}{where}, {self.kernel} line {self.line}{inside}, block {self.block} thread {self.thread}"
+            f"{self.kind}{location}, {self.kernel} line {self.line}{in_header}, block {self.block} thread {self.thread}"
             f"{other}{note} ({self.times}x)"
         )
 
@@ -63,28 +63,28 @@ class Place:
 
 def reports(result: Result, kernel: str, path: Path) -> tuple[Report, ...]:
     """The findings of a launch, with addresses resolved to places."""
-    found = list(result.findings[: result.count])
-    sites = sorted({s for f in found for s in (f.site, f.other_site) if s})
-    at = dict(zip(sites, places(path, tuple(sites)), strict=True)) if sites else {}
-    nowhere = Place()
+    findings = list(result.findings[: result.count])
+    sites = sorted({s for f in findings for s in (f.site, f.other_site) if s})
+    place_of = dict(zip(sites, places(path, tuple(sites)), strict=True)) if sites else {}
+    unknown = Place()
     return tuple(
         Report(
             kind=f.kind.decode(),
             kernel=kernel,
-            line=at.get(f.site, nowhere).line,
-            header=at.get(f.site, nowhere).header,
+            line=place_of.get(f.site, unknown).line,
+            header=place_of.get(f.site, unknown).header,
             buffer=f.buffer.decode(),
             offset=f.offset,
             bytes=f.bytes,
             block=(f.block[0], f.block[1], f.block[2]),
             thread=f.thread,
             other_thread=f.other_thread,
-            other_line=at.get(f.other_site, nowhere).line,
+            other_line=place_of.get(f.other_site, unknown).line,
             other_block=f.other_block,
             note=f.note.decode(),
             times=f.times,
         )
-        for f in found
+        for f in findings
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from compiler import instruction_checks
 from compiler.checks.instructions import moves, tensor
 from compiler.checks.instructions.checks import Check
-from compiler.checks.instructions.trial import HEADERS, Different, Trial, judge, plan, poisoned, source
+from compiler.checks.instructions.trial import HEADERS, Trial, WrongResult, judge, plan, poisoned, source
 from compiler.runtime.emulator import emulator
 from compiler.targets import instructions
 from compiler.targets.nvidia import SM_90A
@@ -60,7 +60,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_row_that_lies_is_found_out(lie: str) -> None:
     row: Instruction = LIES[lie]
-    with pytest.raises(Different, match="elements of out are wrong"):
+    with pytest.raises(WrongResult, match="elements of out are wrong"):
         emulate(tensor.trials(row, fresh_seed()))
 
 
@@ -77,4 +77,4 @@ def test_copies_and_moves_are_clean_under_check() -> None:
 
 def test_cut_keeps_the_leading_bits() -> None:
     x = np.array([1 + 2.0**-10, 1 + 2.0**-11, -(1 + 2.0**-10 + 2.0**-20), 3.0], np.float32)
-    np.testing.assert_array_equal(tensor.cut(x, 10), np.array([1 + 2.0**-10, 1, -(1 + 2.0**-10), 3], np.float32))
+    np.testing.assert_array_equal(tensor.truncate(x, 10), np.array([1 + 2.0**-10, 1, -(1 + 2.0**-10), 3], np.float32))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.checks.instructions.trial import HEADERS, Trial, judge, plan, poisoned, stored
+from compiler.checks.instructions.trial import HEADERS, Trial, judge, plan, poisoned, to_stored
 from compiler.interpret.scalar import Array, round_bf16
 from compiler.ir.dtype import bf16
 from compiler.runtime import arrays, cubin, device, resources, sass
@@ -53,7 +53,7 @@ class Kernel:
         rng = np.random.default_rng(seed)
         a, b = (np.asarray(rng.integers(-16, 17, s) / 8, np.float32) for s in ((m, k), (n, k)))
         wanted = round_bf16((a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float32))
-        inputs = (("a", stored(a, bf16)), ("b", stored(b, bf16)))
+        inputs = (("a", to_stored(a, bf16)), ("b", to_stored(b, bf16)))
         return Trial(self.text(), (), self.launch(m, n, k), inputs, (("c", bf16, wanted),))
 
     def text(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compiler.checks.instructions import tensor
-from compiler.checks.instructions.trial import HEADERS, Different, Trial, judge, plan, poisoned, source
+from compiler.checks.instructions.trial import HEADERS, Trial, WrongResult, judge, plan, poisoned, source
 from compiler.runtime.emulator import emulator
 from compiler.targets.nvidia import SM_90A
 from compiler.targets.target import instruction
@@ -50,7 +50,7 @@ def wrong(made: list[Trial], headers: Path, check: bool) -> list[str]:
         if outcome.complete:
             try:
                 judge(trial, outputs)
-            except Different as error:
+            except WrongResult as error:
                 found.append(str(error))
     return found
 
