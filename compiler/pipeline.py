@@ -181,13 +181,13 @@ def _schedule_choices(
     """Ways to schedule a kernel, best first: the heuristic's choice, its plain schedule, then an empty schedule."""
     private = _private_temporaries(program, kernel)
 
-    def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
-        return fresh_names(program, kernel, how(kernel, private, target))
+    def schedule(plan: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
+        return fresh_names(program, kernel, plan(kernel, private, target))
 
     def every_schedule(kernel: statement.Kernel) -> Iterator[Schedule]:
         return (fresh_names(program, kernel, candidate) for candidate in heuristic.every(kernel, private, target))
 
-    heuristics = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
+    heuristics = [partial(schedule, plan) for plan in (heuristic.choose, heuristic.plain)]
     choices = [partial(choose, kernel) for choose in heuristics]
     if sizes_in(kernel) and target.kind != "triton":
         lowered = partial(from_tiles, target=target)
@@ -361,7 +361,7 @@ class Kind:
 
     program: statement.Program
     target: Target
-    given: Schedules
+    given_schedules: Schedules
     stored: Stored
     until: str
     checked: bool
@@ -380,7 +380,7 @@ class LoweredKind:
 def lowered_kind(kind: Kind) -> LoweredKind:
     """Lower a program of one kernel. At module level, so that another process can be given it."""
     separate, joint = _split_at_joint(_split_at_tiles(_passes_between(kind.target, "loop", kind.until))[1])
-    run = _Run(kind.target, kind.given, kind.stored, Applications(), {"loop": kind.program}, kind.program)
+    run = _Run(kind.target, kind.given_schedules, kind.stored, Applications(), {"loop": kind.program}, kind.program)
     with _deep_recursion():
         run.run_all(separate, [*separate, *joint] if kind.checked else ())
     ((name, schedule),) = (run.schedules or {}).items()

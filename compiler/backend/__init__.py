@@ -270,7 +270,7 @@ def _run_in_eager(graph: GraphModule, problem: Exception, options: Options) -> B
 def _warn_of_eager(report: Report) -> None:
     if report.eager:
         count = report.calls - sum(r.calls for r in report.regions)
-        reasons = "; ".join(f"{why} ({n} calls)" if n > 1 else why for why, n in report.eager.items())
+        reasons = "; ".join(f"{reason} ({n} calls)" if n > 1 else reason for reason, n in report.eager.items())
         warnings.warn(
             f"mlcomp runs {count} of {report.calls} calls of a graph in eager: {reasons}", FallbackWarning, stacklevel=2
         )
@@ -280,13 +280,15 @@ def _describe_problem(problem: Exception) -> str:
     """The message of a refusal; for any other exception also its type and the pass that raised it."""
     if isinstance(problem, CompilerError):
         return str(problem)
-    where = "".join(f", {note}" for note in getattr(problem, "__notes__", ()))
-    return f"{type(problem).__name__}: {problem}{where}; this is a bug in mlcomp"
+    notes = "".join(f", {note}" for note in getattr(problem, "__notes__", ()))
+    return f"{type(problem).__name__}: {problem}{notes}; this is a bug in mlcomp"
 
 
-def _warn_of_sizes(what: str, problem: Exception) -> None:
+def _warn_of_sizes(subject: str, problem: Exception) -> None:
     warnings.warn(
-        f"mlcomp recompiles a graph for other {what}: {_describe_problem(problem)}", SpecialisationWarning, stacklevel=3
+        f"mlcomp recompiles a graph for other {subject}: {_describe_problem(problem)}",
+        SpecialisationWarning,
+        stacklevel=3,
     )
 
 
@@ -355,7 +357,9 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
     devices = {str(x.device) for x in values if isinstance(x, torch.Tensor)}
     target = _limited_target(devices, options)
     destinations = {
-        computed.index(x): place.name for x, place in _written_results(graph) if outputs.count(x) == 1 and x in computed
+        computed.index(x): placeholder.name
+        for x, placeholder in _written_results(graph)
+        if outputs.count(x) == 1 and x in computed
     }
     captured, taken_names = quantization.quantized(
         frontend.from_graph(reduced, into=destinations), reduced, options.quantize

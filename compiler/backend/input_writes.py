@@ -55,14 +55,14 @@ def separate_writes(graph: GraphModule, saves: bool = False) -> Writes:
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)
     new_values, new_memories = (_remove_writes(graph, op) for op in _WRITES)
-    new_values = {place: rewrite_as_puts(graph, value, place) for place, value in new_values.items()}
+    new_values = {placeholder: rewrite_as_puts(graph, value, placeholder) for placeholder, value in new_values.items()}
 
     def preserved(x: Any) -> Any:
         return _copy_of(graph, x, output) if isinstance(x, Node) and _root(x) in new_values else x
 
     results = [*(preserved(x) if saves else x for x in output.args[0]), *new_memories.values()]
     output.args = ((*results, *map(preserved, new_values.values())),)
-    output.meta[INTO] = {len(results) + n: place for n, place in enumerate(new_values)}
+    output.meta[INTO] = {len(results) + n: placeholder for n, placeholder in enumerate(new_values)}
     if new_values or new_memories:
         graph.graph.eliminate_dead_code()
         graph.recompile()
@@ -74,13 +74,13 @@ def _remove_writes(graph: GraphModule, op: Any) -> dict[Node, Node]:
     placeholders, output = graphs.placeholders(graph), graphs.output(graph)
     values: dict[Node, Node] = {}
     for node in [n for n in graph.graph.nodes if n.target is op]:
-        place, value = node.args[0], node.args[1]
-        if place not in placeholders or not isinstance(value, Node) or set(node.users) - {output}:
+        placeholder, value = node.args[0], node.args[1]
+        if placeholder not in placeholders or not isinstance(value, Node) or set(node.users) - {output}:
             raise Unsupported(
                 str(node.target), node.args, "writes to a tensor that is not an input, or before the end of the graph"
             )
-        values[place] = value
-        node.replace_all_uses_with(place)
+        values[placeholder] = value
+        node.replace_all_uses_with(placeholder)
         graph.graph.erase_node(node)
     return values
 

@@ -73,8 +73,8 @@ def is_refused_for_all_sizes(node: Node) -> bool:
         return True
     if isinstance(values[0], SYMBOLIC):
         return False  # a number computed from sizes
-    known = isinstance(node.target, OpOverload) and str(node.target) in torch_to_tensor.RULES
-    return not known or node.target in _REFUSED_BY_TYPE
+    has_rule = isinstance(node.target, OpOverload) and str(node.target) in torch_to_tensor.RULES
+    return not has_rule or node.target in _REFUSED_BY_TYPE
 
 
 def split(graph: GraphModule, eager_calls: Mapping[Node, object]) -> GraphModule:

@@ -137,7 +137,7 @@ def _run_text(options: argparse.Namespace) -> int:
         print(complaint)
     if ran.verdict is not None:
         _judge(ran.difference, ran.verdict)
-    return 0 if ran.right else 1
+    return 0 if ran.is_right else 1
 
 
 def _latency(options: argparse.Namespace) -> None:

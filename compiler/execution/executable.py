@@ -113,8 +113,8 @@ def _execute_stage(
 def headers(machine: Target) -> dict[str, str]:
     """The headers that emitted texts may include, by name."""
     folder = HEADERS if machine.kind == "cpu" else gpu_programs.HEADERS
-    found = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cuh"))
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cuh"))
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def build_text(lowering: Lowering, cache: Path | None) -> Path:

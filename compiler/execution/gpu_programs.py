@@ -189,8 +189,8 @@ def caller(
     path = emulator.build(source, (HEADERS,), check, cache)
     threads = torch.get_num_threads()
 
-    def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
-        pointers = [memory.ctypes.data + place for place in places]
+    def call(memory: Bytes, offsets: Sequence[int], number: int) -> Sequence[str]:
+        pointers = [memory.ctypes.data + offset for offset in offsets]
         result = emulator.run_pointers(path, launch_plan, pointers, check, number, threads=threads)
         return [*map(_finding_line, result.reports), *([guarded.INVALID] * result.invalid)]
 
@@ -208,13 +208,13 @@ def _gpu_call(cubins: tuple[cubin.Cubin, ...], launch_plan: LaunchPlan, apart: b
     kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), cubins, launch_plan)
     sizes = [b.size for b in launch_plan.buffers]
 
-    def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
+    def call(memory: Bytes, offsets: Sequence[int], number: int) -> Sequence[str]:
         # A separate buffer keeps its offset from a multiple of 64 bytes.
-        starts = [place - place % _ALIGNMENT for place in places] if apart else [0]
-        ends = [place + size for place, size in zip(places, sizes, strict=True)] if apart else [memory.size]
+        starts = [offset - offset % _ALIGNMENT for offset in offsets] if apart else [0]
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)] if apart else [memory.size]
         pieces = [torch.from_numpy(memory[a:b]).cuda() for a, b in zip(starts, ends, strict=True)]
-        bases = [p.data_ptr() - a for p, a in zip(pieces, starts, strict=True)] * (1 if apart else len(places))
-        addresses = tuple(base + place for base, place in zip(bases, places, strict=True))
+        bases = [p.data_ptr() - a for p, a in zip(pieces, starts, strict=True)] * (1 if apart else len(offsets))
+        addresses = tuple(base + offset for base, offset in zip(bases, offsets, strict=True))
         kernels.run(addresses, torch.cuda.current_stream().cuda_stream)
         gpu.synchronize(RUN_TIMEOUT, "running " + ", ".join(x.kernel for x in launch_plan.launches))
         for piece, a, b in zip(pieces, starts, ends, strict=True):

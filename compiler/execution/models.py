@@ -124,8 +124,8 @@ class _Cache:
 
     def contents(self) -> list[torch.Tensor]:
         """Copies of its keys and values, in f64."""
-        every = (x for layer in self.cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor))
-        return [x.to(torch.float64, copy=True) for x in every if x.is_floating_point()]
+        tensors = (x for layer in self.cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor))
+        return [x.to(torch.float64, copy=True) for x in tensors if x.is_floating_point()]
 
     def restore(self) -> None:
         """Restore the original contents, in the same memory."""
@@ -279,10 +279,10 @@ def _library() -> Any:
         ) from problem
 
 
-def _load(request: ModelRequest, get: Callable[[], Any]) -> Any:
+def _load(request: ModelRequest, load: Callable[[], Any]) -> Any:
     """Run a loading function; its exceptions become a CompilerError with a remedy."""
     try:
-        return get()
+        return load()
     except Exception as problem:  # its own exceptions and those of three libraries below it
         message = " ".join(str(problem).split()).rstrip(".")
         if "SafetensorError" in type(problem).__name__ or "eader" in message:

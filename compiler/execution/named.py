@@ -54,19 +54,19 @@ def missing(wanted: Target) -> tuple[str, ...]:
 
 @functools.cache
 def _this_cpu() -> Target:
-    found = detect.cpu()
-    features = tuple(f for f in _FEATURES if f in found.features)
-    return cpu.target(features, cores=found.cores, l1=found.l1d, l2=found.l2, l3=found.l3)
+    detected = detect.cpu()
+    features = tuple(f for f in _FEATURES if f in detected.features)
+    return cpu.target(features, cores=detected.cores, l1=detected.l1d, l2=detected.l2, l3=detected.l3)
 
 
 @functools.cache
 def _this_gpu() -> Target:
-    found = detect.gpu()
-    if found is None:
+    detected = detect.gpu()
+    if detected is None:
         return nvidia.SM_90A
-    major, minor = found.capability
+    major, minor = detected.capability
     number = 10 * major + minor
     if number < OLDEST:
         raise CompilerError(f"this GPU has compute capability {major}.{minor}; mlcomp needs at least {OLDEST / 10}")
     # Only 9.0 has instructions that the compiler uses and that no later GPU keeps.
-    return nvidia.target(f"sm_{number}{'a' if number == 90 else ''}", cores=found.cores, l2=found.l2)
+    return nvidia.target(f"sm_{number}{'a' if number == 90 else ''}", cores=detected.cores, l2=detected.l2)

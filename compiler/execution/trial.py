@@ -42,7 +42,7 @@ class TrialResult:
     verdict: Verdict | None = None
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         return not self.complaints and (self.verdict is None or self.verdict.ok)
 
 

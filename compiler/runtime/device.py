@@ -219,7 +219,7 @@ class CupyDriver:
         with faults.device_errors("allocating memory that the GPU can write"), self._current():
             memory = cupy.cuda.alloc_pinned_memory(ctypes.sizeof(ctypes.c_int))
         value = ctypes.c_int.from_address(memory.ptr)
-        value.value, value.held = 0, memory  # type: ignore[attr-defined]  # keeps the memory allocated
+        value.value, value.memory = 0, memory  # type: ignore[attr-defined]  # keeps the memory allocated
         return value
 
     def native(self) -> Functions | None:

@@ -67,7 +67,7 @@ class Kernels:
 
     def __init__(self, driver: Driver, code: Code, plan: LaunchPlan) -> None:
         self._driver = driver
-        self._words = struct.Struct(f"{len(plan.buffers)}Q")
+        self._packer = struct.Struct(f"{len(plan.buffers)}Q")
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
         self.maps: list[tuple[int, Argument]] = []
         self._owners: list[Any] = []  # owners of the memory at the addresses below
@@ -129,7 +129,7 @@ class Kernels:
     def run(self, addresses: tuple[int, ...], stream: int, graphs: bool = False) -> None:
         """Enqueue all launches on buffers at these addresses, by number; with `graphs`, as a graph once that pays."""
         with self._lock:
-            self._words.pack_into(self.table, 0, *addresses)
+            self._packer.pack_into(self.table, 0, *addresses)
             for number, map_argument in self.maps:
                 map_argument.point(addresses[number])
             if graphs:
@@ -329,24 +329,24 @@ def _stream_of(device: torch.device) -> Callable[[], int]:
 # ---- waiting
 
 
-def synchronize(timeout: float, what: str = "") -> None:
+def synchronize(timeout: float, operation: str = "") -> None:
     """Wait until the GPU has completed all work on the current stream, at most `timeout` seconds.
 
     Raises Hang after that: the kernel keeps running, and only the end of the process stops it. Raises DeviceError for
     faults of kernels since the last check.
     """
-    with faults.device_errors(what or "waiting for the GPU"):
+    with faults.device_errors(operation or "waiting for the GPU"):
         make_event: Any = torch.cuda.Event  # untyped in torch
         event = make_event()
         event.record(torch.cuda.current_stream())
-        wait(event.query, timeout, what)
+        wait(event.query, timeout, operation)
 
 
-def wait(done: Callable[[], bool], timeout: float, what: str = "") -> None:
+def wait(done: Callable[[], bool], timeout: float, operation: str = "") -> None:
     """Poll `done` at growing intervals (up to 2 ms). Raises Hang after `timeout` seconds."""
     start, pause = time.monotonic(), 0.0
     while not done():
         if time.monotonic() - start > timeout:
-            raise faults.Hang(timeout, what)
+            raise faults.Hang(timeout, operation)
         time.sleep(pause)
         pause = min(pause + 2e-5, 2e-3)

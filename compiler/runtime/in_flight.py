@@ -106,9 +106,9 @@ def _fixed_point(kernel: Kernel) -> dict[int, InFlight]:
         for i in range(start, end):
             in_flight = _in_flight_after(kernel, i, in_flight)
         for n in following:
-            known = entry.get(n, {})
-            joined = {m: min(x[m] for x in (known, in_flight) if m in x) for m in {**known, **in_flight}}
-            if n not in entry or joined != known:
+            recorded = entry.get(n, {})
+            joined = {m: min(x[m] for x in (recorded, in_flight) if m in x) for m in {**recorded, **in_flight}}
+            if n not in entry or joined != recorded:
                 entry[n] = joined
                 worklist.append(n)
     return entry
@@ -117,8 +117,8 @@ def _fixed_point(kernel: Kernel) -> dict[int, InFlight]:
 def _in_flight_after(kernel: Kernel, i: int, in_flight: InFlight) -> InFlight:
     if i not in kernel.matmuls and i not in kernel.waits:
         return in_flight
-    later = ((m, _groups_ended_after(kernel, i, n)) for m, n in in_flight.items())
-    remaining = {m: n for m, n in later if n is not None}
+    updated = ((m, _groups_ended_after(kernel, i, n)) for m, n in in_flight.items())
+    remaining = {m: n for m, n in updated if n is not None}
     return {**remaining, i: int(kernel.matmuls[i].last)} if i in kernel.matmuls else remaining
 
 

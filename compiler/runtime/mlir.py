@@ -47,11 +47,11 @@ def _path(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Module:
-    """A program's text, the LLVM IR to append to it (`around`), and the name of its entry function there. All names
-    defined in either are unique to the module."""
+    """A program's text, the LLVM IR to append to it (`appended_ir`), and the name of its entry function there. All
+    names defined in either are unique to the module."""
 
     text: str
-    around: str
+    appended_ir: str
     entry: str
 
 
@@ -78,7 +78,7 @@ def build_together(modules: Sequence[Module], cache: Path | None = None) -> None
 def _path_of(module: Module, cache: Path | None) -> Path:
     if problem := missing():
         raise ToolchainError(problem)
-    parts = (module.text, module.around, module.entry, *PASSES, *CODE, *LINK)
+    parts = (module.text, module.appended_ir, module.entry, *PASSES, *CODE, *LINK)
     machine = (detect.cpu().model, *sorted(detect.cpu().features), _version())
     return store.entry(cache, hashlib.sha256("\0".join((*parts, *machine)).encode()).hexdigest(), ".so")
 
@@ -96,7 +96,7 @@ def _build(modules: Sequence[Module], paths: Sequence[Path]) -> None:
         _run(["mlir-opt", str(source), f"-pass-pipeline=builtin.module({','.join(PASSES)})", "-o", str(lowered)], work)
         _run(["mlir-translate", "--mlir-to-llvmir", str(lowered), "-o", str(code)], work)
         with code.open("a") as file:
-            file.write("".join(module.around for module in modules))
+            file.write("".join(module.appended_ir for module in modules))
         _run(["llc", *CODE, str(code), "-o", str(object_file)], work)
         for module, path in zip(modules, paths, strict=True):
             with store.build_folder(path) as folder:

@@ -22,9 +22,9 @@ def folders() -> tuple[Path, ...]:
     return (*(lib for root in roots for lib in sorted(root.glob("*/lib"), reverse=True)), *SYSTEM)
 
 
-def find(where: Sequence[Path]) -> tuple[Path, Path] | None:
+def find(search_folders: Sequence[Path]) -> tuple[Path, Path] | None:
     """NVRTC and its library of built-in functions, the newest in the first folder that has both; None if none has."""
-    for folder in where:
+    for folder in search_folders:
         built_in = _newest(folder, r"libnvrtc-builtins\.so\.([\d.]+)")
         library = _newest(folder, r"libnvrtc\.so\.([\d.]+)")
         if library and built_in:

@@ -35,17 +35,17 @@ def mutants(stage: str, program: Any, rng: random.Random, count: int) -> list[Mu
 
 def draw(stage: str, program: Any, rng: random.Random) -> Iterator[Mutant]:
     """All mutants in random order: one change at each place, then further changes at each place."""
-    places = [[(c.what, build) for build in c.builds] for c in _CHANGES[stage](program)]
-    rng.shuffle(places)
-    for choices in places:
+    remaining = [[(c.place, build) for build in c.builds] for c in _CHANGES[stage](program)]
+    rng.shuffle(remaining)
+    for choices in remaining:
         rng.shuffle(choices)
-    while places:
-        for choices in places:
+    while remaining:
+        for choices in remaining:
             place, (description, build) = choices.pop()
             mutant = _build_mutant(stage, program, build)
             if mutant is not None:
                 yield f"{description}: {place}", mutant
-        places = [choices for choices in places if choices]
+        remaining = [choices for choices in remaining if choices]
 
 
 def _build_mutant(stage: str, program: Any, build: Callable[[], Any]) -> Any | None:

@@ -20,7 +20,7 @@ LIMIT = 20_000  # the most places visited: shared expressions may unfold to very
 class Change:
     """A place, described in words, and its mutations: (description, function that builds the program)."""
 
-    what: str
+    place: str
     builds: tuple[tuple[str, Callable[[], Any]], ...]
 
 

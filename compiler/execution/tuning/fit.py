@@ -207,13 +207,13 @@ def report(paths: Sequence[Path]) -> str:
     by_target: dict[str, list[Recorded]] = defaultdict(list)
     for r in kernels:
         by_target[r.target].append(r)
-    for target, some in sorted(by_target.items()):
-        priced = [r for r in some if r.prices]
+    for target, of_target in sorted(by_target.items()):
+        priced = [r for r in of_target if r.prices]
         names = relevant_costs(priced) if priced else []
         fitted_costs = fitted(priced, names) if names else {}
         held_out = cross_validated(priced, names)
-        for family in sorted({r.family for r in some}):
-            of_family = [r for r in some if r.family == family]
+        for family in sorted({r.family for r in of_target}):
+            of_family = [r for r in of_target if r.family == family]
             rows.append(_row(f"{target} {family}", "now", of_family, [estimates(r) for r in of_family]))
             if any(r.prices for r in of_family):
                 rows.append(_row("", "fitted", of_family, [estimates(r, fitted_costs) for r in of_family]))
@@ -223,21 +223,21 @@ def report(paths: Sequence[Path]) -> str:
     return "\n".join([*rows, "", *cost_lines]).rstrip() + "\n"
 
 
-def cross_validated(known: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
+def cross_validated(kernels: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
     """Cross-validation: for each kernel, by name, the costs fitted to the kernels of the other folds."""
-    made: dict[str, Costs] = {}
-    for held_out in (known[n::FOLDS] for n in range(FOLDS)):
-        rest = [r for r in known if all(r is not x for x in held_out)]
+    costs_by_kernel: dict[str, Costs] = {}
+    for held_out in (kernels[n::FOLDS] for n in range(FOLDS)):
+        rest = [r for r in kernels if all(r is not x for x in held_out)]
         if rest and names:
-            made |= dict.fromkeys([r.name for r in held_out], fitted(rest, names))
-    return made
+            costs_by_kernel |= dict.fromkeys([r.name for r in held_out], fitted(rest, names))
+    return costs_by_kernel
 
 
-def _row(family: str, label: str, some: Sequence[Recorded], family_estimates: Sequence[np.ndarray]) -> str:
-    errors = [float((e - r.times).std()) for e, r in zip(family_estimates, some, strict=True)]
-    rho, gamma = zip(*(ranks(r, e) for r, e in zip(some, family_estimates, strict=True)), strict=True)
+def _row(family: str, label: str, kernels: Sequence[Recorded], family_estimates: Sequence[np.ndarray]) -> str:
+    errors = [float((e - r.times).std()) for e, r in zip(family_estimates, kernels, strict=True)]
+    rho, gamma = zip(*(ranks(r, e) for r, e in zip(kernels, family_estimates, strict=True)), strict=True)
     gammas = [g for g in gamma if g == g]
-    count = str(len(some)) if family else ""
+    count = str(len(kernels)) if family else ""
     return (
         f"| {family} | {count} | {label} | {np.mean(errors):.2f} | {np.mean(rho):.2f} | {min(rho):.2f} "
         f"| {np.mean(gammas) if gammas else float('nan'):.2f} |"

@@ -80,12 +80,12 @@ class Process:
     def _start(self) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        changed = {"PYTHONPATH": path} | ({"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {})
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
+        overrides = {"PYTHONPATH": path} | ({"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {})
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
         # A session of its own: a terminal's Ctrl-C reaches this process, which ends it.
         self._running = subprocess.Popen(
             [sys.executable, "-P", "-m", "compiler.execution.tuning.worker", self.target, str(self.cache)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env={**os.environ, **changed},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env={**os.environ, **overrides},
             start_new_session=True,
         )  # fmt: skip
         return self._running
@@ -93,9 +93,9 @@ class Process:
     def _describe_loss(self, process: subprocess.Popen[bytes]) -> str:
         self._running = None
         process.wait()
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - _MAX_QUOTED))
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _MAX_QUOTED))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         status = self._end(process)
         if status < 0:
             return f"crashed: {signal.Signals(-status).name}"
@@ -104,7 +104,7 @@ class Process:
     def _end(self, process: subprocess.Popen[bytes]) -> int:
         """The exit status of a process that has ended; its files are closed."""
         status = process.wait()
-        for file in (process.stdin, process.stdout, self._said):
+        for file in (process.stdin, process.stdout, self._stderr):
             with contextlib.suppress(BrokenPipeError):
                 file.close()  # type: ignore[union-attr]
         return status

@@ -35,48 +35,51 @@ def recorded(table: Table) -> tuple[list[search.Candidate], list[float]]:
     """The candidates that were tried, and their times relative to the heuristic's schedule."""
     tried = sorted(table.trials)
     schedules = [steps.parse(table.head.schedules[n]) for n in tried]
-    return search.candidates([table.head.costs[n] for n in tried], schedules), [table.seen[n] for n in tried]
+    return search.candidates([table.head.costs[n] for n in tried], schedules), [table.ratios[n] for n in tried]
 
 
 def run(candidates: list[search.Candidate], times: Sequence[float], strategy: str, seed: int) -> list[float]:
     """The share of the best speed after each trial; the first trial is the heuristic's schedule."""
-    best, seen, rng = min(times), {0: times[0]}, Random(seed)
-    while len(seen) < min(MAX_TRIALS, len(candidates)):
-        chosen = search.STRATEGIES[strategy](candidates, seen, min(BATCH, MAX_TRIALS - len(seen)), rng)
+    best, ratios, rng = min(times), {0: times[0]}, Random(seed)
+    while len(ratios) < min(MAX_TRIALS, len(candidates)):
+        chosen = search.STRATEGIES[strategy](candidates, ratios, min(BATCH, MAX_TRIALS - len(ratios)), rng)
         if not chosen:
             break
-        seen |= {n: times[n] for n in chosen}
-    shares = [best / t for t in np.minimum.accumulate(list(seen.values()))]
+        ratios |= {n: times[n] for n in chosen}
+    shares = [best / t for t in np.minimum.accumulate(list(ratios.values()))]
     return [*shares, *[shares[-1]] * (MAX_TRIALS - len(shares))]
 
 
-def curves(some: Sequence[Table]) -> Curves:
+def curves(kernel_tables: Sequence[Table]) -> Curves:
     """Run every strategy on every table with every seed, in the same order."""
-    recordings = [recorded(t) for t in some]
+    recordings = [recorded(t) for t in kernel_tables]
     return {s: np.array([run(*k, s, seed) for k in recordings for seed in range(SEEDS)]) for s in search.STRATEGIES}
 
 
 def report(paths: Sequence[Path], folder: Path | None) -> Iterator[Path]:
     """Write a page and a plot of the share of the best speed against the number of trials."""
-    some = [t for t in read(paths) if t.best is not None and len(t.trials) > 1]
-    shares_by_strategy, out = curves(some), folder or Path("reports/search")
+    kernel_tables = [t for t in read(paths) if t.best is not None and len(t.trials) > 1]
+    shares_by_strategy, out = curves(kernel_tables), folder or Path("reports/search")
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("README.md", page(some, shares_by_strategy)), ("search.svg", picture(shares_by_strategy))):
+    for name, text in (
+        ("README.md", page(kernel_tables, shares_by_strategy)),
+        ("search.svg", picture(shares_by_strategy)),
+    ):
         (out / name).write_text(text, encoding="utf-8")
         yield out / name
 
 
-def page(some: Sequence[Table], shares_by_strategy: Curves) -> str:
+def page(kernel_tables: Sequence[Table], shares_by_strategy: Curves) -> str:
     """The page in Markdown."""
     head = "| strategy | " + " | ".join(f"after {n}" for n in BUDGETS) + f" | within 16 trials at {NEAR:.0%} |"
     rows = [head, "|" + "---|" * (len(BUDGETS) + 2)]
     for name, shares in shares_by_strategy.items():
         means = " | ".join(f"{shares[:, n - 1].mean():.3f}" for n in BUDGETS)
-        near = (shares[:, 15] >= NEAR).reshape(len(some), SEEDS).mean()
-        rows.append(f"| {name}{' (default)' if name == search.DEFAULT else ''} | {means} | {near:.0%} of runs |")
+        near_share = (shares[:, 15] >= NEAR).reshape(len(kernel_tables), SEEDS).mean()
+        rows.append(f"| {name}{' (default)' if name == search.DEFAULT else ''} | {means} | {near_share:.0%} of runs |")
     kernel_rows = ["| kernel | device | family | candidates | refused | best over the heuristic | rank of the best |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for t in some:
+    for t in kernel_tables:
         assert t.best is not None
         failures = sum(bool(x.failed) for x in t.trials.values())
         gain = t.trials[0].ratio / t.best.ratio
@@ -86,7 +89,8 @@ def page(some: Sequence[Table], shares_by_strategy: Curves) -> str:
         )
     return "\n".join([
         "# How soon a search finds the best schedule", "",
-        f"Recorded times of {len(some)} kernels, each strategy with {SEEDS} seeds; the mean share of the best recorded",
+        f"Recorded times of {len(kernel_tables)} kernels, each strategy with {SEEDS} seeds; the mean share of the best "
+        "recorded",
         "speed after so many trials. Tables with fewer candidates than trials are exhausted before.",
         "`mlcomp tune --replay reports/search/tables` writes this page.", "",
         *rows, "", "![trials against the share of the best](search.svg)", "", *kernel_rows, "",

@@ -56,8 +56,8 @@ def stored(cache: Path, target: str, device: str) -> Stored:
 
 @lru_cache(maxsize=16)
 def _stored(stamps: tuple[tuple[Path, int, int], ...], target: str, device: str) -> Stored:
-    known = {r.key: r for path, _, _ in stamps for r in read(path) if (r.target, r.device) == (target, device)}
-    return Stored(tuple(known[k] for k in sorted(known)))
+    records_by_key = {r.key: r for path, _, _ in stamps for r in read(path) if (r.target, r.device) == (target, device)}
+    return Stored(tuple(records_by_key[k] for k in sorted(records_by_key)))
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -54,7 +54,7 @@ class Table:
     trials: dict[int, Trial] = field(default_factory=dict)
 
     @property
-    def seen(self) -> Mapping[int, float]:
+    def ratios(self) -> Mapping[int, float]:
         return {t.number: math.inf if t.failed else t.ratio for t in self.trials.values()}
 
     @property
@@ -94,7 +94,7 @@ def read_all(path: Path) -> list[Table]:
         raise CompilerError(f"{path} is no table of candidates: {problem}") from problem
 
 
-def tables(text: str, where: str) -> list[Table]:
+def tables(text: str, source: str) -> list[Table]:
     """Parse consecutive tables."""
     out: list[Table] = []
     lines = text.splitlines(keepends=True)
@@ -107,12 +107,12 @@ def tables(text: str, where: str) -> list[Table]:
                 continue
             version = fields.pop("format")
             if version != FORMAT:
-                raise CompilerError(f"{where}, line {number}: format {version!r}, and this mlcomp reads {FORMAT}")
+                raise CompilerError(f"{source}, line {number}: format {version!r}, and this mlcomp reads {FORMAT}")
             out.append(Table(Head(**fields)))
         except (ValueError, TypeError, IndexError, AttributeError) as problem:
             if number == len(lines) and not line.endswith("\n"):
                 break
-            raise CompilerError(f"{where}, line {number}: no table of candidates: remove the file") from problem
+            raise CompilerError(f"{source}, line {number}: no table of candidates: remove the file") from problem
     return out
 
 

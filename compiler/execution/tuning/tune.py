@@ -66,7 +66,7 @@ class SearchResult:
     def __str__(self) -> str:
         if self.record is None:
             return f"{self.name}: {self.problem}"
-        refused = ", ".join(f"{n} {why}" for why, n in self.refused.items())
+        refused = ", ".join(f"{n} {reason}" for reason, n in self.refused.items())
         tried = f"{self.tried} tried" + (f", refused of these: {refused}" if refused else "")
         speedup, low, high = self.record.speedup
         best = f"{speedup:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed"
@@ -212,7 +212,7 @@ def _search(
         # As many as can be built in parallel; but a strategy learns nothing within a batch.
         batch = max(BATCH, min(detect.usable_cores(), effort.trials // BATCHES))
         count = min(batch, effort.trials - len(table.trials))
-        numbers = search.STRATEGIES[strategy](candidates, table.seen, count, rng)
+        numbers = search.STRATEGIES[strategy](candidates, table.ratios, count, rng)
         if not numbers:
             break
         for number in _build(numbers, table, path, texts, bench):

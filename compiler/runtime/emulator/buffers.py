@@ -53,7 +53,7 @@ def arguments(machine: native.Machine, plan: LaunchPlan, pointers: Sequence[int]
     kinds = [native.INPUT] * len(plan.inputs) + [native.OUTPUT] * len(plan.outputs)
     kinds += [native.TEMPORARY] * (len(plan.temporaries) - plan.zeros) + [native.ZERO] * plan.zeros
     addresses = [
-        machine.place(buffer.name.encode(), address, buffer.size, kind)
+        machine.add_buffer(buffer.name.encode(), address, buffer.size, kind)
         for buffer, address, kind in zip(plan.buffers, pointers, kinds, strict=True)
     ]
     try:
@@ -90,7 +90,7 @@ def _with_maps(machine: native.Machine, plan: LaunchPlan, prepared: Arguments) -
         )  # fmt: skip
         address = ctypes.addressof(value)
         if machine.checks:
-            address = machine.place(b"a tensor map", address, ctypes.sizeof(value), native.ARGUMENT)
+            address = machine.add_buffer(b"a tensor map", address, ctypes.sizeof(value), native.ARGUMENT)
         prepared.tensor_maps.append(value)
         prepared.maps[m] = address
     return prepared

@@ -65,7 +65,7 @@ def reports(result: Result, kernel: str, path: Path) -> tuple[Report, ...]:
     """The findings of a launch, with addresses resolved to places."""
     findings = list(result.findings[: result.count])
     sites = sorted({s for f in findings for s in (f.site, f.other_site) if s})
-    place_of = dict(zip(sites, places(path, tuple(sites)), strict=True)) if sites else {}
+    place_of = dict(zip(sites, source_places(path, tuple(sites)), strict=True)) if sites else {}
     unknown = Place()
     return tuple(
         Report(
@@ -89,13 +89,13 @@ def reports(result: Result, kernel: str, path: Path) -> tuple[Report, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def places(path: Path, sites: tuple[int, ...]) -> tuple[Place, ...]:
+def source_places(path: Path, sites: tuple[int, ...]) -> tuple[Place, ...]:
     """The places of return addresses in an object; all unknown without addr2line, which comes with g++."""
-    tool = shutil.which("addr2line")
-    if tool is None:
+    addr2line = shutil.which("addr2line")
+    if addr2line is None:
         return tuple(Place() for _ in sites)
     # A return address is after its call, perhaps on the next line.
-    command = [tool, "-a", "-i", "-e", str(path), *(hex(site - 1) for site in sites)]
+    command = [addr2line, "-a", "-i", "-e", str(path), *(hex(site - 1) for site in sites)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     chains: list[list[str]] = []
     for line in answer.splitlines():
@@ -103,10 +103,12 @@ def places(path: Path, sites: tuple[int, ...]) -> tuple[Place, ...]:
             chains.append([])
         elif chains:
             chains[-1].append(line.split(" ")[0])
-    return tuple(_place(chain) for chain in chains) if len(chains) == len(sites) else tuple(Place() for _ in sites)
+    return (
+        tuple(_source_place(chain) for chain in chains) if len(chains) == len(sites) else tuple(Place() for _ in sites)
+    )
 
 
-def _place(chain: Sequence[str]) -> Place:
+def _source_place(chain: Sequence[str]) -> Place:
     """The line of the innermost frame in the text; a frame inside it is in a device function."""
     frames = [(Path(name).name, number) for name, _, number in (frame.rpartition(":") for frame in chain)]
     line = next((int(number) for name, number in frames if name == TEXT and number.isdigit()), 0)

@@ -61,7 +61,9 @@ class Machine:
         if self.checks:
             size, address = ctypes.c_size_t, ctypes.c_void_p
             self.begin = _function(library, "mlc_check_begin", ctypes.c_int, size, size)
-            self.place = _function(library, "mlc_check_buffer", address, ctypes.c_char_p, address, size, ctypes.c_int)
+            self.add_buffer = _function(
+                library, "mlc_check_buffer", address, ctypes.c_char_p, address, size, ctypes.c_int
+            )
 
 
 def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
