@@ -144,7 +144,7 @@ def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], op
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.has_overlapping_result(module))
-    with python_kernels.whole_resizing(inputs), strides, margins.derived():
+    with python_kernels.resizing_as_one_op(inputs), strides, margins.with_definitions():
         trace = functools.partial(
             aot_module_simplified,
             graph,

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from compiler.frontend.types import OURS
+from compiler.frontend.types import IR_DTYPES
 from compiler.ir.expr import dim, static
 from compiler.ir.tensor import Tensor, aligned_rows
 
@@ -47,11 +47,11 @@ def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> Non
 
 def _aligned_strides(x: object) -> tuple[int, ...] | None:
     """The aligned strides of a saved tensor; None if they are its own or cannot be computed."""
-    if not isinstance(x, FakeTensor) or x.layout is not torch.strided or x.dtype not in OURS:
+    if not isinstance(x, FakeTensor) or x.layout is not torch.strided or x.dtype not in IR_DTYPES:
         return None
     if not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
         return None
-    tensor = Tensor("saved", OURS[x.dtype], tuple(map(dim, x.shape)), tuple(map(dim, x.stride())))
+    tensor = Tensor("saved", IR_DTYPES[x.dtype], tuple(map(dim, x.shape)), tuple(map(dim, x.stride())))
     strides = tuple(map(static, aligned_rows(tensor)))
     return strides if strides != x.stride() else None
 

@@ -69,7 +69,7 @@ def _evaluate(onnx_model: model.Model, inputs: Mapping[str, torch.Tensor]) -> li
 def random_inputs(onnx_model: model.Model, shapes: Sizes, seed: int) -> dict[str, torch.Tensor]:
     """Random inputs: normally distributed floats, and integers 0 or 1, which are valid indices of most tables."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = model.shapes(onnx_model, shapes)
+    sizes = model.input_shapes(onnx_model, shapes)
 
     def draw(i: model.Input) -> torch.Tensor:
         if i.dtype.is_floating_point:

@@ -26,25 +26,25 @@ def with_assertions(graph: GraphModule) -> GraphModule:
             token, _, info, name = node.args[:4]
             token.meta["val"] = None  # its value at run time, although torch reports an empty tensor
             with graph.graph.inserting_before(node):
-                each = _called(graph.graph, _aten.eq.Scalar, info, 0)
-                every = _called(graph.graph, _aten.all.default, each)
-                said = f"{name}: {SINGULAR}"
-                graph.graph.call_function(_aten._assert_async.msg, (every, said))
-            for part in list(node.users):
-                if part.target is operator.getitem and part.args[1] == 0:
-                    part.replace_all_uses_with(token)
-                graph.graph.erase_node(part)
+                is_zero = _insert_call(graph.graph, _aten.eq.Scalar, info, 0)
+                succeeded = _insert_call(graph.graph, _aten.all.default, is_zero)
+                message = f"{name}: {SINGULAR}"
+                graph.graph.call_function(_aten._assert_async.msg, (succeeded, message))
+            for result in list(node.users):
+                if result.target is operator.getitem and result.args[1] == 0:
+                    result.replace_all_uses_with(token)
+                graph.graph.erase_node(result)
             graph.graph.erase_node(node)
     graph.recompile()
     return graph
 
 
-def _called(graph: Graph, op: Any, of: Node, *rest: Any) -> Node:
-    made = graph.call_function(op, (of, *rest))
-    value = of.meta["val"]
+def _insert_call(graph: Graph, op: Any, operand: Node, *arguments: Any) -> Node:
+    node = graph.call_function(op, (operand, *arguments))
+    value = operand.meta["val"]
     with value.fake_mode:
-        made.meta["val"] = op(value, *rest)
-    return made
+        node.meta["val"] = op(value, *arguments)
+    return node
 
 
 # Results 2 and up serve dropout only, or repeat sizes of the arguments.
@@ -58,38 +58,44 @@ _ATTENTION = {
 
 def without_dropout(graph: GraphModule) -> GraphModule:
     """Replace those results of attention calls without dropout. Changes the graph in place."""
-    held: dict[str, Node] = {}
+    constants: dict[str, Node] = {}
     for node in list(graph.graph.nodes):
-        if node.op == "call_function" and node.target in _ATTENTION and not _dropout(node):
-            for part in [n for n in node.users if n.target is operator.getitem and n.args[1] >= 2]:
-                value = part.meta.get("val")
-                new = _tensor(graph, value, held) if isinstance(value, torch.Tensor) else value
+        if node.op == "call_function" and node.target in _ATTENTION and not _dropout_probability(node):
+            for result in [n for n in node.users if n.target is operator.getitem and n.args[1] >= 2]:
+                value = result.meta.get("val")
+                replacement = _zeros_like(graph, value, constants) if isinstance(value, torch.Tensor) else value
                 if isinstance(value, torch.SymInt):
-                    with graph.graph.inserting_before(part):
-                        new = graph.graph.call_function(torch.ops.aten.sym_size.int, (node.args[part.args[1] - 4], 2))
-                    new.meta["val"] = value
-                _replaced(graph.graph, part, new)
+                    with graph.graph.inserting_before(result):
+                        replacement = graph.graph.call_function(
+                            torch.ops.aten.sym_size.int, (node.args[result.args[1] - 4], 2)
+                        )
+                    replacement.meta["val"] = value
+                _replace_uses(graph.graph, result, replacement)
     graph.recompile()
     return graph
 
 
-def _dropout(node: Node) -> Any:
-    normal = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)  # type: ignore[arg-type]
-    return normal is None or normal.kwargs.get("dropout_p", 0.0)
+def _dropout_probability(node: Node) -> Any:
+    normalized = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)  # type: ignore[arg-type]
+    return normalized is None or normalized.kwargs.get("dropout_p", 0.0)
 
 
-def _tensor(graph: GraphModule, like: torch.Tensor, held: dict[str, Node]) -> Node:
-    """Zeros of the type and shape of `like`, held by the graph once for each."""
-    key = f"no_dropout_{str(like.dtype).removeprefix('torch.')}_{'_'.join(map(str, like.shape))}"
-    if key not in held:
-        graph.register_buffer(key, torch.zeros([int(n) for n in like.shape], dtype=like.dtype, device=like.device))
+def _zeros_like(graph: GraphModule, example: torch.Tensor, constants: dict[str, Node]) -> Node:
+    """Zeros of the type and shape of `example`, held by the graph once for each."""
+    key = f"no_dropout_{str(example.dtype).removeprefix('torch.')}_{'_'.join(map(str, example.shape))}"
+    if key not in constants:
+        graph.register_buffer(
+            key, torch.zeros([int(n) for n in example.shape], dtype=example.dtype, device=example.device)
+        )
         with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
-            held[key] = graph.graph.get_attr(key)
-        held[key].meta["val"] = like
-    return held[key]
+            constants[key] = graph.graph.get_attr(key)
+        constants[key].meta["val"] = example
+    return constants[key]
 
 
-def _replaced(graph: Graph, part: Node, new: Any) -> None:
-    for user in list(part.users):
-        user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda n: new if n is part else n)
-    graph.erase_node(part)
+def _replace_uses(graph: Graph, node: Node, replacement: Any) -> None:
+    for user in list(node.users):
+        user.args, user.kwargs = torch.fx.node.map_arg(
+            (user.args, user.kwargs), lambda n: replacement if n is node else n
+        )
+    graph.erase_node(node)

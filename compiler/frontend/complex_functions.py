@@ -12,8 +12,8 @@ Parts = tuple[Tensor, Tensor]
 
 
 def exp(re: Tensor, im: Tensor) -> Parts:
-    size = torch.exp(re)
-    return size * torch.cos(im), size * torch.sin(im)
+    magnitude = torch.exp(re)
+    return magnitude * torch.cos(im), magnitude * torch.sin(im)
 
 
 def _expm1(re: Tensor, im: Tensor) -> Parts:
@@ -23,18 +23,18 @@ def _expm1(re: Tensor, im: Tensor) -> Parts:
 
 def log(re: Tensor, im: Tensor) -> Parts:
     a, b = torch.maximum(re.abs(), im.abs()), torch.minimum(re.abs(), im.abs())
-    size = torch.hypot(re, im)
-    near = 0.5 * torch.log1p((a - 1) * (a + 1) + b * b)
-    return torch.where((size > 0.5) & (size < 2), near, torch.log(size)), torch.atan2(im, re)
+    magnitude = torch.hypot(re, im)
+    near_one = 0.5 * torch.log1p((a - 1) * (a + 1) + b * b)
+    return torch.where((magnitude > 0.5) & (magnitude < 2), near_one, torch.log(magnitude)), torch.atan2(im, re)
 
 
 def _log1p(re: Tensor, im: Tensor) -> Parts:
-    size = torch.hypot(re + 1, im)
-    near = 0.5 * torch.log1p(re * (re + 2) + im * im)
-    return torch.where((size > 0.5) & (size < 2), near, torch.log(size)), torch.atan2(im, re + 1)
+    magnitude = torch.hypot(re + 1, im)
+    near_one = 0.5 * torch.log1p(re * (re + 2) + im * im)
+    return torch.where((magnitude > 0.5) & (magnitude < 2), near_one, torch.log(magnitude)), torch.atan2(im, re + 1)
 
 
-def _log_to(base: float) -> Callable[[Tensor, Tensor], Parts]:
+def _log_of_base(base: float) -> Callable[[Tensor, Tensor], Parts]:
     def function(re: Tensor, im: Tensor) -> Parts:
         real, imaginary = log(re, im)
         return real / math.log(base), imaginary / math.log(base)
@@ -58,20 +58,20 @@ def _cosh(re: Tensor, im: Tensor) -> Parts:
 
 def _tanh(re: Tensor, im: Tensor) -> Parts:
     """Numerator and denominator are scaled by e^(-2|re|) <= 1 to avoid overflow."""
-    size = re.abs()
-    less, sine, cosine = torch.exp(-2 * size), torch.sin(im), torch.cos(im)
-    below = torch.expm1(-2 * size) ** 2 + 4 * less * cosine * cosine
-    return torch.copysign(-torch.expm1(-4 * size), re) / below, 4 * less * sine * cosine / below
+    magnitude = re.abs()
+    decay, sine, cosine = torch.exp(-2 * magnitude), torch.sin(im), torch.cos(im)
+    denominator = torch.expm1(-2 * magnitude) ** 2 + 4 * decay * cosine * cosine
+    return torch.copysign(-torch.expm1(-4 * magnitude), re) / denominator, 4 * decay * sine * cosine / denominator
 
 
-def _turned(function: Callable[[Tensor, Tensor], Parts]) -> Callable[[Tensor, Tensor], Parts]:
+def _rotate_argument(function: Callable[[Tensor, Tensor], Parts]) -> Callable[[Tensor, Tensor], Parts]:
     """The function z -> -i f(i z)."""
 
-    def made(re: Tensor, im: Tensor) -> Parts:
+    def rotated(re: Tensor, im: Tensor) -> Parts:
         real, imaginary = function(-im, re)
         return imaginary, -real
 
-    return made
+    return rotated
 
 
 def _atanh(re: Tensor, im: Tensor) -> Parts:
@@ -81,7 +81,9 @@ def _atanh(re: Tensor, im: Tensor) -> Parts:
 
 # Keyed by the name of the op.
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Parts]] = {
-    "exp": exp, "expm1": _expm1, "log": log, "log1p": _log1p, "log2": _log_to(2), "log10": _log_to(10), "sqrt": sqrt,
-    "sinh": _sinh, "cosh": _cosh, "tanh": _tanh, "atanh": _atanh, "sin": _turned(_sinh), "tan": _turned(_tanh),
-    "atan": _turned(_atanh), "cos": lambda re, im: _cosh(-im, re),
+    "exp": exp, "expm1": _expm1, "log": log, "log1p": _log1p, "log2": _log_of_base(2), "log10": _log_of_base(10),
+    "sqrt": sqrt,
+    "sinh": _sinh, "cosh": _cosh, "tanh": _tanh, "atanh": _atanh, "sin": _rotate_argument(_sinh),
+    "tan": _rotate_argument(_tanh),
+    "atan": _rotate_argument(_atanh), "cos": lambda re, im: _cosh(-im, re),
 }  # fmt: skip

@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 from compiler.ir.dtype import f32, rounded
 
 
-def copied(view: Any, *args: Any, **kwargs: Any) -> Any:
-    made = view(*args, **kwargs)
-    copies = [x.clone(memory_format=torch.contiguous_format) for x in pytree.tree_leaves(made)]
-    return copies[0] if isinstance(made, torch.Tensor) else copies
+def copying_form(view: Any, *args: Any, **kwargs: Any) -> Any:
+    views = view(*args, **kwargs)
+    copies = [x.clone(memory_format=torch.contiguous_format) for x in pytree.tree_leaves(views)]
+    return copies[0] if isinstance(views, torch.Tensor) else copies
 
 
 def _searchsorted(
@@ -29,43 +29,43 @@ def _searchsorted(
     edges = edges if sorter is None else edges.gather(-1, sorter)
     x = x if isinstance(x, torch.Tensor) else torch.scalar_tensor(x, dtype=edges.dtype, device=edges.device)
     values = x.unsqueeze(-1)
-    beside = edges.unsqueeze(-2) if edges.dim() > 1 else edges
-    before: torch.Tensor = beside <= values if right or side == "right" else beside < values
-    before = before | values.isnan() if values.is_floating_point() else before
-    return before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    aligned = edges.unsqueeze(-2) if edges.dim() > 1 else edges
+    is_before: torch.Tensor = aligned <= values if right or side == "right" else aligned < values
+    is_before = is_before | values.isnan() if values.is_floating_point() else is_before
+    return is_before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """Counts of the elements in bins of equal width. 16-bit types are computed in f32; eager rounds in between."""
     if not x.is_floating_point() or not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
-    kind, x = x.dtype, x if x.dtype is torch.float64 else x.float()
-    low, high = (x.new_full((), min), x.new_full((), max)) if min != max else _apart(x.amin(), x.amax(), 1)
-    inside = (x >= low) & (x <= high)
-    place = torch.where(inside, (x - low) * bins / (high - low), -1.0).trunc().clamp(max=bins - 1)
-    return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(kind)
+    dtype, x = x.dtype, x if x.dtype is torch.float64 else x.float()
+    low, high = (x.new_full((), min), x.new_full((), max)) if min != max else _separate_ends(x.amin(), x.amax(), 1)
+    in_range = (x >= low) & (x <= high)
+    bin_index = torch.where(in_range, (x - low) * bins / (high - low), -1.0).trunc().clamp(max=bins - 1)
+    return (bin_index.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(dtype)
 
 
-def _apart(low: torch.Tensor, high: torch.Tensor, by: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two ends, moved apart by `by` each if they are equal."""
-    return torch.where(low == high, low - by, low), torch.where(low == high, high + by, high)
+def _separate_ends(low: torch.Tensor, high: torch.Tensor, distance: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two ends, moved apart by `distance` each if they are equal."""
+    return torch.where(low == high, low - distance, low), torch.where(low == high, high + distance, high)
 
 
-def _counted_between(
+def _bin_counts(
     x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor | None, density: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Per bin, the sum of the weights of its elements, or the density. The last edge is inclusive."""
     values = x.flatten().unsqueeze(-1)
-    inside = (values >= edges[:-1]) & ((values < edges[1:]) | ((values == edges[-1]) & (edges[1:] == edges[-1])))
-    shares = torch.ones_like(values) if weight is None else weight.flatten().unsqueeze(-1)
-    made = torch.where(inside, shares, 0).sum(0)
-    return made / made.sum() / edges.diff() if density else made, edges
+    in_bin = (values >= edges[:-1]) & ((values < edges[1:]) | ((values == edges[-1]) & (edges[1:] == edges[-1])))
+    weights = torch.ones_like(values) if weight is None else weight.flatten().unsqueeze(-1)
+    counts = torch.where(in_bin, weights, 0).sum(0)
+    return counts / counts.sum() / edges.diff() if density else counts, edges
 
 
 def _histogram_of_edges(
     x: torch.Tensor, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
 ) -> Any:
-    return _counted_between(x, bins, weight, density)
+    return _bin_counts(x, bins, weight, density)
 
 
 def _histogram_of_bins(
@@ -76,13 +76,13 @@ def _histogram_of_bins(
     if not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
     low, high = (x.amin(), x.amax()) if range is None else (x.new_full((), end) for end in range)
-    low, high = _apart(low, high, 0.5)
+    low, high = _separate_ends(low, high, 0.5)
     step, k = (high - low) / bins, torch.arange(bins + 1, device=x.device)
     edges = torch.where(k < (bins + 1) // 2, low + step * k, high - step * (bins - k))
-    return _counted_between(x, edges, weight, density)
+    return _bin_counts(x, edges, weight, density)
 
 
-def _repeated(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
+def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
     """Each position as often as its number says: at an output position, the number of runs that end at or before it.
 
     NotImplemented unless `output_size` is known.
@@ -93,46 +93,52 @@ def _repeated(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
         return repeats.new_zeros(output_size)
     ends = repeats.cumsum(0)
     torch._assert_async((repeats >= 0).all() & (ends[-1] == output_size), "the numbers do not sum up to output_size")
-    ended = repeats.new_zeros(output_size + 1).scatter_add(0, ends.clamp(0, output_size), torch.ones_like(repeats))
-    return ended[:output_size].cumsum(0).to(repeats.dtype)
+    end_counts = repeats.new_zeros(output_size + 1).scatter_add(0, ends.clamp(0, output_size), torch.ones_like(repeats))
+    return end_counts[:output_size].cumsum(0).to(repeats.dtype)
 
 
-def _faked(x: torch.Tensor, scale: Any, inverse: Any, zero: Any, low: int, high: int, kind: torch.dtype) -> Any:
+def _fake_quantize(
+    x: torch.Tensor, scale: Any, inverse: Any, zero_point: Any, low: int, high: int, code_dtype: torch.dtype
+) -> Any:
     """Fake quantization to integers from `low` to `high`: the rounded values, and the mask of elements in range.
 
-    The integers are of `kind` before they are clamped, which decides where infinities go; NaN goes to the lowest.
+    The integers are of `code_dtype` before they are clamped, which decides where infinities go; NaN goes to the lowest.
     """
     if x.dtype not in (torch.float32, torch.float16):
         return NotImplemented
-    code = ((x.float() * inverse).round() + zero).to(kind)
-    inside = code.clamp(low, high)
-    inside = torch.where(inside.isnan(), low, inside) if kind.is_floating_point else inside
-    return ((inside - zero).float() * scale).to(x.dtype), (code >= low) & (code <= high)
+    code = ((x.float() * inverse).round() + zero_point).to(code_dtype)
+    clamped = code.clamp(low, high)
+    clamped = torch.where(clamped.isnan(), low, clamped) if code_dtype.is_floating_point else clamped
+    return ((clamped - zero_point).float() * scale).to(x.dtype), (code >= low) & (code <= high)
 
 
-def _fake_quantized(x: torch.Tensor, scale: float, zero_point: int, low: int, high: int) -> Any:
+def _fake_quantize_tensor(x: torch.Tensor, scale: float, zero_point: int, low: int, high: int) -> Any:
     scale = rounded(scale, f32)
     inverse = rounded(1.0 / scale, f32) if scale else math.inf
-    return _faked(x, scale, inverse, zero_point, low, high, torch.float32)
+    return _fake_quantize(x, scale, inverse, zero_point, low, high, torch.float32)
 
 
-def _fake_quantized_if(
+def _fake_quantize_if_enabled(
     x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, enabled: torch.Tensor, low: int, high: int
 ) -> Any:
-    scale, zero, on = scale.reshape(()), zero_point.reshape(()), enabled.reshape(()) != 0
-    found = _faked(x, scale, 1.0 / scale, zero, low, high, torch.float32)
-    return found if found is NotImplemented else (torch.where(on, found[0], x), torch.where(on, found[1], True))
+    scale, zero, is_enabled = scale.reshape(()), zero_point.reshape(()), enabled.reshape(()) != 0
+    results = _fake_quantize(x, scale, 1.0 / scale, zero, low, high, torch.float32)
+    return (
+        results
+        if results is NotImplemented
+        else (torch.where(is_enabled, results[0], x), torch.where(is_enabled, results[1], True))
+    )
 
 
-def _fake_quantized_channels(
+def _fake_quantize_channels(
     x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, low: int, high: int
 ) -> Any:
     if zero_point.is_floating_point():
         return NotImplemented
-    beside = [1] * x.dim()
-    beside[axis] = -1
-    scale, zero = scale.reshape(beside), zero_point.reshape(beside)
-    return _faked(x, scale, 1.0 / scale, zero, low, high, torch.int64)
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    scale, zero = scale.reshape(shape), zero_point.reshape(shape)
+    return _fake_quantize(x, scale, 1.0 / scale, zero, low, high, torch.int64)
 
 
 def _scaled_mm(
@@ -140,17 +146,17 @@ def _scaled_mm(
     scale_result: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
 ) -> Any:  # fmt: skip
     """A product of 8-bit matrices with one scale per row of `a` and column of `b`, or one scale per matrix."""
-    kind, exact = out_dtype or a.dtype, torch.float64 if a.dtype is torch.float64 else torch.float32
-    ones = scale_a.numel() == 1 and scale_b.numel() == 1
-    each = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
-    if scale_result is not None or not (ones or each):
+    result_dtype, compute_dtype = out_dtype or a.dtype, torch.float64 if a.dtype is torch.float64 else torch.float32
+    is_per_matrix = scale_a.numel() == 1 and scale_b.numel() == 1
+    is_per_row = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
+    if scale_result is not None or not (is_per_matrix or is_per_row):
         return NotImplemented
-    made = torch.mm(a.to(exact), b.to(exact)) * scale_a * scale_b
-    return (made if bias is None else made + bias).to(kind)
+    product = torch.mm(a.to(compute_dtype), b.to(compute_dtype)) * scale_a * scale_b
+    return (product if bias is None else product + bias).to(result_dtype)
 
 
-def _bucketize(x: Any, edges: torch.Tensor, **given: Any) -> torch.Tensor:
-    return _searchsorted(edges, x, **given)
+def _bucketize(x: Any, edges: torch.Tensor, **options: Any) -> torch.Tensor:
+    return _searchsorted(edges, x, **options)
 
 
 def _angle(x: torch.Tensor) -> Any:
@@ -164,38 +170,38 @@ def _trilinear(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    for place in expand1:
-        a = a.unsqueeze(place)
-    for place in expand2:
-        b = b.unsqueeze(place)
-    for place in expand3:
-        c = c.unsqueeze(place)
-    made = a * b * c
-    return made.sum(list(sumdim), dtype=made.dtype) if sumdim else made  # integers, too, keep their type
+    for dim in expand1:
+        a = a.unsqueeze(dim)
+    for dim in expand2:
+        b = b.unsqueeze(dim)
+    for dim in expand3:
+        c = c.unsqueeze(dim)
+    product = a * b * c
+    return product.sum(list(sumdim), dtype=product.dtype) if sumdim else product  # integers, too, keep their type
 
 
 def _soft_margin_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = 1
 ) -> torch.Tensor:  # fmt: skip
     """Torch's definition subtracts 1 from a sigmoid near 1, which cancels."""
-    made = -target * grad * torch.sigmoid(-target * x)
-    return made / x.numel() if reduction == 1 else made  # the mean
+    gradient = -target * grad * torch.sigmoid(-target * x)
+    return gradient / x.numel() if reduction == 1 else gradient  # the mean
 
 
 def _smooth_l1_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:  # fmt: skip
     """Torch's definition gives a NaN the slope 0, its sign."""
-    off = x - target
-    made = grad * torch.where(off.abs() >= beta, off.sign(), off / beta)
-    return made / x.numel() if reduction == 1 else made  # the mean
+    difference = x - target
+    gradient = grad * torch.where(difference.abs() >= beta, difference.sign(), difference / beta)
+    return gradient / x.numel() if reduction == 1 else gradient  # the mean
 
 
 def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     """Torch's definition has a slope of minus infinity at -0."""
-    low, past = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
-    beyond = (x < low) | (x > 1 - low)
-    return torch.where(beyond, past, grad / (x * (1 - x)).abs())
+    low, outside = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
+    is_outside = (x < low) | (x > 1 - low)
+    return torch.where(is_outside, outside, grad / (x * (1 - x)).abs())
 
 
 def _grouped_mm(
@@ -207,8 +213,8 @@ def _grouped_mm(
         return NotImplemented
     rows = torch.arange(x.shape[0], device=x.device)
     group = (offs <= rows.unsqueeze(-1)).sum(-1)
-    made = torch.bmm(x.unsqueeze(1), weights[group.clamp(max=weights.shape[0] - 1)]).squeeze(1)
-    return torch.where((group < weights.shape[0]).unsqueeze(-1), made, 0)
+    products = torch.bmm(x.unsqueeze(1), weights[group.clamp(max=weights.shape[0] - 1)]).squeeze(1)
+    return torch.where((group < weights.shape[0]).unsqueeze(-1), products, 0)
 
 
 def _index_reduce(
@@ -216,34 +222,34 @@ def _index_reduce(
 ) -> torch.Tensor:  # fmt: skip
     """A `scatter_reduce` in which all elements of a source slice have the same index."""
     if not x.dim():
-        made = _index_reduce(x.unsqueeze(0), 0, index, source.reshape(1), reduce, include_self=include_self)
-        return made.squeeze(0)
-    beside = [1] * x.dim()
-    beside[dim] = -1
-    places = index.reshape(beside).expand(source.shape)
-    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
+        result = _index_reduce(x.unsqueeze(0), 0, index, source.reshape(1), reduce, include_self=include_self)
+        return result.squeeze(0)
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    indices = index.reshape(shape).expand(source.shape)
+    return x.scatter_reduce(dim, indices, source, reduce, include_self=include_self)
 
 
-def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **where: Any) -> Any:
+def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
     """The frequencies of a Fourier transform: from 0 up, then the negative ones from the lowest up."""
-    kind = dtype or torch.get_default_dtype()
-    if not kind.is_floating_point:
+    result_dtype = dtype or torch.get_default_dtype()
+    if not result_dtype.is_floating_point:
         return NotImplemented
-    places = torch.arange(n, device=where.get("device"))
-    return torch.where(places < (n + 1) // 2, places, places - n).to(kind) * (1.0 / (n * d))
+    positions = torch.arange(n, device=options.get("device"))
+    return torch.where(positions < (n + 1) // 2, positions, positions - n).to(result_dtype) * (1.0 / (n * d))
 
 
-def _real_frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **where: Any) -> Any:
-    kind = dtype or torch.get_default_dtype()
-    if not kind.is_floating_point:
+def _real_frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    result_dtype = dtype or torch.get_default_dtype()
+    if not result_dtype.is_floating_point:
         return NotImplemented
-    return torch.arange(n // 2 + 1, device=where.get("device")).to(kind) * (1.0 / (n * d))
+    return torch.arange(n // 2 + 1, device=options.get("device")).to(result_dtype) * (1.0 / (n * d))
 
 
 # Keyed by the name of the overload.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram, "histogram.bin_ct": _histogram_of_bins,
-    "histogram.bins_tensor": _histogram_of_edges, "repeat_interleave.Tensor": _repeated,
+    "histogram.bins_tensor": _histogram_of_edges, "repeat_interleave.Tensor": _repeat_interleave,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce,
@@ -252,9 +258,9 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "smooth_l1_loss_backward.default": _smooth_l1_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
     "fft_fftfreq.default": _frequencies, "fft_rfftfreq.default": _real_frequencies,
-    "_scaled_mm.default": _scaled_mm, "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized_if,
-    "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized_channels,
+    "_scaled_mm.default": _scaled_mm, "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantize_tensor,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantize_if_enabled,
+    "fake_quantize_per_channel_affine_cachemask.default": _fake_quantize_channels,
 }  # fmt: skip
 # Ops that other packages add to torch, keyed by their full name.
 OTHERS: dict[str, Callable[..., Any]] = {"transformers.grouped_mm_fallback.default": _grouped_mm}

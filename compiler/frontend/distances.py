@@ -9,41 +9,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MOST = 64  # the most rows whose pairs are computed as a matrix
+_MOST_ROWS = 64  # the most rows whose pairs are computed as a matrix
 
 
 def _distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
     """Distances of each row of `a` from each row of `b`, from their differences."""
-    off = a.unsqueeze(-2) - b.unsqueeze(-3)
-    made: Tensor = torch.linalg.vector_norm(off, p, dim=off.dim() - 1)  # torch 2.11 traces -1 wrong if it has size 1
-    return made
+    differences = a.unsqueeze(-2) - b.unsqueeze(-3)
+    last = differences.dim() - 1  # torch 2.11 traces -1 wrong if it has size 1
+    norms: Tensor = torch.linalg.vector_norm(differences, p, dim=last)
+    return norms
 
 
 def _pair_distances(x: Tensor, p: float = 2.0) -> Any:
     """Distances of each row from each later one."""
     n = x.shape[0]
-    if type(n) is not int or n > _MOST:
+    if type(n) is not int or n > _MOST_ROWS:
         return NotImplemented
     if n < 2:
         return x.new_zeros(0)
-    every = _distances(x, x, p)
-    return torch.cat([every[k, k + 1 :] for k in range(n - 1)])
+    matrix = _distances(x, x, p)
+    return torch.cat([matrix[k, k + 1 :] for k in range(n - 1)])
 
 
-def _slopes(off: Tensor, distance: Tensor, p: float) -> Tensor:
+def _slopes(difference: Tensor, distance: Tensor, p: float) -> Tensor:
     """The derivative of a distance by one component of the difference; 0 for equal rows.
 
     For p = inf, it is the sign of each component that is as large as the largest.
     """
     if p == 0:
-        return torch.zeros_like(off)
+        return torch.zeros_like(difference)
     if p == 1:
-        return off.sign()
+        return difference.sign()
     if p == math.inf:
-        return torch.where(off.abs() == distance, off.sign(), 0)
-    size = off.abs() / distance
-    grown = off.sign() * (size if p == 2 else size.pow(p - 1))
-    return torch.where((distance == 0) | (off == 0), 0, grown)
+        return torch.where(difference.abs() == distance, difference.sign(), 0)
+    ratio = difference.abs() / distance
+    slope = difference.sign() * (ratio if p == 2 else ratio.pow(p - 1))
+    return torch.where((distance == 0) | (difference == 0), 0, slope)
 
 
 def _backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distances: Tensor) -> Tensor:
@@ -55,16 +56,18 @@ def _backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distances: Tensor) -
 def _pairs_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any:
     """Expand the distances of pairs and their gradients to symmetric matrices with zeros on the diagonal."""
     n = x.shape[0]
-    if type(n) is not int or n > _MOST:
+    if type(n) is not int or n > _MOST_ROWS:
         return NotImplemented
     if n < 2:
         return torch.zeros_like(x)
     row = torch.arange(n, device=x.device)
     low, high = torch.minimum(row, row.unsqueeze(1)), torch.maximum(row, row.unsqueeze(1))
-    place = (low * (2 * n - 1 - low) // 2 + high - low - 1).clamp(min=0)
-    apart = low != high
-    every, coming = (torch.where(apart, part.take(place), 0) for part in (distances, grad))
-    return _backward(coming, x, x, p, every)
+    pair_index = (low * (2 * n - 1 - low) // 2 + high - low - 1).clamp(min=0)
+    is_off_diagonal = low != high
+    distance_matrix, grad_matrix = (
+        torch.where(is_off_diagonal, values.take(pair_index), 0) for values in (distances, grad)
+    )
+    return _backward(grad_matrix, x, x, p, distance_matrix)
 
 
 # Keyed by the name of the overload.

@@ -15,9 +15,9 @@ _SUM, _MEAN, _MAX = range(3)
 def _renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
     """Rescale the rows named in `indices` whose norm exceeds `max_norm`."""
     norms = torch.linalg.vector_norm(weight, norm_type, dim=1)
-    asked = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.flatten(), True)
-    shorter = torch.where(asked & (norms > max_norm), max_norm / (norms + 1e-7), 1)
-    return weight * shorter.unsqueeze(1).to(weight.dtype)
+    is_named = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.flatten(), True)
+    scale = torch.where(is_named & (norms > max_norm), max_norm / (norms + 1e-7), 1)
+    return weight * scale.unsqueeze(1).to(weight.dtype)
 
 
 def _bag(
@@ -30,41 +30,43 @@ def _bag(
     All but the bags are for the backward pass below, in its own format, as eager's formats differ between devices.
     """
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
-        kinds = f"{weight.dtype} and {per_sample_weights.dtype}"
-        raise RuntimeError(f"embedding_bag: weight and per_sample_weights are to be of one type, not {kinds}")
-    bags, (count,) = offsets.shape[0] - int(include_last_offset), indices.shape
-    counted = indices != padding_idx
-    inside = ((indices >= 0) & (indices < weight.shape[0])).all()
-    for good, said in (
-        (inside, f"embedding_bag: an index is out of range of the {weight.shape[0]} rows"),
+        dtypes = f"{weight.dtype} and {per_sample_weights.dtype}"
+        raise RuntimeError(f"embedding_bag: weight and per_sample_weights are to be of one type, not {dtypes}")
+    bag_count, (count,) = offsets.shape[0] - int(include_last_offset), indices.shape
+    is_counted = indices != padding_idx
+    in_range = ((indices >= 0) & (indices < weight.shape[0])).all()
+    for condition, message in (
+        (in_range, f"embedding_bag: an index is out of range of the {weight.shape[0]} rows"),
         ((offsets[:1] == 0).all(), "embedding_bag: offsets[0] has to be 0"),
         ((offsets[-1:] <= count).all(), "embedding_bag: offsets[-1] can not be greater than input's length"),
     ):
-        torch.ops.aten._assert_async.msg(good, said)
-    places = torch.arange(count, device=offsets.device)
-    bag = (offsets[:bags] <= places.unsqueeze(-1)).sum(-1) - 1
-    rows = weight.index_select(0, indices.clamp(0, max(weight.shape[0] - 1, 0))).to(_wide(weight))
+        torch.ops.aten._assert_async.msg(condition, message)
+    positions = torch.arange(count, device=offsets.device)
+    bag = (offsets[:bag_count] <= positions.unsqueeze(-1)).sum(-1) - 1
+    rows = weight.index_select(0, indices.clamp(0, max(weight.shape[0] - 1, 0))).to(_compute_dtype(weight))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
-    size = torch.zeros_like(offsets[:bags]).index_add(0, bag, counted.to(offsets.dtype))
-    blank = rows.new_zeros(bags, weight.shape[1])
+    size = torch.zeros_like(offsets[:bag_count]).index_add(0, bag, is_counted.to(offsets.dtype))
+    zeros = rows.new_zeros(bag_count, weight.shape[1])
     if mode == _MAX:
         # Padding is in an extra bag, which is cut off.
-        bag_of = torch.where(counted, bag, bags).unsqueeze(1).expand(rows.shape)
-        wide = F.pad(blank, (0, 0, 0, 1))
-        largest = wide.scatter_reduce(0, bag_of, rows, "amax", include_self=False)
-        is_largest = (rows == largest.gather(0, bag_of)) | rows.isnan()
-        place = torch.where(is_largest, places.unsqueeze(1), count)
-        first = torch.full_like(wide, count, dtype=torch.int64).scatter_reduce(0, bag_of, place, "amin")[:bags]
-        taken = F.pad(indices, (0, 1)).take(first)
-        return largest[:bags].to(weight.dtype), bag, size, taken
-    made = blank.index_add(0, bag, torch.where(counted.unsqueeze(1), rows, 0))
+        bag_index = torch.where(is_counted, bag, bag_count).unsqueeze(1).expand(rows.shape)
+        padded = F.pad(zeros, (0, 0, 0, 1))
+        maxima = padded.scatter_reduce(0, bag_index, rows, "amax", include_self=False)
+        is_largest = (rows == maxima.gather(0, bag_index)) | rows.isnan()
+        position = torch.where(is_largest, positions.unsqueeze(1), count)
+        first_positions = torch.full_like(padded, count, dtype=torch.int64).scatter_reduce(
+            0, bag_index, position, "amin"
+        )[:bag_count]
+        largest = F.pad(indices, (0, 1)).take(first_positions)
+        return maxima[:bag_count].to(weight.dtype), bag, size, largest
+    sums = zeros.index_add(0, bag, torch.where(is_counted.unsqueeze(1), rows, 0))
     if mode == _MEAN:
-        made = made / size.clamp(min=1).unsqueeze(1)
-    return made.to(weight.dtype), bag, size, size
+        sums = sums / size.clamp(min=1).unsqueeze(1)
+    return sums.to(weight.dtype), bag, size, size
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -79,16 +81,16 @@ def _dense_backward(
     """
     if scale_grad_by_freq:
         return NotImplemented
-    coming = grad.to(_wide(grad))
-    blank = coming.new_zeros(num_weights, grad.shape[1])
+    gradients = grad.to(_compute_dtype(grad))
+    zeros = gradients.new_zeros(num_weights, grad.shape[1])
     if mode == _MAX:
-        return blank.scatter_add(0, largest.long(), torch.where((size > 0).unsqueeze(1), coming, 0)).to(grad.dtype)
+        return zeros.scatter_add(0, largest.long(), torch.where((size > 0).unsqueeze(1), gradients, 0)).to(grad.dtype)
     if mode == _MEAN:
-        coming = coming / size.clamp(min=1).unsqueeze(1)
-    shares = torch.where((indices != padding_idx).unsqueeze(1), coming.index_select(0, bag), 0)
+        gradients = gradients / size.clamp(min=1).unsqueeze(1)
+    row_gradients = torch.where((indices != padding_idx).unsqueeze(1), gradients.index_select(0, bag), 0)
     if per_sample_weights is not None:
-        shares = shares * per_sample_weights.unsqueeze(1)
-    return blank.index_add(0, indices, shares).to(grad.dtype)
+        row_gradients = row_gradients * per_sample_weights.unsqueeze(1)
+    return zeros.index_add(0, indices, row_gradients).to(grad.dtype)
 
 
 def _backward(
@@ -97,17 +99,19 @@ def _backward(
 ) -> Any:  # fmt: skip
     if sparse:
         return NotImplemented
-    often = scale_grad_by_freq
-    return _dense_backward(grad, indices, bag, size, largest, num_weights, often, mode, per_sample_weights, padding_idx)
+    by_frequency = scale_grad_by_freq
+    return _dense_backward(
+        grad, indices, bag, size, largest, num_weights, by_frequency, mode, per_sample_weights, padding_idx
+    )
 
 
 def _weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding_idx: int = -1
 ) -> Tensor:  # fmt: skip
     """The gradient of each row's weight: the dot product of the row and its bag's gradient."""
-    kind = _wide(grad)
-    along = (grad.index_select(0, bag).to(kind) * weight.index_select(0, indices).to(kind)).sum(1)
-    return torch.where(indices != padding_idx, along, 0).to(grad.dtype)
+    dtype = _compute_dtype(grad)
+    products = (grad.index_select(0, bag).to(dtype) * weight.index_select(0, indices).to(dtype)).sum(1)
+    return torch.where(indices != padding_idx, products, 0).to(grad.dtype)
 
 
 # Keyed by the name of the overload.

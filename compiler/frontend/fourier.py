@@ -18,7 +18,7 @@ LEAF = 64  # the longest transform that is not split
 LONGEST = 1024  # a prime length beyond this is refused
 
 # Looks up a constant.
-Constant = Callable[["Roots"], Tensor]
+ConstantLookup = Callable[["Roots"], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,44 +41,44 @@ class Roots:
 
     def value(self) -> Tensor:
         columns = self.n if self.kind == "matrix" else self.n // self.rows
-        turns = torch.arange(self.rows).unsqueeze(1) * torch.arange(columns) % self.n
-        angle = turns.double() * (2 * math.pi / self.n)
+        exponents = torch.arange(self.rows).unsqueeze(1) * torch.arange(columns) % self.n
+        angle = exponents.double() * (2 * math.pi / self.n)
         cosine, sine = torch.cos(angle), self.sign * torch.sin(angle)
         if self.kind == "matrix":
-            made = torch.cat([torch.cat([cosine, sine], 1), torch.cat([-sine, cosine], 1)], 0)
+            table = torch.cat([torch.cat([cosine, sine], 1), torch.cat([-sine, cosine], 1)], 0)
         else:
-            made = cosine if self.kind == "cosines" else sine
-        return made.to(self.dtype)
+            table = cosine if self.kind == "cosines" else sine
+        return table.to(self.dtype)
 
 
-def factor(n: int) -> int:
+def split_factor(n: int) -> int:
     """The largest divisor of a length up to its square root; 1 if the length is not split."""
     if n <= LEAF:
         return 1
     return max((d for d in range(1, math.isqrt(n) + 1) if n % d == 0), default=1)
 
 
-def transform(re: Tensor, im: Tensor, sign: int, constant: Constant) -> tuple[Tensor, Tensor]:
+def transform(re: Tensor, im: Tensor, sign: int, constant: ConstantLookup) -> tuple[Tensor, Tensor]:
     """The sums over j of x[j] exp(sign 2 pi i j k / n), along the last dimension."""
     n = re.shape[-1]
-    first = factor(n)
+    first = split_factor(n)
     if first == 1:
-        made = torch.matmul(torch.cat([re, im], -1), constant(Roots("matrix", n, n, sign, re.dtype)))
-        return made[..., :n], made[..., n:]
+        product = torch.matmul(torch.cat([re, im], -1), constant(Roots("matrix", n, n, sign, re.dtype)))
+        return product[..., :n], product[..., n:]
     second = n // first
     rows = [x.reshape(*x.shape[:-1], first, second).transpose(-1, -2) for x in (re, im)]
     re, im = transform(rows[0], rows[1], sign, constant)
     cosine, sine = (constant(Roots(kind, n, second, sign, re.dtype)) for kind in ("cosines", "sines"))
-    turned = (re * cosine - im * sine, re * sine + im * cosine)
-    re, im = transform(turned[0].transpose(-1, -2), turned[1].transpose(-1, -2), sign, constant)
+    twiddled = (re * cosine - im * sine, re * sine + im * cosine)
+    re, im = transform(twiddled[0].transpose(-1, -2), twiddled[1].transpose(-1, -2), sign, constant)
     return re.transpose(-1, -2).flatten(-2), im.transpose(-1, -2).flatten(-2)
 
 
-def needed(n: int, sign: int, dtype: torch.dtype) -> list[Roots]:
+def needed_constants(n: int, sign: int, dtype: torch.dtype) -> list[Roots]:
     """The constants of a transform; empty if its length is refused."""
-    first = factor(n)
+    first = split_factor(n)
     if first == 1:
         return [Roots("matrix", n, n, sign, dtype)] if n <= LONGEST else []
-    below = [needed(first, sign, dtype), needed(n // first, sign, dtype)]
+    of_factors = [needed_constants(first, sign, dtype), needed_constants(n // first, sign, dtype)]
     twiddles = [Roots(kind, n, n // first, sign, dtype) for kind in ("cosines", "sines")]
-    return [*twiddles, *below[0], *below[1]] if all(below) else []
+    return [*twiddles, *of_factors[0], *of_factors[1]] if all(of_factors) else []

@@ -23,50 +23,55 @@ from compiler.frontend.trace import Captured, from_graph
 Function = Callable[..., Any]
 
 
-def gradient(function: Function, count: int, moving: Sequence[int]) -> Function:
-    """A function that computes the gradients of `function`, which takes `count` tensors, for those at `moving`.
+def gradient(function: Function, count: int, differentiated: Sequence[int]) -> Function:
+    """A function that computes the gradients of `function`, which takes `count` tensors, for those at `differentiated`.
 
     Its arguments are those of `function` and a weight for each of its floating-point results.
     """
 
-    def gradients(*given: torch.Tensor) -> list[torch.Tensor]:
-        arguments, weights = given[:count], given[count:]
+    def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        arguments, weights = tensors[:count], tensors[count:]
 
         def results(*leaves: torch.Tensor) -> list[torch.Tensor]:
-            moved = dict(zip(moving, leaves, strict=True))
-            made = function(*(moved.get(n, x) for n, x in enumerate(arguments)))
-            return [y for y in pytree.tree_leaves(made) if isinstance(y, torch.Tensor) and y.is_floating_point()]
+            leaf_at = dict(zip(differentiated, leaves, strict=True))
+            outputs = function(*(leaf_at.get(n, x) for n, x in enumerate(arguments)))
+            return [y for y in pytree.tree_leaves(outputs) if isinstance(y, torch.Tensor) and y.is_floating_point()]
 
-        backward = torch.func.vjp(results, *(arguments[n] for n in moving))[1]
+        backward = torch.func.vjp(results, *(arguments[n] for n in differentiated))[1]
         return [g.clone(memory_format=torch.contiguous_format) for g in backward(list(weights))]
 
     return gradients
 
 
 def capture_gradient(
-    function: Function, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], moving: Sequence[int],
+    function: Function, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], differentiated: Sequence[int],
     constants: Sequence[int] = (),
 ) -> Captured:  # fmt: skip
-    """Trace `gradient(function, len(inputs), moving)` to Torch IR; `constants` are positions of weights in `inputs`.
+    """Trace `gradient(function, len(inputs), differentiated)` to Torch IR.
 
-    Tensors that the function closes over become constant inputs, as for `capture`. Raises CompilerError if PyTorch
-    cannot trace the gradient.
+    `constants` are positions of weights in `inputs`. Tensors that the function closes over become constant inputs, as
+    for `capture`. Raises CompilerError if PyTorch cannot trace the gradient.
     """
-    given = (*inputs, *weights)
+    tensors = (*inputs, *weights)
     try:
-        with torch.no_grad(), enable_python_dispatcher(), margins.derived(), python_kernels.whole_resizing(given):
-            plain = _traced(gradient(function, len(inputs), moving), given)
+        with (
+            torch.no_grad(),
+            enable_python_dispatcher(),
+            margins.with_definitions(),
+            python_kernels.resizing_as_one_op(tensors),
+        ):
+            plain = _trace(gradient(function, len(inputs), differentiated), tensors)
             # Autograd's formulas write to their intermediate results; only a traced graph of calls can be
             # functionalised.
-            graph = _traced(torch.func.functionalize(plain, remove="mutations"), given, decompositions())
+            graph = _trace(torch.func.functionalize(plain, remove="mutations"), tensors, decompositions())
     except Exception as problem:  # whatever PyTorch raises if it cannot run or differentiate a function
-        what = getattr(function, "__qualname__", type(function).__name__)
+        name = getattr(function, "__qualname__", type(function).__name__)
         raise CompilerError(
-            f"the gradient of {what} cannot be traced: {type(problem).__name__}: {problem}"
+            f"the gradient of {name} cannot be traced: {type(problem).__name__}: {problem}"
         ) from problem
     graph.graph.eliminate_dead_code()
     return from_graph(graph, {n: inputs[n] for n in constants})
 
 
-def _traced(function: Function, given: Sequence[torch.Tensor], table: Decompositions | None = None) -> GraphModule:
-    return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+def _trace(function: Function, inputs: Sequence[torch.Tensor], table: Decompositions | None = None) -> GraphModule:
+    return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)

@@ -34,6 +34,6 @@ def mutates(node: Node) -> bool:
         return False
     if op._schema.is_mutable or str(op) not in _STATISTICS:
         return op._schema.is_mutable
-    given = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False)) | node.kwargs
-    kept = given.get("running_mean") is not None or given.get("running_var") is not None
-    return kept and bool(given.get(_STATISTICS[str(op)], True))
+    arguments = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False)) | node.kwargs
+    has_statistics = arguments.get("running_mean") is not None or arguments.get("running_var") is not None
+    return has_statistics and bool(arguments.get(_STATISTICS[str(op)], True))

@@ -12,30 +12,36 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from compiler.frontend import graphs
-from compiler.frontend.decompose import Holding, as_laid, decompositions, kept_constants, retrace
+from compiler.frontend.decompose import (
+    RetracingInterpreter,
+    decompositions,
+    replace_inplace_detach,
+    retrace,
+    with_layout_of,
+)
 
-_LONGEST = 64  # the most steps of a scan that are unrolled
+_MOST_STEPS = 64  # the most steps of a scan that are unrolled
 
 
-def _scanned(combine: Callable[..., Any], init: Any, xs: Any, additional: Any = ()) -> Any:
-    """Unroll a scan of at most `_LONGEST` steps: the final state, then the stacked outputs of the steps."""
+def _unroll_scan(combine: Callable[..., Any], init: Any, xs: Any, additional: Any = ()) -> Any:
+    """Unroll a scan of at most `_MOST_STEPS` steps: the final state, then the stacked outputs of the steps."""
     steps = xs[0].shape[0]
-    if type(steps) is not int or not 0 < steps <= _LONGEST:
+    if type(steps) is not int or not 0 < steps <= _MOST_STEPS:
         return NotImplemented
-    state, made = list(init), []
+    state, outputs = list(init), []
     for k in range(steps):
-        found = combine(*state, *(x[k] for x in xs), *additional)
-        state, out = list(found[: len(state)]), found[len(state) :]
-        made.append(out)
-    return [*state, *map(torch.stack, zip(*made, strict=True))]
+        results = combine(*state, *(x[k] for x in xs), *additional)
+        state, out = list(results[: len(state)]), results[len(state) :]
+        outputs.append(out)
+    return [*state, *map(torch.stack, zip(*outputs, strict=True))]
 
 
 _DEFINITIONS: dict[Any, Callable[..., Any]] = {
-    torch.ops.higher_order.flex_attention: math_attention, scan_op: _scanned,
+    torch.ops.higher_order.flex_attention: math_attention, scan_op: _unroll_scan,
 }  # fmt: skip
 
 
-class _Expanding(Holding):
+class _ExpandingInterpreter(RetracingInterpreter):
     """Runs a graph with the definitions in place of the ops; results get the strides of the ops' results."""
 
     def run_node(self, n: Node) -> Any:
@@ -43,10 +49,10 @@ class _Expanding(Holding):
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        made = _DEFINITIONS[target](*args, **kwargs) if target in _DEFINITIONS else NotImplemented
-        if made is NotImplemented:
+        results = _DEFINITIONS[target](*args, **kwargs) if target in _DEFINITIONS else NotImplemented
+        if results is NotImplemented:
             return super().call_function(target, args, kwargs)
-        return [as_laid(x, like) for x, like in zip(made, self.node.meta["val"], strict=True)]
+        return [with_layout_of(x, like) for x, like in zip(results, self.node.meta["val"], strict=True)]
 
 
 def without_higher_order(graph: GraphModule) -> GraphModule:
@@ -57,6 +63,8 @@ def without_higher_order(graph: GraphModule) -> GraphModule:
     mode = next((v.fake_mode for v in examples if isinstance(v, FakeTensor)), None)
     if mode is None:
         return graph
-    made = retrace(graph, examples, mode, decompositions(), reader=_Expanding, pre_dispatch=False)
-    kept_constants(made)
-    return made
+    expanded = retrace(
+        graph, examples, mode, decompositions(), interpreter_class=_ExpandingInterpreter, pre_dispatch=False
+    )
+    replace_inplace_detach(expanded)
+    return expanded

@@ -1,8 +1,8 @@
 """Margin losses, for which torch's decompositions differ from its kernels.
 
 The kernels count a margin that is met exactly in the gradient, propagate NaN, and treat each label from the first -1 on
-as class 0. Torch differentiates through its Python kernels, whatever decompositions it is given; `derived` replaces
-those.
+as class 0. Torch differentiates through its Python kernels, whatever decompositions it is given; `with_definitions`
+replaces those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._C import DispatchKey
 from compiler.frontend import python_kernels
 
 
-def _missing(margins: torch.Tensor) -> torch.Tensor:
+def _shortfall(margins: torch.Tensor) -> torch.Tensor:
     """The amount by which scores miss their margins; 0 for a margin that is met, or NaN."""
     return torch.where(margins > 0, margins, 0)
 
@@ -28,13 +28,13 @@ def _multi_margin_loss(
     reduction: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     rows, target = x if x.dim() > 1 else x.reshape(1, -1), target.reshape(-1, 1)
-    losses = _missing(margin - rows.gather(1, target) + rows)
+    losses = _shortfall(margin - rows.gather(1, target) + rows)
     losses = losses if p == 1 else losses * losses
     if weight is not None:
         losses = losses * weight.reshape(-1)[target]
-    others = torch.arange(rows.shape[1], device=x.device) != target
-    losses = torch.where(others, losses, 0).sum(1) / rows.shape[1]
-    return _reduced(losses.reshape(x.shape[:-1]), reduction)
+    is_other = torch.arange(rows.shape[1], device=x.device) != target
+    losses = torch.where(is_other, losses, 0).sum(1) / rows.shape[1]
+    return _reduce(losses.reshape(x.shape[:-1]), reduction)
 
 
 def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,16 +43,16 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
         loss, is_target = _multilabel_margin_loss(x.reshape(1), target.reshape(1), reduction)
         return loss, is_target.reshape(())
     classes = x.shape[-1]
-    places = torch.arange(classes, device=x.device)
-    counts = places < torch.where(target == -1, places, classes).amin(-1, keepdim=True)
-    is_target = (places == torch.where(counts, target, -1).unsqueeze(-1)).any(-2)
-    chosen = x.gather(-1, torch.where(counts, target, 0))
-    margins = _missing(1 - chosen.unsqueeze(-1) + x.unsqueeze(-2)) / classes
-    counted = counts.unsqueeze(-1) & is_target.logical_not().unsqueeze(-2)
-    return _reduced(torch.where(counted, margins, 0).sum((-2, -1)), reduction), is_target.to(x.dtype)
+    positions = torch.arange(classes, device=x.device)
+    is_listed = positions < torch.where(target == -1, positions, classes).amin(-1, keepdim=True)
+    is_target = (positions == torch.where(is_listed, target, -1).unsqueeze(-1)).any(-2)
+    target_scores = x.gather(-1, torch.where(is_listed, target, 0))
+    margins = _shortfall(1 - target_scores.unsqueeze(-1) + x.unsqueeze(-2)) / classes
+    has_margin = is_listed.unsqueeze(-1) & is_target.logical_not().unsqueeze(-2)
+    return _reduce(torch.where(has_margin, margins, 0).sum((-2, -1)), reduction), is_target.to(x.dtype)
 
 
-def _reduced(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+def _reduce(losses: torch.Tensor, reduction: int) -> torch.Tensor:
     return (lambda: losses, losses.mean, losses.sum)[reduction]()
 
 
@@ -63,8 +63,12 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def derived() -> contextlib.AbstractContextManager[None]:
+def with_definitions() -> contextlib.AbstractContextManager[None]:
     """While entered, torch derives gradients from the definitions here."""
-    ours: dict[Any, Callable[..., Any]] = {attrgetter(name)(torch.ops.aten): how for name, how in DEFINITIONS.items()}
+    by_op: dict[Any, Callable[..., Any]] = {
+        attrgetter(name)(torch.ops.aten): definition for name, definition in DEFINITIONS.items()
+    }
     key = DispatchKey.Autograd
-    return python_kernels.replaced({op: {key: how} for op, how in ours.items() if key in op.py_kernels})
+    return python_kernels.replaced_kernels(
+        {op: {key: definition} for op, definition in by_op.items() if key in op.py_kernels}
+    )

@@ -22,19 +22,19 @@ _RESIZING = tuple(name for name in RULES if name.startswith(("aten.upsample_", "
 
 
 @contextlib.contextmanager
-def replaced(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> Iterator[None]:
+def replaced_kernels(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> Iterator[None]:
     """While entered, overloads are traced by these formulas, or kept as they are if the formula is None."""
-    before = {op: {key: op.py_kernels.get(key) for key in own} for op, own in formulas.items()}
-    _set(formulas)
+    saved = {op: {key: op.py_kernels.get(key) for key in by_key} for op, by_key in formulas.items()}
+    _install(formulas)
     try:
         yield
     finally:
-        _set(before)
+        _install(saved)
 
 
-def _set(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> None:
-    for op, own in formulas.items():
-        for key, formula in own.items():
+def _install(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> None:
+    for op, by_key in formulas.items():
+        for key, formula in by_key.items():
             if formula is not None:
                 op.py_kernels[key] = formula
             else:
@@ -42,12 +42,12 @@ def _set(formulas: Mapping[Any, Mapping[DispatchKey, Formula | None]]) -> None:
         op._dispatch_cache.clear()
 
 
-def whole_resizing(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+def resizing_as_one_op(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
     """While entered, resizing and its gradients are traced as single ops, which have rules, if the sizes are known."""
     if any(isinstance(x, torch.SymInt) for x in inputs):
         return contextlib.nullcontext()
     overloads = [op for op in map(_overload, _RESIZING) if op is not None]
-    return replaced({op: {key: None for key in _KEYS if key in op.py_kernels} for op in overloads})
+    return replaced_kernels({op: {key: None for key in _KEYS if key in op.py_kernels} for op in overloads})
 
 
 def _overload(name: str) -> Any:

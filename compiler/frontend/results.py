@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from compiler.errors import Unsupported
 from compiler.frontend.graphs import output
 from compiler.frontend.symbols import Symbols
-from compiler.frontend.types import OURS
+from compiler.frontend.types import IR_DTYPES
 from compiler.ir.expr import Expr
 from compiler.passes.torch_to_tensor.positions import is_dense
 
@@ -47,7 +47,7 @@ class Results:
     """
 
     computed: tuple[Node, ...]
-    places: tuple[tuple[Node, int], ...]
+    sources: tuple[tuple[Node, int], ...]
     copies: frozenset[int]
 
     def views(self, symbols: Symbols) -> tuple[View | Expr, ...]:
@@ -56,7 +56,7 @@ class Results:
         Raises Unsupported if a result needs a size that is not a size of an input.
         """
         known = set(symbols.sizes)
-        out = tuple(self._view(node, source, symbols.size) for node, source in self.places)
+        out = tuple(self._view(node, source, symbols.size) for node, source in self.sources)
         for symbol in symbols.sizes.keys() - known:
             raise Unsupported("symbolic size", (symbols.sizes[symbol].name,), "is not by itself a size of an input")
         return out
@@ -65,33 +65,39 @@ class Results:
         x = node.meta["val"]
         if not isinstance(x, torch.Tensor):
             return size(x)
-        whole = self.computed[source].meta["val"]
-        memory, first = _sizes(whole.stride(), size), whole.storage_offset()
+        base = self.computed[source].meta["val"]
+        memory, base_offset = _sizes(base.stride(), size), base.storage_offset()
         # A copy of what torch traced as a view of an argument begins its own memory.
-        begin, offset = (0, 0) if source in self.copies else (first, x.storage_offset())
-        return View(source, memory, size(begin), _sizes(x.shape, size), _sizes(x.stride(), size), size(offset))
+        start, offset = (0, 0) if source in self.copies else (base_offset, x.storage_offset())
+        return View(source, memory, size(start), _sizes(x.shape, size), _sizes(x.stride(), size), size(offset))
 
 
-def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
-    """What to compute for the results `wanted`, tensors and numbers.
+def results(graph: GraphModule, result_nodes: Sequence[Node]) -> Results:
+    """What to compute for the results `result_nodes`, tensors and numbers.
 
     Results that share memory are views of the value that first had the memory. A single result is computed directly if
     it is all of that value in another shape or order and nothing else reads the value; otherwise both forms would be
     made.
     """
     owners = _owners(graph)
-    read = {_memory(n) for n in graph.graph.nodes if any(_computes(user, n) for user in n.users)}
-    sharing: dict[Node, list[Node]] = {}
-    for node in wanted:
+    read_storages = {_storage_of(n) for n in graph.graph.nodes if any(_computes_from(user, n) for user in n.users)}
+    nodes_of: dict[Node, list[Node]] = {}
+    for node in result_nodes:
         if isinstance(node.meta.get("val"), torch.Tensor):
-            sharing.setdefault(_owner(node, owners), []).append(node)
-    chosen: dict[Node, Node] = {}
-    for owner, nodes in sharing.items():
-        source = nodes[0] if len(nodes) == 1 and _memory(owner) not in read and _is_whole(nodes[0], owner) else owner
-        chosen |= dict.fromkeys(nodes, source)
-    computed = tuple(dict.fromkeys(chosen.values()))
-    places = tuple((n, computed.index(chosen[n]) if n in chosen else -1) for n in wanted)
-    return Results(computed, places, frozenset(k for k, n in enumerate(computed) if _memory(n) not in owners))
+            nodes_of.setdefault(_owner(node, owners), []).append(node)
+    source_of: dict[Node, Node] = {}
+    for owner, nodes in nodes_of.items():
+        source = (
+            nodes[0]
+            if len(nodes) == 1 and _storage_of(owner) not in read_storages and _covers_owner(nodes[0], owner)
+            else owner
+        )
+        source_of |= dict.fromkeys(nodes, source)
+    computed = tuple(dict.fromkeys(source_of.values()))
+    result_sources = tuple((n, computed.index(source_of[n]) if n in source_of else -1) for n in result_nodes)
+    return Results(
+        computed, result_sources, frozenset(k for k, n in enumerate(computed) if _storage_of(n) not in owners)
+    )
 
 
 def sources(graph: GraphModule) -> tuple[Node, ...]:
@@ -105,18 +111,18 @@ def with_results(graph: GraphModule, computed: Sequence[Node], drop: bool = Fals
     With `drop`, unread arguments that no program can take are left out, for instance those of another element type.
     """
     copied = Graph()
-    table: dict[Node, Node] = {}
-    copied.graph_copy(graph.graph, table)
-    copied.output(tuple(table[n] for n in computed))
+    copy_of: dict[Node, Node] = {}
+    copied.graph_copy(graph.graph, copy_of)
+    copied.output(tuple(copy_of[n] for n in computed))
     copied.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or n.meta.get("val") is None)
     for n in [n for n in copied.nodes if n.op == "placeholder" and not n.users]:
         x = n.meta.get("val")
-        if drop and isinstance(x, torch.Tensor) and (x.dtype not in OURS or x.layout is not torch.strided):
+        if drop and isinstance(x, torch.Tensor) and (x.dtype not in IR_DTYPES or x.layout is not torch.strided):
             copied.erase_node(n)
     return GraphModule(graph, copied)
 
 
-def _memory(node: Node) -> object:
+def _storage_of(node: Node) -> object:
     """A key that is equal for values that share memory."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -124,34 +130,34 @@ def _memory(node: Node) -> object:
     return value.untyped_storage()._cdata
 
 
-def _computes(user: Node, of: Node) -> bool:
+def _computes_from(user: Node, source: Node) -> bool:
     """Whether a call computes something from a value, rather than another view of it."""
-    return user.op == "call_function" and _memory(user) != _memory(of)
+    return user.op == "call_function" and _storage_of(user) != _storage_of(source)
 
 
 def _owners(graph: GraphModule) -> dict[object, Node]:
     """The first value in each memory; inputs and their views are not included."""
     out: dict[object, Node] = {}
-    outer = {_memory(n) for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")}
+    outer = {_storage_of(n) for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and _memory(node) not in outer:
-            out.setdefault(_memory(node), node)
+        if node.op == "call_function" and _storage_of(node) not in outer:
+            out.setdefault(_storage_of(node), node)
     return out
 
 
 def _owner(node: Node, owners: dict[object, Node]) -> Node:
     """The value that a value's memory was made for; itself if the types differ or the memory is an input's."""
-    owner = owners.get(_memory(node), node)
+    owner = owners.get(_storage_of(node), node)
     return owner if node.meta["val"].dtype == owner.meta["val"].dtype else node
 
 
-def _is_whole(node: Node, owner: Node) -> bool:
+def _covers_owner(node: Node, owner: Node) -> bool:
     """Whether a value is all of `owner`, dense, from the beginning of the memory on."""
-    x, whole = node.meta["val"], owner.meta["val"]
+    x, base = node.meta["val"], owner.meta["val"]
     if node is owner:
         return True
-    offsets = (x.storage_offset(), whole.storage_offset())
-    if any(not isinstance(n, int) or n for n in offsets) or not statically_known_true(x.numel() == whole.numel()):
+    offsets = (x.storage_offset(), base.storage_offset())
+    if any(not isinstance(n, int) or n for n in offsets) or not statically_known_true(x.numel() == base.numel()):
         return False
     size = Symbols().size
     return is_dense(_sizes(x.shape, size), _sizes(x.stride(), size))

@@ -30,13 +30,16 @@ _FILLS = {f"aten.{name}" for name in ("masked_fill.Scalar", "fill.Scalar", "scat
 
 
 # Translates an error that a call raised: called with the call, its arguments and the error.
-Told = Callable[[Call, list[Any], dict[str, Any], Exception], Exception]
+ErrorTranslator = Callable[[Call, list[Any], dict[str, Any], Exception], Exception]
 
 
 def execute(
-    program: Program, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None, told: Told | None = None
+    program: Program,
+    tensors: Sequence[torch.Tensor],
+    dtype: torch.dtype | None = None,
+    translate_error: ErrorTranslator | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Run a program by PyTorch's eager kernels, call by call; `told` may translate the exceptions of calls.
+    """Run a program by PyTorch's eager kernels, call by call; `translate_error` may translate the exceptions of calls.
 
     With `dtype` (float64 for a reference), all floating-point values have that dtype, also where a call asks for
     another one. Scalars that tensors are compared with stay rounded to the original dtype of the tensor, and sorts and
@@ -46,35 +49,35 @@ def execute(
         raise CompilerError(f"{program.name} takes {len(program.inputs)} tensors, not {len(tensors)}")
     declared = [(i.name, i.type.shape) for i in program.inputs]
     program = fixed(program, bind(program.sizes, declared, [t.shape for t in tensors]) if program.sizes else {})
-    known = aten.types(program)
-    env: dict[str, Any] = {i.name: _promoted(t, dtype) for i, t in zip(program.inputs, tensors, strict=True)}
-    place = torch.device(tensors[0].device if tensors else "cpu")
-    with torch.no_grad(), _default_dtype(dtype), place, nullcontext() if dtype is None else FirstOfEqual():
+    types = aten.types(program)
+    env: dict[str, Any] = {i.name: _to_dtype(t, dtype) for i, t in zip(program.inputs, tensors, strict=True)}
+    device = torch.device(tensors[0].device if tensors else "cpu")
+    with torch.no_grad(), _default_dtype(dtype), device, nullcontext() if dtype is None else FirstOfEqual():
         for call in program.calls:
-            args = [_actual(a, env, dtype) for a in call.args]
-            kwargs = {k: _actual(a, env, dtype, k) for k, a in call.kwargs}
+            args = [_argument_value(a, env, dtype) for a in call.args]
+            kwargs = {k: _argument_value(a, env, dtype, k) for k, a in call.kwargs}
             if dtype is not None:
-                args = _faithful(call, args, known)
-            result = _called(call, args, kwargs, told)
+                args = _keep_original_rounding(call, args, types)
+            result = _call(call, args, kwargs, translate_error)
             results = result if isinstance(result, tuple | list) else (result,) if call.outputs else ()
-            env |= {n: _promoted(r, dtype) for n, r in zip(call.outputs, results, strict=True)}
+            env |= {n: _to_dtype(r, dtype) for n, r in zip(call.outputs, results, strict=True)}
     return tuple(env[name] for name in program.outputs)
 
 
-def _called(call: Call, args: list[Any], kwargs: dict[str, Any], told: Told | None) -> Any:
+def _call(call: Call, args: list[Any], kwargs: dict[str, Any], translate_error: ErrorTranslator | None) -> Any:
     try:
         return resolve(call.op)(*args, **kwargs)
     except Exception as error:
-        if told is None:
+        if translate_error is None:
             raise
-        raise told(call, args, kwargs, error) from error
+        raise translate_error(call, args, kwargs, error) from error
 
 
 def resolve(op: str) -> Callable[..., Any]:
     """PyTorch's function for a name such as `aten.add.Tensor`."""
-    space, name, overload = op.split(".")
-    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), name), overload)
-    return found
+    namespace, name, overload = op.split(".")
+    function: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return function
 
 
 class FirstOfEqual(TorchDispatchMode):
@@ -85,30 +88,30 @@ class FirstOfEqual(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Sort stably; top-k takes the first k of that."""
-        stable, named = torch.ops.aten.sort.stable, dict(kwargs or {})
+        stable, options = torch.ops.aten.sort.stable, dict(kwargs or {})
         if func is torch.ops.aten.sort.default:
             names = ("self", "dim", "descending")
-            return stable(stable=True, **dict(zip(names, args, strict=False)), **named)
+            return stable(stable=True, **dict(zip(names, args, strict=False)), **options)
         if func is torch.ops.aten.topk.default and args[0].ndim:
-            given = dict(zip(("self", "k", "dim", "largest"), args, strict=False)) | named
-            x, k, along = given["self"], given["k"], given.get("dim", -1)
-            found = stable(x, stable=True, dim=along, descending=given.get("largest", True))
-            return tuple(part.narrow(along, 0, k).contiguous() for part in found)
-        return func(*args, **named)
+            arguments = dict(zip(("self", "k", "dim", "largest"), args, strict=False)) | options
+            x, k, dim = arguments["self"], arguments["k"], arguments.get("dim", -1)
+            ordered = stable(x, stable=True, dim=dim, descending=arguments.get("largest", True))
+            return tuple(part.narrow(dim, 0, k).contiguous() for part in ordered)
+        return func(*args, **options)
 
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
     """Set the type to which ops convert integers when they make floating-point numbers of them."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or before)
+    saved = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or saved)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(saved)
 
 
-def _promoted(value: Any, dtype: torch.dtype | None) -> Any:
+def _to_dtype(value: Any, dtype: torch.dtype | None) -> Any:
     return (
         value.to(dtype)
         if dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -116,57 +119,57 @@ def _promoted(value: Any, dtype: torch.dtype | None) -> Any:
     )
 
 
-def _actual(argument: object, env: Mapping[str, Any], dtype: torch.dtype | None, key: str = "") -> Any:
+def _argument_value(argument: object, env: Mapping[str, Any], dtype: torch.dtype | None, key: str = "") -> Any:
     match argument:
         case Ref(name):
             return env[name]
         case tuple():
-            return [_actual(a, env, dtype) for a in argument]
+            return [_argument_value(a, env, dtype) for a in argument]
         case DType():
             return dtype if dtype is not None and argument.is_float else torch_dtype(argument)
         case Expr():
-            return _number(argument)
+            return _static_value(argument)
         case str() if key == "memory_format":
             return getattr(torch, argument)
     return argument
 
 
-def _number(e: Expr) -> int | float:
+def _static_value(e: Expr) -> int | float:
     """The value of an expression whose sizes are known."""
     match e:
         case Cast(arg, kind) if kind.is_float:
-            return float(_number(arg))
+            return float(_static_value(arg))
         case Op(name, args) if e.dtype.is_float:
-            return float(scalar.apply(name, tuple(np.asarray(float(_number(a))) for a in args)))
+            return float(scalar.apply(name, tuple(np.asarray(float(_static_value(a))) for a in args)))
     return e.value if isinstance(e, Const) and e.dtype.is_float else static(e)
 
 
-def _faithful(call: Call, args: list[Any], known: Mapping[str, Type]) -> list[Any]:
+def _keep_original_rounding(call: Call, args: list[Any], types: Mapping[str, Type]) -> list[Any]:
     """Arguments that give a call the meaning in another floating-point type that it has in its own.
 
     Dependencies on the type are made explicit: the rounding of compared scalars, and defaults derived from the type's
     largest value or rounding unit.
     """
     first = call.args[0] if call.args else None
-    own = torch_dtype(known[first.name].dtype) if isinstance(first, Ref) else torch.float32
-    own = own if own.is_floating_point else torch.float32
+    dtype = torch_dtype(types[first.name].dtype) if isinstance(first, Ref) else torch.float32
+    dtype = dtype if dtype.is_floating_point else torch.float32
     match call.op, args:
         case op, [x, float(y)] if op in _COMPARISONS:
-            return [x, torch.tensor(y, dtype=own).item()]
+            return [x, torch.tensor(y, dtype=dtype).item()]
         case op, [*tensors, float(y)] if op in _FILLS:
-            return [*tensors, torch.tensor(y, dtype=own).item()]
+            return [*tensors, torch.tensor(y, dtype=dtype).item()]
         case "aten._softmax.default" | "aten._log_softmax.default", [x, dim_, _]:
             return [x, dim_, False]
         case "aten.rms_norm.default", _:
-            unit = torch.finfo(torch.float64 if own is torch.float64 else torch.float32).eps
+            rounding_unit = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
             weight, eps = (*args[2:], None, None)[:2]
-            return [*args[:2], weight, unit if eps is None else eps]
+            return [*args[:2], weight, rounding_unit if eps is None else eps]
         case "aten._fused_rms_norm.default", [x, shape, weight, None]:
-            return [x, shape, weight, torch.finfo(torch.float64 if own is torch.float64 else torch.float32).eps]
+            return [x, shape, weight, torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps]
         case "aten.nan_to_num.default", _:
             nan, high, low = (*args[1:], None, None, None)[:3]
-            top = torch.finfo(own).max
-            return [args[0], nan, top if high is None else high, -top if low is None else low]
+            largest = torch.finfo(dtype).max
+            return [args[0], nan, largest if high is None else high, -largest if low is None else low]
     return args
 
 
@@ -182,61 +185,61 @@ def refuse(program: Program, tensors: Sequence[torch.Tensor]) -> None:
 
     Raises CompilerError if eager accepts the data.
     """
-    execute(program, [t.detach().cpu() for t in tensors], told=_told)
+    execute(program, [t.detach().cpu() for t in tensors], translate_error=_eager_error)
     raise CompilerError(
         f"{program.name}: the compiled code found an index, a target or a divisor out of range, and eager did not; "
         "this is a bug of mlcomp"
     )
 
 
-def _told(call: Call, args: list[Any], kwargs: dict[str, Any], error: Exception) -> Exception:
+def _eager_error(call: Call, args: list[Any], kwargs: dict[str, Any], error: Exception) -> Exception:
     if not isinstance(error, _ERRORS):
         return error
-    kind = _NO_FACTOR if SINGULAR in str(error) else next(k for k in _ERRORS if isinstance(error, k))
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    place = next(_places(call.op, args, kwargs), "")
-    return kind(f"{call.op}: {place} ({said})" if place else f"{call.op}: {said}")
+    error_class = _NO_FACTOR if SINGULAR in str(error) else next(k for k in _ERRORS if isinstance(error, k))
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    position = next(_out_of_range_texts(call.op, args, kwargs), "")
+    return error_class(f"{call.op}: {position} ({message})" if position else f"{call.op}: {message}")
 
 
-def _places(op: str, args: list[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def _out_of_range_texts(op: str, args: list[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
     """Descriptions of the arguments of a call that are out of range, found by the arguments' names."""
     names = [a.name for a in resolve(op)._schema.arguments]  # type: ignore[attr-defined]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    source: Any = given.get("weight" if "indices" in given and "weight" in given else "self")
+    arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
+    source: Any = arguments.get("weight" if "indices" in arguments and "weight" in arguments else "self")
     wraps = op.split(".")[1] in _WRAPPING
-    match given:
+    match arguments:
         case {"target": torch.Tensor() as target} if not target.is_floating_point():
             classes = source.shape[min(1, source.ndim - 1)]
-            counted = target[target != given.get("ignore_index", -100)]
-            yield from _outside("target", counted, classes, f"of {classes} classes")
+            counted = target[target != arguments.get("ignore_index", -100)]
+            yield from _first_outside("target", counted, classes, f"of {classes} classes")
         case {"indices": list() as indices}:
             first = next(d for d, t in enumerate(indices) if t is not None)
             for d, t in enumerate(indices[first:], first):
                 if t is not None and t.dtype is not torch.bool:
-                    yield from _index(t, source, d, wraps)
+                    yield from _index_texts(t, source, d, wraps)
         case {"indices": torch.Tensor() as index}:
-            yield from _index(index, source, given.get("dim", 0), wraps)
+            yield from _index_texts(index, source, arguments.get("dim", 0), wraps)
         case {"index": torch.Tensor() as index, "dim": int(dim)}:
-            yield from _index(index, source, dim, wraps)
+            yield from _index_texts(index, source, dim, wraps)
         case {"index": torch.Tensor() as index}:
-            yield from _outside("index", index, source.numel(), f"of {source.numel()} elements", wraps)
+            yield from _first_outside("index", index, source.numel(), f"of {source.numel()} elements", wraps)
         case {"other": other} if op.split(".")[1] in _DIVIDING and not torch.as_tensor(other).all():
-            where = torch.as_tensor(other).eq(0).nonzero()
-            yield f"the divisor is 0 at {where[0].tolist()}" if where.shape[1] else "the divisor is 0"
+            zeros = torch.as_tensor(other).eq(0).nonzero()
+            yield f"the divisor is 0 at {zeros[0].tolist()}" if zeros.shape[1] else "the divisor is 0"
         case {"num_classes": int(classes)} if source is not None:
-            yield from _outside("class", source, classes, f"of {classes} classes")
+            yield from _first_outside("class", source, classes, f"of {classes} classes")
 
 
-def _index(index: torch.Tensor, source: torch.Tensor, dim: int | None, wraps: bool) -> Iterator[str]:
+def _index_texts(index: torch.Tensor, source: torch.Tensor, dim: int | None, wraps: bool) -> Iterator[str]:
     if dim is None:
-        yield from _outside("index", index, source.numel(), f"of {source.numel()} elements", wraps)
+        yield from _first_outside("index", index, source.numel(), f"of {source.numel()} elements", wraps)
         return
     size = source.shape[dim] if source.ndim else 1
-    yield from _outside("index", index, size, f"for dimension {dim % max(source.ndim, 1)} of size {size}", wraps)
+    yield from _first_outside("index", index, size, f"for dimension {dim % max(source.ndim, 1)} of size {size}", wraps)
 
 
-def _outside(what: str, values: torch.Tensor, size: int, of: str, wraps: bool = False) -> Iterator[str]:
+def _first_outside(what: str, values: torch.Tensor, size: int, range_text: str, wraps: bool = False) -> Iterator[str]:
     """The first value outside of 0 .. size - 1, or, if indices wrap, of -size .. size - 1."""
     bad = values[(values < (-size if wraps else 0)) | (values >= size)]
     if bad.numel():
-        yield f"{what} {bad.flatten()[0].item()} is out of range {of}"
+        yield f"{what} {bad.flatten()[0].item()} is out of range {range_text}"

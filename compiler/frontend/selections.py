@@ -10,55 +10,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MOST_SUMMED = 1024  # the longest row whose elements are compared pairwise
+_LONGEST_COMPARED = 1024  # the longest row whose elements are compared pairwise
 
 
-def _of_scalar(x: Tensor) -> tuple[Tensor, Tensor]:
+def _scalar_result(x: Tensor) -> tuple[Tensor, Tensor]:
     """The result for a scalar: a copy and index 0."""
     return x.clone(), torch.zeros_like(x, dtype=torch.int64)
 
 
-def _kept(found: list[Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _drop_dim(parts: list[Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Values and indices, with the reduced dimension removed unless `keepdim`."""
-    value, place = (part if keepdim else part.squeeze(dim) for part in found)
-    return value, place
+    value, position = (part if keepdim else part.squeeze(dim) for part in parts)
+    return value, position
 
 
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     if not x.dim():
-        return _of_scalar(x)
-    found = [part.narrow(dim, k - 1, 1).contiguous() for part in x.sort(dim)]
-    return _kept(found, dim, keepdim)
+        return _scalar_result(x)
+    parts = [part.narrow(dim, k - 1, 1).contiguous() for part in x.sort(dim)]
+    return _drop_dim(parts, dim, keepdim)
 
 
 def _median_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     """The lower median; the first NaN if there is one, since sorting puts NaN last."""
     if not x.dim():
-        return _of_scalar(x)
+        return _scalar_result(x)
     n = x.shape[dim]
     if type(n) is int and not n:
         return NotImplemented
     count = x.isnan().logical_not().sum(dim, keepdim=True)
-    place = torch.where(count < n, count, (n - 1) // 2)
-    found = [part.gather(dim, place) for part in x.sort(dim)]
-    return _kept(found, dim, keepdim)
+    position = torch.where(count < n, count, (n - 1) // 2)
+    parts = [part.gather(dim, position) for part in x.sort(dim)]
+    return _drop_dim(parts, dim, keepdim)
 
 
 def _median(x: Tensor) -> Any:
-    found = _median_dim(x.flatten(), 0)
-    return found if found is NotImplemented else found[0]
+    result = _median_dim(x.flatten(), 0)
+    return result if result is NotImplemented else result[0]
 
 
 def _nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     """The lower median of the elements that are not NaN, which sorting puts last; NaN if there are no others."""
     if not x.dim():
-        return _of_scalar(x)
+        return _scalar_result(x)
     if not x.shape[dim] or not x.numel():
         return NotImplemented
     count = x.isnan().logical_not().sum(dim, keepdim=True)
-    place = ((count - 1) // 2).clamp(min=0)
-    found = [part.gather(dim, place) for part in x.sort(dim)]
-    return _kept(found, dim, keepdim)
+    position = ((count - 1) // 2).clamp(min=0)
+    parts = [part.gather(dim, position) for part in x.sort(dim)]
+    return _drop_dim(parts, dim, keepdim)
 
 
 def _nanmedian(x: Tensor) -> Any:
@@ -68,43 +68,44 @@ def _nanmedian(x: Tensor) -> Any:
 def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """The least of the most frequent elements, and its last index; NaN equals nothing."""
     if not x.dim():
-        return _of_scalar(x)
+        return _scalar_result(x)
     n = x.shape[dim]
-    if not x.numel() or type(n) is not int or n > _MOST_SUMMED:
+    if not x.numel() or type(n) is not int or n > _LONGEST_COMPARED:
         return NotImplemented
     rows = x.movedim(dim, -1)
     counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1)
-    most = counts == counts.amax(-1, keepdim=True)
-    top = math.inf if x.is_floating_point() else True if x.dtype is torch.bool else torch.iinfo(x.dtype).max
-    value = torch.where(most, rows, top).to(x.dtype).amin(-1, keepdim=True)
-    places = torch.where(rows == value, torch.arange(n, device=x.device), 0)
-    found = [part.movedim(-1, dim) for part in (value, places.amax(-1, keepdim=True))]
-    return _kept(found, dim, keepdim)
+    is_most_frequent = counts == counts.amax(-1, keepdim=True)
+    largest = math.inf if x.is_floating_point() else True if x.dtype is torch.bool else torch.iinfo(x.dtype).max
+    value = torch.where(is_most_frequent, rows, largest).to(x.dtype).amin(-1, keepdim=True)
+    positions = torch.where(rows == value, torch.arange(n, device=x.device), 0)
+    parts = [part.movedim(-1, dim) for part in (value, positions.amax(-1, keepdim=True))]
+    return _drop_dim(parts, dim, keepdim)
 
 
 def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """The indices of the first `size` non-zero elements; all others are scattered to an extra row that is dropped."""
     if not x.dim() or not x.numel() or not size:
         return x.new_full((size, x.dim()), fill_value, dtype=torch.int64)
-    holds = (x != 0).flatten()
-    number = holds.cumsum(0) - 1
-    row = torch.where(holds & (number < size), number, size)
-    places = torch.arange(x.numel(), device=x.device)
-    blank = torch.full((size + 1,), -1, dtype=torch.int64, device=x.device)
-    found = blank.scatter(0, row, places)[:size]
+    is_nonzero = (x != 0).flatten()
+    rank = is_nonzero.cumsum(0) - 1
+    row = torch.where(is_nonzero & (rank < size), rank, size)
+    positions = torch.arange(x.numel(), device=x.device)
+    empty_rows = torch.full((size + 1,), -1, dtype=torch.int64, device=x.device)
+    flat_indices = empty_rows.scatter(0, row, positions)[:size]
     columns = [
-        torch.where(found < 0, fill_value, found // math.prod(x.shape[d + 1 :]) % x.shape[d]) for d in range(x.dim())
+        torch.where(flat_indices < 0, fill_value, flat_indices // math.prod(x.shape[d + 1 :]) % x.shape[d])
+        for d in range(x.dim())
     ]
     return torch.stack(columns, -1)
 
 
 def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     """The gradient of the source, whose k-th element went to the k-th true element of the mask; 0 for others."""
-    given, holds = (x.flatten() for x in torch.broadcast_tensors(grad, mask))  # type: ignore[no-untyped-call]
-    if not given.numel():
+    gradients, is_set = (x.flatten() for x in torch.broadcast_tensors(grad, mask))  # type: ignore[no-untyped-call]
+    if not gradients.numel():
         return grad.new_zeros(sizes)
-    places = _nonzero_static(holds, size=math.prod(sizes)).squeeze(1)
-    return torch.where(places < 0, 0, given[places.clamp(min=0)]).reshape(sizes)
+    positions = _nonzero_static(is_set, size=math.prod(sizes)).squeeze(1)
+    return torch.where(positions < 0, 0, gradients[positions.clamp(min=0)]).reshape(sizes)
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Any:

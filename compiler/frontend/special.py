@@ -21,45 +21,45 @@ def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     return total
 
 
-def _raised(x: Tensor, least: int, term: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Increment positive numbers until they are at least `least`, and sum `term` over the numbers passed."""
+def _shift_up(x: Tensor, limit: int, term: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Increment positive numbers until they are at least `limit`, and sum `term` over the numbers passed."""
     total = torch.zeros_like(x)
-    for _ in range(least):
-        near = x < least
-        total = torch.where(near, total + term(x), total)
-        x = torch.where(near, x + 1, x)
+    for _ in range(limit):
+        is_below = x < limit
+        total = torch.where(is_below, total + term(x), total)
+        x = torch.where(is_below, x + 1, x)
     return x, total
 
 
 @in_real
 def _digamma(x: Tensor) -> Tensor:
     """By reflection to positive numbers, by recurrence to those from 10 on, and there by the asymptotic series."""
-    below = x < 0
-    up, total = _raised(torch.where(below, 1 - x, x), 10, lambda n: -1 / n)
+    is_negative = x < 0
+    shifted, total = _shift_up(torch.where(is_negative, 1 - x, x), 10, lambda n: -1 / n)
     bernoulli = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
-    square = 1 / (up * up)
-    found = total + up.log() - 0.5 / up - square * _polynomial(square, bernoulli)
-    reflected = found - math.pi / torch.tan(math.pi * (x - x.trunc()))
-    found = torch.where(below, torch.where(x == x.trunc(), math.nan, reflected), found)
-    return torch.where(x == 0, torch.copysign(torch.full_like(x, math.inf), -x), found)
+    square = 1 / (shifted * shifted)
+    result = total + shifted.log() - 0.5 / shifted - square * _polynomial(square, bernoulli)
+    reflected = result - math.pi / torch.tan(math.pi * (x - x.trunc()))
+    result = torch.where(is_negative, torch.where(x == x.trunc(), math.nan, reflected), result)
+    return torch.where(x == 0, torch.copysign(torch.full_like(x, math.inf), -x), result)
 
 
 @in_real
 def _trigamma(x: Tensor) -> Tensor:
-    low = x < 0.5
-    up, total = _raised(torch.where(low, 1 - x, x), 20, lambda n: 1 / (n * n))
-    square = 1 / (up * up)
+    is_small = x < 0.5
+    shifted, total = _shift_up(torch.where(is_small, 1 - x, x), 20, lambda n: 1 / (n * n))
+    square = 1 / (shifted * shifted)
     bernoulli = (-1 / 30, 1 / 42, -1 / 30, 1 / 6)
-    total = total + (1 + 0.5 / up + square * _polynomial(square, bernoulli)) / up
+    total = total + (1 + 0.5 / shifted + square * _polynomial(square, bernoulli)) / shifted
     sine = torch.sin(math.pi * x)
-    return torch.where(low, math.pi**2 / (sine * sine) - total, total)
+    return torch.where(is_small, math.pi**2 / (sine * sine) - total, total)
 
 
 @in_real
 def _higher_polygamma(x: Tensor, n: int) -> Tensor:
-    size = math.factorial(n) if n < 170 else math.inf
-    found: Tensor = torch.special.zeta(float(n + 1), x) * (size if n % 2 else -size)
-    return found
+    factor = math.factorial(n) if n < 170 else math.inf
+    result: Tensor = torch.special.zeta(float(n + 1), x) * (factor if n % 2 else -factor)
+    return result
 
 
 def _polygamma(n: int, x: Tensor) -> Any:
@@ -74,13 +74,13 @@ _MIDDLE = (
     (5226.495278852854561, 28729.085735721942674, 39307.89580009271061, 21213.794301586595867, 5394.1960214247511077,
      687.1870074920579083, 42.313330701600911252, 1.0),
 )  # fmt: skip
-_ENDS = (
+_TAILS = (
     (7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177, 1.27045825245236838258,
      3.64784832476320460504, 5.7694972214606914055, 4.6303378461565452959, 1.42343711074968357734),
     (1.05075007164441684324e-9, 5.475938084995344946e-4, 0.0151986665636164571966, 0.14810397642748007459,
      0.68976733498510000455, 1.6763848301838038494, 2.05319162663775882187, 1.0),
 )  # fmt: skip
-_FAR_ENDS = (
+_FAR_TAILS = (
     (2.01033439929228813265e-7, 2.71155556874348757815e-5, 0.0012426609473880784386, 0.026532189526576123093,
      0.29656057182850489123, 1.7848265399172913358, 5.4637849111641143699, 6.6579046435011037772),
     (2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.8463183175100546818e-5, 7.868691311456132591e-4,
@@ -88,40 +88,40 @@ _FAR_ENDS = (
 )  # fmt: skip
 
 
-def _ratio(x: Tensor, parts: Sequence[Sequence[float]]) -> Tensor:
-    above, below = parts
-    return _polynomial(x, above) / _polynomial(x, below)
+def _ratio(x: Tensor, coefficients: Sequence[Sequence[float]]) -> Tensor:
+    numerator, denominator = coefficients
+    return _polynomial(x, numerator) / _polynomial(x, denominator)
 
 
-def _quantile(beyond: Tensor, least: Tensor, *, unit: float = 1.0, times: float = 1.0) -> Tensor:
-    """`times` times the normal quantile of the probability 0.5 + beyond * unit; `least` is the smaller tail.
+def _quantile(from_half: Tensor, tail: Tensor, *, unit: float = 1.0, factor: float = 1.0) -> Tensor:
+    """`factor` times the normal quantile of the probability 0.5 + beyond * unit; `tail` is the smaller tail.
 
     Both are given, since computing one of them from the other cancels near 0 or 1.
     """
-    share = beyond * unit
-    middle = beyond * (_ratio(0.180625 - share * share, _MIDDLE) * (unit * times))
-    depth = torch.sqrt(-torch.log(least))
-    end = torch.where(depth <= 5, _ratio(depth - 1.6, _ENDS), _ratio(depth - 5, _FAR_ENDS)) * times
-    return torch.where(share.abs() <= 0.425, middle, torch.copysign(end, beyond))
+    offset = from_half * unit
+    middle = from_half * (_ratio(0.180625 - offset * offset, _MIDDLE) * (unit * factor))
+    depth = torch.sqrt(-torch.log(tail))
+    in_tail = torch.where(depth <= 5, _ratio(depth - 1.6, _TAILS), _ratio(depth - 5, _FAR_TAILS)) * factor
+    return torch.where(offset.abs() <= 0.425, middle, torch.copysign(in_tail, from_half))
 
 
-def _between(x: Tensor, least: Tensor, found: Tensor, beyond: Tensor) -> Tensor:
-    """`found`, but an infinity if the tail is empty, and NaN outside of the domain."""
-    whole = torch.copysign(torch.full_like(x, math.inf), beyond)
-    return torch.where(least > 0, found, torch.where(least == 0, whole, math.nan))
+def _with_edges(x: Tensor, tail: Tensor, quantile: Tensor, from_half: Tensor) -> Tensor:
+    """`quantile`, but an infinity if the tail is empty, and NaN outside of the domain."""
+    infinity = torch.copysign(torch.full_like(x, math.inf), from_half)
+    return torch.where(tail > 0, quantile, torch.where(tail == 0, infinity, math.nan))
 
 
 @in_real
 def _erfinv(y: Tensor) -> Tensor:
-    least = (1 - y.abs()) / 2
-    return _between(y, least, _quantile(y, least, unit=0.5, times=math.sqrt(0.5)), y)
+    tail = (1 - y.abs()) / 2
+    return _with_edges(y, tail, _quantile(y, tail, unit=0.5, factor=math.sqrt(0.5)), y)
 
 
 @in_real
 def _ndtri(y: Tensor) -> Tensor:
     wide = y.to(torch.float64)
-    least, beyond = torch.minimum(wide, 1 - wide), wide - 0.5
-    return _between(wide, least, _quantile(beyond, least), beyond).to(y.dtype)
+    tail, from_half = torch.minimum(wide, 1 - wide), wide - 0.5
+    return _with_edges(wide, tail, _quantile(from_half, tail), from_half).to(y.dtype)
 
 
 def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
@@ -130,24 +130,24 @@ def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
     Up to 20 it is the power series, whose terms have one sign, and beyond that the asymptotic series.
     """
     terms = [1 / (math.factorial(k) * math.factorial(k + order)) for k in reversed(range(55))]
-    tail = [1.0]
+    coefficients = [1.0]
     for k in range(1, 31):
-        tail.append(-tail[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))
+        coefficients.append(-coefficients[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))
 
     def function(x: Tensor) -> Tensor:
-        size = x.abs()
-        small, large = size.clamp(max=20.0), size.clamp(min=20.0)
-        near = _polynomial(small * small / 4, terms) * (torch.exp(-small) if scaled else 1)
-        far = _polynomial(1 / large, tail[::-1]) / (math.sqrt(2 * math.pi) * torch.sqrt(large))
-        far = far if scaled else torch.exp(large / 2) * far * torch.exp(large / 2)
-        near = near * x / 2 if order else near
-        return torch.where(size <= 20, near, torch.copysign(far, x) if order else far)
+        magnitude = x.abs()
+        small, large = magnitude.clamp(max=20.0), magnitude.clamp(min=20.0)
+        by_series = _polynomial(small * small / 4, terms) * (torch.exp(-small) if scaled else 1)
+        asymptotic = _polynomial(1 / large, coefficients[::-1]) / (math.sqrt(2 * math.pi) * torch.sqrt(large))
+        asymptotic = asymptotic if scaled else torch.exp(large / 2) * asymptotic * torch.exp(large / 2)
+        by_series = by_series * x / 2 if order else by_series
+        return torch.where(magnitude <= 20, by_series, torch.copysign(asymptotic, x) if order else asymptotic)
 
-    made: Callable[[Tensor], Tensor] = in_real(function)
-    return made
+    in_result_type: Callable[[Tensor], Tensor] = in_real(function)
+    return in_result_type
 
 
-def functions() -> dict[Any, Callable[..., Any]]:
+def special_decompositions() -> dict[Any, Callable[..., Any]]:
     """The decomposition of each op."""
     return {
         _aten.digamma.default: _digamma,

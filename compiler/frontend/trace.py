@@ -61,8 +61,8 @@ class Captured:
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The values of the program's inputs, weights included, for a call of the function with these tensors."""
-        held = dict(zip(self.arguments, tensors, strict=True)) | self.constants
-        return tuple(held[i.name] for i in self.program.inputs)
+        value_of = dict(zip(self.arguments, tensors, strict=True)) | self.constants
+        return tuple(value_of[i.name] for i in self.program.inputs)
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Rebuild the function's result from the values of the program's outputs."""
@@ -92,7 +92,7 @@ def capture(
     spec = exported.graph_signature
     graph = without_complex(expand(without_higher_order(decompose(exported, spec))))
     names = iter(_argument_names(function, inputs))
-    wanted: list[str] = []
+    placeholder_names: list[str] = []
     values: dict[int, torch.Tensor] = {}
     arguments: list[int] = []
     weights = [position in constants for position, x in enumerate(inputs) for _ in pytree.tree_leaves(x)]
@@ -100,21 +100,21 @@ def capture(
     for s in spec.input_specs:
         if s.kind is InputKind.USER_INPUT:
             leaf, weight = next(leaves)
-            own = next(names)
+            argument_name = next(names)
             if isinstance(s.arg, TensorArgument):
-                arguments.append(len(wanted))
-                values |= {len(wanted): leaf} if weight else {}
-            wanted.append(own or s.arg.name)
+                arguments.append(len(placeholder_names))
+                values |= {len(placeholder_names): leaf} if weight else {}
+            placeholder_names.append(argument_name or s.arg.name)
         else:
-            values[len(wanted)] = _weight(exported, s.target or "")
-            wanted.append(s.arg.name)
-    made = convert(graph, wanted, values, name, exported.range_constraints)
+            values[len(placeholder_names)] = _weight_value(exported, s.target or "")
+            placeholder_names.append(s.arg.name)
+    converted = convert(graph, placeholder_names, values, name, exported.range_constraints)
     outputs = [s.arg for s in spec.output_specs]
     literals = {n: getattr(a, "value", None) for n, a in enumerate(outputs) if not isinstance(a, TensorArgument)}
     assert exported.call_spec.out_spec is not None, "torch.export always gives the structure of the results"
     return Captured(
-        made.program, made.constants, tuple(made.inputs[n] for n in arguments), exported.call_spec.out_spec, literals,
-        made.guards,
+        converted.program, converted.constants, tuple(converted.names[n] for n in arguments),
+        exported.call_spec.out_spec, literals, converted.guards,
     )  # fmt: skip
 
 
@@ -131,36 +131,38 @@ class _Function(torch.nn.Module):
 
 def _argument_names(function: Callable[..., Any], inputs: Sequence[Any]) -> list[str]:
     """A name for each leaf of the inputs: that of the parameter it is passed to, numbered if it is one of several."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
+    callee = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = list(inspect.signature(called).parameters.values())
+        parameters = list(inspect.signature(callee).parameters.values())
     except ValueError:  # a builtin says nothing about its parameters
         parameters = []
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     out = []
     for position, value in enumerate(inputs):
-        own = plain[position] if position < len(plain) else f"x{position}"
+        name = plain[position] if position < len(plain) else f"x{position}"
         leaves = pytree.tree_leaves(value)
-        out += [own] if len(leaves) == 1 else [f"{own}_{n}" for n in range(len(leaves))]
+        out += [name] if len(leaves) == 1 else [f"{name}_{n}" for n in range(len(leaves))]
     return out
 
 
 def _export(
     module: torch.nn.Module, inputs: tuple[Any, ...], function: Callable[..., Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    shapes = _by_parameter(module, function, dynamic_shapes)
+    shapes = _shapes_by_parameter(module, function, dynamic_shapes)
     with torch.no_grad(), _silenced("torch._subclasses.fake_tensor"), _without_fast_path():
         try:
             return export(module, inputs, strict=False, dynamic_shapes=shapes)
         except Exception as problem:  # whatever PyTorch raises for a program that it cannot run or trace
-            what = getattr(function, "__qualname__", type(function).__name__)
+            function_name = getattr(function, "__qualname__", type(function).__name__)
             reason, *others = str(problem).strip().split("\n\n")[0].split("\n")
             # For sizes that were declared dynamic but are not, torch lists which and why.
             reason = "; ".join([reason, *(x.strip(" -") for x in others if x.startswith("  - "))])
-            raise CompilerError(f"torch.export cannot trace {what}: {type(problem).__name__}: {reason}") from problem
+            raise CompilerError(
+                f"torch.export cannot trace {function_name}: {type(problem).__name__}: {reason}"
+            ) from problem
 
 
-def _by_parameter(module: torch.nn.Module, function: Callable[..., Any], shapes: Any) -> Any:
+def _shapes_by_parameter(module: torch.nn.Module, function: Callable[..., Any], shapes: Any) -> Any:
     """`dynamic_shapes` for the exported module, which takes the parameters of a plain function as one tuple."""
     if shapes is None or module is function:
         return shapes
@@ -177,26 +179,26 @@ def _by_parameter(module: torch.nn.Module, function: Callable[..., Any], shapes:
 def _silenced(name: str) -> Iterator[None]:
     """Silence a logger of torch about errors that are reported here."""
     logger = logging.getLogger(name)
-    before = logger.disabled
+    saved = logger.disabled
     logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.disabled = saved
 
 
 @contextmanager
 def _without_fast_path() -> Iterator[None]:
     """Trace transformer layers as their ops, not as the single op of the inference fast path."""
-    before = torch.backends.mha.get_fastpath_enabled()
+    saved = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(saved)
 
 
-def _weight(exported: ExportedProgram, target: str) -> torch.Tensor:
+def _weight_value(exported: ExportedProgram, target: str) -> torch.Tensor:
     value = exported.state_dict.get(target, exported.constants.get(target))
     if not isinstance(value, torch.Tensor):
         raise Unsupported(f"input {target!r}", (type(value).__name__,), "only tensors can be weights")
@@ -217,15 +219,24 @@ def from_graph(
     output = graphs.output(graph)
     leaves, structure = pytree.tree_flatten(output.args[0])
     literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
-    wanted = results(graph, [leaf for leaf in leaves if isinstance(leaf, Node)])
-    sources = [source for _, source in wanted.places]
-    alone = {
-        k: into[n] for n, (node, k) in enumerate(wanted.places)
-        if n in into and sources.count(k) == 1 and wanted.computed[k] is node
+    wanted_results = results(graph, [leaf for leaf in leaves if isinstance(leaf, Node)])
+    sources = [source for _, source in wanted_results.sources]
+    unshared = {
+        k: into[n] for n, (node, k) in enumerate(wanted_results.sources)
+        if n in into and sources.count(k) == 1 and wanted_results.computed[k] is node
     }  # fmt: skip
-    places = [alone.get(k, "") for k in range(len(wanted.computed))] if alone else []
-    computed = expand(with_results(graph, wanted.computed))
-    made = convert(computed, [n.name for n in placeholders], constants, into=places, placed=True)
-    arguments = tuple(made.inputs[n] for n in made.taken)
-    views = wanted.views(made.symbols)
-    return Captured(made.program, made.constants, arguments, structure, literals, made.guards, views, made.taken)
+    overwritten = [unshared.get(k, "") for k in range(len(wanted_results.computed))] if unshared else []
+    computed = expand(with_results(graph, wanted_results.computed))
+    converted = convert(computed, [n.name for n in placeholders], constants, into=overwritten, with_offsets=True)
+    arguments = tuple(converted.names[n] for n in converted.input_positions)
+    views = wanted_results.views(converted.symbols)
+    return Captured(
+        converted.program,
+        converted.constants,
+        arguments,
+        structure,
+        literals,
+        converted.guards,
+        views,
+        converted.input_positions,
+    )

@@ -68,9 +68,9 @@ def dtype(number: int) -> torch.dtype:
     return DTYPES[name]
 
 
-def number(kind: torch.dtype) -> int:
+def type_number(element_type: torch.dtype) -> int:
     """ONNX's number for an element type."""
-    name = next(n for n, t in DTYPES.items() if t is kind)
+    name = next(n for n, t in DTYPES.items() if t is element_type)
     return int(library().TensorProto.DataType.Value(name))
 
 
@@ -84,16 +84,16 @@ def from_numpy(array: Any) -> torch.Tensor:
     """A tensor with a copy of the array."""
     array = library("numpy").array(array, order="C", copy=True)
     if array.dtype.name in FOREIGN:
-        kind, bits = FOREIGN[array.dtype.name]
-        return torch.from_numpy(array.view(str(bits).removeprefix("torch."))).view(kind)
+        target, storage = FOREIGN[array.dtype.name]
+        return torch.from_numpy(array.view(str(storage).removeprefix("torch."))).view(target)
     return torch.from_numpy(array)
 
 
 def to_numpy(value: torch.Tensor) -> Any:
     """A tensor as an array of the type that onnx's reference evaluator uses."""
-    for name, (kind, bits) in FOREIGN.items():
-        if value.dtype is kind:
-            return value.contiguous().view(bits).numpy().view(getattr(library("ml_dtypes"), name))
+    for name, (source, storage) in FOREIGN.items():
+        if value.dtype is source:
+            return value.contiguous().view(storage).numpy().view(getattr(library("ml_dtypes"), name))
     return value.numpy()
 
 
@@ -101,7 +101,7 @@ def read(model: Any) -> Model:
     """A model from a ModelProto, its bytes or its file; raises CompilerError, Unsupported for an unknown opset."""
     if isinstance(model, Model):
         return model
-    proto = _loaded(library(), model)
+    proto = _load_proto(library(), model)
     opsets = {o.domain: o.version for o in proto.opset_import}
     if opsets.get("", OLDEST) < OLDEST:
         raise Unsupported(
@@ -113,11 +113,11 @@ def read(model: Any) -> Model:
     if proto.functions:
         proto = library("onnx.inliner").inline_local_functions(proto)
     weights = {i.name: tensor(i) for i in proto.graph.initializer}
-    inputs = tuple(_input(i) for i in proto.graph.input if i.name not in weights)
+    inputs = tuple(_convert_input(i) for i in proto.graph.input if i.name not in weights)
     return Model(proto, opsets, weights, inputs, tuple(o.name for o in proto.graph.output))
 
 
-def _loaded(onnx: Any, model: Any) -> Any:
+def _load_proto(onnx: Any, model: Any) -> Any:
     if isinstance(model, onnx.ModelProto):
         return model
     try:
@@ -125,14 +125,16 @@ def _loaded(onnx: Any, model: Any) -> Any:
     except FileNotFoundError:
         raise
     except Exception as problem:  # protobuf's exceptions have no common class in all versions
-        shown = "the bytes" if isinstance(model, bytes) else Path(str(model))
-        raise CompilerError(f"{shown}: no ONNX model: {problem}") from problem
+        source = "the bytes" if isinstance(model, bytes) else Path(str(model))
+        raise CompilerError(f"{source}: no ONNX model: {problem}") from problem
 
 
-def _input(info: Any) -> Input:
-    kind = info.type.WhichOneof("value")
-    if kind != "tensor_type":
-        raise Unsupported(f"input {info.name!r}", (str(kind).removesuffix("_type"),), "only tensors can be inputs")
+def _convert_input(info: Any) -> Input:
+    value_kind = info.type.WhichOneof("value")
+    if value_kind != "tensor_type":
+        raise Unsupported(
+            f"input {info.name!r}", (str(value_kind).removesuffix("_type"),), "only tensors can be inputs"
+        )
     if not info.type.tensor_type.HasField("shape"):
         raise Unsupported(f"input {info.name!r}", (), "has no shape, so its rank is unknown")
     shape = tuple(
@@ -142,7 +144,7 @@ def _input(info: Any) -> Input:
     return Input(info.name, dtype(info.type.tensor_type.elem_type), shape)
 
 
-def shapes(model: Model, given: Sizes) -> dict[str, tuple[int, ...]]:
+def input_shapes(model: Model, given: Sizes) -> dict[str, tuple[int, ...]]:
     """The shape of each input; `given` has the shapes of some. Sizes with the same name are equal.
 
     Raises CompilerError for unknown inputs and for sizes that are left open or contradict each other.
@@ -151,21 +153,25 @@ def shapes(model: Model, given: Sizes) -> dict[str, tuple[int, ...]]:
     if unknown:
         names = ", ".join(i.name for i in model.inputs)
         raise CompilerError(f"the model has no input {', '.join(unknown)}; its inputs are {names}")
-    named: dict[int | str, int] = {}
+    sizes: dict[int | str, int] = {}
     for i in model.inputs:
         if i.name in given:
-            asked = tuple(given[i.name])
-            fits = len(asked) == len(i.shape)
-            if not fits or any(named.setdefault(s, n) != n for s, n in zip(i.shape, asked, strict=True) if s != n):
-                raise CompilerError(f"input {i.name}: shape {list(asked)} does not fit {_shown(i.shape)}")
-            if any(isinstance(s, int) and s != n for s, n in zip(i.shape, asked, strict=True)):
-                raise CompilerError(f"input {i.name}: shape {list(asked)} does not fit {_shown(i.shape)}")
-    found = {i.name: tuple(named.get(s, s) for s in i.shape) for i in model.inputs}
-    for name, shape in found.items():
-        if left := [s for s in shape if isinstance(s, str)]:
-            raise CompilerError(f"input {name} is {_shown(shape)}: say the size {left[0]}, for example {name}=[SIZES]")
-    return {name: tuple(int(s) for s in shape) for name, shape in found.items()}
+            given_shape = tuple(given[i.name])
+            fits = len(given_shape) == len(i.shape)
+            if not fits or any(
+                sizes.setdefault(s, n) != n for s, n in zip(i.shape, given_shape, strict=True) if s != n
+            ):
+                raise CompilerError(f"input {i.name}: shape {list(given_shape)} does not fit {_shape_text(i.shape)}")
+            if any(isinstance(s, int) and s != n for s, n in zip(i.shape, given_shape, strict=True)):
+                raise CompilerError(f"input {i.name}: shape {list(given_shape)} does not fit {_shape_text(i.shape)}")
+    resolved = {i.name: tuple(sizes.get(s, s) for s in i.shape) for i in model.inputs}
+    for name, shape in resolved.items():
+        if open_sizes := [s for s in shape if isinstance(s, str)]:
+            raise CompilerError(
+                f"input {name} is {_shape_text(shape)}: say the size {open_sizes[0]}, for example {name}=[SIZES]"
+            )
+    return {name: tuple(int(s) for s in shape) for name, shape in resolved.items()}
 
 
-def _shown(shape: Sequence[int | str]) -> str:
+def _shape_text(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"

@@ -10,25 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiler.onnx import model as models
-from compiler.onnx.ops.row import Row, plain, row
+from compiler.onnx.ops.row import Row, row, rows_without_attributes
 
-EIGHTHS = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def cast(x: Tensor, kind: torch.dtype, saturate: int = 1) -> Tensor:
+def cast(x: Tensor, dtype: torch.dtype, saturate: int = 1) -> Tensor:
     """Convert the element type.
 
     A value out of range of an 8-bit float becomes the type's largest number or, without `saturate`, what IEEE 754
     prescribes: in e4m3, which has no infinities, NaN.
     """
-    if kind in EIGHTHS and x.dtype not in EIGHTHS:
+    if dtype in FLOAT8 and x.dtype not in FLOAT8:
         x = x if x.is_floating_point() else x.float()
-        most = torch.finfo(kind).max
+        largest = torch.finfo(dtype).max
         if saturate:
-            x = x.clamp(-most, most)
-        elif kind is EIGHTHS[0]:
-            x = torch.where(x.abs() > most + 16, torch.nan, x)  # half the distance to the next number
-    return x.to(kind)
+            x = x.clamp(-largest, largest)
+        elif dtype is FLOAT8[0]:
+            x = torch.where(x.abs() > largest + 16, torch.nan, x)  # half the distance to the next number
+    return x.to(dtype)
 
 
 def _div(a: Tensor, b: Tensor) -> Tensor:
@@ -55,32 +55,32 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
     return x if high is None else torch.minimum(x, high)
 
 
-def _reduced(how: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda *xs: functools.reduce(how, xs)
+def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda *xs: functools.reduce(function, xs)
 
 
 def _is_inf(x: Tensor, *, detect_negative: int, detect_positive: int) -> Tensor:
     if detect_negative and detect_positive:
         return torch.isinf(x)
-    wanted = -float("inf") if detect_negative else float("inf")
-    return x == wanted if detect_negative or detect_positive else torch.zeros_like(x, dtype=torch.bool)
+    infinity = -float("inf") if detect_negative else float("inf")
+    return x == infinity if detect_negative or detect_positive else torch.zeros_like(x, dtype=torch.bool)
 
 
-ROWS: dict[str, Row] = plain({
+ROWS: dict[str, Row] = rows_without_attributes({
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Add": torch.add, "And": torch.logical_and,
     "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan, "Atanh": torch.atanh,
     "BitwiseAnd": torch.bitwise_and, "BitwiseNot": torch.bitwise_not, "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Div": _div,
     "Equal": torch.eq, "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor, "Greater": torch.gt,
     "GreaterOrEqual": torch.ge, "HardSwish": F.hardswish, "Identity": lambda x: x, "IsNaN": torch.isnan,
-    "Less": torch.lt, "LessOrEqual": torch.le, "Log": torch.log, "Max": _reduced(torch.maximum),
-    "Mean": lambda *xs: functools.reduce(torch.add, xs) / len(xs), "Min": _reduced(torch.minimum), "Mish": F.mish,
+    "Less": torch.lt, "LessOrEqual": torch.le, "Log": torch.log, "Max": _variadic(torch.maximum),
+    "Mean": lambda *xs: functools.reduce(torch.add, xs) / len(xs), "Min": _variadic(torch.minimum), "Mish": F.mish,
     "Mul": torch.mul, "Neg": torch.neg, "Not": torch.logical_not, "Or": torch.logical_or,
     "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x), "Pow": _pow,
     "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round, "Sigmoid": torch.sigmoid,
     "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softplus": lambda x: F.softplus(x),
     "Softsign": lambda x: x / (1 + torch.abs(x)), "Sqrt": torch.sqrt, "Sub": torch.sub,
-    "Sum": _reduced(torch.add), "Tan": torch.tan, "Tanh": torch.tanh, "Where": lambda c, a, b: torch.where(c, a, b),
+    "Sum": _variadic(torch.add), "Tan": torch.tan, "Tanh": torch.tanh, "Where": lambda c, a, b: torch.where(c, a, b),
     "Xor": torch.logical_xor,
 }) | {
     "BitShift": row(lambda a, b, *, direction: a << b if direction == "LEFT" else a >> b),

@@ -15,13 +15,13 @@ Reduction = Callable[[Tensor, list[int], bool], Tensor]
 
 
 def _reduce(
-    how: Reduction, x: Tensor, axes: list[int] | None = None, *, keepdims: int, noop_with_empty_axes: int = 0
+    reduction: Reduction, x: Tensor, axes: list[int] | None = None, *, keepdims: int, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Reduce the given axes; without any, all axes, or none if `noop_with_empty_axes`."""
     if not axes and noop_with_empty_axes:
-        return how(x.unsqueeze(-1), [x.dim()], False)
-    chosen = sorted({axis_of(a, x.dim()) for a in axes}) if axes else list(range(x.dim()))
-    return how(x, chosen, bool(keepdims)) if chosen else how(x.unsqueeze(-1), [0], False)
+        return reduction(x.unsqueeze(-1), [x.dim()], False)
+    dims = sorted({axis_of(a, x.dim()) for a in axes}) if axes else list(range(x.dim()))
+    return reduction(x, dims, bool(keepdims)) if dims else reduction(x.unsqueeze(-1), [0], False)
 
 
 def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -30,17 +30,17 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _extreme(greatest: bool, x: Tensor, axes: list[int], keep: bool) -> Tensor:
+def _extreme(is_maximum: bool, x: Tensor, axes: list[int], keep: bool) -> Tensor:
     """The extreme; for no elements, the type's lowest value for a maximum and highest for a minimum."""
     if x.numel() == 0:
-        kept = torch.sum(x, axes, keepdim=keep)
+        reduced = torch.sum(x, axes, keepdim=keep)
         if x.dtype is torch.bool:
-            return torch.full(kept.shape, not greatest)
+            return torch.full(reduced.shape, not is_maximum)
         if x.is_floating_point():
-            return torch.full(kept.shape, -float("inf") if greatest else float("inf"), dtype=x.dtype)
+            return torch.full(reduced.shape, -float("inf") if is_maximum else float("inf"), dtype=x.dtype)
         limits = torch.iinfo(x.dtype)
-        return torch.full(kept.shape, limits.min if greatest else limits.max, dtype=x.dtype)
-    return (torch.amax if greatest else torch.amin)(x, axes, keepdim=keep)
+        return torch.full(reduced.shape, limits.min if is_maximum else limits.max, dtype=x.dtype)
+    return (torch.amax if is_maximum else torch.amin)(x, axes, keepdim=keep)
 
 
 def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -54,42 +54,44 @@ def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.div(total, x.numel() // max(total.numel(), 1), rounding_mode="trunc")
 
 
-def _arg(greatest: bool, x: Tensor, *, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
+def _arg(is_maximum: bool, x: Tensor, *, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
     x = x.to(torch.uint8) if x.dtype is torch.bool else x
-    found = (torch.argmax if greatest else torch.argmin)(x.flip(axis) if select_last_index else x, axis, bool(keepdims))
-    return x.shape[axis] - 1 - found if select_last_index else found
+    index = (torch.argmax if is_maximum else torch.argmin)(
+        x.flip(axis) if select_last_index else x, axis, bool(keepdims)
+    )
+    return x.shape[axis] - 1 - index if select_last_index else index
 
 
-def _flat_softmax(how: Callable[..., Tensor], x: Tensor, *, axis: int) -> Tensor:
-    at = axis_of(axis, x.dim())
-    return how(x.flatten(at), at).reshape(x.shape)
+def _flat_softmax(function: Callable[..., Tensor], x: Tensor, *, axis: int) -> Tensor:
+    dim = axis_of(axis, x.dim())
+    return function(x.flatten(dim), dim).reshape(x.shape)
 
 
 def _hardmax(x: Tensor, axis: int) -> Tensor:
-    places = torch.arange(x.shape[axis], device=x.device)
-    found = torch.argmax(x, axis, keepdim=True).transpose(axis, -1)
-    return (found == places).transpose(axis, -1).to(x.dtype)
+    positions = torch.arange(x.shape[axis], device=x.device)
+    argmax = torch.argmax(x, axis, keepdim=True).transpose(axis, -1)
+    return (argmax == positions).transpose(axis, -1).to(x.dtype)
 
 
-def _softmax_like(how: Callable[..., Tensor], x: Tensor, *, axis: int) -> Tensor:
-    return how(x, axis)
+def _softmax_like(function: Callable[..., Tensor], x: Tensor, *, axis: int) -> Tensor:
+    return function(x, axis)
 
 
 def _lp_normalization(x: Tensor, *, axis: int, p: int) -> Tensor:
-    size = x.abs().sum(axis, keepdim=True) if p == 1 else (x * x).sum(axis, keepdim=True).sqrt()
-    return torch.where(size == 0, torch.zeros_like(x), x / size)
+    norm = x.abs().sum(axis, keepdim=True) if p == 1 else (x * x).sum(axis, keepdim=True).sqrt()
+    return torch.where(norm == 0, torch.zeros_like(x), x / norm)
 
 
 def _cumulative(
-    how: Callable[..., Tensor], first: int, x: Tensor, axis: int | list[int], *, exclusive: int, reverse: int
+    function: Callable[..., Tensor], identity: int, x: Tensor, axis: int | list[int], *, exclusive: int, reverse: int
 ) -> Tensor:
-    at = axis[0] if isinstance(axis, list) else axis
-    x = x.flip(at) if reverse else x
-    made = how(x, at, dtype=x.dtype)
+    dim = axis[0] if isinstance(axis, list) else axis
+    x = x.flip(dim) if reverse else x
+    scanned = function(x, dim, dtype=x.dtype)
     if exclusive:
-        begin = torch.full_like(x.narrow(at, 0, 1), first)
-        made = torch.cat([begin, made.narrow(at, 0, x.shape[at] - 1)], at)
-    return made.flip(at) if reverse else made
+        start = torch.full_like(x.narrow(dim, 0, 1), identity)
+        scanned = torch.cat([start, scanned.narrow(dim, 0, x.shape[dim] - 1)], dim)
+    return scanned.flip(dim) if reverse else scanned
 
 
 def _batch_norm(
@@ -99,28 +101,28 @@ def _batch_norm(
     """In training mode, use the statistics of the batch and return the updated running statistics."""
     if training_mode:
         axes = [0, *range(2, x.dim())]
-        own, spread = x.mean(axes), x.var(axes, correction=0)
-        moved = (mean * momentum + own * (1 - momentum), var * momentum + spread * (1 - momentum))
-        return F.batch_norm(x, own, spread, scale, bias, False, 0.0, epsilon), *moved
+        batch_mean, batch_var = x.mean(axes), x.var(axes, correction=0)
+        updated = (mean * momentum + batch_mean * (1 - momentum), var * momentum + batch_var * (1 - momentum))
+        return F.batch_norm(x, batch_mean, batch_var, scale, bias, False, 0.0, epsilon), *updated
     return (F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon),)
 
 
 def _layer_norm(
     x: Tensor, scale: Tensor, bias: Tensor | None, *, axis: int, epsilon: float, stash_type: int, outputs: list[bool]
 ) -> tuple[Tensor, ...]:
-    at = axis_of(axis, x.dim())
-    shape = list(x.shape[at:])
-    if scale.shape != x.shape[at:] or (bias is not None and bias.shape != x.shape[at:]):
-        made = F.layer_norm(x, shape, None, None, epsilon) * scale
-        made = made if bias is None else made + bias
+    first_dim = axis_of(axis, x.dim())
+    shape = list(x.shape[first_dim:])
+    if scale.shape != x.shape[first_dim:] or (bias is not None and bias.shape != x.shape[first_dim:]):
+        normalized = F.layer_norm(x, shape, None, None, epsilon) * scale
+        normalized = normalized if bias is None else normalized + bias
     else:
-        made = F.layer_norm(x, shape, scale, bias, epsilon)
+        normalized = F.layer_norm(x, shape, scale, bias, epsilon)
     if not any(outputs[1:]):
-        return (made,)
-    axes = list(range(at, x.dim()))
+        return (normalized,)
+    axes = list(range(first_dim, x.dim()))
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     mean = wide.mean(axes, keepdim=True)
-    return made, mean, torch.rsqrt((wide - mean).square().mean(axes, keepdim=True) + epsilon)
+    return normalized, mean, torch.rsqrt((wide - mean).square().mean(axes, keepdim=True) + epsilon)
 
 
 def _rms_norm(x: Tensor, scale: Tensor, *, axis: int, epsilon: float, stash_type: int) -> Tensor:
@@ -132,8 +134,8 @@ def _rms_norm(x: Tensor, scale: Tensor, *, axis: int, epsilon: float, stash_type
 
 def _group_norm_by_group(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float, num_groups: int) -> Tensor:
     """Version 18, in which scale and bias are per group."""
-    each = x.shape[1] // num_groups
-    return F.group_norm(x, num_groups, scale.repeat_interleave(each), bias.repeat_interleave(each), epsilon)
+    group_size = x.shape[1] // num_groups
+    return F.group_norm(x, num_groups, scale.repeat_interleave(group_size), bias.repeat_interleave(group_size), epsilon)
 
 
 def _lrn(x: Tensor, *, alpha: float, beta: float, bias: float, size: int) -> Tensor:

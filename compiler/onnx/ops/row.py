@@ -12,28 +12,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @dataclass(frozen=True)
 class Row:
-    """`function` takes the inputs in order, None for omitted ones, and the attributes that it `accepts` by name.
+    """`function` takes the inputs in order, None for omitted ones, and its `attributes` by name.
 
-    Inputs at the positions `known` must be constant; they are passed as Python numbers, or as tensors if `as_they_are`.
+    Inputs at the positions `constants` must be constant; they are passed as Python numbers, or as tensors if
+    `as_tensors`.
     The result of a `static` row depends only on types and shapes. A function may also accept `scope`, the enclosing
     scope for control flow, and `outputs`, a list of which results are used.
     """
 
     function: Callable[..., Any]
-    known: tuple[int, ...] = ()
-    accepts: frozenset[str] = frozenset()
+    constants: tuple[int, ...] = ()
+    attributes: frozenset[str] = frozenset()
     static: bool = False
-    as_they_are: bool = False
+    as_tensors: bool = False
 
 
-def row(function: Callable[..., Any], *known: int, static: bool = False, as_they_are: bool = False) -> Row:
+def row(function: Callable[..., Any], *constants: int, static: bool = False, as_tensors: bool = False) -> Row:
     """The row of a function; its keyword-only parameters are the attributes."""
     parameters = inspect.signature(function).parameters.values()
     names = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return Row(function, known, names, static, as_they_are)
+    return Row(function, constants, names, static, as_tensors)
 
 
-def plain(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Row]:
+def rows_without_attributes(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Row]:
     """Rows of functions without attributes, including builtins of torch, which have no signature."""
     return {name: Row(f) for name, f in functions.items()}
 

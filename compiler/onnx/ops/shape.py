@@ -34,23 +34,23 @@ def _constant_of_shape(shape: list[int], *, value: Any = None) -> Tensor:
 
 def _reshape(x: Tensor, shape: list[int], *, allowzero: int = 0) -> Tensor:
     """-1 stands for the remaining size; 0 for the size of that axis in `x`, unless `allowzero`."""
-    asked = [x.shape[n] if size == 0 and not allowzero else size for n, size in enumerate(shape)]
-    if -1 in asked:
-        rest = math.prod(size for size in asked if size != -1)
-        asked[asked.index(-1)] = x.numel() // rest if rest else 0
-    return x.reshape(asked)
+    target = [x.shape[n] if size == 0 and not allowzero else size for n, size in enumerate(shape)]
+    if -1 in target:
+        rest = math.prod(size for size in target if size != -1)
+        target[target.index(-1)] = x.numel() // rest if rest else 0
+    return x.reshape(target)
 
 
 def _flatten(x: Tensor, *, axis: int) -> Tensor:
-    at = axis if axis >= 0 else axis + x.dim()
-    return x.reshape(math.prod(x.shape[:at]), math.prod(x.shape[at:]))
+    first_dim = axis if axis >= 0 else axis + x.dim()
+    return x.reshape(math.prod(x.shape[:first_dim]), math.prod(x.shape[first_dim:]))
 
 
 def _unsqueeze(x: Tensor, axes: list[int] | int) -> Tensor:
-    places = [axes] if isinstance(axes, int) else axes
-    rank = x.dim() + len(places)
-    for at in sorted(axis_of(a, rank) for a in places):
-        x = x.unsqueeze(at)
+    dims = [axes] if isinstance(axes, int) else axes
+    rank = x.dim() + len(dims)
+    for dim in sorted(axis_of(a, rank) for a in dims):
+        x = x.unsqueeze(dim)
     return x
 
 
@@ -62,10 +62,10 @@ def _split(
     x: Tensor, sizes: list[int] | None = None, *, axis: int, num_outputs: int = 0, outputs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     """Parts of the given sizes; by default of equal sizes, except that the last one may be smaller."""
-    whole = x.shape[axis]
+    extent = x.shape[axis]
     if sizes is None:
-        each = -(-whole // (num_outputs or len(outputs)))
-        sizes = [min(each, max(whole - n * each, 0)) for n in range(num_outputs or len(outputs))]
+        part_size = -(-extent // (num_outputs or len(outputs)))
+        sizes = [min(part_size, max(extent - n * part_size, 0)) for n in range(num_outputs or len(outputs))]
     return tuple(torch.split(x, sizes, axis))
 
 
@@ -74,17 +74,17 @@ def _slice(
 ) -> Tensor:
     for n, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = axis_of(axes[n], x.dim()) if axes is not None else n
-        whole = x.shape[axis]
-        chosen = range(*slice(start, end, steps[n] if steps is not None else 1).indices(whole))
-        if not chosen:
+        extent = x.shape[axis]
+        positions = range(*slice(start, end, steps[n] if steps is not None else 1).indices(extent))
+        if not positions:
             x = x.narrow(axis, 0, 0)
             continue
-        backwards = chosen.step < 0
-        first = whole - 1 - chosen.start if backwards else chosen.start
-        x = x.flip(axis) if backwards else x
-        places = [slice(None)] * x.dim()
-        places[axis] = slice(first, first + abs(chosen.step) * (len(chosen) - 1) + 1, abs(chosen.step))
-        x = x[tuple(places)]
+        is_reversed = positions.step < 0
+        first = extent - 1 - positions.start if is_reversed else positions.start
+        x = x.flip(axis) if is_reversed else x
+        slices = [slice(None)] * x.dim()
+        slices[axis] = slice(first, first + abs(positions.step) * (len(positions) - 1) + 1, abs(positions.step))
+        x = x[tuple(slices)]
     return x
 
 
@@ -100,27 +100,27 @@ def _eye_like(x: Tensor, *, dtype: int | None = None, k: int) -> Tensor:
 
 
 def _trilu(x: Tensor, k: int | list[int] | None, *, upper: int) -> Tensor:
-    at = k[0] if isinstance(k, list) else k or 0
-    return torch.triu(x, at) if upper else torch.tril(x, at)
+    offset = k[0] if isinstance(k, list) else k or 0
+    return torch.triu(x, offset) if upper else torch.tril(x, offset)
 
 
 def _pad(
-    x: Tensor, pads: list[int], filling: Any = None, axes: list[int] | None = None, *, mode: str, value: float = 0.0
+    x: Tensor, pads: list[int], constant: Any = None, axes: list[int] | None = None, *, mode: str, value: float = 0.0
 ) -> Tensor:
     numpy: Any = models.library("numpy")
-    places = list(range(x.dim())) if axes is None else [axis_of(a, x.dim()) for a in axes]
-    before = dict(zip(places, pads[: len(places)], strict=True))
-    after = dict(zip(places, pads[len(places) :], strict=True))
+    dims = list(range(x.dim())) if axes is None else [axis_of(a, x.dim()) for a in axes]
+    before = dict(zip(dims, pads[: len(dims)], strict=True))
+    after = dict(zip(dims, pads[len(dims) :], strict=True))
     if mode == "constant":
-        filled = filling[0] if isinstance(filling, list) else value if filling is None else filling
-        around = [n for a in reversed(range(x.dim())) for n in (before.get(a, 0), after.get(a, 0))]
-        return F.pad(x, around, value=filled)
-    for axis in places:
+        fill_value = constant[0] if isinstance(constant, list) else value if constant is None else constant
+        widths = [n for a in reversed(range(x.dim())) for n in (before.get(a, 0), after.get(a, 0))]
+        return F.pad(x, widths, value=fill_value)
+    for axis in dims:
         low, high = before[axis], after[axis]
         x = x.narrow(axis, max(-low, 0), x.shape[axis] - max(-low, 0) - max(-high, 0))
         if low > 0 or high > 0:
-            chosen = numpy.pad(numpy.arange(x.shape[axis]), (max(low, 0), max(high, 0)), mode=mode)
-            x = x.index_select(axis, torch.tensor(chosen.tolist(), device=x.device))
+            positions = numpy.pad(numpy.arange(x.shape[axis]), (max(low, 0), max(high, 0)), mode=mode)
+            x = x.index_select(axis, torch.tensor(positions.tolist(), device=x.device))
     return x
 
 
@@ -128,29 +128,29 @@ def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = x.shape
     b, inner = blocksize, c // blocksize**2
     if mode == "DCR":
-        made = x.reshape(n, b, b, inner, h, w).permute(0, 3, 4, 1, 5, 2)
+        split = x.reshape(n, b, b, inner, h, w).permute(0, 3, 4, 1, 5, 2)
     else:
-        made = x.reshape(n, inner, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
-    return made.reshape(n, inner, h * b, w * b)
+        split = x.reshape(n, inner, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    return split.reshape(n, inner, h * b, w * b)
 
 
 def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = x.shape
     b = blocksize
-    made = x.reshape(n, c, h // b, b, w // b, b)
+    split = x.reshape(n, c, h // b, b, w // b, b)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
-    return made.permute(order).reshape(n, c * b * b, h // b, w // b)
+    return split.permute(order).reshape(n, c * b * b, h // b, w // b)
 
 
 def _center_crop_pad(x: Tensor, shape: list[int], *, axes: list[int] | None = None) -> Tensor:
-    places = list(range(x.dim())) if axes is None else [axis_of(a, x.dim()) for a in axes]
-    for axis, size in zip(places, shape, strict=True):
-        whole = x.shape[axis]
-        if size <= whole:
-            x = x.narrow(axis, (whole - size) // 2, size)
+    dims = list(range(x.dim())) if axes is None else [axis_of(a, x.dim()) for a in axes]
+    for axis, size in zip(dims, shape, strict=True):
+        extent = x.shape[axis]
+        if size <= extent:
+            x = x.narrow(axis, (extent - size) // 2, size)
         else:
-            low = (size - whole) // 2
-            x = _pad(x, [low, size - whole - low], None, [axis], mode="constant")
+            low = (size - extent) // 2
+            x = _pad(x, [low, size - extent - low], None, [axis], mode="constant")
     return x
 
 
@@ -175,7 +175,7 @@ ROWS: dict[str, Row] = {
     "EyeLike": row(_eye_like, static=True),
     "Flatten": row(_flatten),
     "Pad": row(_pad, 1, 2, 3),
-    "Range": row(_range, 0, 1, 2, as_they_are=True),
+    "Range": row(_range, 0, 1, 2, as_tensors=True),
     "Reshape": row(_reshape, 1),
     "Shape": row(
         lambda x, *, start=0, end=None: torch.tensor(list(x.shape)[start:end], dtype=torch.int64), static=True

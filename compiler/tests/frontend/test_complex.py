@@ -21,11 +21,11 @@ def test_transforms_of_any_length(n: int, seed: int) -> None:
     for sign, right in ((-1, torch.fft.fft), (1, torch.fft.ifft)):
         made = torch.complex(*fourier.transform(x.real, x.imag, sign, fourier.Roots.value))
         torch.testing.assert_close(made if sign < 0 else made / n, right(x), rtol=1e-11, atol=1e-11)
-        assert {r.n for r in fourier.needed(n, sign, torch.float64)} >= {n}
+        assert {r.n for r in fourier.needed_constants(n, sign, torch.float64)} >= {n}
 
 
 def test_a_long_prime_is_refused() -> None:
-    assert not fourier.needed(1031, 1, torch.float32) and fourier.needed(1024, 1, torch.float32)
+    assert not fourier.needed_constants(1031, 1, torch.float32) and fourier.needed_constants(1024, 1, torch.float32)
 
 
 def arithmetic(z: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:

@@ -74,7 +74,7 @@ def test_any_matrix_is_factored(sizes: tuple[int, ...]) -> None:
 def test_pivots_are_applied_to_the_numbers_of_rows_without_gathers() -> None:
     """A gather from a gather from a gather is one index, which grows with each of them."""
     pivots = torch.tensor([[3, 2, 4, 4]], dtype=torch.int32)
-    order = make_fx(lambda x: linalg._order(x, 8))(pivots)
+    order = make_fx(lambda x: linalg._row_permutation(x, 8))(pivots)
     assert "gather" not in order.code
     assert order(pivots).tolist() == [[2, 1, 3, 0, 4, 5, 6, 7]]
 
