@@ -111,7 +111,7 @@ class Pass:
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
     on_cpu = context.target.kind == "cpu"
-    return torch_to_tensor.lower(program, orders=on_cpu, parts=on_cpu)
+    return torch_to_tensor.lower(program, order_equations=on_cpu, split_sums=on_cpu)
 
 
 def _program_only(function: Callable[[Any], Any]) -> Callable[[Any, Context], Any]:

@@ -34,7 +34,7 @@ def judge(program: aten.Program, inputs: Tensors, results: Tensors, lowering: Lo
     on_cpu = [x.cpu() for x in inputs]
     with torch.device("cpu"):
         reference = executable.reference(program, on_cpu)
-    equations = torch_to_tensor.lower(program, orders=lowering.target.kind == "cpu")
+    equations = torch_to_tensor.lower(program, order_equations=lowering.target.kind == "cpu")
     arrays = list(map(to_array, on_cpu))
     derived = bounds(equations, arrays, executable.accuracy(lowering))
     centres = map(to_array, reference)

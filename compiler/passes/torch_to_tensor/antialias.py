@@ -17,13 +17,13 @@ from compiler.passes.torch_to_tensor.resizing import (
     Line,
     Position,
     Scales,
-    by_cost,
-    each_scale,
+    cost_order,
     fraction,
-    lines,
     readers,
-    rule,
-    weighted,
+    resized_lines,
+    resizing_rule,
+    scale_names,
+    weighted_sum,
 )
 
 
@@ -35,8 +35,8 @@ class Filter:
     weight: Callable[[Expr], Expr]
 
 
-def _linear(x: Expr) -> Expr:
-    return op("max", const(1, x.dtype) - x, 0)
+def _linear(distance: Expr) -> Expr:
+    return op("max", const(1, distance.dtype) - distance, 0)
 
 
 def _cubic(x: Expr) -> Expr:
@@ -50,8 +50,8 @@ def _lanczos(x: Expr) -> Expr:
     """sinc(x) * sinc(x / 3), using sin(3 a) = 3 s - 4 s^3."""
     angle = x * (math.pi / 3.0)
     sine = op("sin", angle)
-    made = (3.0 - sine * sine * 4.0) * sine * sine / (angle * angle * 3.0)
-    inside = op("where", op("lt", x, 3), made, const(0, x.dtype))
+    value = (3.0 - sine * sine * 4.0) * sine * sine / (angle * angle * 3.0)
+    inside = op("where", op("lt", x, 3), value, const(0, x.dtype))
     return op("where", op("eq", x, 0), const(1, x.dtype), inside)
 
 
@@ -71,11 +71,13 @@ class Windows:
     @property
     def length(self) -> int:
         """The longest window, before clipping to the image."""
-        spans = (self.end.whole(const(i)) - self.begin.whole(const(i)) for i in range(self.line.wanted))
+        spans = (
+            self.end.rounded_down(const(i)) - self.begin.rounded_down(const(i)) for i in range(self.line.result_extent)
+        )
         return max(map(static, spans), default=0)
 
-    def read(self, i: int) -> range:
-        begin, end = static(self.begin.whole(const(i))), static(self.end.whole(const(i)))
+    def input_range(self, i: int) -> range:
+        begin, end = static(self.begin.rounded_down(const(i))), static(self.end.rounded_down(const(i)))
         return range(max(begin, 0), min(end, self.line.extent))
 
     def weight(self, i: Expr, p: Expr, dtype: DType) -> Expr:
@@ -85,97 +87,112 @@ class Windows:
         unit = const(float(2 * center.unit * max(self.step, Fraction(1))), dtype)
         inside = both(
             op("ge", p, 0), op("lt", p, self.line.extent),
-            op("ge", p, self.begin.whole(i)), op("lt", p, self.end.whole(i)),
+            op("ge", p, self.begin.rounded_down(i)), op("lt", p, self.end.rounded_down(i)),
         )  # fmt: skip
         return op("where", inside, self.how.weight(cast(distance, dtype) / unit), const(0, dtype))
 
 
-def _windows(b: Builder, line: Line, how: Filter, align_corners: bool) -> Windows:
-    step = Fraction(1) if line.extent == line.wanted else line.step
+def _windows(b: Builder, line: Line, window_filter: Filter, align_corners: bool) -> Windows:
+    step = Fraction(1) if line.extent == line.result_extent else line.step
     if align_corners:
-        step = Fraction(line.extent - 1, line.wanted - 1) if line.wanted > 1 else Fraction(0)
-    reach, half = how.reach * max(step, Fraction(1)), Fraction(1, 2)
+        step = Fraction(line.extent - 1, line.result_extent - 1) if line.result_extent > 1 else Fraction(0)
+    reach, half = window_filter.reach * max(step, Fraction(1)), Fraction(1, 2)
     begin, end = fraction(step, step / 2 - reach + half), fraction(step, step / 2 + reach + half)
-    made = Windows(line, how, begin, end, step)
-    if not all(made.read(i) for i in range(line.wanted)):
+    windows = Windows(line, window_filter, begin, end, step)
+    if not all(windows.input_range(i) for i in range(line.result_extent)):
         raise b.refuse("a scale by which some elements are made of none")
-    return made
+    return windows
 
 
 def _totals(b: Builder, windows: Windows, dtype: DType) -> Value:
     """The sum of the weights of each window."""
 
     def weight(at: Index, k: Index) -> Expr:
-        return windows.weight(at[0], windows.begin.whole(at[0]) + k[0], dtype)
+        return windows.weight(at[0], windows.begin.rounded_down(at[0]) + k[0], dtype)
 
-    return b.reduce("sum", (const(windows.line.wanted),), (const(windows.length),), weight, "total")
+    return b.reduce("sum", (const(windows.line.result_extent),), (const(windows.length),), weight, "total")
 
 
 Pair = Callable[[Expr, Expr], tuple[Expr, Expr]]
 
 
-def _shares(b: Builder, windows: Windows, count: int, extent: int, pair: Pair, dtype: DType) -> Value:
-    """The normalised weights [count, extent]: `pair(k, place)` gives the input and result element of an entry."""
+def _normalized_weights(b: Builder, windows: Windows, count: int, extent: int, pair: Pair, dtype: DType) -> Value:
+    """The normalised weights [count, extent]: `pair(k, position)` gives the input and result element of an entry."""
     totals = _totals(b, windows, dtype)
 
-    def share(at: Index, k: Index) -> Expr:
+    def term(at: Index, k: Index) -> Expr:
         p, i = pair(at[0], at[1])
-        i = op("min", op("max", i, 0), windows.line.wanted - 1)
-        place = windows.begin.whole(i) + k[0]
-        return op("where", op("eq", place, p), windows.weight(i, place, dtype) / totals.at((i,)), const(0, dtype))
+        i = op("min", op("max", i, 0), windows.line.result_extent - 1)
+        position = windows.begin.rounded_down(i) + k[0]
+        return op("where", op("eq", position, p), windows.weight(i, position, dtype) / totals.at((i,)), const(0, dtype))
 
-    return b.reduce("sum", (const(count), const(extent)), (const(windows.length),), share, "share")
+    return b.reduce("sum", (const(count), const(extent)), (const(windows.length),), term, "share")
 
 
-def _mean(b: Builder, x: Value, d: int, windows: Windows) -> Value:
+def _resize_dim(b: Builder, x: Value, d: int, windows: Windows) -> Value:
     """Resize one dimension: the weighted mean over each window."""
-    begin = windows.begin.whole
+    begin = windows.begin.rounded_down
 
     def pair(k: Expr, i: Expr) -> tuple[Expr, Expr]:
         return begin(i) + k, i
 
-    return weighted(b, x, d, _shares(b, windows, windows.length, windows.line.wanted, pair, x.compute), begin)
+    return weighted_sum(
+        b, x, d, _normalized_weights(b, windows, windows.length, windows.line.result_extent, pair, x.compute), begin
+    )
 
 
-def _gathered(b: Builder, grad: Value, d: int, windows: Windows) -> Value:
-    """The gradient of `_mean`."""
+def _resize_dim_backward(b: Builder, grad: Value, d: int, windows: Windows) -> Value:
+    """The gradient of `_resize_dim`."""
     last = replace(windows.end, offset=windows.end.offset - windows.end.unit)
-    who = readers(last, [windows.read(i) for i in range(windows.line.wanted)])
+    window_readers = readers(last, [windows.input_range(i) for i in range(windows.line.result_extent)])
 
     def pair(k: Expr, p: Expr) -> tuple[Expr, Expr]:
-        return p, who.first(p) + k
+        return p, window_readers.first(p) + k
 
-    return weighted(b, grad, d, _shares(b, windows, who.count, windows.line.extent, pair, grad.compute), who.first)
+    return weighted_sum(
+        b,
+        grad,
+        d,
+        _normalized_weights(b, windows, window_readers.count, windows.line.extent, pair, grad.compute),
+        window_readers.first,
+    )
 
 
-def _resized(how: Filter) -> Callable[[Builder, Value, bool, Scales], Value]:
-    def made(b: Builder, x: Value, align_corners: bool, scales: Scales) -> Value:
+def _resize(window_filter: Filter) -> Callable[[Builder, Value, bool, Scales], Value]:
+    def rule(b: Builder, x: Value, align_corners: bool, scales: Scales) -> Value:
         if not x.dtype.is_float:
             raise b.refuse("antialiased resizing of integers")
-        found = [_windows(b, line, how, align_corners) for line in lines(b, x.shape, b.out.shape, scales)]
-        for d in by_cost([(w.line.extent, w.line.wanted) for w in found]):
-            x = _mean(b, x, d + 2, found[d])
+        windows = [
+            _windows(b, line, window_filter, align_corners) for line in resized_lines(b, x.shape, b.out.shape, scales)
+        ]
+        for d in cost_order([(w.line.extent, w.line.result_extent) for w in windows]):
+            x = _resize_dim(b, x, d + 2, windows[d])
         return x
 
-    return made
+    return rule
 
 
-def _backward(how: Filter) -> Callable[[Builder, Value, bool, Scales], Value]:
-    def made(b: Builder, grad: Value, align_corners: bool, scales: Scales) -> Value:
-        found = [_windows(b, line, how, align_corners) for line in lines(b, b.out.shape, grad.shape, scales)]
-        for d in by_cost([(w.line.wanted, w.line.extent) for w in found]):
-            grad = _gathered(b, grad, d + 2, found[d])
+def _backward(window_filter: Filter) -> Callable[[Builder, Value, bool, Scales], Value]:
+    def rule(b: Builder, grad: Value, align_corners: bool, scales: Scales) -> Value:
+        windows = [
+            _windows(b, line, window_filter, align_corners)
+            for line in resized_lines(b, b.out.shape, grad.shape, scales)
+        ]
+        for d in cost_order([(w.line.result_extent, w.line.extent) for w in windows]):
+            grad = _resize_dim_backward(b, grad, d + 2, windows[d])
         return grad
 
-    return made
+    return rule
 
 
-def _rules(name: str, how: Filter) -> dict[str, Rule]:
-    sizes, options, scales = ["output_size"], ["align_corners"], each_scale(2)
+def _rules(name: str, window_filter: Filter) -> dict[str, Rule]:
+    sizes, options, scales = ["output_size"], ["align_corners"], scale_names(2)
     return {
-        f"aten.{name}.vec": rule(_resized(how), "input", sizes, options, "scale_factors"),
-        f"aten.{name}.default": rule(_resized(how), "self", sizes, options, *scales),
-        f"aten.{name}_backward.default": rule(_backward(how), "grad_output", [*sizes, "input_size"], options, *scales),
+        f"aten.{name}.vec": resizing_rule(_resize(window_filter), "input", sizes, options, "scale_factors"),
+        f"aten.{name}.default": resizing_rule(_resize(window_filter), "self", sizes, options, *scales),
+        f"aten.{name}_backward.default": resizing_rule(
+            _backward(window_filter), "grad_output", [*sizes, "input_size"], options, *scales
+        ),
     }
 
 

@@ -14,7 +14,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, select, static
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, is_one, rounded
 from compiler.passes.torch_to_tensor.contract import product
-from compiler.passes.torch_to_tensor.normalize import soften
+from compiler.passes.torch_to_tensor.normalize import softmax_and_logsumexp
 from compiler.passes.torch_to_tensor.reduce import Element
 
 
@@ -22,14 +22,14 @@ def attention(
     b: Builder, query: Value, key: Value, value: Value, attn_mask: Value | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
-    return _attended(b, b.out.shape, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
+    return _attend(b, b.out.shape, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
 
 
 def for_cpu(
     b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
     attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    return _fused(b, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return _fused_attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale)
 
 
 def flash(
@@ -40,31 +40,31 @@ def flash(
 
     The other results, including the debug mask, serve dropout only and are not computed.
     """
-    return _fused(b, query, key, value, None, dropout_p, is_causal, scale, at_end=True)
+    return _fused_attention(b, query, key, value, None, dropout_p, is_causal, scale, at_end=True)
 
 
 def efficient(
     b: Builder, query: Value, key: Value, value: Value, attn_bias: Value | None, compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    return _fused(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return _fused_attention(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
 def cudnn(
     b: Builder, query: Value, key: Value, value: Value, attn_bias: Value | None, compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    return _fused(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return _fused_attention(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
 def overrideable(
     b: Builder, query: Value, key: Value, value: Value, attn_bias: Value | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, return_debug_mask: bool = False, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    return _fused(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return _fused_attention(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
-def _fused(
+def _fused_attention(
     b: Builder, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
     scale: float | None, at_end: bool = False,
 ) -> tuple[Value | None, ...]:  # fmt: skip
@@ -73,37 +73,39 @@ def _fused(
     The declared logsumexp may have more rows than there are queries; those are infinite.
     """
     shape = (*query.shape[:-1], value.shape[-1])
-    made, logsumexp = _attended(b, shape, query, key, value, mask, dropout, causal, scale, True, at_end)
+    attended, logsumexp = _attend(b, shape, query, key, value, mask, dropout, causal, scale, True, at_end)
     declared, rows = b.types[1], query.shape[:-1]
-    total = None
+    row_logsumexp = None
     if declared is not None:
-        queries, longest = rows[-1], declared.shape[len(rows) - 1]
+        queries, declared_queries = rows[-1], declared.shape[len(rows) - 1]
 
         def padded(at: Index) -> Expr:
-            own = at[: len(rows)]
-            if longest is queries:
-                return logsumexp(own)
-            return select(op("lt", own[-1], queries), logsumexp(own), const(math.inf, dt.f32))
+            row = at[: len(rows)]
+            if declared_queries is queries:
+                return logsumexp(row)
+            return select(op("lt", row[-1], queries), logsumexp(row), const(math.inf, dt.f32))
 
-        total = b.map(declared.shape, padded, "logsumexp")
-    return (made, total, *[None] * (len(b.types) - 2))
+        row_logsumexp = b.map(declared.shape, padded, "logsumexp")
+    return (attended, row_logsumexp, *[None] * (len(b.types) - 2))
 
 
-def _attended(
+def _attend(
     b: Builder, shape: Shape, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
     scale: float | None, grouped: bool, at_end: bool = False,
 ) -> tuple[Value, Element]:  # fmt: skip
     """The attended values of this shape, and the logsumexp of each query."""
-    scores = scored(b, shape[:-2], query, key, mask, dropout, causal, scale, grouped, at_end)
-    space = scores.logits.shape
-    some = mask is not None or (at_end and key.shape[-2] is not query.shape[-2])
-    weights, logsumexp = soften(b, space, (len(space) - 1,), scores.logits.at, some=some)
-    made = product(
+    scores = compute_scores(b, shape[:-2], query, key, mask, dropout, causal, scale, grouped, at_end)
+    score_shape = scores.logits.shape
+    may_be_masked = mask is not None or (at_end and key.shape[-2] is not query.shape[-2])
+    weights, logsumexp = softmax_and_logsumexp(
+        b, score_shape, (len(score_shape) - 1,), scores.logits.at, may_be_masked=may_be_masked
+    )
+    attended = product(
         b, shape, key.shape[-2:-1],
         lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),
         lambda at, r: value.rounded_at((*scores.head(value, at), r[0], at[-1])), "attended",
     )  # fmt: skip
-    return made, logsumexp
+    return attended, logsumexp
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Scores:
     factor: float
 
 
-def scored(
+def compute_scores(
     b: Builder, batch: Shape, query: Value, key: Value, mask: Value | None, dropout: float, causal: bool,
     scale: float | None, grouped: bool, at_end: bool = False,
 ) -> Scores:  # fmt: skip
@@ -125,13 +127,13 @@ def scored(
     queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
     size = max(static(features[0], "the head size"), 1)  # with no features, scores are 0 for any factor
     factor = 1 / math.sqrt(size) if scale is None else scale
-    behind = keys - queries if at_end else dim(0)
+    diagonal = keys - queries if at_end else dim(0)
 
     def head(x: Value, at: Index) -> Index:
-        own = list(broadcast(_batch_of(x), at[: len(batch)]))
-        if grouped and len(own) and not is_one(x.shape[-3]) and x.shape[-3] is not query.shape[-3]:
-            own[-1] = at[len(batch) - 1] // (static(query.shape[-3], "heads") // static(x.shape[-3], "heads"))
-        return tuple(own)
+        batch_index = list(broadcast(_batch_view(x), at[: len(batch)]))
+        if grouped and len(batch_index) and not is_one(x.shape[-3]) and x.shape[-3] is not query.shape[-3]:
+            batch_index[-1] = at[len(batch) - 1] // (static(query.shape[-3], "heads") // static(x.shape[-3], "heads"))
+        return tuple(batch_index)
 
     scores = product(
         b, (*batch, queries, keys), features,
@@ -140,17 +142,21 @@ def scored(
     )  # fmt: skip
 
     def logit(at: Index) -> Expr:
-        made = scores.at(at) * const(factor, scores.compute)
-        low = const(-math.inf, made.dtype)
+        score = scores.at(at) * const(factor, scores.compute)
+        minus_infinity = const(-math.inf, score.dtype)
         if mask is not None:
-            hides = mask.at(broadcast(mask, at))
-            made = op("where", hides, made, low) if mask.dtype is dt.boolean else made + cast(hides, made.dtype)
-        return op("where", op("le", at[-1], at[-2] + behind), made, low) if causal else made
+            mask_element = mask.at(broadcast(mask, at))
+            score = (
+                op("where", mask_element, score, minus_infinity)
+                if mask.dtype is dt.boolean
+                else score + cast(mask_element, score.dtype)
+            )
+        return op("where", op("le", at[-1], at[-2] + diagonal), score, minus_infinity) if causal else score
 
     return Scores(b.map(scores.shape, logit, "logits"), head, factor)
 
 
-def _batch_of(x: Value) -> Value:
+def _batch_view(x: Value) -> Value:
     return replace(x, shape=x.shape[:-2], strides=())
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, static
-from compiler.passes.torch_to_tensor.attention import scored
+from compiler.passes.torch_to_tensor.attention import compute_scores
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, is_one, rounded
 from compiler.passes.torch_to_tensor.contract import product
-from compiler.passes.torch_to_tensor.reduce import over
+from compiler.passes.torch_to_tensor.reduce import reduce_dims
 
 
 def _backward(
@@ -23,70 +23,81 @@ def _backward(
     if query.dtype is dt.f64 and logsumexp.dtype is not dt.f64:
         raise b.refuse("the logsumexp is declared f32, where eager makes it f64")
     batch = query.shape[:-2]
-    scores = scored(b, batch, query, key, mask, dropout, causal, scale, True, at_end)
-    space, rows = scores.logits.shape, query.rank - 1
+    scores = compute_scores(b, batch, query, key, mask, dropout, causal, scale, True, at_end)
+    score_shape, rows = scores.logits.shape, query.rank - 1
 
-    def chance(at: Index) -> Expr:
+    def weight(at: Index) -> Expr:
         row = (*at[:rows], *[dim(0)] * (logsumexp.rank - rows))
         return op("exp", scores.logits.at(at) - cast(logsumexp.at(row), scores.logits.compute))
 
-    weights = b.map(space, chance, "weights")
-    given = over(b, "sum", grad.shape, (rows,), False, lambda at: grad.rounded_at(at) * out.at(at), "given")
-    reached = product(
-        b, space, value.shape[-1:],
+    weights = b.map(score_shape, weight, "weights")
+    grad_dot_out = reduce_dims(
+        b, "sum", grad.shape, (rows,), False, lambda at: grad.rounded_at(at) * out.at(at), "given"
+    )
+    weight_gradient = product(
+        b, score_shape, value.shape[-1:],
         lambda at, r: grad.rounded_at((*at[:-1], r[0])),
         lambda at, r: value.rounded_at((*scores.head(value, at), at[-1], r[0])), "reached",
     )  # fmt: skip
-    inner = b.map(space, lambda at: weights.at(at) * (reached.at(at) - given.at(at[:-1])), "inner")
-    by_query = product(
+    score_gradient = b.map(
+        score_shape, lambda at: weights.at(at) * (weight_gradient.at(at) - grad_dot_out.at(at[:-1])), "inner"
+    )
+    query_gradient = product(
         b, query.shape, key.shape[-2:-1],
-        lambda at, r: rounded(inner.at((*at[:-1], r[0])), query.dtype),
+        lambda at, r: rounded(score_gradient.at((*at[:-1], r[0])), query.dtype),
         lambda at, r: key.rounded_at((*scores.head(key, at), r[0], at[-1])), "by_query",
     )  # fmt: skip
     return (
-        _made(b, by_query, query, scores.factor), _made(b, _shared(b, key, inner, query), key, scores.factor),
-        _made(b, _shared(b, value, weights, grad), value, 1.0), inner,
+        _rounded_gradient(b, query_gradient, query, scores.factor),
+        _rounded_gradient(b, _sum_over_queries(b, key, score_gradient, query), key, scores.factor),
+        _rounded_gradient(b, _sum_over_queries(b, value, weights, grad), value, 1.0), score_gradient,
     )  # fmt: skip
 
 
-def _made(b: Builder, x: Value, of: Value, factor: float) -> Value:
-    """The gradient, scaled and rounded to the type of `of`, as readers load it from memory."""
-    return b.map(x.shape, lambda at: rounded(x.at(at) * const(factor, x.compute), of.dtype), "made")
+def _rounded_gradient(b: Builder, x: Value, like: Value, factor: float) -> Value:
+    """The gradient, scaled and rounded to the type of `like`, as readers load it from memory."""
+    return b.map(x.shape, lambda at: rounded(x.at(at) * const(factor, x.compute), like.dtype), "made")
 
 
-def _shared(b: Builder, x: Value, weights: Value, by: Value) -> Value:
+def _sum_over_queries(b: Builder, x: Value, weights: Value, other: Value) -> Value:
     """The gradient of a key or a value: summed over all queries, and over the query heads that share its head."""
-    heads = by.rank - 3
-    sharing = 1 if x.shape[heads] is by.shape[heads] else static(by.shape[heads]) // static(x.shape[heads])
+    heads = other.rank - 3
+    group_size = 1 if x.shape[heads] is other.shape[heads] else static(other.shape[heads]) // static(x.shape[heads])
 
     def head(at: Index, r: Index) -> Index:
-        return (*at[:heads], at[heads] * sharing + r[0] if sharing > 1 else at[heads])
+        return (*at[:heads], at[heads] * group_size + r[0] if group_size > 1 else at[heads])
 
     return product(
-        b, x.shape, (dim(sharing), by.shape[-2]),
-        lambda at, r: rounded(weights.at((*head(at, r), r[1], at[-2])), by.dtype),
-        lambda at, r: by.rounded_at((*head(at, r), r[1], at[-1])), "shared",
+        b, x.shape, (dim(group_size), other.shape[-2]),
+        lambda at, r: rounded(weights.at((*head(at, r), r[1], at[-2])), other.dtype),
+        lambda at, r: other.rounded_at((*head(at, r), r[1], at[-1])), "shared",
     )  # fmt: skip
 
 
-def _of_mask(b: Builder, mask: Value | None, inner: Value) -> Value | None:
+def _mask_gradient(b: Builder, mask: Value | None, score_gradient: Value) -> Value | None:
     """The gradient of an additive mask: summed over its broadcast dimensions. None for a boolean mask."""
     if mask is None or mask.dtype is dt.boolean:
         return None
-    lead = inner.rank - mask.rank
-    wide = tuple(
-        d for d in range(inner.rank) if d < lead or (is_one(mask.shape[d - lead]) and not is_one(inner.shape[d]))
+    leading = score_gradient.rank - mask.rank
+    broadcast_dims = tuple(
+        d
+        for d in range(score_gradient.rank)
+        if d < leading or (is_one(mask.shape[d - leading]) and not is_one(score_gradient.shape[d]))
     )
-    total = over(b, "sum", inner.shape, wide, True, inner.at, "by_mask") if wide else inner
-    return b.map(mask.shape, lambda at: total.at((*[dim(0)] * lead, *at)), "mask")
+    total = (
+        reduce_dims(b, "sum", score_gradient.shape, broadcast_dims, True, score_gradient.at, "by_mask")
+        if broadcast_dims
+        else score_gradient
+    )
+    return b.map(mask.shape, lambda at: total.at((*[dim(0)] * leading, *at)), "mask")
 
 
 def for_cpu(
     b: Builder, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
     dropout_p: float, is_causal: bool, attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value, ...]:  # fmt: skip
-    made = _backward(b, grad_out, query, key, value, out, logsumexp, attn_mask, dropout_p, is_causal, scale)
-    return made[:3]
+    gradients = _backward(b, grad_out, query, key, value, out, logsumexp, attn_mask, dropout_p, is_causal, scale)
+    return gradients[:3]
 
 
 def flash(
@@ -94,8 +105,10 @@ def flash(
     cum_seq_q: object, cum_seq_k: object, max_q: object, max_k: object, dropout_p: float, is_causal: bool,
     philox_seed: object, philox_offset: object, scale: float | None = None,
 ) -> tuple[Value, ...]:  # fmt: skip
-    made = _backward(b, grad_out, query, key, value, out, logsumexp, None, dropout_p, is_causal, scale, at_end=True)
-    return made[:3]
+    gradients = _backward(
+        b, grad_out, query, key, value, out, logsumexp, None, dropout_p, is_causal, scale, at_end=True
+    )
+    return gradients[:3]
 
 
 def cudnn(
@@ -103,8 +116,8 @@ def cudnn(
     philox_seed: object, philox_offset: object, attn_bias: Value | None, cum_seq_q: object, cum_seq_k: object,
     max_q: object, max_k: object, dropout_p: float, is_causal: bool, scale: float | None = None,
 ) -> tuple[Value, ...]:  # fmt: skip
-    made = _backward(b, grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
-    return made[:3]
+    gradients = _backward(b, grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
+    return gradients[:3]
 
 
 def efficient(
@@ -112,8 +125,8 @@ def efficient(
     logsumexp: Value, philox_seed: object, philox_offset: object, dropout_p: float, grad_input_mask: object,
     is_causal: bool = False, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    made = _backward(b, grad_out_, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
-    return *made[:3], _of_mask(b, attn_bias, made[3])
+    gradients = _backward(b, grad_out_, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
+    return *gradients[:3], _mask_gradient(b, attn_bias, gradients[3])
 
 
 def overrideable(
@@ -122,8 +135,8 @@ def overrideable(
     max_k: object, dropout_p: float, is_causal: bool, philox_seed: object, philox_offset: object,
     scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    made = _backward(b, grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
-    return *made[:3], _of_mask(b, attn_bias, made[3])
+    gradients = _backward(b, grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
+    return *gradients[:3], _mask_gradient(b, attn_bias, gradients[3])
 
 
 RULES: dict[str, Rule] = {

@@ -27,7 +27,7 @@ def _series(square: E, order: int, weight: Callable[[int], float]) -> E:
     return polynomial(square, [weight(k) / (math.factorial(k) * math.factorial(k + order)) for k in range(26)])
 
 
-def _plain(k: int) -> float:
+def _unit_weight(k: int) -> float:
     return 1.0
 
 
@@ -40,22 +40,22 @@ def _digammas(order: int) -> Callable[[int], float]:
     return lambda k: _harmonic(k) + _harmonic(k + order) - 2 * _EULER
 
 
-def _tail(order: int, count: int) -> list[float]:
+def _asymptotic_coefficients(order: int, count: int) -> list[float]:
     """Coefficients of the asymptotic series, by powers of 1/x."""
     factors = ((4 * order**2 - (2 * k - 1) ** 2) / (8 * k) for k in range(1, count))
     return list(accumulate(factors, mul, initial=1.0))
 
 
-def _alternating(let: Let, coefficients: Sequence[float], over: E) -> tuple[E, E]:
+def _alternating(let: Let, coefficients: Sequence[float], inverse_x: E) -> tuple[E, E]:
     """Sums of the even and of the odd powers, with alternating signs within each."""
-    square = let(over * over)
+    square = let(inverse_x * inverse_x)
     even, odd = ([(-1) ** k * c for k, c in enumerate(coefficients[first::2])] for first in (0, 1))
-    return let(polynomial(square, even)), let(polynomial(square, odd) * over)
+    return let(polynomial(square, even)), let(polynomial(square, odd) * inverse_x)
 
 
-def _wave(let: Let, x: E, order: int, second: bool) -> E:
+def _asymptotic_wave(let: Let, x: E, order: int, second: bool) -> E:
     """J, or with `second` Y, of order 0 or 1, for arguments from `_FAR` on."""
-    p, q = _alternating(let, _tail(order, 24), let(inverse(x)))
+    p, q = _alternating(let, _asymptotic_coefficients(order, 24), let(inverse(x)))
     cosine, sine = let(op("cos", x)), let(op("sin", x))
     c, s = (sine - cosine, -cosine - sine) if order else (cosine + sine, sine - cosine)  # of x - (order + 1/2) pi/2
     return (p * s + q * c if second else p * c - q * s) / op("sqrt", x * math.pi)
@@ -63,12 +63,12 @@ def _wave(let: Let, x: E, order: int, second: bool) -> E:
 
 def _first_kind(order: int) -> Callable[[Let, E], E]:
     def formula(let: Let, x: E) -> E:
-        size = let(op("abs", x))
-        small = let(op("min", size, _FAR))
-        near = _series(let(small * small * -0.25), order, _plain)
-        far = _wave(let, let(op("max", size, _FAR)), order, False)
-        found = where(op("gt", size, _FAR), far, near * small * 0.5 if order else near)
-        return where(op("lt", x, 0.0), -found, found) if order else found
+        magnitude = let(op("abs", x))
+        small = let(op("min", magnitude, _FAR))
+        by_series = _series(let(small * small * -0.25), order, _unit_weight)
+        asymptotic = _asymptotic_wave(let, let(op("max", magnitude, _FAR)), order, False)
+        value = where(op("gt", magnitude, _FAR), asymptotic, by_series * small * 0.5 if order else by_series)
+        return where(op("lt", x, 0.0), -value, value) if order else value
 
     return formula
 
@@ -77,16 +77,18 @@ def _second_kind(order: int) -> Callable[[Let, E], E]:
     def formula(let: Let, x: E) -> E:
         half = let(op("min", x, _FAR) * 0.5)
         square = let(half * half * -1.0)
-        near = op("log", half) * _series(square, order, _plain) * 2.0 - _series(square, order, _digammas(order))
-        near = (near * half - inverse(half) if order else near) / math.pi
-        found = where(op("gt", x, _FAR), _wave(let, let(op("max", x, _FAR)), order, True), near)
-        return _of_positive(x, found, -math.inf)
+        by_series = op("log", half) * _series(square, order, _unit_weight) * 2.0 - _series(
+            square, order, _digammas(order)
+        )
+        by_series = (by_series * half - inverse(half) if order else by_series) / math.pi
+        value = where(op("gt", x, _FAR), _asymptotic_wave(let, let(op("max", x, _FAR)), order, True), by_series)
+        return _of_positive(x, value, -math.inf)
 
     return formula
 
 
-def _of_positive(x: E, found: E, at_zero: float) -> E:
-    return where(op("gt", x, 0.0), found, where(op("eq", x, 0.0), lit(at_zero, x), lit(math.nan, x)))
+def _of_positive(x: E, value: E, at_zero: float) -> E:
+    return where(op("gt", x, 0.0), value, where(op("eq", x, 0.0), lit(at_zero, x), lit(math.nan, x)))
 
 
 def _modified(order: int, scaled: bool) -> Callable[[Let, E], E]:
@@ -96,45 +98,55 @@ def _modified(order: int, scaled: bool) -> Callable[[Let, E], E]:
         small, large = let(op("min", x, _FAR_K)), let(op("max", x, _FAR_K))
         half = let(small * 0.5)
         square = let(half * half)
-        near = _series(square, order, _digammas(order)) * 0.5 - op("log", half) * _series(square, order, _plain)
-        near = inverse(small) - near * half if order else near
-        far = polynomial(let(inverse(large)), _tail(order, 19)) * op("sqrt", inverse(large) * (math.pi / 2))
-        near, far = (near * op("exp", small), far) if scaled else (near, far * op("exp", -large))
-        return _of_positive(x, where(op("gt", x, _FAR_K), far, near), math.inf)
+        by_series = _series(square, order, _digammas(order)) * 0.5 - op("log", half) * _series(
+            square, order, _unit_weight
+        )
+        by_series = inverse(small) - by_series * half if order else by_series
+        asymptotic = polynomial(let(inverse(large)), _asymptotic_coefficients(order, 19)) * op(
+            "sqrt", inverse(large) * (math.pi / 2)
+        )
+        by_series, asymptotic = (
+            (by_series * op("exp", small), asymptotic) if scaled else (by_series, asymptotic * op("exp", -large))
+        )
+        return _of_positive(x, where(op("gt", x, _FAR_K), asymptotic, by_series), math.inf)
 
     return formula
 
 
 def _airy(let: Let, x: E) -> E:
-    near = let(op("max", op("min", x, _HIGH), _LOW))
-    cube = let(near * near * near)
-    start, slope = 3 ** (-2 / 3) / math.gamma(2 / 3), 3 ** (-1 / 3) / math.gamma(1 / 3)
+    inner = let(op("max", op("min", x, _HIGH), _LOW))
+    cube = let(inner * inner * inner)
+    value_at_0, slope_at_0 = 3 ** (-2 / 3) / math.gamma(2 / 3), 3 ** (-1 / 3) / math.gamma(1 / 3)
 
     def series(first: int) -> E:
         steps = (1 / ((3 * k + first) * (3 * k + first - 1)) for k in range(1, 24))
         return let(polynomial(cube, list(accumulate(steps, mul, initial=1.0))))
 
-    middle = series(0) * start - near * series(1) * slope
+    middle = series(0) * value_at_0 - inner * series(1) * slope_at_0
     factors = ((6 * k - 5) * (6 * k - 3) * (6 * k - 1) / (216 * k * (2 * k - 1)) for k in range(1, 19))
-    tail = list(accumulate(factors, mul, initial=1.0))
-    size = let(where(op("lt", x, 0.0), op("max", -x, -_LOW), op("max", x, _HIGH)))
-    root = let(op("sqrt", size))
-    angle, scale = let(size * root * (2 / 3)), let(op("sqrt", root * math.pi))
-    over = let(inverse(angle))
-    above = op("exp", -angle) * polynomial(over, [(-1) ** k * c for k, c in enumerate(tail)]) / (scale * 2.0)
-    even, odd = _alternating(let, tail, over)
+    coefficients = list(accumulate(factors, mul, initial=1.0))
+    magnitude = let(where(op("lt", x, 0.0), op("max", -x, -_LOW), op("max", x, _HIGH)))
+    root = let(op("sqrt", magnitude))
+    angle, scale = let(magnitude * root * (2 / 3)), let(op("sqrt", root * math.pi))
+    inverse_angle = let(inverse(angle))
+    above = (
+        op("exp", -angle)
+        * polynomial(inverse_angle, [(-1) ** k * c for k, c in enumerate(coefficients)])
+        / (scale * 2.0)
+    )
+    even, odd = _alternating(let, coefficients, inverse_angle)
     cosine, sine = let(op("cos", angle)), let(op("sin", angle))
     below = (even * (cosine + sine) + odd * (sine - cosine)) / (scale * math.sqrt(2))
-    found = where(op("gt", x, _HIGH), above, where(op("lt", x, _LOW), below, middle))
-    return where(op("eq", op("abs", x), math.inf), lit(math.nan, x), found)
+    value = where(op("gt", x, _HIGH), above, where(op("lt", x, _LOW), below, middle))
+    return where(op("eq", op("abs", x), math.inf), lit(math.nan, x), value)
 
 
 def _spherical(let: Let, x: E) -> E:
-    small = op("lt", op("abs", x), 0.5)
-    inner = let(where(small, x, lit(0, x)))
-    near = polynomial(let(inner * inner), [(-1) ** k / math.factorial(2 * k + 1) for k in range(7)])
-    found = where(small, near, op("sin", x) / where(small, lit(1, x), x))
-    return where(op("eq", op("abs", x), math.inf), lit(0, x), found)
+    is_small = op("lt", op("abs", x), 0.5)
+    inner = let(where(is_small, x, lit(0, x)))
+    by_series = polynomial(let(inner * inner), [(-1) ** k / math.factorial(2 * k + 1) for k in range(7)])
+    value = where(is_small, by_series, op("sin", x) / where(is_small, lit(1, x), x))
+    return where(op("eq", op("abs", x), math.inf), lit(0, x), value)
 
 
 # Keyed by torch's name.

@@ -8,16 +8,16 @@ it refuses by `raise b.refuse("why")`. Its family module puts it into a table `R
 
     def softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
         d = dim % x.rank
-        m = b.reduce("max", without(x.shape, (d,)), (x.shape[d],), lambda at, r: x.at(merge(at, r, (d,))), "max")
+        m = b.reduce("max", drop_dims(x.shape, (d,)), (x.shape[d],), lambda at, r: x.at(merge(at, r, (d,))), "max")
         ...
-        return b.map(x.shape, lambda at: e.at(at) / s.at(without(at, (d,))))
+        return b.map(x.shape, lambda at: e.at(at) / s.at(drop_dims(at, (d,))))
 
     RULES: dict[str, Rule] = {"aten._softmax.default": softmax}
 
 A result may be one of the arguments (an alias costs nothing). A value computed from 16-bit floats is f32 and stays f32:
 `at` converts, and the lowering rounds the program's outputs. Only explicit conversions and operands of contractions and
-of discontinuous functions are rounded earlier (`rounded`, `Value.rounded_at`, `held`). It is an error if a result has
-another shape than declared, or an element type that is neither the declared one nor its computing type.
+of discontinuous functions are rounded earlier (`rounded`, `Value.rounded_at`, `ensure_stored_dtype`). It is an error if
+a result has another shape than declared, or an element type that is neither the declared one nor its computing type.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Shape = tuple[Expr, ...]
 Index = tuple[Expr, ...]
 Rule = Callable[..., "Value | tuple[Value | None, ...]"]
 
-_AXES = "ijklmnabcdefgh"
-_OVER = "rstuvwxyzpqo"
-_YES = const(True, dt.boolean)
+_AXIS_NAMES = "ijklmnabcdefgh"
+_REDUCTION_NAMES = "rstuvwxyzpqo"
+_TRUE = const(True, dt.boolean)
 
 
 @dataclass(frozen=True)
@@ -76,29 +76,33 @@ class Value:
 Operand = Value | bool | int | float | Expr
 
 
-_TRUTH = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
+_LOGICAL = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
 
 
-def combining(how: str, dtype: DType) -> str:
+def reduction_name(op: str, dtype: DType) -> str:
     """The name of the reduction for elements of this type; for bool, the logical one."""
-    return _TRUTH.get(how, how) if dtype is boolean else how
+    return _LOGICAL.get(op, op) if dtype is boolean else op
 
 
 class Builder:
     """Collects the equations of one call at a time; names are unique in the whole program."""
 
     def __init__(
-        self, taken: Iterable[str], sizes: Iterable[str] = (), orders: bool = False, parts: bool = False
+        self,
+        used_names: Iterable[str],
+        sizes: Iterable[str] = (),
+        order_equations: bool = False,
+        split_sums: bool = False,
     ) -> None:
-        self.orders = orders  # a sort may be one equation
-        self.parts = parts  # parts of a result may be separate sums
-        self._taken = {*taken, *sizes}
+        self.order_equations = order_equations  # a sort may be one equation
+        self.split_sums = split_sums  # parts of a result may be separate sums
+        self._used_names = {*used_names, *sizes}
         self._numbers: dict[str, int] = {}
         # An axis named `s` would give loops named `s0` and `s1`, which may be names of sizes.
-        reserved = self._taken | {name[0] for name in sizes}
-        self._axes = [c for c in _AXES if c not in reserved]
-        self._over = [c for c in _OVER if c not in reserved]
-        self._taken |= {*_AXES, *_OVER}
+        reserved = self._used_names | {name[0] for name in sizes}
+        self._axis_names = [c for c in _AXIS_NAMES if c not in reserved]
+        self._reduction_names = [c for c in _REDUCTION_NAMES if c not in reserved]
+        self._used_names |= {*_AXIS_NAMES, *_REDUCTION_NAMES}
         self.equations: list[Equation] = []
         self.types: tuple[Type | None, ...] = ()
         self._call: tuple[str, tuple[object, ...], dict[str, object]] = ("", (), {})
@@ -121,37 +125,43 @@ class Builder:
     def refuse(self, why: str) -> Unsupported:
         """The error for a call that a rule cannot lower; to be raised."""
         op, args, kwargs = self._call
-        return Unsupported(op, tuple(map(_shown, args)), why, {k: _shown(v) for k, v in kwargs.items()})
+        return Unsupported(op, tuple(map(_argument_text, args)), why, {k: _argument_text(v) for k, v in kwargs.items()})
 
     def fresh(self, hint: str) -> str:
-        return fresh(hint, self._taken, self._numbers)
+        return fresh(hint, self._used_names, self._numbers)
 
     def map(self, shape: Shape, element: Callable[[Index], Expr], hint: str = "value") -> Value:
         """`element(at)` for every index `at` of `shape`."""
-        axes = self._axis(self._axes, shape)
-        return self._define(Map(self._name(hint), axes, element(_vars(axes))))
+        axes = self._make_axes(self._axis_names, shape)
+        return self._define(Map(self._name(hint), axes, element(_axis_vars(axes))))
 
     def reduce(
         self, op: str, shape: Shape, over: Shape, element: Callable[[Index, Index], Expr], hint: str = "reduced"
     ) -> Value:
         """For every `at` of `shape`, `op` (a key of `expr.COMBINE`) of `element(at, r)` for every `r` of `over`."""
-        axes, ranges = self._axis(self._axes, shape), self._axis(self._over, over)
-        value = element(_vars(axes), _vars(ranges))
-        return self._define(Reduce(self._name(hint), axes, combining(op, value.dtype), ranges, value))
+        axes, ranges = self._make_axes(self._axis_names, shape), self._make_axes(self._reduction_names, over)
+        value = element(_axis_vars(axes), _axis_vars(ranges))
+        return self._define(Reduce(self._name(hint), axes, reduction_name(op, value.dtype), ranges, value))
 
     def scan(self, op: str, shape: Shape, along: int, element: Callable[[Index], Expr], hint: str = "scanned") -> Value:
         """Running `op` of `element(at)` along dimension `along`, the current element included."""
-        axes = self._axis(self._axes, shape)
-        value = element(_vars(axes))
-        return self._define(Scan(self._name(hint), axes, combining(op, value.dtype), axes[along].name, value))
+        axes = self._make_axes(self._axis_names, shape)
+        value = element(_axis_vars(axes))
+        return self._define(Scan(self._name(hint), axes, reduction_name(op, value.dtype), axes[along].name, value))
 
     def order(
-        self, how: str, shape: Shape, along: int, count: Expr, element: Callable[[Index], Expr], hint: str = "order"
+        self,
+        direction: str,
+        shape: Shape,
+        along: int,
+        count: Expr,
+        element: Callable[[Index], Expr],
+        hint: str = "order",
     ) -> Value:
-        """Along dimension `along` of `shape`, the indices of `count` elements in order; `how` is one of ORDERS."""
-        axes, over = self._axis(self._axes, shape), self._axis(self._over, (count,))
-        value = element(_vars((*axes[:along], *over, *axes[along + 1 :])))
-        return self._define(Order(self._name(hint), axes, axes[along].name, how, over, value))
+        """Along dimension `along` of `shape`, the indices of `count` elements in order; `direction` is in ORDERS."""
+        axes, over = self._make_axes(self._axis_names, shape), self._make_axes(self._reduction_names, (count,))
+        value = element(_axis_vars((*axes[:along], *over, *axes[along + 1 :])))
+        return self._define(Order(self._name(hint), axes, axes[along].name, direction, over, value))
 
     def scatter(
         self,
@@ -167,12 +177,14 @@ class Builder:
         An update is `(index, value)` or `(index, value, guard)`; `op` is "set" or a key of `expr.COMBINE`. An index
         must be in bounds wherever its guard holds.
         """
-        axes, ranges = self._axis(self._axes, shape), self._axis(self._over, over)
-        index, value, *guard = update(_vars(ranges))
-        made = Scatter(self._name(hint), axes, base(_vars(axes)), op, ranges, index, value, guard[0] if guard else _YES)
-        return self._define(made)
+        axes, ranges = self._make_axes(self._axis_names, shape), self._make_axes(self._reduction_names, over)
+        index, value, *guard = update(_axis_vars(ranges))
+        equation = Scatter(
+            self._name(hint), axes, base(_axis_vars(axes)), op, ranges, index, value, guard[0] if guard else _TRUE
+        )
+        return self._define(equation)
 
-    def _axis(self, pool: list[str], shape: Shape) -> tuple[Axis, ...]:
+    def _make_axes(self, pool: list[str], shape: Shape) -> tuple[Axis, ...]:
         names = pool if len(pool) >= len(shape) else [f"{pool[0]}{n}" for n in range(len(shape))]
         return tuple(Axis(name, scaled(extent, dim(1))) for name, extent in zip(names, shape, strict=False))
 
@@ -184,15 +196,15 @@ class Builder:
         return Value(equation.name, equation.dtype, tuple(a.extent for a in equation.axes), equation.dtype)
 
 
-def _vars(axes: tuple[Axis, ...]) -> Index:
+def _axis_vars(axes: tuple[Axis, ...]) -> Index:
     return tuple(a.var for a in axes)
 
 
-def _shown(argument: object) -> object:
+def _argument_text(argument: object) -> object:
     if isinstance(argument, Expr):
         return show(argument)
     if isinstance(argument, tuple):
-        return f"[{', '.join(str(_shown(a)) for a in argument)}]"
+        return f"[{', '.join(str(_argument_text(a)) for a in argument)}]"
     return argument
 
 
@@ -201,12 +213,12 @@ def rounded(value: Expr, dtype: DType) -> Expr:
     return cast(cast(value, dtype), dt.compute(dtype)) if dtype in dt.STORAGE_ONLY else cast(value, dtype)
 
 
-def held(b: Builder, value: Value) -> Value:
+def ensure_stored_dtype(b: Builder, value: Value) -> Value:
     """The value stored in its own element type; a new equation if it is stored in a wider one."""
     if value.dtype not in dt.STORAGE_ONLY or value.stored is value.dtype:
         return value
-    made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
-    return replace(value, name=made.name, stored=made.stored)
+    stored = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
+    return replace(value, name=stored.name, stored=stored.stored)
 
 
 def converted_at(x: Value, index: Sequence[Expr | int], dtype: DType) -> Expr:
@@ -233,35 +245,35 @@ def element(x: Operand, index: Index, dtype: DType) -> Expr:
         return cast(x.at(broadcast(x, index)), dtype)
     if isinstance(x, Expr):  # a size
         return cast(x, dtype)
-    whole = not isinstance(x, float) and (-(2**63) <= x < 2**63 or not dtype.is_float)
-    return cast(const((int(x) + 2**63) % 2**64 - 2**63) if whole else const(float(x), dt.f64), dtype)
+    is_integer = not isinstance(x, float) and (-(2**63) <= x < 2**63 or not dtype.is_float)
+    return cast(const((int(x) + 2**63) % 2**64 - 2**63) if is_integer else const(float(x), dt.f64), dtype)
 
 
 def dims(b: Builder, d: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Dimensions as torch gives them (None, one, several, negative), sorted; all of them for None or an empty list."""
     if d is None or (not isinstance(d, int) and not d):
         return tuple(range(rank))
-    chosen = (d,) if isinstance(d, int) else tuple(d)
-    bad = [x for x in chosen if not -max(rank, 1) <= x < max(rank, 1)]
+    given = (d,) if isinstance(d, int) else tuple(d)
+    bad = [x for x in given if not -max(rank, 1) <= x < max(rank, 1)]
     if bad:
         raise b.refuse(f"dimension {bad[0]} of a tensor of rank {rank}")
-    return tuple(sorted({x % rank for x in chosen})) if rank else ()
+    return tuple(sorted({x % rank for x in given})) if rank else ()
 
 
-def without(shape: Shape, gone: Sequence[int]) -> Shape:
+def drop_dims(shape: Shape, dropped: Sequence[int]) -> Shape:
     """The shape with some dimensions removed."""
-    return tuple(s for d, s in enumerate(shape) if d not in gone)
+    return tuple(s for d, s in enumerate(shape) if d not in dropped)
 
 
-def ones(shape: Shape, which: Sequence[int]) -> Shape:
-    """The shape with dimensions `which` set to 1."""
-    return tuple(dim(1) if d in which else s for d, s in enumerate(shape))
+def with_unit_dims(shape: Shape, axes: Sequence[int]) -> Shape:
+    """The shape with dimensions `axes` set to 1."""
+    return tuple(dim(1) if d in axes else s for d, s in enumerate(shape))
 
 
-def merge(at: Index, over: Index, where: Sequence[int]) -> Index:
-    """The full index whose dimensions `where` are `over` and whose others are `at`, in order."""
+def merge(at: Index, over: Index, axes: Sequence[int]) -> Index:
+    """The full index whose dimensions `axes` are `over` and whose others are `at`, in order."""
     outer, inner = iter(at), iter(over)
-    return tuple(next(inner) if d in where else next(outer) for d in range(len(at) + len(over)))
+    return tuple(next(inner) if d in axes else next(outer) for d in range(len(at) + len(over)))
 
 
 def set_dim(at: Index, d: int, i: Expr | int) -> Index:

@@ -12,7 +12,7 @@ from compiler.ir.dtype import DType
 from compiler.passes.torch_to_tensor.builder import Builder, Value
 
 # Positions of arguments that must have the same type.
-_ALIKE: dict[str, tuple[int, ...]] = {
+_SAME_TYPE: dict[str, tuple[int, ...]] = {
     "mm.default": (0, 1), "bmm.default": (0, 1), "mv.default": (0, 1), "dot.default": (0, 1), "vdot.default": (0, 1),
     "linear.default": (0, 1, 2), "addmm.default": (0, 1, 2), "addmv.default": (0, 1, 2), "addbmm.default": (0, 1, 2),
     "baddbmm.default": (0, 1, 2), "index_put.default": (0, 2), "_unsafe_index_put.default": (0, 2),
@@ -21,11 +21,11 @@ _ALIKE: dict[str, tuple[int, ...]] = {
     "nll_loss_forward.default": (0, 2), "nll_loss2d_forward.default": (0, 2),
 }  # fmt: skip
 # Position of an argument and the types that it may have.
-_CLASSES = (1, (dt.i64, dt.u8))
-_KINDS: dict[str, tuple[int, tuple[DType, ...]]] = {
+_CLASS_INDEX = (1, (dt.i64, dt.u8))
+_ALLOWED_TYPES: dict[str, tuple[int, tuple[DType, ...]]] = {
     "index_select.default": (2, (dt.i64, dt.i32)),
-    "nll_loss.default": _CLASSES, "nll_loss2d.default": _CLASSES, "nll_loss_nd.default": _CLASSES,
-    "nll_loss_forward.default": _CLASSES, "nll_loss2d_forward.default": _CLASSES,
+    "nll_loss.default": _CLASS_INDEX, "nll_loss2d.default": _CLASS_INDEX, "nll_loss_nd.default": _CLASS_INDEX,
+    "nll_loss_forward.default": _CLASS_INDEX, "nll_loss2d_forward.default": _CLASS_INDEX,
 }  # fmt: skip
 _DIFFERENCES = {"sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar"}
 
@@ -33,11 +33,11 @@ _DIFFERENCES = {"sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar"}
 def check(b: Builder, op: str, args: Sequence[object]) -> None:
     """Raise Unsupported for arguments of types that eager refuses."""
     name = op.removeprefix("aten.")
-    alike = [x.dtype for k in _ALIKE.get(name, ()) if k < len(args) and isinstance(x := args[k], Value)]
-    if len(set(alike)) > 1:
-        raise b.refuse(f"arguments are to be of one type, and are {' and '.join(map(str, alike))}")
-    place, kinds = _KINDS.get(name, (0, ()))
-    if kinds and place < len(args) and isinstance(x := args[place], Value) and x.dtype not in kinds:
-        raise b.refuse(f"argument {place} is to be {' or '.join(map(str, kinds))}, and is {x.dtype}")
+    dtypes = [x.dtype for k in _SAME_TYPE.get(name, ()) if k < len(args) and isinstance(x := args[k], Value)]
+    if len(set(dtypes)) > 1:
+        raise b.refuse(f"arguments are to be of one type, and are {' and '.join(map(str, dtypes))}")
+    position, allowed = _ALLOWED_TYPES.get(name, (0, ()))
+    if allowed and position < len(args) and isinstance(x := args[position], Value) and x.dtype not in allowed:
+        raise b.refuse(f"argument {position} is to be {' or '.join(map(str, allowed))}, and is {x.dtype}")
     if name in _DIFFERENCES and any(isinstance(x, bool) or getattr(x, "dtype", None) is dt.boolean for x in args[:2]):
         raise b.refuse("bools have no difference")

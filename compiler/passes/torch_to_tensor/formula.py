@@ -50,7 +50,7 @@ def mul(a: E, b: E) -> E:
 def floored_quotient(a: E, b: E, left_over: E) -> E:
     """The quotient rounded down to within one unit, from the exact remainder `rem(a, b)`, so that 1 // 0.1 is 9."""
     quotient = (a - left_over) / b
-    return where(_crosses(left_over, b), quotient - 1.0, quotient)
+    return where(_signs_differ(left_over, b), quotient - 1.0, quotient)
 
 
 def floored(quotient: E, a: E, b: E) -> E:
@@ -61,7 +61,7 @@ def floored(quotient: E, a: E, b: E) -> E:
     return where(op("eq", b, lit(0, a)), a / b, down)
 
 
-def _crosses(left_over: E, divisor: E) -> E:
+def _signs_differ(left_over: E, divisor: E) -> E:
     """Whether the remainder is not zero and its sign differs from the divisor's."""
     zero = lit(0, divisor)
     return op("and", op("ne", left_over, zero), op("xor", op("lt", divisor, zero), op("lt", left_over, zero)))
@@ -86,14 +86,14 @@ def remainder(a: E, b: E) -> E:
     if not a.dtype.is_float:
         return a % divisor(b)
     left_over = op("rem", a, b)
-    return where(_crosses(left_over, b), left_over + b, left_over)
+    return where(_signs_differ(left_over, b), left_over + b, left_over)
 
 
 def lcm(a: E, b: E) -> E:
     """The least common multiple; narrow types are computed in 32 bits, as in C."""
     wide = i32 if a.dtype.bits < i32.bits else a.dtype
-    made = cast(op("truncdiv", a, op("gcd", a, b)), wide) * cast(b, wide)  # gcd(0, 0) is 0, and so is 0 / 0 here
-    return cast(op("abs", made), a.dtype)
+    multiple = cast(op("truncdiv", a, op("gcd", a, b)), wide) * cast(b, wide)  # gcd(0, 0) is 0, and so is 0 / 0 here
+    return cast(op("abs", multiple), a.dtype)
 
 
 def sign(a: E) -> E:
@@ -105,27 +105,27 @@ def sign(a: E) -> E:
     return positive if a.dtype.kind == "uint" else where(op("lt", a, zero), op("neg", one), positive)
 
 
-def ignoring_nan(how: str) -> Callable[[E, E], E]:
+def ignoring_nan(op_name: str) -> Callable[[E, E], E]:
     """`fmax` and `fmin`: NaN only if both operands are NaN."""
 
     def formula(a: E, b: E) -> E:
         if not a.dtype.is_float:
-            return op(how, a, b)
-        return where(op("isnan", a), b, where(op("isnan", b), a, op(how, a, b)))
+            return op(op_name, a, b)
+        return where(op("isnan", a), b, where(op("isnan", b), a, op(op_name, a, b)))
 
     return formula
 
 
 def left_shift(a: E, b: E) -> E:
-    inside = op("and", op("ge", b, 0), op("lt", b, a.dtype.bits))
-    return where(inside, op("shl", a, where(inside, b, lit(0, b))), lit(0, a))
+    in_range = op("and", op("ge", b, 0), op("lt", b, a.dtype.bits))
+    return where(in_range, op("shl", a, where(in_range, b, lit(0, b))), lit(0, a))
 
 
 def right_shift(a: E, b: E) -> E:
-    last = a.dtype.bits - 1
-    inside = op("and", op("ge", b, 0), op("le", b, last))
-    beyond = op("shr", a, lit(last, a)) if a.dtype.kind == "int" else lit(0, a)
-    return where(inside, op("shr", a, where(inside, b, lit(0, b))), beyond)
+    max_shift = a.dtype.bits - 1
+    in_range = op("and", op("ge", b, 0), op("le", b, max_shift))
+    overshift = op("shr", a, lit(max_shift, a)) if a.dtype.kind == "int" else lit(0, a)
+    return where(in_range, op("shr", a, where(in_range, b, lit(0, b))), overshift)
 
 
 def power_by(x: E, exponent: float) -> E:
@@ -260,13 +260,13 @@ def hypot(a: E, b: E) -> E:
     a, b = op("abs", a), op("abs", b)
     big, small = op("max", a, b), op("min", a, b)
     ratio = small / where(op("eq", big, 0), lit(1, big), big)
-    either = op("or", infinite(a), infinite(b))
-    return where(either, lit(math.inf, a), big * op("sqrt", ratio * ratio + 1.0))
+    any_infinite = op("or", is_infinite(a), is_infinite(b))
+    return where(any_infinite, lit(math.inf, a), big * op("sqrt", ratio * ratio + 1.0))
 
 
 def logaddexp(a: E, b: E) -> E:
     big = op("max", a, b)
-    return where(infinite(big), big, big + op("log1p", op("exp", op("min", a, b) - big)))
+    return where(is_infinite(big), big, big + op("log1p", op("exp", op("min", a, b) - big)))
 
 
 def heaviside(x: E, at_zero: E) -> E:
@@ -284,11 +284,11 @@ def signbit(x: E) -> E:
     return op("signbit", x) if x.dtype.is_float else op("lt", x, lit(0, x))
 
 
-def finite(x: E) -> E:
+def is_finite(x: E) -> E:
     return op("lt", op("abs", x), math.inf) if x.dtype.is_float else const(True, boolean)
 
 
-def infinite(x: E, which: str = "both") -> E:
+def is_infinite(x: E, which: str = "both") -> E:
     if not x.dtype.is_float:
         return const(False, boolean)
     return {"both": lambda: op("eq", op("abs", x), math.inf), "+": lambda: op("eq", x, math.inf),
@@ -307,5 +307,5 @@ def round_decimals(x: E, decimals: int) -> E:
     return op("round", x / factor) * factor
 
 
-def truth(x: E) -> E:
+def as_bool(x: E) -> E:
     return cast(x, boolean)

@@ -18,10 +18,10 @@ from compiler.passes.torch_to_tensor.builder import (
     Shape,
     Value,
     broadcast,
-    combining,
     converted_at,
     is_one,
     merge,
+    reduction_name,
     set_dim,
 )
 from compiler.passes.torch_to_tensor.pointwise import scalar
@@ -29,71 +29,75 @@ from compiler.passes.torch_to_tensor.positions import (
     NO_INDEX,
     NoElement,
     broadcast_shape,
-    checked,
-    flat,
+    flat_index,
     is_empty,
     one_dim,
-    stored,
-    unflat,
-    wrapped,
+    require_in_range,
+    stored_element,
+    unflatten,
+    wrap_index,
     zeros,
 )
-from compiler.passes.torch_to_tensor.views import reshaped
+from compiler.passes.torch_to_tensor.views import reshape_to
 
 Number = bool | int | float
 
 
-def gathered(b: Builder, self: Value, shape: Shape, source: Callable[[Index], Index]) -> Value:
+def gather_elements(b: Builder, self: Value, shape: Shape, source: Callable[[Index], Index]) -> Value:
     """Element `source(at)` of `self` for every `at` of `shape`."""
     if is_empty(shape):
         return zeros(b, shape, self)
     if is_empty(self.shape):
         raise b.refuse("an index into a tensor without elements")
-    return b.map(shape, lambda at: stored(self, source(at)), "gathered")
+    return b.map(shape, lambda at: stored_element(self, source(at)), "gathered")
 
 
 def gather(b: Builder, self: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
     del sparse_grad
     d = one_dim(b, dim, self.rank)
     if not self.rank:
-        return b.map(index.shape, lambda at: _of_scalar(index.at(at), stored(self, ())), "gathered")
-    return gathered(b, self, index.shape, lambda at: _along(self, at, d, index.at(at)))
+        return b.map(index.shape, lambda at: _require_zero_index(index.at(at), stored_element(self, ())), "gathered")
+    return gather_elements(b, self, index.shape, lambda at: _index_along(self, at, d, index.at(at)))
 
 
-def _along(x: Value, at: Index, d: int, place: Expr) -> Index:
+def _index_along(x: Value, at: Index, d: int, position: Expr) -> Index:
     """The index into `x` that is `at` except in dimension `d`; () for a scalar."""
-    return set_dim(at, d, checked(place, x.shape[d])) if x.rank else ()
+    return set_dim(at, d, require_in_range(position, x.shape[d])) if x.rank else ()
 
 
-def _of_scalar(place: Expr, value: Expr) -> Expr:
+def _require_zero_index(position: Expr, value: Expr) -> Expr:
     """An element read from or written to a scalar, whose index must be 0."""
-    return op("require", op("eq", cast(place, i64), 0), value)
+    return op("require", op("eq", cast(position, i64), 0), value)
 
 
 def take_along_dim(b: Builder, self: Value, indices: Value, dim: int | None = None) -> Value:
     """Tensors broadcast in all dimensions but `dim`, where an index wraps around; without `dim`, both are flattened."""
     if dim is None:
-        count = _count(self)
-        return gathered(b, self, b.out.shape, lambda at: unflat(checked(_row(indices, at), count), self.shape))
+        count = _element_count(self)
+        return gather_elements(
+            b, self, b.out.shape, lambda at: unflatten(require_in_range(_flat_element(indices, at), count), self.shape)
+        )
     d = one_dim(b, dim, self.rank)
 
     def source(at: Index) -> Index:
-        place = cast(indices.at(broadcast(indices, at)), i64) % self.shape[d]
-        return set_dim(broadcast(self, at), d, place)
+        position = cast(indices.at(broadcast(indices, at)), i64) % self.shape[d]
+        return set_dim(broadcast(self, at), d, position)
 
-    return gathered(b, self, b.out.shape, source)
-
-
-def _row(x: Value, at: Index) -> Expr:
-    return x.at(unflat(at[0], x.shape))
+    return gather_elements(b, self, b.out.shape, source)
 
 
-def _count(x: Value) -> Expr:
-    return flat([n - 1 for n in x.shape], x.shape) + 1
+def _flat_element(x: Value, at: Index) -> Expr:
+    return x.at(unflatten(at[0], x.shape))
+
+
+def _element_count(x: Value) -> Expr:
+    return flat_index([n - 1 for n in x.shape], x.shape) + 1
 
 
 def take(b: Builder, self: Value, index: Value) -> Value:
-    return gathered(b, self, index.shape, lambda at: unflat(wrapped(index.at(at), _count(self)), self.shape))
+    return gather_elements(
+        b, self, index.shape, lambda at: unflatten(wrap_index(index.at(at), _element_count(self)), self.shape)
+    )
 
 
 def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
@@ -101,18 +105,20 @@ def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
     if not self.rank:
         if not all(map(is_one, index.shape)):
             raise b.refuse("a scalar has one element")
-        return b.map((), lambda at: _of_scalar(_listed(index, const(0, i64)), stored(self, ())), "gathered")
-    return _read(b, self, index, lambda at: _along(self, at, d, _listed(index, at[d])))
+        return b.map(
+            (), lambda at: _require_zero_index(_list_entry(index, const(0, i64)), stored_element(self, ())), "gathered"
+        )
+    return _gather_result(b, self, index, lambda at: _index_along(self, at, d, _list_entry(index, at[d])))
 
 
-def _read(b: Builder, self: Value, index: Value, source: Callable[[Index], Index]) -> Value:
+def _gather_result(b: Builder, self: Value, index: Value, source: Callable[[Index], Index]) -> Value:
     """Elements in the shape of the result. Refuses an empty result with indices, which eager checks nevertheless."""
     if is_empty(b.out.shape) and not is_empty(index.shape):
         raise b.refuse("the result has no elements with which its index could be checked")
-    return gathered(b, self, b.out.shape, source)
+    return gather_elements(b, self, b.out.shape, source)
 
 
-def _listed(index: Value, i: Expr) -> Expr:
+def _list_entry(index: Value, i: Expr) -> Expr:
     """Entry `i` of a list of indices, which may be a scalar."""
     return index.at((i,) if index.rank else ())
 
@@ -126,16 +132,16 @@ def embedding(
     rest = weight.rank - 1
 
     def source(at: Index) -> Index:
-        return (checked(indices.at(at[: len(at) - rest]), weight.shape[0]), *at[len(at) - rest :])
+        return (require_in_range(indices.at(at[: len(at) - rest]), weight.shape[0]), *at[len(at) - rest :])
 
-    return _read(b, weight, indices, source)
+    return _gather_result(b, weight, indices, source)
 
 
 # x[i, :, j] -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Picked:
+class Selection:
     """Dimensions `dims` are indexed together by tensors of shape `points`, which begins at dimension `first`."""
 
     tensors: tuple[Value, ...]
@@ -147,31 +153,33 @@ class Picked:
         """The index into `x` for an index of the result."""
         last = self.first + len(self.points)
         point, rest = at[self.first : last], (*at[: self.first], *at[last:])
-        places = (wrapped(t.at(broadcast(t, point)), x.shape[d]) for t, d in zip(self.tensors, self.dims, strict=True))
-        return merge(rest, tuple(places), self.dims)
+        positions = (
+            wrap_index(t.at(broadcast(t, point)), x.shape[d]) for t, d in zip(self.tensors, self.dims, strict=True)
+        )
+        return merge(rest, tuple(positions), self.dims)
 
     def shape(self, x: Value) -> Shape:
         rest = tuple(n for d, n in enumerate(x.shape) if d not in self.dims)
         return (*rest[: self.first], *self.points, *rest[self.first :])
 
 
-def picked(b: Builder, indices: Sequence[Value | None], of: Value) -> Picked:
+def select_by_tensors(b: Builder, indices: Sequence[Value | None], source: Value) -> Selection:
     dims = tuple(d for d, t in enumerate(indices) if t is not None)
     tensors = tuple(t for t in indices if t is not None)
     if any(t.dtype.kind not in ("int", "uint") or t.dtype.name == "u8" for t in tensors):
         raise b.refuse("a mask picks as many elements as it has ones, which depends on the data")
-    together = dims == tuple(range(dims[0], dims[0] + len(dims)))
+    is_contiguous = dims == tuple(range(dims[0], dims[0] + len(dims)))
     points = broadcast_shape([t.shape for t in tensors])
-    if is_empty(tuple(of.shape[d] for d in dims)) and not is_empty(points):
+    if is_empty(tuple(source.shape[d] for d in dims)) and not is_empty(points):
         raise NoElement(NO_INDEX)
-    return Picked(tensors, dims, points, dims[0] if together else 0)
+    return Selection(tensors, dims, points, dims[0] if is_contiguous else 0)
 
 
 def index(b: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
     if all(t is None for t in indices):
         return self
-    how = picked(b, indices, self)
-    return gathered(b, self, b.out.shape, lambda at: how.source(self, at))
+    selection = select_by_tensors(b, indices, self)
+    return gather_elements(b, self, b.out.shape, lambda at: selection.source(self, at))
 
 
 def index_put(
@@ -184,12 +192,12 @@ def index_put(
             raise b.refuse("no index")
         case [mask] if mask.dtype is boolean:
             return _masked_put(b, self, indices, mask, values, accumulate)
-    how = picked(b, indices, self)
+    selection = select_by_tensors(b, indices, self)
 
     def update(r: Index) -> tuple[Index, Expr]:
-        return how.source(self, r), cast(values.at(broadcast(values, r)), self.compute)
+        return selection.source(self, r), cast(values.at(broadcast(values, r)), self.compute)
 
-    return scattered(b, "sum" if accumulate else "set", self, how.shape(self), update)
+    return scatter_updates(b, "sum" if accumulate else "set", self, selection.shape(self), update)
 
 
 def _masked_put(
@@ -197,55 +205,55 @@ def _masked_put(
 ) -> Value:
     """Store values in order where a mask over some dimensions holds; a single value is stored everywhere there."""
     first = next(d for d, t in enumerate(indices) if t is not None)
-    after = first + mask.rank
-    behind = self.rank - after  # dimensions of the values after the one that numbers them
-    single = values.rank <= behind or _is_single(values.shape[-behind - 1])
-    places = None if single else _numbered(b, mask)
+    last = first + mask.rank
+    trailing = self.rank - last  # dimensions of the values after the one that numbers them
+    is_single = values.rank <= trailing or _is_one_value(values.shape[-trailing - 1])
+    ranks = None if is_single else _mask_ranks(b, mask)
 
     def element(at: Index) -> Expr:
-        number: Expr = const(0, i64)
-        if places is not None:
-            number = places.at((flat(at[first:after], mask.shape),)) - 1
-            number = checked(op("where", mask.at(at[first:after]), number, 0), values.shape[-behind - 1])
-        here = self.at(at)
-        new = cast(values.at(broadcast(values, (*at[:first], number, *at[after:]))), self.compute)
-        put = _combined("sum", here, new) if accumulate else new
-        return op("where", mask.at(at[first:after]), put, here)
+        rank: Expr = const(0, i64)
+        if ranks is not None:
+            rank = ranks.at((flat_index(at[first:last], mask.shape),)) - 1
+            rank = require_in_range(op("where", mask.at(at[first:last]), rank, 0), values.shape[-trailing - 1])
+        old = self.at(at)
+        new = cast(values.at(broadcast(values, (*at[:first], rank, *at[last:]))), self.compute)
+        combined = _combine("sum", old, new) if accumulate else new
+        return op("where", mask.at(at[first:last]), combined, old)
 
     return b.map(self.shape, element)
 
 
-def _numbered(b: Builder, mask: Value) -> Value:
+def _mask_ranks(b: Builder, mask: Value) -> Value:
     """For each element of a mask, in row-major order, how many hold up to it."""
-    return b.scan("sum", (_count(mask),), 0, lambda at: cast(_row(mask, at), i64), "number")
+    return b.scan("sum", (_element_count(mask),), 0, lambda at: cast(_flat_element(mask, at), i64), "number")
 
 
 def masked_scatter(b: Builder, self: Value, mask: Value, source: Value) -> Value:
     """Store elements of the source, in order, where the mask holds."""
     shape = b.out.shape
-    wide = b.map(shape, lambda at: mask.at(broadcast(mask, at)), "mask")
-    places = _numbered(b, wide)
+    full_mask = b.map(shape, lambda at: mask.at(broadcast(mask, at)), "mask")
+    ranks = _mask_ranks(b, full_mask)
 
     def element(at: Index) -> Expr:
-        here = self.at(broadcast(self, at))
-        holds = wide.at(at)
-        number = checked(op("where", holds, places.at((flat(at, shape),)) - 1, 0), _count(source))
-        return op("where", holds, cast(_row(source, (number,)), self.compute), here)
+        old = self.at(broadcast(self, at))
+        is_set = full_mask.at(at)
+        rank = require_in_range(op("where", is_set, ranks.at((flat_index(at, shape),)) - 1, 0), _element_count(source))
+        return op("where", is_set, cast(_flat_element(source, (rank,)), self.compute), old)
 
-    if any(is_empty(x.shape) for x in (source, wide)):
+    if any(is_empty(x.shape) for x in (source, full_mask)):
         return b.map(shape, lambda at: self.at(broadcast(self, at)))
     return b.map(shape, element)
 
 
-def _is_single(n: Expr) -> bool:
+def _is_one_value(n: Expr) -> bool:
     return static(n, "the number of values") == 1
 
 
 # Scatters -------------------------------------------------------------------------------------------------------------
 
 
-def scattered(
-    b: Builder, how: str, self: Value, over: Shape, update: Callable[[Index], tuple[Index, Expr]],
+def scatter_updates(
+    b: Builder, reduction: str, self: Value, over: Shape, update: Callable[[Index], tuple[Index, Expr]],
     base: Callable[[Index], Expr] | None = None,
 ) -> Value:  # fmt: skip
     """`self` with updates stored or combined."""
@@ -253,49 +261,49 @@ def scattered(
         return self
     if is_empty(self.shape):
         raise b.refuse("an index into a tensor without elements")
-    how = combining(how, self.dtype)
+    reduction = reduction_name(reduction, self.dtype)
     base = base or self.at
-    if how != "set" or self.dtype not in STORAGE_ONLY:
-        return b.scatter(how, self.shape, base, over, update)
+    if reduction != "set" or self.dtype not in STORAGE_ONLY:
+        return b.scatter(reduction, self.shape, base, over, update)
     # A value that is only moved is stored as torch stores it.
-    kind, start = self.dtype, base
+    dtype, base_at = self.dtype, base
 
-    def moved(r: Index) -> tuple[Index, Expr]:
+    def stored_update(r: Index) -> tuple[Index, Expr]:
         at, value = update(r)
-        return at, cast(value, kind)
+        return at, cast(value, dtype)
 
-    return b.scatter(how, self.shape, lambda at: cast(start(at), kind), over, moved)
-
-
-def _combined(how: str, x: Expr, y: Expr) -> Expr:
-    return op(COMBINE[combining(how, x.dtype)], x, y)
+    return b.scatter(reduction, self.shape, lambda at: cast(base_at(at), dtype), over, stored_update)
 
 
-def _scatter(b: Builder, how: str, self: Value, dim: int, index: Value, value: Callable[[Index], Expr]) -> Value:
+def _combine(reduction: str, x: Expr, y: Expr) -> Expr:
+    return op(COMBINE[reduction_name(reduction, x.dtype)], x, y)
+
+
+def _scatter(b: Builder, reduction: str, self: Value, dim: int, index: Value, value: Callable[[Index], Expr]) -> Value:
     d = one_dim(b, dim, self.rank)
-    if how == "set" and self.rank and _one_to_a_row(self, d, index):
-        return _chosen(b, self, d, index, value)
+    if reduction == "set" and self.rank and _is_one_per_row(self, d, index):
+        return _scatter_one_per_row(b, self, d, index, value)
 
     def update(r: Index) -> tuple[Index, Expr]:
-        place = index.at(r)
-        return _along(self, r, d, place), value(r) if self.rank else _of_scalar(place, value(r))
+        position = index.at(r)
+        return _index_along(self, r, d, position), value(r) if self.rank else _require_zero_index(position, value(r))
 
-    return scattered(b, how, self, index.shape, update)
-
-
-def _one_to_a_row(self: Value, d: int, index: Value) -> bool:
-    rows = all(k == d or n is index.shape[k] for k, n in enumerate(self.shape))
-    return rows and is_one(index.shape[d]) and not is_empty(self.shape)
+    return scatter_updates(b, reduction, self, index.shape, update)
 
 
-def _chosen(b: Builder, self: Value, d: int, index: Value, value: Callable[[Index], Expr]) -> Value:
+def _is_one_per_row(self: Value, d: int, index: Value) -> bool:
+    same_rows = all(k == d or n is index.shape[k] for k, n in enumerate(self.shape))
+    return same_rows and is_one(index.shape[d]) and not is_empty(self.shape)
+
+
+def _scatter_one_per_row(b: Builder, self: Value, d: int, index: Value, value: Callable[[Index], Expr]) -> Value:
     """A scatter of one element per row as a map: each element compares its position. Unlike a scatter, it fuses."""
 
     def element(at: Index) -> Expr:
         row = set_dim(at, d, const(0, i64))
-        here = op("eq", at[d], checked(index.at(row), self.shape[d]))
-        given, kept = (cast(x, self.dtype) for x in (value(row), self.at(at)))
-        return op("where", here, given, kept)
+        is_target = op("eq", at[d], require_in_range(index.at(row), self.shape[d]))
+        new, old = (cast(x, self.dtype) for x in (value(row), self.at(at)))
+        return op("where", is_target, new, old)
 
     return b.map(self.shape, element, "chosen")
 
@@ -311,18 +319,18 @@ def scatter_value(b: Builder, self: Value, dim: int, index: Value, value: Number
 _COMBINE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-def _way(b: Builder, reduce: str) -> str:
+def _reduction_of(b: Builder, reduce: str) -> str:
     if reduce not in _COMBINE:
         raise b.refuse(f"reduce={reduce!r}")
     return _COMBINE[reduce]
 
 
 def scatter_src_reduce(b: Builder, self: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
-    return _scatter(b, _way(b, reduce), self, dim, index, lambda r: cast(src.at(r), self.compute))
+    return _scatter(b, _reduction_of(b, reduce), self, dim, index, lambda r: cast(src.at(r), self.compute))
 
 
 def scatter_value_reduce(b: Builder, self: Value, dim: int, index: Value, value: Number, *, reduce: str) -> Value:
-    return _scatter(b, _way(b, reduce), self, dim, index, lambda r: scalar(b, value, self.dtype))
+    return _scatter(b, _reduction_of(b, reduce), self, dim, index, lambda r: scalar(b, value, self.dtype))
 
 
 def scatter_add(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
@@ -334,89 +342,91 @@ def scatter_reduce(
 ) -> Value:
     """Without `include_self`, elements that receive an update start from the identity of the reduction."""
     d = one_dim(b, dim, self.rank)
-    mean = reduce == "mean"
-    how = _way(b, "sum" if mean else reduce)
+    is_mean = reduce == "mean"
+    reduction = _reduction_of(b, "sum" if is_mean else reduce)
     if is_empty(index.shape):
         return self
 
-    def to(r: Index) -> Index:
-        return _along(self, r, d, index.at(r))
+    def target(r: Index) -> Index:
+        return _index_along(self, r, d, index.at(r))
 
     def value(r: Index) -> tuple[Index, Expr]:
         new = cast(src.at(r), self.compute)
-        return to(r), new if self.rank else _of_scalar(index.at(r), new)
+        return target(r), new if self.rank else _require_zero_index(index.at(r), new)
 
     base: Callable[[Index], Expr] = self.at
     if not include_self:
-        yes = const(True, boolean)
-        hit = b.scatter("set", self.shape, lambda at: const(False, boolean), index.shape, lambda r: (to(r), yes), "hit")
+        true = const(True, boolean)
+        is_written = b.scatter(
+            "set", self.shape, lambda at: const(False, boolean), index.shape, lambda r: (target(r), true), "hit"
+        )
 
-        def fresh(at: Index) -> Expr:
-            return op("where", hit.at(at), identity(how, self.compute), self.at(at))
+        def initial(at: Index) -> Expr:
+            return op("where", is_written.at(at), identity(reduction, self.compute), self.at(at))
 
-        base = fresh
-    made = scattered(b, how, self, index.shape, value, base)
-    if not mean:
-        return made
+        base = initial
+    combined = scatter_updates(b, reduction, self, index.shape, value, base)
+    if not is_mean:
+        return combined
     counts = b.scatter(
         "sum",
         self.shape,
         lambda at: const(int(include_self), i64),
         index.shape,
-        lambda r: (to(r), const(1, i64)),
+        lambda r: (target(r), const(1, i64)),
         "count",
     )
 
     def average(at: Index) -> Expr:
         count = cast(op("max", counts.at(at), 1), self.compute)
-        return op("div" if self.dtype.is_float else "floordiv", made.at(at), count)
+        return op("div" if self.dtype.is_float else "floordiv", combined.at(at), count)
 
     return b.map(self.shape, average)
 
 
-def _by_list(
-    b: Builder, how: str, self: Value, dim: int, index: Value, over: Shape, value: Callable[[Index], Expr],
-    kept: Callable[[Expr, Expr], Expr] = checked,
+def _scatter_listed(
+    b: Builder, reduction: str, self: Value, dim: int, index: Value, over: Shape, value: Callable[[Index], Expr],
+    checked_index: Callable[[Expr, Expr], Expr] = require_in_range,
 ) -> Value:  # fmt: skip
-    """Updates whose positions along one dimension are listed; `kept` checks or wraps each."""
+    """Updates whose positions along one dimension are listed; `checked_index` checks or wraps each."""
     d = one_dim(b, dim, self.rank)
 
     def update(r: Index) -> tuple[Index, Expr]:
-        place = _listed(index, r[d] if r else const(0, i64))
+        position = _list_entry(index, r[d] if r else const(0, i64))
         if not self.rank:
-            return (), _of_scalar(place, value(r))
-        return set_dim(r, d, kept(place, self.shape[d])), value(r)
+            return (), _require_zero_index(position, value(r))
+        return set_dim(r, d, checked_index(position, self.shape[d])), value(r)
 
-    return scattered(b, how, self, over, update)
+    return scatter_updates(b, reduction, self, over, update)
 
 
 def index_add(b: Builder, self: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
     def value(r: Index) -> Expr:
         new = cast(source.at(r), self.compute)
-        return new if alpha == 1 else _combined("prod", new, scalar(b, alpha, self.dtype))
+        return new if alpha == 1 else _combine("prod", new, scalar(b, alpha, self.dtype))
 
-    return _by_list(b, "sum", self, dim, index, source.shape, value)
+    return _scatter_listed(b, "sum", self, dim, index, source.shape, value)
 
 
 def index_copy(b: Builder, self: Value, dim: int, index: Value, source: Value) -> Value:
-    return _by_list(b, "set", self, dim, index, source.shape, lambda r: cast(source.at(r), self.compute))
+    return _scatter_listed(b, "set", self, dim, index, source.shape, lambda r: cast(source.at(r), self.compute))
 
 
 def index_fill(b: Builder, self: Value, dim: int, index: Value, value: Number | Value) -> Value:
     d = one_dim(b, dim, self.rank)
     count = index.shape[0] if index.rank else const(1, i64)
     over = (*self.shape[:d], count, *self.shape[d + 1 :]) if self.rank else ()
-    return _by_list(b, "set", self, dim, index, over, lambda r: _one(b, value, self), wrapped)
+    return _scatter_listed(b, "set", self, dim, index, over, lambda r: _scalar_element(b, value, self), wrap_index)
 
 
 def masked_fill(b: Builder, self: Value, mask: Value, value: Number | Value) -> Value:
     def element(at: Index) -> Expr:
-        return op("where", mask.at(broadcast(mask, at)), _one(b, value, self), self.at(broadcast(self, at)))
+        return op("where", mask.at(broadcast(mask, at)), _scalar_element(b, value, self), self.at(broadcast(self, at)))
 
     return b.map(b.out.shape, element)
 
 
-def _one(b: Builder, value: Number | Value, like: Value) -> Expr:
+def _scalar_element(b: Builder, value: Number | Value, like: Value) -> Expr:
     """A number, or the element of a scalar tensor, in the type of `like`."""
     if isinstance(value, Value):
         return converted_at(value, [0] * value.rank, like.dtype)
@@ -427,10 +437,10 @@ def put(b: Builder, self: Value, index: Value, source: Value, accumulate: bool =
     """Positions are row-major."""
 
     def update(r: Index) -> tuple[Index, Expr]:
-        return unflat(wrapped(index.at(r), _count(self)), self.shape), cast(values.at(r), self.compute)
+        return unflatten(wrap_index(index.at(r), _element_count(self)), self.shape), cast(values.at(r), self.compute)
 
-    values = reshaped(b, source, index.shape)
-    return scattered(b, "sum" if accumulate else "set", self, index.shape, update)
+    values = reshape_to(b, source, index.shape)
+    return scatter_updates(b, "sum" if accumulate else "set", self, index.shape, update)
 
 
 RULES: dict[str, Rule] = {

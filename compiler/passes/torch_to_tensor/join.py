@@ -8,7 +8,15 @@ from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, both, const, op, select
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded, set_dim
 from compiler.passes.torch_to_tensor.pointwise import scalar
-from compiler.passes.torch_to_tensor.positions import is_empty, moved, one_dim, ranges, stored, within, zeros
+from compiler.passes.torch_to_tensor.positions import (
+    in_bounds,
+    is_empty,
+    map_view,
+    one_dim,
+    ranges,
+    stored_element,
+    zeros,
+)
 
 Move = Callable[[Expr, Expr, int, int], Expr]
 
@@ -19,9 +27,9 @@ def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = [x for x in tensors if x.rank == len(shape) and not is_empty(x.shape)]
     if len(parts) == 1 and parts[0].dtype is b.out.dtype:
         return parts[0]
-    element = _common(b, parts)
+    element = _element_of_common_type(b, parts)
 
-    def joined(at: Index) -> Expr:
+    def concatenated(at: Index) -> Expr:
         ends: list[Expr] = [parts[0].shape[d]]
         for x in parts[1:]:
             ends.append(ends[-1] + x.shape[d])
@@ -30,36 +38,36 @@ def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
             out = select(op("lt", at[d], end), element(x, set_dim(at, d, at[d] - (end - x.shape[d]))), out)
         return out
 
-    return b.map(shape, joined) if parts else _nothing(b)
+    return b.map(shape, concatenated) if parts else _no_elements(b)
 
 
 def stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     shape = b.out.shape
     d = one_dim(b, dim, len(shape))
-    element = _common(b, tensors)
+    element = _element_of_common_type(b, tensors)
 
-    def joined(at: Index) -> Expr:
+    def stacked(at: Index) -> Expr:
         rest = (*at[:d], *at[d + 1 :])
         out = element(tensors[-1], rest)
         for k in reversed(range(len(tensors) - 1)):
             out = select(op("eq", at[d], k), element(tensors[k], rest), out)
         return out
 
-    return _nothing(b) if is_empty(shape) else b.map(shape, joined)
+    return _no_elements(b) if is_empty(shape) else b.map(shape, stacked)
 
 
-def _nothing(b: Builder) -> Value:
+def _no_elements(b: Builder) -> Value:
     """A result without elements."""
-    kind = b.out
-    return b.map(kind.shape, lambda at: const(0, dt.compute(kind.dtype)), "zeros")
+    declared = b.out
+    return b.map(declared.shape, lambda at: const(0, dt.compute(declared.dtype)), "zeros")
 
 
-def _common(b: Builder, parts: Sequence[Value]) -> Callable[[Value, Index], Expr]:
+def _element_of_common_type(b: Builder, parts: Sequence[Value]) -> Callable[[Value, Index], Expr]:
     """Elements of several tensors in one type: as stored if that is the same for all, else in the result's type."""
-    kind = b.out.dtype
-    if len({x.stored for x in parts}) == 1 and all(x.dtype is kind for x in parts):
-        return stored
-    return lambda x, index: x.at(index) if x.dtype is kind else rounded(x.at(index), kind)
+    dtype = b.out.dtype
+    if len({x.stored for x in parts}) == 1 and all(x.dtype is dtype for x in parts):
+        return stored_element
+    return lambda x, index: x.at(index) if x.dtype is dtype else rounded(x.at(index), dtype)
 
 
 # Padding --------------------------------------------------------------------------------------------------------------
@@ -84,9 +92,9 @@ def constant_pad(b: Builder, self: Value, pad: Sequence[int], value: float = 0) 
         return b.map(shape, lambda at: fill)
 
     def element(at: Index) -> Expr:
-        known = ranges(at, shape)
+        var_ranges = ranges(at, shape)
         index = tuple(i - before if before else i for i, (before, _) in zip(at, margins, strict=True))
-        inside = both(*(within(i, n, known) for i, n in zip(index, self.shape, strict=True)))
+        inside = both(*(in_bounds(i, n, var_ranges) for i, n in zip(index, self.shape, strict=True)))
         return select(inside, self.at(index), fill)
 
     return zeros(b, shape, self) if is_empty(shape) else b.map(shape, element)
@@ -102,12 +110,12 @@ def _replicate(i: Expr, n: Expr, before: int, after: int) -> Expr:
 
 def _circular(i: Expr, n: Expr, before: int, after: int) -> Expr:
     """Elements that negative padding cuts off do not wrap around."""
-    left = n + min(before, 0) + min(after, 0)
+    extent = n + min(before, 0) + min(after, 0)
     i = i - max(before, 0)
-    return op("where", op("lt", i, 0), i + left, op("where", op("lt", i, left), i, i - left)) - min(before, 0)
+    return op("where", op("lt", i, 0), i + extent, op("where", op("lt", i, extent), i, i - extent)) - min(before, 0)
 
 
-def _moving_pad(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
+def _pad_from_elements(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
     """Padding by elements of the tensor: `move` maps a position, given the extent and the margins."""
 
     def rule(b: Builder, self: Value, padding: Sequence[int]) -> Value:
@@ -121,12 +129,12 @@ def _moving_pad(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
                 for i, n, (before, after) in zip(at, self.shape, margins, strict=True)
             ]
 
-        return moved(b, self, b.out.shape, source)
+        return map_view(b, self, b.out.shape, source)
 
     return rule
 
 
-reflection_pad, replication_pad, circular_pad = map(_moving_pad, (_reflect, _replicate, _circular))
+reflection_pad, replication_pad, circular_pad = map(_pad_from_elements, (_reflect, _replicate, _circular))
 _MODES = {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}
 
 

@@ -9,9 +9,9 @@ from compiler.ir.aten import Type
 from compiler.ir.dtype import STORAGE_ONLY, DType, f32
 from compiler.ir.expr import Const, Expr, cast, const, dim, op
 from compiler.ir.tensor import numel
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, without
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, drop_dims
 from compiler.passes.torch_to_tensor.positions import is_empty
-from compiler.passes.torch_to_tensor.reduce import Element, converted, kept, moments, over
+from compiler.passes.torch_to_tensor.reduce import Element, convert_elements, moments, reduce_dims, reduced_index
 
 # The default `eps` of `rms_norm`: the rounding unit, of f32 for 16-bit types.
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-23, "f16": 2.0**-23}
@@ -19,55 +19,58 @@ EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-23, "f16": 2.0**-23}
 
 def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
     """exp(x - max) / sum; a row of -inf gives NaN, as in torch."""
-    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))[0]
+    return softmax_and_logsumexp(b, self.shape, dims(b, dim, self.rank), convert_elements(self, dtype or self.dtype))[0]
 
 
-def soften(
-    b: Builder, shape: Shape, which: Sequence[int], element: Element, some: bool = False
+def softmax_and_logsumexp(
+    b: Builder, shape: Shape, axes: Sequence[int], element: Element, may_be_masked: bool = False
 ) -> tuple[Value, Element]:
     """A softmax, and the logsumexp of each row.
 
-    With `some`, a row may be -inf throughout, if nothing is attended to: it gives zeros, and a logsumexp of inf.
+    With `may_be_masked`, a row may be -inf throughout, if nothing is attended to: it gives zeros, and a logsumexp of
+    inf.
     """
-    best = over(b, "max", shape, which, False, element, "max")
+    row_max = reduce_dims(b, "max", shape, axes, False, element, "max")
 
-    def otherwise(total: Value, bad: float, good: float) -> Element:
-        def taken(at: Index) -> Expr:
+    def replace_value(total: Value, value: float, replacement: float) -> Element:
+        def replaced(at: Index) -> Expr:
             x = total.at(at)
-            return op("where", op("eq", x, bad), const(good, x.dtype), x) if some else x
+            return op("where", op("eq", x, value), const(replacement, x.dtype), x) if may_be_masked else x
 
-        return taken
+        return replaced
 
-    shift = otherwise(best, -math.inf, 0)
-    power = b.map(shape, lambda at: op("exp", element(at) - shift(without(at, which))), "exp")
-    total = over(b, "sum", shape, which, False, power.at, "sum")
-    divisor, exponent = otherwise(total, 0, 1), otherwise(best, -math.inf, math.inf)
-    weights = b.map(shape, lambda at: power.at(at) / divisor(without(at, which)))
+    shift = replace_value(row_max, -math.inf, 0)
+    power = b.map(shape, lambda at: op("exp", element(at) - shift(drop_dims(at, axes))), "exp")
+    total = reduce_dims(b, "sum", shape, axes, False, power.at, "sum")
+    divisor, exponent = replace_value(total, 0, 1), replace_value(row_max, -math.inf, math.inf)
+    weights = b.map(shape, lambda at: power.at(at) / divisor(drop_dims(at, axes)))
     return weights, lambda at: exponent(at) + op("log", divisor(at))
 
 
 def safe_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
-    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype), some=True)[0]
+    return softmax_and_logsumexp(
+        b, self.shape, dims(b, dim, self.rank), convert_elements(self, dtype or self.dtype), may_be_masked=True
+    )[0]
 
 
 def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
-    return b.map(self.shape, log_chance(b, self, dim, dtype))
+    return b.map(self.shape, log_softmax_elements(b, self, dim, dtype))
 
 
-def log_chance(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Element:
+def log_softmax_elements(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Element:
     """The elements of a log_softmax, for callers that need only some of them."""
-    which = dims(b, dim, self.rank)
-    element = converted(self, dtype or self.dtype)
-    best = over(b, "max", self.shape, which, False, element, "max")
+    axes = dims(b, dim, self.rank)
+    element = convert_elements(self, dtype or self.dtype)
+    row_max = reduce_dims(b, "max", self.shape, axes, False, element, "max")
 
     def shifted(at: Index) -> Expr:
-        return element(at) - best.at(without(at, which))
+        return element(at) - row_max.at(drop_dims(at, axes))
 
-    total = over(b, "sum", self.shape, which, False, lambda at: op("exp", shifted(at)), "sum")
-    return lambda at: shifted(at) - op("log", total.at(without(at, which)))
+    total = reduce_dims(b, "sum", self.shape, axes, False, lambda at: op("exp", shifted(at)), "sum")
+    return lambda at: shifted(at) - op("log", total.at(drop_dims(at, axes)))
 
 
-def _core(rule: Callable[..., Value]) -> Rule:
+def _with_half_to_float(rule: Callable[..., Value]) -> Rule:
     """The overload whose last argument says that a 16-bit input gives an f32 result."""
 
     def core(b: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
@@ -86,16 +89,16 @@ def _affine(value: Expr, weight: Value | None, bias: Value | None, index: Index)
     return value if bias is None else value + cast(bias.at(index), value.dtype)
 
 
-def _check_types(b: Builder, input: Value, *given: Value | None) -> None:
+def _check_types(b: Builder, input: Value, *parameters: Value | None) -> None:
     """Refuse parameters and statistics of another type than the input; f32 is allowed for 16 bits, as in torch."""
-    types = {x.dtype for x in given if x is not None}
-    wider = types == {f32} and input.dtype in STORAGE_ONLY
-    if types - {input.dtype} and not wider:
+    types = {x.dtype for x in parameters if x is not None}
+    is_wider = types == {f32} and input.dtype in STORAGE_ONLY
+    if types - {input.dtype} and not is_wider:
         raise b.refuse(f"an input of type {input.dtype} with parameters of type {', '.join(sorted(map(str, types)))}")
 
 
-def _inverse_root(b: Builder, spread: Value, eps: float) -> Value:
-    return b.map(spread.shape, lambda at: op("rsqrt", spread.at(at) + eps), "rstd")
+def _reciprocal_std(b: Builder, variance: Value, eps: float) -> Value:
+    return b.map(variance.shape, lambda at: op("rsqrt", variance.at(at) + eps), "rstd")
 
 
 def native_layer_norm(
@@ -103,15 +106,15 @@ def native_layer_norm(
 ) -> tuple[Value, Value, Value]:
     _check_types(b, input, weight, bias)
     first = input.rank - len(normalized_shape)
-    which = tuple(range(first, input.rank))
-    center, spread = moments(b, input.shape, which, True, input.at)
-    scale = _inverse_root(b, spread, eps)
+    axes = tuple(range(first, input.rank))
+    mean, variance = moments(b, input.shape, axes, True, input.at)
+    scale = _reciprocal_std(b, variance, eps)
 
-    def normal(at: Index) -> Expr:
-        row = kept(at, which, True)
-        return _affine((input.at(at) - center.at(row)) * scale.at(row), weight, bias, at[first:])
+    def normalized(at: Index) -> Expr:
+        row = reduced_index(at, axes, True)
+        return _affine((input.at(at) - mean.at(row)) * scale.at(row), weight, bias, at[first:])
 
-    return b.map(input.shape, normal), center, scale
+    return b.map(input.shape, normalized), mean, scale
 
 
 def layer_norm(
@@ -126,17 +129,20 @@ def fused_rms_norm(
     b: Builder, input: Value, normalized_shape: Shape, weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
     first = input.rank - len(normalized_shape)
-    which = tuple(range(first, input.rank))
-    squares = over(b, "sum", input.shape, which, True, lambda at: input.at(at) * input.at(at), "squares")
+    axes = tuple(range(first, input.rank))
+    squares = reduce_dims(b, "sum", input.shape, axes, True, lambda at: input.at(at) * input.at(at), "squares")
     count = dim(1)
-    for d in which:
+    for d in axes:
         count = count * input.shape[d]
-    added = EPSILON[input.dtype.name] if eps is None else eps
-    scale = b.map(squares.shape, lambda at: op("rsqrt", squares.at(at) / cast(count, squares.compute) + added), "rstd")
-    made = b.map(
-        input.shape, lambda at: _affine(input.at(at) * scale.at(kept(at, which, True)), weight, None, at[first:])
+    epsilon = EPSILON[input.dtype.name] if eps is None else eps
+    scale = b.map(
+        squares.shape, lambda at: op("rsqrt", squares.at(at) / cast(count, squares.compute) + epsilon), "rstd"
     )
-    return made, scale
+    normalized = b.map(
+        input.shape,
+        lambda at: _affine(input.at(at) * scale.at(reduced_index(at, axes, True)), weight, None, at[first:]),
+    )
+    return normalized, scale
 
 
 def rms_norm(
@@ -155,19 +161,19 @@ def native_group_norm(
     per_group = C // group
     space = input.shape[2:]
     split = (input.shape[0], dim(group), dim(per_group), *space)
-    which = tuple(range(2, len(split)))
+    axes = tuple(range(2, len(split)))
 
     def element(at: Index) -> Expr:
         return input.at((at[0], at[1] * per_group + at[2], *at[3:]))
 
-    center, spread = moments(b, split, which, False, element)
-    scale = _inverse_root(b, spread, eps)
+    mean, variance = moments(b, split, axes, False, element)
+    scale = _reciprocal_std(b, variance, eps)
 
-    def normal(at: Index) -> Expr:
+    def normalized(at: Index) -> Expr:
         row = (at[0], at[1] // per_group)
-        return _affine((input.at(at) - center.at(row)) * scale.at(row), weight, bias, at[1:2])
+        return _affine((input.at(at) - mean.at(row)) * scale.at(row), weight, bias, at[1:2])
 
-    return b.map(input.shape, normal), center, scale
+    return b.map(input.shape, normalized), mean, scale
 
 
 def group_norm(
@@ -182,39 +188,39 @@ def group_norm(
     return native_group_norm(b, input, weight, bias, 0, count, 0, num_groups, eps)[0]
 
 
-def _by_batch(
+def _normalize_by_batch(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     """Normalise each channel by its statistics over the batch and all positions."""
-    return _by_channel(b, input, weight, bias, *_of_channels(b, input), eps)
+    return _normalize_channels(b, input, weight, bias, *_channel_moments(b, input), eps)
 
 
-def _of_channels(b: Builder, input: Value) -> tuple[Value, Value]:
+def _channel_moments(b: Builder, input: Value) -> tuple[Value, Value]:
     return moments(b, input.shape, (0, *range(2, input.rank)), False, input.at)
 
 
-def _by_channel(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, center: Value, spread: Value, eps: float
+def _normalize_channels(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> tuple[Value, Value, Value]:
     _check_types(b, input, weight, bias)
-    scale = _inverse_root(b, spread, eps)
-    made = b.map(
-        input.shape, lambda at: _affine((input.at(at) - center.at(at[1:2])) * scale.at(at[1:2]), weight, bias, at[1:2])
+    scale = _reciprocal_std(b, variance, eps)
+    normalized = b.map(
+        input.shape, lambda at: _affine((input.at(at) - mean.at(at[1:2])) * scale.at(at[1:2]), weight, bias, at[1:2])
     )
-    return made, center, scale
+    return normalized, mean, scale
 
 
-def _by_running(
+def _normalize_by_running(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> Value:
     _check_types(b, input, weight, bias, mean, variance)
 
-    def normal(at: Index) -> Expr:
-        here, channel = input.at(at), at[1:2]
-        off = here - cast(mean.at(channel), here.dtype)
-        return _affine(off * op("rsqrt", cast(variance.at(channel), here.dtype) + eps), weight, bias, channel)
+    def normalized(at: Index) -> Expr:
+        x, channel = input.at(at), at[1:2]
+        centered = x - cast(mean.at(channel), x.dtype)
+        return _affine(centered * op("rsqrt", cast(variance.at(channel), x.dtype) + eps), weight, bias, channel)
 
-    return b.map(input.shape, normal)
+    return b.map(input.shape, normalized)
 
 
 def batch_norm_inference(
@@ -222,13 +228,17 @@ def batch_norm_inference(
     momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
     del momentum  # concerns running statistics, which stay as they are
-    made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
-    return (made, *(_nothing(b, t) for t in b.types[1:]))
+    normalized = _normalize_by_running(b, input, weight, bias, running_mean, running_var, eps)
+    return (normalized, *(_empty_result(b, t) for t in b.types[1:]))
 
 
-def _nothing(b: Builder, kind: Type | None) -> Value | None:
+def _empty_result(b: Builder, declared: Type | None) -> Value | None:
     """An empty result, if one is declared."""
-    return None if kind is None or not is_empty(kind.shape) else b.map(kind.shape, lambda at: const(0, kind.dtype))
+    return (
+        None
+        if declared is None or not is_empty(declared.shape)
+        else b.map(declared.shape, lambda at: const(0, declared.dtype))
+    )
 
 
 def batch_norm_of_batch(
@@ -237,7 +247,7 @@ def batch_norm_of_batch(
     del momentum
     if not training:
         raise b.refuse("inference needs running statistics")
-    return _by_batch(b, input, weight, bias, eps)
+    return _normalize_by_batch(b, input, weight, bias, eps)
 
 
 def batch_norm_training(
@@ -246,21 +256,21 @@ def batch_norm_training(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """The updated running statistics are results too; their variance is the unbiased one."""
     if not training:
-        made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
-        return made, _nothing(b, b.types[1]), _nothing(b, b.types[2]), running_mean, running_var
-    center, spread = _of_channels(b, input)
+        normalized = _normalize_by_running(b, input, weight, bias, running_mean, running_var, eps)
+        return normalized, _empty_result(b, b.types[1]), _empty_result(b, b.types[2]), running_mean, running_var
+    mean, variance = _channel_moments(b, input)
     count = numel(tuple(n for d, n in enumerate(input.shape) if d != 1))
     if isinstance(count, Const):
-        unbiased: Expr = const(momentum * int(count.value) / max(int(count.value) - 1, 1), spread.compute)
+        variance_factor: Expr = const(momentum * int(count.value) / max(int(count.value) - 1, 1), variance.compute)
     else:
-        unbiased = cast(count, spread.compute) / cast(op("max", count - 1, 1), spread.compute) * momentum
+        variance_factor = cast(count, variance.compute) / cast(op("max", count - 1, 1), variance.compute) * momentum
 
-    def moved(old: Value, new: Value, factor: Expr, hint: str) -> Value:
+    def updated(old: Value, new: Value, factor: Expr, hint: str) -> Value:
         return b.map(old.shape, lambda at: old.at(at) * (1 - momentum) + cast(new.at(at) * factor, old.compute), hint)
 
-    means = moved(running_mean, center, const(momentum, center.compute), "means")
-    spreads = moved(running_var, spread, unbiased, "variances")
-    return *_by_channel(b, input, weight, bias, center, spread, eps), means, spreads
+    means = updated(running_mean, mean, const(momentum, mean.compute), "means")
+    variances = updated(running_var, variance, variance_factor, "variances")
+    return *_normalize_channels(b, input, weight, bias, mean, variance, eps), means, variances
 
 
 def batch_norm(
@@ -269,10 +279,10 @@ def batch_norm(
 ) -> Value:  # fmt: skip
     del momentum, cudnn_enabled
     if running_mean is None or running_var is None:
-        return _by_batch(b, input, weight, bias, eps)[0]
+        return _normalize_by_batch(b, input, weight, bias, eps)[0]
     if training:
         raise b.refuse("training changes the running statistics")
-    return _by_running(b, input, weight, bias, running_mean, running_var, eps)
+    return _normalize_by_running(b, input, weight, bias, running_mean, running_var, eps)
 
 
 def instance_norm(
@@ -283,21 +293,22 @@ def instance_norm(
     if not use_input_stats:
         if running_mean is None or running_var is None:
             raise b.refuse("use_input_stats=False needs running statistics")
-        return _by_running(b, input, weight, bias, running_mean, running_var, eps)
+        return _normalize_by_running(b, input, weight, bias, running_mean, running_var, eps)
     if running_mean is not None or running_var is not None:
         raise b.refuse("training changes the running statistics")
     _check_types(b, input, weight, bias)
-    which = tuple(range(2, input.rank))
-    center, spread = moments(b, input.shape, which, False, input.at)
-    scale = _inverse_root(b, spread, eps)
+    axes = tuple(range(2, input.rank))
+    mean, variance = moments(b, input.shape, axes, False, input.at)
+    scale = _reciprocal_std(b, variance, eps)
     return b.map(
-        input.shape, lambda at: _affine((input.at(at) - center.at(at[:2])) * scale.at(at[:2]), weight, bias, at[1:2])
+        input.shape, lambda at: _affine((input.at(at) - mean.at(at[:2])) * scale.at(at[:2]), weight, bias, at[1:2])
     )
 
 
 RULES: dict[str, Rule] = {
-    "aten._softmax.default": _core(softmax), "aten.softmax.int": softmax, "aten._safe_softmax.default": safe_softmax,
-    "aten._log_softmax.default": _core(log_softmax), "aten.log_softmax.int": log_softmax,
+    "aten._softmax.default": _with_half_to_float(softmax), "aten.softmax.int": softmax,
+    "aten._safe_softmax.default": safe_softmax,
+    "aten._log_softmax.default": _with_half_to_float(log_softmax), "aten.log_softmax.int": log_softmax,
     "aten.native_layer_norm.default": native_layer_norm, "aten.layer_norm.default": layer_norm,
     "aten._fused_rms_norm.default": fused_rms_norm, "aten.rms_norm.default": rms_norm,
     "aten.native_group_norm.default": native_group_norm, "aten.group_norm.default": group_norm,

@@ -16,10 +16,10 @@ E = Expr
 Let = Callable[[E], E]
 Formula = Callable[[Let, E, E], E]
 BITS = 24  # degrees are capped at 2^24, beyond which f32 does not have every integer
-MOST = 32  # the highest degree computed by recurrence; higher ones fail at run time
+MAX_DEGREE = 32  # the highest degree computed by recurrence; higher ones fail at run time
 
 
-def _either(cond: E, a: E, b: E) -> E:
+def _select(cond: E, a: E, b: E) -> E:
     """A select; just one of the two if the condition is a literal."""
     return (a if cond.value else b) if isinstance(cond, Const) else where(cond, a, b)
 
@@ -33,44 +33,48 @@ def _by_doubling(at_one: Callable[[E], E], odd: Callable[[E], E]) -> Formula:
 
     def formula(let: Let, x: E, n: E) -> E:
         inner, one = let(op("max", op("min", x, 1e300), -1e300)), lit(1, x)  # larger values would give inf - inf
-        low, high, found = one, inner, one
-        rest = let(op("min", n, lit(1 << BITS, n)))
-        for bit in reversed(range(int(rest.value).bit_length() if isinstance(rest, Const) else BITS + 1)):
-            whole = lit(1 << bit, n)
-            is_set, begun, beyond = op("ge", rest, whole), op("ge", n, whole), op("ge", n, lit(2 << bit, n))
-            twice = let(_either(is_set, high, low) * 2.0)
-            found = let(_either(begun, twice * found - _either(is_set, odd(inner), one), one))
-            even, uneven = _either(is_set, inner, one), _either(is_set, one, inner)
-            low, high = (
-                let(_either(beyond, twice * low - even, even)),
-                let(_either(begun, twice * high - uneven, uneven)),
+        low, high, value = one, inner, one
+        remaining = let(op("min", n, lit(1 << BITS, n)))
+        for bit in reversed(range(int(remaining.value).bit_length() if isinstance(remaining, Const) else BITS + 1)):
+            bit_value = lit(1 << bit, n)
+            is_set, has_begun, is_above = (
+                op("ge", remaining, bit_value),
+                op("ge", n, bit_value),
+                op("ge", n, lit(2 << bit, n)),
             )
-            rest = let(_either(is_set, rest - whole, rest))
-        return where(op("isnan", x), x, where(op("eq", x, 1.0), at_one(cast(n, f64)), found))
+            doubled = let(_select(is_set, high, low) * 2.0)
+            value = let(_select(has_begun, doubled * value - _select(is_set, odd(inner), one), one))
+            low_term, high_term = _select(is_set, inner, one), _select(is_set, one, inner)
+            low, high = (
+                let(_select(is_above, doubled * low - low_term, low_term)),
+                let(_select(has_begun, doubled * high - high_term, high_term)),
+            )
+            remaining = let(_select(is_set, remaining - bit_value, remaining))
+        return where(op("isnan", x), x, where(op("eq", x, 1.0), at_one(cast(n, f64)), value))
 
     return formula
 
 
 def _by_recurrence(first: Callable[[E], E], step: Callable[[E, E, E, float], E]) -> Formula:
-    """From 1 and `first`, `step(x, last, before, k)` gives the polynomial of degree k + 1."""
+    """From 1 and `first`, `step(x, current, previous, k)` gives the polynomial of degree k + 1."""
 
     def formula(let: Let, x: E, n: E) -> E:
-        n = op("require", op("le", n, lit(MOST, n)), n)
-        before, last = lit(1, x), let(first(x))
-        found = last
-        for k in range(1, min(MOST, int(n.value)) if isinstance(n, Const) else MOST):
-            before, last = last, let(step(x, last, before, float(k)))
-            found = _either(op("gt", n, lit(k, n)), last, found)
-        return found
+        n = op("require", op("le", n, lit(MAX_DEGREE, n)), n)
+        previous, current = lit(1, x), let(first(x))
+        value = current
+        for k in range(1, min(MAX_DEGREE, int(n.value)) if isinstance(n, Const) else MAX_DEGREE):
+            previous, current = current, let(step(x, current, previous, float(k)))
+            value = _select(op("gt", n, lit(k, n)), current, value)
+        return value
 
     return formula
 
 
-def _shifted(how: Formula) -> Formula:
-    return lambda let, x, n: how(let, let(x * 2.0 - 1.0), n)
+def _shift_argument(formula: Formula) -> Formula:
+    return lambda let, x, n: formula(let, let(x * 2.0 - 1.0), n)
 
 
-def _of_degree(how: Formula) -> Formula:
+def _with_truncated_degree(polynomial: Formula) -> Formula:
     """Degrees are truncated to integers; a polynomial of negative degree is 0."""
 
     def formula(let: Let, x: E, n: E) -> E:
@@ -78,8 +82,8 @@ def _of_degree(how: Formula) -> Formula:
             degree: E = const(max(int(n.value), 0), i64)
         else:
             degree = let(op("max", op("trunc", n), 0.0))
-        found = _either(op("eq", degree, lit(0, degree)), lit(1, x), how(let, x, degree))
-        return _either(op("le", n, -1.0), lit(0, x), found)
+        value = _select(op("eq", degree, lit(0, degree)), lit(1, x), polynomial(let, x, degree))
+        return _select(op("le", n, -1.0), lit(0, x), value)
 
     return formula
 
@@ -92,10 +96,10 @@ _CHEBYSHEV: dict[str, Formula] = {
 }
 # Keyed by torch's name.
 FORMULAS: dict[str, Formula] = {
-    f"special_{name}": _of_degree(how)
+    f"special_{name}": _with_truncated_degree(how)
     for name, how in {
         **{f"chebyshev_polynomial_{kind}": how for kind, how in _CHEBYSHEV.items()},
-        **{f"shifted_chebyshev_polynomial_{kind}": _shifted(how) for kind, how in _CHEBYSHEV.items()},
+        **{f"shifted_chebyshev_polynomial_{kind}": _shift_argument(how) for kind, how in _CHEBYSHEV.items()},
         "hermite_polynomial_h": _by_recurrence(lambda x: x * 2.0, lambda x, q, p, k: x * 2.0 * q - p * (2 * k)),
         "hermite_polynomial_he": _by_recurrence(lambda x: x, lambda x, q, p, k: x * q - p * k),
         "laguerre_polynomial_l": _by_recurrence(

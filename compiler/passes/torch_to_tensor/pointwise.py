@@ -1,8 +1,8 @@
 """Pointwise ATen ops: tables map names of overloads to their formulas.
 
 Formulas in `ARITHMETIC` get their operands broadcast to the result's shape, in the computing type of the result. Those
-in `JUMPS`, the discontinuous functions, get them in the promoted type of the operands. Rules below the tables are for
-ops whose operands are not treated alike.
+in `DISCONTINUOUS` get them in the promoted type of the operands. Rules below the tables are for ops whose operands are
+not treated alike.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from compiler.passes.torch_to_tensor.builder import (
 )  # fmt: skip
 
 E = Expr
-_ORDER = (boolean, dt.u8, dt.i8, dt.i16, dt.i32, dt.i64, dt.f16, dt.bf16, dt.f32, dt.f64)
+_PROMOTION_ORDER = (boolean, dt.u8, dt.i8, dt.i16, dt.i32, dt.i64, dt.f16, dt.bf16, dt.f32, dt.f64)
 
 
 def promote(*operands: Operand) -> DType:
     """Torch's type promotion: all operands decide the kind; tensors have priority for the width."""
     tensors = [x.dtype for x in operands if isinstance(x, Value) and x.rank]
-    zeros = [x.dtype for x in operands if isinstance(x, Value) and not x.rank]
+    zero_dim = [x.dtype for x in operands if isinstance(x, Value) and not x.rank]
     scalars = [_scalar_type(x) for x in operands if not isinstance(x, Value)]
     out: DType | None = None
-    for level in (tensors, zeros, scalars):
+    for level in (tensors, zero_dim, scalars):
         if level:
-            wide = _widest(level)
+            widest = _widest(level)
             if out is None:
-                out = wide
-            elif _kind(wide) > _kind(out):
-                out = dt.f32 if level is scalars and wide.is_float else wide
+                out = widest
+            elif _kind_rank(widest) > _kind_rank(out):
+                out = dt.f32 if level is scalars and widest.is_float else widest
     return out or dt.f32
 
 
@@ -55,21 +55,21 @@ def _scalar_type(x: Operand) -> DType:
     return boolean if isinstance(x, bool) else dt.i64 if isinstance(x, int | Expr) else dt.f32
 
 
-def _kind(t: DType) -> int:
+def _kind_rank(t: DType) -> int:
     return {"bool": 0, "uint": 1, "int": 1, "float": 2}[t.kind]
 
 
 def _widest(types: Sequence[DType]) -> DType:
-    top = max(map(_kind, types))
-    chosen = {t for t in types if _kind(t) == top}
-    if {dt.f16, dt.bf16} <= chosen:
-        chosen |= {dt.f32}
-    if dt.u8 in chosen and chosen & {dt.i8}:
-        chosen |= {dt.i16}
-    return max(chosen, key=_ORDER.index)
+    top_rank = max(map(_kind_rank, types))
+    candidates = {t for t in types if _kind_rank(t) == top_rank}
+    if {dt.f16, dt.bf16} <= candidates:
+        candidates |= {dt.f32}
+    if dt.u8 in candidates and candidates & {dt.i8}:
+        candidates |= {dt.i16}
+    return max(candidates, key=_PROMOTION_ORDER.index)
 
 
-def exact(value: float, dtype: DType) -> float:
+def round_scalar(value: float, dtype: DType) -> float:
     """A Python scalar as a tensor of `dtype` would hold it, rounded to nearest even."""
     if dtype is dt.f16:
         try:
@@ -88,7 +88,7 @@ def scalar(b: Builder, value: bool | int | float | E, dtype: DType) -> E:
     if isinstance(value, Expr):
         return rounded(value, dtype)
     if dtype is boolean or dtype.is_float:
-        return const(exact(float(value), dtype), dt.compute(dtype))
+        return const(round_scalar(float(value), dtype), dt.compute(dtype))
     low, high = dt.integer_range(dtype)
     if not min(low, -high) <= int(value) <= high:
         raise b.refuse(f"{value} is not a value of type {dtype}")
@@ -97,36 +97,36 @@ def scalar(b: Builder, value: bool | int | float | E, dtype: DType) -> E:
 
 def pointwise(formula: Callable[..., E]) -> Callable[..., Value]:
     """The rule of a formula: its parameters of type `E` are the operands, in the computing type of the result."""
-    return _rule(formula, lambda b, operands: dt.compute(b.out.dtype), _converted)
+    return _make_rule(formula, lambda b, operands: dt.compute(b.out.dtype), _load_converted)
 
 
-def jump(formula: Callable[..., E]) -> Callable[..., Value]:
+def discontinuous(formula: Callable[..., E]) -> Callable[..., Value]:
     """The rule of a discontinuous formula, such as a comparison or a remainder, on operands in their promoted type.
 
     Operands are as torch would have stored them, so that values are equal here if they are in torch, as an element and
     its row's amax.
     """
-    return _rule(formula, lambda b, operands: promote(*operands), _stored)
+    return _make_rule(formula, lambda b, operands: promote(*operands), _load_stored)
 
 
-def _rule(
-    formula: Callable[..., E], common: Callable[[Builder, list[Operand]], DType],
-    read: Callable[[Operand, Index, DType], E],
+def _make_rule(
+    formula: Callable[..., E], operand_dtype: Callable[[Builder, list[Operand]], DType],
+    load: Callable[[Operand, Index, DType], E],
 ) -> Callable[..., Value]:  # fmt: skip
     signature = inspect.signature(formula)
     operands = [p.name for p in signature.parameters.values() if p.annotation in ("E", inspect.Parameter.empty)]
 
     def rule(b: Builder, *args: object, **kwargs: object) -> Value:
         bound = signature.bind(*args, **kwargs).arguments
-        given = [_operand(bound.pop(name)) for name in operands]
-        dtype = common(b, given)
+        values = [_operand(bound.pop(name)) for name in operands]
+        dtype = operand_dtype(b, values)
         try:
-            return b.map(b.out.shape, lambda at: formula(*(read(x, at, dtype) for x in given), **bound))
+            return b.map(b.out.shape, lambda at: formula(*(load(x, at, dtype) for x in values), **bound))
         except (TypeError, ValueError) as problem:
             raise b.refuse(str(problem)) from problem
 
-    own = inspect.Parameter("builder", inspect.Parameter.POSITIONAL_ONLY)
-    rule.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    builder = inspect.Parameter("builder", inspect.Parameter.POSITIONAL_ONLY)
+    rule.__signature__ = inspect.Signature([builder, *signature.parameters.values()])  # type: ignore[attr-defined]
     return rule
 
 
@@ -136,33 +136,33 @@ def _operand(x: object) -> Operand:
     raise TypeError(f"{x!r} is neither a tensor nor a number")
 
 
-def _converted(x: Operand, at: Index, dtype: DType) -> E:
+def _load_converted(x: Operand, at: Index, dtype: DType) -> E:
     """An operand as `dtype`, in its computing type; a 16-bit type rounds operands of other types, as in torch."""
     if dtype not in dt.STORAGE_ONLY:
         return element(x, at, dtype)
     if not isinstance(x, Value | Expr):
-        return const(exact(float(x), dtype), dt.compute(dtype))
+        return const(round_scalar(float(x), dtype), dt.compute(dtype))
     value = element(x, at, dt.compute(dtype))
     return value if isinstance(x, Value) and x.dtype is dtype else rounded(value, dtype)
 
 
-def _looked_at(x: Operand, at: Index, dtype: DType) -> E:
+def _load_widened(x: Operand, at: Index, dtype: DType) -> E:
     """An operand in the computing type of `dtype`; an element of a tensor is rounded to its own type."""
     wide = dt.compute(dtype)
     return cast(x.rounded_at(broadcast(x, at)), wide) if isinstance(x, Value) else element(x, at, wide)
 
 
-def _stored(x: Operand, at: Index, dtype: DType) -> E:
+def _load_stored(x: Operand, at: Index, dtype: DType) -> E:
     """An operand as a tensor of `dtype` holds it, in its computing type."""
-    value = _converted(x, at, dtype)
+    value = _load_converted(x, at, dtype)
     return rounded(value, dtype) if dtype in dt.STORAGE_ONLY and not isinstance(value, Const) else value
 
 
-def _row(name: str) -> Callable[[E], E]:
+def _unary(name: str) -> Callable[[E], E]:
     return lambda x: op(name, x)
 
 
-def _row2(name: str) -> Callable[[E, E], E]:
+def _binary(name: str) -> Callable[[E, E], E]:
     return lambda a, b: op(name, a, b)
 
 
@@ -174,11 +174,11 @@ def _rounding(name: str) -> Callable[[E], E]:
 # A name without a dot is the overload `default`; `*` stands for each of _TENSOR_OR_SCALAR.
 # fmt: off
 ARITHMETIC: dict[str, Callable[..., E]] = {
-    "sqrt": _row("sqrt"),
-    **{name: (_row, _row2)[row.arity - 1](row.name) for row in FUNCTIONS.values() for name in row.torch},
+    "sqrt": _unary("sqrt"),
+    **{name: (_unary, _binary)[row.arity - 1](row.name) for row in FUNCTIONS.values() for name in row.torch},
     "special_expit": f.sigmoid,
     "abs": lambda x: x if x.dtype.kind in ("uint", "bool") else op("abs", x),
-    "neg": _row("neg"), "positive": lambda x: x, "bitwise_not": _row("not"),
+    "neg": _unary("neg"), "positive": lambda x: x, "bitwise_not": _unary("not"),
     "reciprocal": lambda x: f.lit(1, x) / x, "square": lambda x: f.mul(x, x),
     "sigmoid": f.sigmoid, "silu": f.silu, "mish": f.mish, "relu": f.relu, "relu6": lambda x: f.hardtanh(x, 0, 6),
     "selu": f.selu, "hardsigmoid": f.hardsigmoid, "hardswish": f.hardswish, "log_sigmoid": f.log_sigmoid,
@@ -187,29 +187,29 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "softsign": lambda x: x / (op("abs", x) + 1.0), "logit": f.logit,
     "deg2rad": lambda x: x * (math.pi / 180), "rad2deg": lambda x: x * (180 / math.pi),
     "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b,
-    "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
+    "maximum": _binary("max"), "minimum": _binary("min"), "max.other": _binary("max"), "min.other": _binary("min"),
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
     "copysign.*": lambda a, b: f.where(op("xor", f.signbit(a), f.signbit(b)), op("neg", a), a),
     "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy,
-    "gcd": _row2("gcd"), "lcm": f.lcm,
+    "gcd": _binary("gcd"), "lcm": f.lcm,
     "_prelu_kernel": f.prelu, "lerp.*": f.lerp,
-    "bitwise_and.*": _row2("and"), "bitwise_or.*": _row2("or"), "bitwise_xor.*": _row2("xor"),
-    "__and__.*": _row2("and"), "__or__.*": _row2("or"), "__xor__.*": _row2("xor"),
-    "bitwise_and.Scalar_Tensor": _row2("and"), "bitwise_or.Scalar_Tensor": _row2("or"),
-    "bitwise_xor.Scalar_Tensor": _row2("xor"),
+    "bitwise_and.*": _binary("and"), "bitwise_or.*": _binary("or"), "bitwise_xor.*": _binary("xor"),
+    "__and__.*": _binary("and"), "__or__.*": _binary("or"), "__xor__.*": _binary("xor"),
+    "bitwise_and.Scalar_Tensor": _binary("and"), "bitwise_or.Scalar_Tensor": _binary("or"),
+    "bitwise_xor.Scalar_Tensor": _binary("xor"),
     "bitwise_left_shift.Tensor": f.left_shift, "bitwise_left_shift.Tensor_Scalar": f.left_shift,
     "bitwise_left_shift.Scalar_Tensor": f.left_shift, "bitwise_right_shift.Tensor": f.right_shift,
     "bitwise_right_shift.Tensor_Scalar": f.right_shift, "bitwise_right_shift.Scalar_Tensor": f.right_shift,
     "__lshift__.*": f.left_shift, "__rshift__.*": f.right_shift,
 }
-JUMPS: dict[str, Callable[..., E]] = {
-    **{f"{name}.*": _row2(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    "logical_and": lambda a, b: op("and", f.truth(a), f.truth(b)),
-    "logical_or": lambda a, b: op("or", f.truth(a), f.truth(b)),
-    "logical_xor": lambda a, b: op("xor", f.truth(a), f.truth(b)), "logical_not": lambda a: op("not", f.truth(a)),
+DISCONTINUOUS: dict[str, Callable[..., E]] = {
+    **{f"{name}.*": _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "logical_and": lambda a, b: op("and", f.as_bool(a), f.as_bool(b)),
+    "logical_or": lambda a, b: op("or", f.as_bool(a), f.as_bool(b)),
+    "logical_xor": lambda a, b: op("xor", f.as_bool(a), f.as_bool(b)), "logical_not": lambda a: op("not", f.as_bool(a)),
     "isnan": lambda x: op("isnan", x) if x.dtype.is_float else const(False, boolean),
-    "isinf": f.infinite, "isposinf": lambda x: f.infinite(x, "+"), "isneginf": lambda x: f.infinite(x, "-"),
-    "isfinite": f.finite, "signbit": f.signbit,
+    "isinf": f.is_infinite, "isposinf": lambda x: f.is_infinite(x, "+"), "isneginf": lambda x: f.is_infinite(x, "-"),
+    "isfinite": f.is_finite, "signbit": f.signbit,
     "fmod.*": f.fmod, "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
     **{name: _rounding(name) for name in ("ceil", "floor", "trunc", "round")}, "fix": _rounding("trunc"),
     "round.decimals": f.round_decimals, "frac": lambda x: x - op("trunc", x), "sign": f.sign, "sgn": f.sign,
@@ -226,12 +226,12 @@ def overloads(name: str) -> list[str]:
 
 def add(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
     _check_factor(b, alpha)
-    return pointwise(lambda x, y: f.add(x, _scaled(b, y, alpha)))(b, self, other)
+    return pointwise(lambda x, y: f.add(x, _multiply_by(b, y, alpha)))(b, self, other)
 
 
 def sub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
     _check_factor(b, alpha)
-    return pointwise(lambda x, y: x - _scaled(b, y, alpha))(b, self, other)
+    return pointwise(lambda x, y: x - _multiply_by(b, y, alpha))(b, self, other)
 
 
 def rsub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
@@ -246,7 +246,7 @@ def _check_factor(b: Builder, alpha: float) -> None:
         raise b.refuse("alpha is a fraction, and the result is none")
 
 
-def _scaled(b: Builder, x: E, alpha: float) -> E:
+def _multiply_by(b: Builder, x: E, alpha: float) -> E:
     return x if alpha == 1 else f.mul(x, scalar(b, alpha, x.dtype))
 
 
@@ -255,7 +255,7 @@ def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | Non
         case None:
             return pointwise(lambda x, y: x / y)(b, self, other)
         case "trunc":
-            return _rule(f.truncating_divide, lambda b, operands: b.out.dtype, _looked_at)(b, self, other)
+            return _make_rule(f.truncating_divide, lambda b, operands: b.out.dtype, _load_widened)(b, self, other)
         case "floor":
             return floor_divide(b, self, other)
     raise b.refuse("rounding_mode is None, 'floor' or 'trunc'")
@@ -266,12 +266,12 @@ def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
     if not dtype.is_float:
         return pointwise(lambda x, y: x // f.divisor(y))(b, self, other)
 
-    def both(at: Index) -> tuple[E, E]:
-        return _looked_at(self, at, b.out.dtype), _looked_at(other, at, b.out.dtype)
+    def operands_at(at: Index) -> tuple[E, E]:
+        return _load_widened(self, at, b.out.dtype), _load_widened(other, at, b.out.dtype)
 
-    left_over = b.map(b.out.shape, lambda at: op("rem", *both(at)), "remainder")
-    quotient = b.map(b.out.shape, lambda at: f.floored_quotient(*both(at), left_over.at(at)), "quotient")
-    return b.map(b.out.shape, lambda at: f.floored(quotient.at(at), *both(at)))
+    left_over = b.map(b.out.shape, lambda at: op("rem", *operands_at(at)), "remainder")
+    quotient = b.map(b.out.shape, lambda at: f.floored_quotient(*operands_at(at), left_over.at(at)), "quotient")
+    return b.map(b.out.shape, lambda at: f.floored(quotient.at(at), *operands_at(at)))
 
 
 def clamp(b: Builder, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
@@ -321,20 +321,20 @@ def prelu(b: Builder, self: Value, weight: Value) -> Value:
 
 
 def addcmul(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value: float = 1) -> Value:
-    return pointwise(lambda x, y, z: x + _scaled(b, y, value) * z)(b, self, tensor1, tensor2)
+    return pointwise(lambda x, y, z: x + _multiply_by(b, y, value) * z)(b, self, tensor1, tensor2)
 
 
 def addcdiv(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value: float = 1) -> Value:
-    return pointwise(lambda x, y, z: x + _scaled(b, y, value) / z)(b, self, tensor1, tensor2)
+    return pointwise(lambda x, y, z: x + _multiply_by(b, y, value) / z)(b, self, tensor1, tensor2)
 
 
 def heaviside(b: Builder, self: Value, values: Value) -> Value:
     if self.dtype is not values.dtype:
         raise b.refuse("tensors of different types")
-    return jump(f.heaviside)(b, self, values)
+    return discontinuous(f.heaviside)(b, self, values)
 
 
-_GREATEST = {
+_LARGEST = {
     dt.f64: 1.7976931348623157e308,
     dt.f32: 3.4028234663852886e38,
     dt.bf16: 3.3895313892515355e38,
@@ -345,8 +345,8 @@ _GREATEST = {
 def nan_to_num(
     b: Builder, self: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
-    top = _GREATEST.get(self.dtype, 0.0)
-    high, low = top if posinf is None else posinf, -top if neginf is None else neginf
+    largest = _LARGEST.get(self.dtype, 0.0)
+    high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
     return pointwise(lambda x: f.nan_to_num(x, 0.0 if nan is None else nan, high, low))(b, self)
 
 
@@ -359,10 +359,10 @@ def convert(
     if not isinstance(self, Value):
         number = scalar(b, self, b.out.dtype)
         return b.map((), lambda at: number)
-    wanted = dtype or self.dtype
-    if wanted is self.dtype:
+    target = dtype or self.dtype
+    if target is self.dtype:
         return self
-    return b.map(self.shape, lambda at: converted_at(self, at, wanted))
+    return b.map(self.shape, lambda at: converted_at(self, at, target))
 
 
 def to_dtype(
@@ -377,7 +377,7 @@ def to_dtype(
     return convert(b, self, dtype, memory_format)
 
 
-def same(b: Builder, self: Value, memory_format: str | None = None) -> Value:
+def identity(b: Builder, self: Value, memory_format: str | None = None) -> Value:
     """The value itself: copies and aliases differ in storage only."""
     del memory_format
     return self
@@ -398,7 +398,7 @@ def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
 
 RULES: dict[str, Rule] = {
     **{overload: pointwise(formula) for name, formula in ARITHMETIC.items() for overload in overloads(name)},
-    **{overload: jump(formula) for name, formula in JUMPS.items() for overload in overloads(name)},
+    **{overload: discontinuous(formula) for name, formula in DISCONTINUOUS.items() for overload in overloads(name)},
     "aten.add.Tensor": add, "aten.add.Scalar": add, "aten.sub.Tensor": sub, "aten.sub.Scalar": sub,
     "aten.rsub.Tensor": rsub, "aten.rsub.Scalar": rsub,
     "aten.floor_divide.default": floor_divide, "aten.floor_divide.Scalar": floor_divide,
@@ -411,7 +411,7 @@ RULES: dict[str, Rule] = {
     "aten.heaviside.default": heaviside,
     "aten.nan_to_num.default": nan_to_num, "aten._to_copy.default": convert, "aten.to.dtype": to_dtype,
     "prims.convert_element_type.default": convert, "prims.fma.default": pointwise(lambda a, b, c: op("fma", a, b, c)),
-    "aten.clone.default": same, "aten.alias.default": same, "aten.detach.default": same,
-    "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same, "aten.dropout.default": dropout,
+    "aten.clone.default": identity, "aten.alias.default": identity, "aten.detach.default": identity,
+    "aten.contiguous.default": identity, "aten.lift_fresh_copy.default": identity, "aten.dropout.default": dropout,
     "aten.view.dtype": view_dtype,
 }  # fmt: skip

@@ -12,42 +12,50 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, cast, const, op, static
 from compiler.ir.expr import both as all_of
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value
-from compiler.passes.torch_to_tensor.pool import Sizes, Windows, adaptive, averaged, divided, per_dim, shared
-from compiler.passes.torch_to_tensor.positions import flat, ranges, within
+from compiler.passes.torch_to_tensor.pool import (
+    Sizes,
+    Windows,
+    adaptive_windows,
+    averaged_count,
+    divide_by_count,
+    divided_count,
+    per_dim,
+)
+from compiler.passes.torch_to_tensor.positions import flat_index, in_bounds, ranges
 
 
-def _covering(
+def _covering_windows(
     grad: Value, shape: Shape, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Windows:
     """For each position of the input, the windows that begin at most `kernel` before it."""
     lead = len(shape) - len(kernel)
     over = tuple(const(-(-k // s)) for k, s in zip(kernel, stride, strict=True))
 
-    def place(at: Index, r: Index) -> Index:
+    def position(at: Index, r: Index) -> Index:
         return (*at[:lead], *((i + p) // s - k for i, k, s, p in zip(at[lead:], r, stride, padding, strict=True)))
 
     def inside(at: Index, r: Index) -> Expr:
-        known = ranges((*at, *r), (*shape, *over))
-        every = zip(place(at, r)[lead:], at[lead:], grad.shape[lead:], kernel, stride, padding, strict=True)
-        ends = ((within(q, n, known), op("gt", q * s - p + k, i)) for q, i, n, k, s, p in every)
+        var_ranges = ranges((*at, *r), (*shape, *over))
+        windows = zip(position(at, r)[lead:], at[lead:], grad.shape[lead:], kernel, stride, padding, strict=True)
+        ends = ((in_bounds(q, n, var_ranges), op("gt", q * s - p + k, i)) for q, i, n, k, s, p in windows)
         return all_of(*(c for pair in ends for c in pair))
 
-    return Windows(shape, over, place, inside)
+    return Windows(shape, over, position, inside)
 
 
-def _gathered(b: Builder, grad: Value, windows: Windows, value: Callable[[Index, Index], Expr]) -> Value:
+def _sum_over_windows(b: Builder, grad: Value, windows: Windows, value: Callable[[Index, Index], Expr]) -> Value:
     return windows.reduce(b, "sum", value, const(0, grad.compute), "gathered")
 
 
-def _to_maxima(b: Builder, grad: Value, indices: Value, windows: Windows, count: int) -> Value:
+def _sum_at_maxima(b: Builder, grad: Value, indices: Value, windows: Windows, count: int) -> Value:
     """The sum of the gradients of the windows whose maximum is at a position."""
 
-    def given(at: Index, index: Index) -> Expr:
-        here = flat(at[-count:], windows.shape[-count:])
-        chosen = op("eq", cast(indices.at(index), i64), here)
-        return op("where", chosen, grad.at(index), const(0, grad.compute))
+    def grad_at_maximum(at: Index, index: Index) -> Expr:
+        position = flat_index(at[-count:], windows.shape[-count:])
+        is_maximum = op("eq", cast(indices.at(index), i64), position)
+        return op("where", is_maximum, grad.at(index), const(0, grad.compute))
 
-    return _gathered(b, grad, windows, given)
+    return _sum_over_windows(b, grad, windows, grad_at_maximum)
 
 
 def _max_pool_backward(count: int) -> Rule:
@@ -57,16 +65,18 @@ def _max_pool_backward(count: int) -> Rule:
     ) -> Value:  # fmt: skip
         del ceil_mode
         kernel = per_dim(kernel_size, count)
-        step, margin = per_dim(stride, count) or kernel, per_dim(padding, count)
-        reach = [(k - 1) * d + 1 for k, d in zip(kernel, per_dim(dilation, count), strict=True)]
-        return _to_maxima(b, grad_output, indices, _covering(grad_output, self.shape, reach, step, margin), count)
+        strides, paddings = per_dim(stride, count) or kernel, per_dim(padding, count)
+        extents = [(k - 1) * d + 1 for k, d in zip(kernel, per_dim(dilation, count), strict=True)]
+        return _sum_at_maxima(
+            b, grad_output, indices, _covering_windows(grad_output, self.shape, extents, strides, paddings), count
+        )
 
     return rule
 
 
 def _adaptive_max_pool_backward(count: int) -> Rule:
     def rule(b: Builder, grad_output: Value, self: Value, indices: Value) -> Value:
-        return _to_maxima(b, grad_output, indices, adaptive(b, grad_output, self.shape, count), count)
+        return _sum_at_maxima(b, grad_output, indices, adaptive_windows(b, grad_output, self.shape, count), count)
 
     return rule
 
@@ -77,16 +87,18 @@ def _avg_pool_backward(count: int) -> Rule:
         ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
     ) -> Value:  # fmt: skip
         del ceil_mode
-        kernel, margin = per_dim(kernel_size, count), per_dim(padding, count)
-        step = per_dim(stride, count) or kernel
+        kernel, paddings = per_dim(kernel_size, count), per_dim(padding, count)
+        strides = per_dim(stride, count) or kernel
 
         def share(at: Index, index: Index) -> Expr:
-            elements: Expr = const(divisor_override or 1)
+            element_count: Expr = const(divisor_override or 1)
             if divisor_override is None:
-                elements = averaged(index, self.shape[-count:], kernel, step, margin, count_include_pad)
-            return divided(grad_output.at(index), elements)
+                element_count = averaged_count(index, self.shape[-count:], kernel, strides, paddings, count_include_pad)
+            return divide_by_count(grad_output.at(index), element_count)
 
-        return _gathered(b, grad_output, _covering(grad_output, self.shape, kernel, step, margin), share)
+        return _sum_over_windows(
+            b, grad_output, _covering_windows(grad_output, self.shape, kernel, strides, paddings), share
+        )
 
     return rule
 
@@ -95,13 +107,13 @@ def _adaptive_avg_pool_backward(count: int) -> Rule:
     """The windows that contain an element divide the result as the forward windows divide the input."""
 
     def rule(b: Builder, grad_output: Value, self: Value) -> Value:
-        windows = adaptive(b, grad_output, self.shape, count)
+        windows = adaptive_windows(b, grad_output, self.shape, count)
 
         def share(at: Index, index: Index) -> Expr:
-            own = shared(index[-count:], self.shape[-count:], grad_output.shape[-count:])
-            return divided(grad_output.at(index), own)
+            element_count = divided_count(index[-count:], self.shape[-count:], grad_output.shape[-count:])
+            return divide_by_count(grad_output.at(index), element_count)
 
-        return _gathered(b, grad_output, windows, share)
+        return _sum_over_windows(b, grad_output, windows, share)
 
     return rule
 
@@ -117,21 +129,21 @@ def _replication_pad_backward(count: int) -> Rule:
         for n, (low, high) in zip(sizes, sides, strict=True):
             over.append(const(1 + max(0, *((low + high,) if n == 1 else (low, high)))))
 
-        def place(at: Index, r: Index) -> Index:
+        def position(at: Index, r: Index) -> Index:
             begins = (op("where", op("eq", i, 0), 0, i + low) for i, (low, _) in zip(at[lead:], sides, strict=True))
             return (*at[:lead], *(begin + k for begin, k in zip(begins, r, strict=True)))
 
         def inside(at: Index, r: Index) -> Expr:
-            found: list[Expr] = []
-            known = ranges((*at, *r), (*self.shape, *over))
-            ends = zip(place(at, r)[lead:], at[lead:], sizes, sides, grad_output.shape[lead:], strict=True)
+            conditions: list[Expr] = []
+            var_ranges = ranges((*at, *r), (*self.shape, *over))
+            ends = zip(position(at, r)[lead:], at[lead:], sizes, sides, grad_output.shape[lead:], strict=True)
             for q, i, n, (low, high), extent in ends:
                 end = op("where", op("eq", i, n - 1), const(n + low + high), i + (low + 1))
-                found += [op("lt", q, end), within(q, extent, known)]
-            return all_of(*found)
+                conditions += [op("lt", q, end), in_bounds(q, extent, var_ranges)]
+            return all_of(*conditions)
 
-        windows = Windows(self.shape, tuple(over), place, inside)
-        return _gathered(b, grad_output, windows, lambda at, index: grad_output.at(index))
+        windows = Windows(self.shape, tuple(over), position, inside)
+        return _sum_over_windows(b, grad_output, windows, lambda at, index: grad_output.at(index))
 
     return rule
 

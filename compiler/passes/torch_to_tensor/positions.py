@@ -1,6 +1,6 @@
 """Positions in tensors: index expressions in simplest form, and checks of indices that are computed at run time.
 
-A run-time index out of range fails the program, by `checked` and `wrapped`, and no access leaves the tensor.
+A run-time index out of range fails the program, by `require_in_range` and `wrap_index`; no access leaves the tensor.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ def is_wide(extent: Expr) -> bool:
 def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
     """Whether the tensor is row-major in some order of its dimensions: no gaps and no overlap."""
     if any(names(e) for e in (*shape, *strides)):
-        return _is_dense([p for p in zip(strides, shape, strict=True) if is_wide(p[1])])
+        return _is_dense_symbolic([p for p in zip(strides, shape, strict=True) if is_wide(p[1])])
     pairs = [(static(s), static(n)) for n, s in zip(shape, strides, strict=True)]
-    step = 1
+    expected = 1
     for stride, extent in sorted(p for p in pairs if p[1] != 1):
-        if extent and stride != step:
+        if extent and stride != expected:
             return False
-        step *= extent
+        expected *= extent
     return True
 
 
-def result_strides(kind: Type) -> tuple[Expr, ...]:
+def result_strides(declared: Type) -> tuple[Expr, ...]:
     """The strides of a result with this torch type: its own if they are dense or aligned, else row-major.
 
     The backend pads rows that are saved for a backward pass to be aligned (`aligned_rows`).
     """
-    if is_dense(kind.shape, kind.strides):
-        return kind.strides
-    dense = row_major(kind.shape)
-    apart = aligned_rows(Tensor("", kind.dtype, kind.shape, dense))
-    return apart if kind.strides == apart else dense
+    if is_dense(declared.shape, declared.strides):
+        return declared.strides
+    dense = row_major(declared.shape)
+    padded = aligned_rows(Tensor("", declared.dtype, declared.shape, dense))
+    return padded if declared.strides == padded else dense
 
 
-def _is_dense(pairs: list[tuple[Expr, Expr]]) -> bool:
+def _is_dense_symbolic(pairs: list[tuple[Expr, Expr]]) -> bool:
     """`is_dense` for symbolic pairs of stride and extent: each stride is the product of the extents below it."""
-    step: Expr = dim(1)
+    expected: Expr = dim(1)
     while pairs:
-        found = next((p for p in pairs if p[0] is step), None)
-        if found is None:
+        pair = next((p for p in pairs if p[0] is expected), None)
+        if pair is None:
             return False
-        pairs = [p for p in pairs if p is not found]
-        step = scaled(step, found[1])
+        pairs = [p for p in pairs if p is not pair]
+        expected = scaled(expected, pair[1])
     return True
 
 
-def stored(x: Value, index: Iterable[Expr | int]) -> Expr:
+def stored_element(x: Value, index: Iterable[Expr | int]) -> Expr:
     """One element in the type in which it is stored, for values that are only moved."""
     return Load(x.name, tuple(map(dim, index)), x.stored)
 
@@ -78,22 +78,22 @@ def zeros(b: Builder, shape: Shape, like: Value) -> Value:
     return b.map(shape, lambda at: const(0, like.compute), "zeros")
 
 
-def moved(b: Builder, x: Value, shape: Shape, source: Source) -> Value:
+def map_view(b: Builder, x: Value, shape: Shape, source: Source) -> Value:
     """A view of `x` by an index map: element `at` of the result is element `source(at)` of `x`."""
     if is_empty(shape):
         return zeros(b, shape, x)
-    return b.map(shape, lambda at: stored(x, simplify(tuple(map(dim, source(at))), ranges(at, shape))), "view")
+    return b.map(shape, lambda at: stored_element(x, simplify(tuple(map(dim, source(at))), ranges(at, shape))), "view")
 
 
-def flat(index: Sequence[Expr], shape: Shape) -> Expr:
+def flat_index(index: Sequence[Expr], shape: Shape) -> Expr:
     """The row-major position of an element."""
-    out: Expr = const(0, i64)
+    position: Expr = const(0, i64)
     for i, step in zip(index, row_major(shape), strict=True):
-        out = out + i * step
-    return out
+        position = position + i * step
+    return position
 
 
-def unflat(position: Expr, shape: Shape) -> Index:
+def unflatten(position: Expr, shape: Shape) -> Index:
     """The index of the element at a row-major position; dimensions of size 1 have index 0."""
     out: list[Expr] = []
     wide = [d for d, n in enumerate(shape) if is_wide(n)]
@@ -108,15 +108,15 @@ def unflat(position: Expr, shape: Shape) -> Index:
     return tuple(reversed(out))
 
 
-def reindexed(at: Index, shape: Shape, to: Shape) -> Index:
-    """The index in a tensor of shape `to` of the element at `at` in a tensor of `shape`, both row-major."""
+def reshaped_index(at: Index, shape: Shape, target: Shape) -> Index:
+    """The index in a tensor of shape `target` of the element at `at` in a tensor of `shape`, both row-major."""
     wide = [(i, n) for i, n in zip(at, shape, strict=True) if is_wide(n)]
-    if [n for _, n in wide] == [n for n in to if is_wide(n)]:
-        left = iter(i for i, _ in wide)
-        return tuple(next(left) if is_wide(n) else dim(0) for n in to)
-    known = ranges(at, shape)
-    position: Expr = simplify(flat(at, shape), known)
-    return simplify(unflat(position, to), known)
+    if [n for _, n in wide] == [n for n in target if is_wide(n)]:
+        wide_indices = iter(i for i, _ in wide)
+        return tuple(next(wide_indices) if is_wide(n) else dim(0) for n in target)
+    var_ranges = ranges(at, shape)
+    position: Expr = simplify(flat_index(at, shape), var_ranges)
+    return simplify(unflatten(position, target), var_ranges)
 
 
 def one_dim(b: Builder, d: int, rank: int) -> int:
@@ -124,7 +124,7 @@ def one_dim(b: Builder, d: int, rank: int) -> int:
     return (*dims(b, d, rank), 0)[0]
 
 
-def clamped(i: Expr, extent: Expr) -> Expr:
+def clamp_index(i: Expr, extent: Expr) -> Expr:
     """A run-time index, clamped to the dimension."""
     return op("min", op("max", cast(i, i64), 0), extent - 1)
 
@@ -136,7 +136,7 @@ class NoElement(ValueError):
     """An element of an empty tensor is needed: eager raises only if it is read, but a kernel would always read."""
 
 
-def checked(i: Expr, extent: Expr) -> Expr:
+def require_in_range(i: Expr, extent: Expr) -> Expr:
     """A run-time index; the program fails if it is out of range."""
     if extent is const(0, extent.dtype):
         raise NoElement(NO_INDEX)
@@ -144,15 +144,15 @@ def checked(i: Expr, extent: Expr) -> Expr:
     return op("require", op("and", op("ge", i, 0), op("lt", i, extent)), i)
 
 
-def wrapped(i: Expr, extent: Expr) -> Expr:
+def wrap_index(i: Expr, extent: Expr) -> Expr:
     """A run-time index, counted from the end if it is negative, checked."""
     i = cast(i, i64)
-    return checked(op("where", op("lt", i, 0), i + extent, i), extent)
+    return require_in_range(op("where", op("lt", i, 0), i + extent, i), extent)
 
 
-def within(position: Expr, extent: Expr, known: dict[str, Range]) -> Expr:
+def in_bounds(position: Expr, extent: Expr, var_ranges: dict[str, Range]) -> Expr:
     """The condition that a position is inside, as far as it is not known to hold."""
-    return both(*(simplify(c, known) for c in (op("ge", position, 0), op("lt", position, extent))))
+    return both(*(simplify(c, var_ranges) for c in (op("ge", position, 0), op("lt", position, extent))))
 
 
 def broadcast_shape(shapes: Sequence[Shape]) -> Shape:

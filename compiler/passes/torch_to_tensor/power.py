@@ -11,7 +11,7 @@ from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
 from compiler.passes.torch_to_tensor.pointwise import pointwise, promote, scalar
 
-_DIGIT = 4  # bits of the exponent per equation
+_DIGIT_BITS = 4  # bits of the exponent per equation
 
 
 def power(b: Builder, self: Operand, exponent: Operand) -> Value:
@@ -28,11 +28,11 @@ def power(b: Builder, self: Operand, exponent: Operand) -> Value:
 
     if dtype.kind == "uint":
         return _by_digits(b, dtype.bits, factor)
-    made = _by_digits(b, dtype.bits - 1, factor)
+    magnitude = _by_digits(b, dtype.bits - 1, factor)
 
     def signed(at: Index) -> Expr:
         base, count = element(self, at, dtype), element(exponent, at, dtype)
-        return f.where(op("lt", count, 0), f.negative_power(base, count), made.at(at))
+        return f.where(op("lt", count, 0), f.negative_power(base, count), magnitude.at(at))
 
     return b.map(b.out.shape, signed)
 
@@ -41,7 +41,7 @@ def power_by(b: Builder, self: Value, exponent: float | Expr) -> Value:
     """A power with one exponent for all elements."""
     dtype = b.out.dtype
     if isinstance(exponent, Expr):
-        return power(b, self, exponent if dtype.is_float else _whole(exponent, dtype))
+        return power(b, self, exponent if dtype.is_float else _integer_exponent(exponent, dtype))
     if dtype.is_float:
         return pointwise(lambda x: f.power_by(x, exponent))(b, self)
     count = static(scalar(b, exponent, dtype))
@@ -55,7 +55,7 @@ def power_by(b: Builder, self: Value, exponent: float | Expr) -> Value:
     return _by_digits(b, max(int(count).bit_length(), 1), factor)
 
 
-def _whole(exponent: Expr, dtype: DType) -> Expr:
+def _integer_exponent(exponent: Expr, dtype: DType) -> Expr:
     """The exponent as an integer of this type; the program fails if it is negative or too large."""
     n = cast(exponent, i64)
     return op("require", op("and", op("ge", n, 0), op("le", n, dt.integer_range(dtype)[1])), n)
@@ -63,25 +63,27 @@ def _whole(exponent: Expr, dtype: DType) -> Expr:
 
 def _by_digits(b: Builder, bits: int, factor: Callable[[Index, int], Expr]) -> Value:
     """A power by repeated squaring; `factor(at, n)` is the base if bit `n` of the exponent is set, else 1."""
-    made: Value | None = None
-    for first in reversed(range(0, bits, _DIGIT)):
-        digit = range(first, min(first + _DIGIT, bits))
-        made = b.map(b.out.shape, _digit(made, digit, factor), "power")
-    assert made is not None, "an exponent has bits"
-    return made
+    value: Value | None = None
+    for first in reversed(range(0, bits, _DIGIT_BITS)):
+        digit = range(first, min(first + _DIGIT_BITS, bits))
+        value = b.map(b.out.shape, _square_and_multiply(value, digit, factor), "power")
+    assert value is not None, "an exponent has bits"
+    return value
 
 
-def _digit(made: Value | None, digit: range, factor: Callable[[Index, int], Expr]) -> Callable[[Index], Expr]:
+def _square_and_multiply(
+    higher: Value | None, digit: range, factor: Callable[[Index, int], Expr]
+) -> Callable[[Index], Expr]:
     """Square the result of the higher bits for each bit of the digit, and multiply by its factor."""
 
-    def element_of(at: Index) -> Expr:
-        out = None if made is None else made.at(at)
+    def element_at(at: Index) -> Expr:
+        out = None if higher is None else higher.at(at)
         for n in reversed(digit):
             out = factor(at, n) if out is None else out * out * factor(at, n)
         assert out is not None, "a digit has bits"
         return out
 
-    return element_of
+    return element_at
 
 
 RULES: dict[str, Rule] = {"aten.pow.Tensor_Scalar": power_by, "aten.pow.Tensor_Tensor": power, "aten.pow.Scalar": power}

@@ -21,10 +21,10 @@ Let = Callable[[E], E]
 
 def _erfcx(let: Let, x: E) -> E:
     """exp(x²) erfc(x): by definition up to 10, and by its asymptotic series beyond."""
-    near, over = op("min", x, 10.0), let(inverse(op("max", x, 10.0)))
+    clamped, inverse_x = op("min", x, 10.0), let(inverse(op("max", x, 10.0)))
     terms = [(-1) ** k * math.prod(range(1, 2 * k, 2)) / 2**k for k in range(8)]
-    beyond = polynomial(let(over * over), terms) * over / math.sqrt(math.pi)
-    return where(op("gt", x, 10.0), beyond, op("exp", near * near) * op("erfc", near))
+    asymptotic = polynomial(let(inverse_x * inverse_x), terms) * inverse_x / math.sqrt(math.pi)
+    return where(op("gt", x, 10.0), asymptotic, op("exp", clamped * clamped) * op("erfc", clamped))
 
 
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
@@ -36,40 +36,40 @@ def _hurwitz(let: Let, s: E, q: E) -> E:
     w = let(q + 6.0)
     last = let(op("exp", -s * op("log", w)))
     total = let(functools.reduce(lambda a, b: a + b, terms) + last * w / (s - 1.0) + last * 0.5)
-    factor, over = s * last / w, let(inverse(w * w))
+    factor, inverse_square = s * last / w, let(inverse(w * w))
     for k, bernoulli in enumerate(_BERNOULLI):
         factor = let(factor)
         total = total + factor * (bernoulli / math.factorial(2 * k + 2))
-        factor = factor * (s + (2 * k + 1.0)) * (s + (2 * k + 2.0)) * over
+        factor = factor * (s + (2 * k + 1.0)) * (s + (2 * k + 2.0)) * inverse_square
     return let(total)
 
 
 def _zeta(let: Let, s: E, q: E) -> E:
     """For negative q, the terms below zero are terms of positive numbers with signs."""
-    whole = is_whole(q)
-    below = op("and", op("lt", q, 0.0), op("not", whole))
-    part = let(where(below, q - op("floor", q), where(op("gt", q, 0.0), q, lit(1, q))))
+    is_integer = is_whole(q)
+    is_below_0 = op("and", op("lt", q, 0.0), op("not", is_integer))
+    fractional = let(where(is_below_0, q - op("floor", q), where(op("gt", q, 0.0), q, lit(1, q))))
     order = let(where(op("le", s, 1.0), lit(2, s), s))
     signs = where(is_whole(order * 0.5), lit(1, s), lit(-1, s))
-    inside = _hurwitz(let, order, let(where(below, 1.0 - part, lit(1, q))))
-    passed = inside - _hurwitz(let, order, let(where(below, 1.0 - q, lit(1, q))))
-    found = _hurwitz(let, order, part) + where(below, signs * passed, lit(0, q))
-    found = where(both(op("le", q, 0.0), whole), lit(math.inf, q), found)
-    found = where(both(below, op("not", is_whole(s))), lit(math.nan, q), found)
-    found = where(op("isnan", q), q, found)
-    return where(op("lt", s, 1.0), lit(math.nan, s), where(op("eq", s, 1.0), lit(math.inf, s), found))
+    reflected = _hurwitz(let, order, let(where(is_below_0, 1.0 - fractional, lit(1, q))))
+    sum_below_0 = reflected - _hurwitz(let, order, let(where(is_below_0, 1.0 - q, lit(1, q))))
+    value = _hurwitz(let, order, fractional) + where(is_below_0, signs * sum_below_0, lit(0, q))
+    value = where(both(op("le", q, 0.0), is_integer), lit(math.inf, q), value)
+    value = where(both(is_below_0, op("not", is_whole(s))), lit(math.nan, q), value)
+    value = where(op("isnan", q), q, value)
+    return where(op("lt", s, 1.0), lit(math.nan, s), where(op("eq", s, 1.0), lit(math.inf, s), value))
 
 
 def in_f64(formula: Callable[..., E]) -> Rule:
     """The rule of a formula on f64 numbers; integers are converted to f32 first, as in torch."""
 
     def rule(b: Builder, *operands: Operand) -> Value:
-        shape, kind = b.out.shape, b.out.dtype
-        if kind is dt.f64:
+        shape, result_dtype = b.out.shape, b.out.dtype
+        if result_dtype is dt.f64:
             raise b.refuse("of f64")
         index: list[Index] = []
 
-        def given(x: Operand) -> E:
+        def operand_at(x: Operand) -> E:
             if not isinstance(x, Value):
                 return cast(element(x, (), dt.f32), dt.f64)
 
@@ -82,9 +82,9 @@ def in_f64(formula: Callable[..., E]) -> Rule:
         def let(value: E) -> E:
             return value if isinstance(value, Const) else b.map(shape, lambda _: value, "step").at(index[0])
 
-        numbers = [given(x) for x in operands]
-        found = formula(let, *numbers)
-        return b.map(shape, lambda _: cast(found, dt.compute(kind)))
+        numbers = [operand_at(x) for x in operands]
+        result = formula(let, *numbers)
+        return b.map(shape, lambda _: cast(result, dt.compute(result_dtype)))
 
     return rule
 

@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir.expr import Expr, cast, const, dim, static
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value
-from compiler.passes.torch_to_tensor.indexing import scattered
-from compiler.passes.torch_to_tensor.positions import is_dense, is_wide, moved
+from compiler.passes.torch_to_tensor.indexing import scatter_updates
+from compiler.passes.torch_to_tensor.positions import is_dense, is_wide, map_view
 
 
 def as_strided(
     b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
     """The offset counts from the first element of `self`; the frontend refuses others."""
-    source = _place(b, self, size, stride, storage_offset)
-    return moved(b, self, b.out.shape, source)
+    source = _index_by_strides(b, self, size, stride, storage_offset)
+    return map_view(b, self, b.out.shape, source)
 
 
 def as_strided_scatter(
     b: Builder, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
     """Of several stores to one element, the last counts."""
-    source = _place(b, self, size, stride, storage_offset)
-    return scattered(b, "set", self, src.shape, lambda r: (source(r), cast(src.at(r), self.compute)))
+    source = _index_by_strides(b, self, size, stride, storage_offset)
+    return scatter_updates(b, "set", self, src.shape, lambda r: (source(r), cast(src.at(r), self.compute)))
 
 
-def _place(
+def _index_by_strides(
     b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
 ) -> Callable[[Index], Index]:
     """The index into `self` of each element of a view by strides."""
@@ -42,18 +42,18 @@ def _place(
         position: Expr = const(first)
         for i, step in zip(at, stride, strict=True):
             position = position + i * step
-        return _index(position, self)
+        return _index_at(position, self)
 
     return source
 
 
-def _index(position: Expr, x: Value) -> Index:
+def _index_at(position: Expr, x: Value) -> Index:
     """The index of the element at a position in the memory of `x`, which is dense."""
     out = [dim(0)] * x.rank
     wide = sorted((static(x.strides[d]), d) for d, n in enumerate(x.shape) if is_wide(n))
-    for step, d in reversed(wide):
-        out[d] = position // step
-        position = position % step
+    for stride, d in reversed(wide):
+        out[d] = position // stride
+        position = position % stride
     return tuple(out)
 
 

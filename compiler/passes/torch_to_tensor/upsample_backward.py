@@ -13,76 +13,86 @@ from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr, both, const, op, select
 from compiler.ir.index import simplify
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value
-from compiler.passes.torch_to_tensor.positions import ranges, within
+from compiler.passes.torch_to_tensor.positions import in_bounds, ranges
 from compiler.passes.torch_to_tensor.resizing import (
     CUBIC,
     LINEAR,
     Interpolation,
     Line,
     Scales,
-    by_cost,
-    each_scale,
-    lines,
-    nearest,
-    nearest_places,
+    cost_order,
+    nearest_index,
     nearest_position,
+    nearest_positions,
     readers,
-    rule,
-    weighted,
+    resized_lines,
+    resizing_rule,
+    scale_names,
+    weighted_sum,
 )
 
 
-def _nearest(half: float) -> Callable[[Builder, Value, Scales], Value]:
+def _nearest(offset: float) -> Callable[[Builder, Value, Scales], Value]:
     def gathered(b: Builder, grad: Value, scales: Scales) -> Value:
         shape = b.out.shape
-        made = lines(b, shape, grad.shape, scales)
-        known = [readers(nearest_position(n, half), [(p,) for p in nearest_places(n, f32, half)]) for n in made]
-        over = tuple(const(r.count) for r in known)
+        lines = resized_lines(b, shape, grad.shape, scales)
+        readers_of = [
+            readers(nearest_position(n, offset), [(p,) for p in nearest_positions(n, f32, offset)]) for n in lines
+        ]
+        over = tuple(const(r.count) for r in readers_of)
 
         def element(at: Index, k: Index) -> Expr:
-            span = ranges((*at, *k), (*shape, *over))
-            place = simplify(tuple(r.first(p) + i for r, p, i in zip(known, at[2:], k, strict=True)), span)
-            reads = [op("eq", nearest(n, i, f32, half), p) for n, i, p in zip(made, place, at[2:], strict=True)]
-            inside = [within(i, n, span) for i, n in zip(place, grad.shape[2:], strict=True)]
-            return select(simplify(both(*inside, *reads), span), grad.at((*at[:2], *place)), const(0, grad.compute))
+            var_ranges = ranges((*at, *k), (*shape, *over))
+            positions = simplify(
+                tuple(r.first(p) + i for r, p, i in zip(readers_of, at[2:], k, strict=True)), var_ranges
+            )
+            is_read = [
+                op("eq", nearest_index(n, i, f32, offset), p) for n, i, p in zip(lines, positions, at[2:], strict=True)
+            ]
+            inside = [in_bounds(i, n, var_ranges) for i, n in zip(positions, grad.shape[2:], strict=True)]
+            return select(
+                simplify(both(*inside, *is_read), var_ranges), grad.at((*at[:2], *positions)), const(0, grad.compute)
+            )
 
         return b.reduce("sum", shape, over, element, "gathered")
 
     return gathered
 
 
-def _interpolated(how: Interpolation) -> Callable[[Builder, Value, bool, Scales], Value]:
+def _interpolated(interpolation: Interpolation) -> Callable[[Builder, Value, bool, Scales], Value]:
     def gathered(b: Builder, grad: Value, align_corners: bool, scales: Scales) -> Value:
-        made = lines(b, b.out.shape, grad.shape, scales)
-        for d in by_cost([(line.wanted, line.extent) for line in made]):
-            grad = _along(b, grad, d + 2, made[d], how, align_corners)
+        lines = resized_lines(b, b.out.shape, grad.shape, scales)
+        for d in cost_order([(line.result_extent, line.extent) for line in lines]):
+            grad = _gather_dim(b, grad, d + 2, lines[d], interpolation, align_corners)
         return grad
 
     return gathered
 
 
-def _along(b: Builder, grad: Value, d: int, line: Line, how: Interpolation, align_corners: bool) -> Value:
+def _gather_dim(
+    b: Builder, grad: Value, d: int, line: Line, interpolation: Interpolation, align_corners: bool
+) -> Value:
     """The gradient of one dimension's resizing."""
-    at = how.position(line, align_corners)
-    first = replace(at, offset=at.offset + how.offsets[-1] * at.unit)
-    who = readers(first, [how.read(line, at, i) for i in range(line.wanted)])
+    at = interpolation.position(line, align_corners)
+    first = replace(at, offset=at.offset + interpolation.offsets[-1] * at.unit)
+    line_readers = readers(first, [interpolation.inputs_read(line, at, i) for i in range(line.result_extent)])
 
-    def taken(index: Index, tap: Index) -> Expr:
+    def tap_weight(index: Index, tap: Index) -> Expr:
         """The weight that a tap of a reader gives an element."""
-        i = op("min", op("max", who.first(index[1]) + index[0], 0), line.wanted - 1)
+        i = op("min", op("max", line_readers.first(index[1]) + index[0], 0), line.result_extent - 1)
         out: Expr = const(0, grad.compute)
-        for t, (place, weight) in enumerate(how.taps(line, at, i, grad.compute)):
-            out = op("where", both(op("eq", tap[0], t), op("eq", place, index[1])), weight, out)
+        for t, (position, weight) in enumerate(interpolation.taps(line, at, i, grad.compute)):
+            out = op("where", both(op("eq", tap[0], t), op("eq", position, index[1])), weight, out)
         return out
 
-    shape = const(who.count), const(line.extent)
-    weights = b.reduce("sum", shape, (const(len(how.offsets)),), taken, "weight")
-    return weighted(b, grad, d, weights, who.first)
+    shape = const(line_readers.count), const(line.extent)
+    weights = b.reduce("sum", shape, (const(len(interpolation.offsets)),), tap_weight, "weight")
+    return weighted_sum(b, grad, d, weights, line_readers.first)
 
 
-def _rules(name: str, count: int, kind: Callable[..., Value], *options: str) -> dict[str, Rule]:
-    made = rule(kind, "grad_output", ["output_size", "input_size"], options, *each_scale(count))
-    return {f"aten.{name}_backward.default": made}
+def _rules(name: str, count: int, formula: Callable[..., Value], *options: str) -> dict[str, Rule]:
+    backward_rule = resizing_rule(formula, "grad_output", ["output_size", "input_size"], options, *scale_names(count))
+    return {f"aten.{name}_backward.default": backward_rule}
 
 
 RULES: dict[str, Rule] = {

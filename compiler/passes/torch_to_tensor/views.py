@@ -15,55 +15,64 @@ from compiler.passes.torch_to_tensor.builder import (
     Value,
     broadcast,
     dims,
+    drop_dims,
     merge,
     set_dim,
-    without,
 )
-from compiler.passes.torch_to_tensor.positions import flat, is_empty, moved, one_dim, ranges, reindexed, stored, unflat
+from compiler.passes.torch_to_tensor.positions import (
+    flat_index,
+    is_empty,
+    map_view,
+    one_dim,
+    ranges,
+    reshaped_index,
+    stored_element,
+    unflatten,
+)
 
 
-def reshaped(b: Builder, self: Value, shape: Shape) -> Value:
+def reshape_to(b: Builder, self: Value, shape: Shape) -> Value:
     """The same elements in row-major order in another shape."""
-    return self if shape == self.shape else moved(b, self, shape, lambda at: reindexed(at, shape, self.shape))
+    return self if shape == self.shape else map_view(b, self, shape, lambda at: reshaped_index(at, shape, self.shape))
 
 
 def as_declared(b: Builder, self: Value, *size: object, **dims: object) -> Value:
     """Reshapes and squeezes; the declared shape has the sizes, with -1 resolved."""
     del size, dims
-    return reshaped(b, self, b.out.shape)
+    return reshape_to(b, self, b.out.shape)
 
 
 def like_other(b: Builder, self: Value, other: Value) -> Value:
     """`view_as` and `reshape_as`."""
-    return reshaped(b, self, other.shape)
+    return reshape_to(b, self, other.shape)
 
 
 # Dimensions in another order ------------------------------------------------------------------------------------------
 
 
-def permuted(b: Builder, self: Value, order: Sequence[int]) -> Value:
+def permute_dims(b: Builder, self: Value, order: Sequence[int]) -> Value:
     """Dimension k of the result is dimension order[k] of the tensor."""
     if list(order) == list(range(self.rank)):
         return self
-    place = {d: k for k, d in enumerate(order)}
-    return moved(b, self, tuple(self.shape[d] for d in order), lambda at: [at[place[d]] for d in range(self.rank)])
+    dim_of = {d: k for k, d in enumerate(order)}
+    return map_view(b, self, tuple(self.shape[d] for d in order), lambda at: [at[dim_of[d]] for d in range(self.rank)])
 
 
 def permute(b: Builder, self: Value, dims: Sequence[int]) -> Value:
-    return permuted(b, self, [d % self.rank for d in dims])
+    return permute_dims(b, self, [d % self.rank for d in dims])
 
 
 def transpose(b: Builder, self: Value, dim0: int, dim1: int) -> Value:
     order = list(range(self.rank))
     if order:
-        i, j = one_dim(b, dim0, self.rank), one_dim(b, dim1, self.rank)
-        order[i], order[j] = j, i
-    return permuted(b, self, order)
+        first, second = one_dim(b, dim0, self.rank), one_dim(b, dim1, self.rank)
+        order[first], order[second] = second, first
+    return permute_dims(b, self, order)
 
 
 def reverse_order(b: Builder, self: Value) -> Value:
     """`x.T` and `torch.t`."""
-    return permuted(b, self, list(reversed(range(self.rank))))
+    return permute_dims(b, self, list(reversed(range(self.rank))))
 
 
 def matrix_transpose(b: Builder, self: Value) -> Value:
@@ -73,9 +82,9 @@ def matrix_transpose(b: Builder, self: Value) -> Value:
 def movedim(b: Builder, self: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
     sources = [source] if isinstance(source, int) else source
     targets = [destination] if isinstance(destination, int) else destination
-    put = {one_dim(b, t, self.rank): one_dim(b, s, self.rank) for s, t in zip(sources, targets, strict=True)}
-    rest = iter(d for d in range(self.rank) if d not in put.values())
-    return permuted(b, self, [put[k] if k in put else next(rest) for k in range(self.rank)])
+    source_of = {one_dim(b, t, self.rank): one_dim(b, s, self.rank) for s, t in zip(sources, targets, strict=True)}
+    rest = iter(d for d in range(self.rank) if d not in source_of.values())
+    return permute_dims(b, self, [source_of[k] if k in source_of else next(rest) for k in range(self.rank)])
 
 
 # Some of the elements -------------------------------------------------------------------------------------------------
@@ -88,21 +97,21 @@ def start_of(start: int | Expr | None, extent: Expr) -> Expr:
     return simplify(op("min", op("max", _from_start(start, extent), 0), extent), {}, index=True)
 
 
-def _from_start(place: int | Expr, extent: Expr) -> Expr:
+def _from_start(position: int | Expr, extent: Expr) -> Expr:
     """A position in a dimension; a negative one counts from the end."""
-    counted = as_dim(place)
-    low, high = value_range(counted, {})
+    signed = as_dim(position)
+    low, high = value_range(signed, {})
     if high is not None and high < 0:
-        return counted + extent
+        return signed + extent
     if low is not None and low >= 0:
-        return counted
-    return op("where", op("lt", counted, 0), counted + extent, counted)
+        return signed
+    return op("where", op("lt", signed, 0), signed + extent, signed)
 
 
-def _picked(index: int | Expr, extent: Expr) -> Expr:
+def _select_position(index: int | Expr, extent: Expr) -> Expr:
     """The position of one element, which torch has checked to be in range."""
-    place = _from_start(index, extent)
-    return place if isinstance(index, int) else op("min", op("max", place, 0), extent - 1)
+    position = _from_start(index, extent)
+    return position if isinstance(index, int) else op("min", op("max", position, 0), extent - 1)
 
 
 def slice_(
@@ -110,13 +119,13 @@ def slice_(
 ) -> Value:
     del end  # given by the declared shape
     d = one_dim(b, dim, self.rank)
-    return sliced(b, self, b.out.shape, d, start_of(start, self.shape[d]), step)
+    return slice_dim(b, self, b.out.shape, d, start_of(start, self.shape[d]), step)
 
 
-def sliced(b: Builder, self: Value, shape: Shape, d: int, start: Expr | int, step: int = 1) -> Value:
+def slice_dim(b: Builder, self: Value, shape: Shape, d: int, start: Expr | int, step: int = 1) -> Value:
     if shape == self.shape:
         return self
-    return moved(b, self, shape, lambda at: set_dim(at, d, at[d] * step + start))
+    return map_view(b, self, shape, lambda at: set_dim(at, d, at[d] * step + start))
 
 
 def narrow(b: Builder, self: Value, dim: int, start: int, length: int) -> Value:
@@ -124,28 +133,28 @@ def narrow(b: Builder, self: Value, dim: int, start: int, length: int) -> Value:
     return slice_(b, self, dim, start)
 
 
-def pick(b: Builder, self: Value, dim: int, index: int | Expr) -> Value:
+def select_index(b: Builder, self: Value, dim: int, index: int | Expr) -> Value:
     """`select`: one index of a dimension, which disappears."""
     d = one_dim(b, dim, self.rank)
-    place = _picked(index, self.shape[d])
-    return moved(b, self, without(self.shape, (d,)), lambda at: merge(at, (place,), (d,)))
+    place = _select_position(index, self.shape[d])
+    return map_view(b, self, drop_dims(self.shape, (d,)), lambda at: merge(at, (place,), (d,)))
 
 
-def pieces(b: Builder, self: Value, d: int, starts: Sequence[Expr | int]) -> tuple[Value | None, ...]:
+def parts_at(b: Builder, self: Value, d: int, starts: Sequence[Expr | int]) -> tuple[Value | None, ...]:
     """The parts of dimension `d` that begin at `starts`, with the declared lengths."""
     return tuple(
-        None if kind is None else sliced(b, self, kind.shape, d, start)
+        None if kind is None else slice_dim(b, self, kind.shape, d, start)
         for kind, start in zip(b.types, starts, strict=True)
     )
 
 
 def split(b: Builder, self: Value, split_size: int, dim: int = 0) -> tuple[Value | None, ...]:
-    return pieces(b, self, one_dim(b, dim, self.rank), [k * split_size for k in range(len(b.types))])
+    return parts_at(b, self, one_dim(b, dim, self.rank), [k * split_size for k in range(len(b.types))])
 
 
 def split_with_sizes(b: Builder, self: Value, split_sizes: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
     starts = [sum(split_sizes[:k]) for k in range(len(split_sizes))]
-    return pieces(b, self, one_dim(b, dim, self.rank), starts)
+    return parts_at(b, self, one_dim(b, dim, self.rank), starts)
 
 
 def split_sizes_(b: Builder, self: Value, split_size: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
@@ -160,24 +169,24 @@ def chunk(b: Builder, self: Value, chunks: int, dim: int = 0) -> tuple[Value | N
 
 def tensor_split(b: Builder, self: Value, sections: int, dim: int = 0) -> tuple[Value | None, ...]:
     d = one_dim(b, dim, self.rank)
-    size, longer = divmod(static(self.shape[d], "a dimension that is split"), sections)
-    return pieces(b, self, d, [k * size + min(k, longer) for k in range(sections)])
+    size, longer_count = divmod(static(self.shape[d], "a dimension that is split"), sections)
+    return parts_at(b, self, d, [k * size + min(k, longer_count) for k in range(sections)])
 
 
 def tensor_split_at(b: Builder, self: Value, indices: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
     d = one_dim(b, dim, self.rank)
-    return pieces(b, self, d, [0, *(start_of(i, self.shape[d]) for i in indices)])
+    return parts_at(b, self, d, [0, *(start_of(i, self.shape[d]) for i in indices)])
 
 
 def unbind(b: Builder, self: Value, dim: int = 0) -> tuple[Value | None, ...]:
-    return tuple(None if kind is None else pick(b, self, dim, k) for k, kind in enumerate(b.types))
+    return tuple(None if kind is None else select_index(b, self, dim, k) for k, kind in enumerate(b.types))
 
 
 def unfold(b: Builder, self: Value, dimension: int, size: int, step: int) -> Value:
     """Windows along a dimension; the position in a window is a new last dimension."""
     del size
     d = one_dim(b, dimension, self.rank)
-    return moved(b, self, b.out.shape, lambda at: set_dim(at[:-1], d, at[d] * step + at[-1]) if self.rank else ())
+    return map_view(b, self, b.out.shape, lambda at: set_dim(at[:-1], d, at[d] * step + at[-1]) if self.rank else ())
 
 
 def diagonal(b: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
@@ -188,7 +197,7 @@ def diagonal(b: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int 
         pair = {i: at[-1] + below, j: at[-1] + right}
         return merge(at[:-1], tuple(pair[d] for d in sorted(pair)), (i, j))
 
-    return moved(b, self, b.out.shape, source)
+    return map_view(b, self, b.out.shape, source)
 
 
 def diag_embed(b: Builder, self: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
@@ -198,10 +207,10 @@ def diag_embed(b: Builder, self: Value, offset: int = 0, dim1: int = -2, dim2: i
     below, right = max(-offset, 0), max(offset, 0)
 
     def element(at: Index) -> Expr:
-        here = at[i] - below
-        on = both(op("ge", here, 0), op("eq", here, at[j] - right))
+        position = at[i] - below
+        is_on_diagonal = both(op("ge", position, 0), op("eq", position, at[j] - right))
         rest = tuple(x for d, x in enumerate(at) if d not in (i, j))
-        return select(simplify(on, ranges(at, shape)), self.at((*rest, here)), const(0, self.compute))
+        return select(simplify(is_on_diagonal, ranges(at, shape)), self.at((*rest, position)), const(0, self.compute))
 
     return b.map(shape, element)
 
@@ -222,21 +231,21 @@ def triangle(keep: str) -> Rule:
 # Elements repeated or moved along -------------------------------------------------------------------------------------
 
 
-def expanded(b: Builder, self: Value, shape: Shape) -> Value:
-    return self if shape == self.shape else moved(b, self, shape, lambda at: broadcast(self, at))
+def expand_to(b: Builder, self: Value, shape: Shape) -> Value:
+    return self if shape == self.shape else map_view(b, self, shape, lambda at: broadcast(self, at))
 
 
 def expand(b: Builder, self: Value, size: Sequence[int], implicit: bool = False) -> Value:
     del size, implicit  # given by the declared shape
-    return expanded(b, self, b.out.shape)
+    return expand_to(b, self, b.out.shape)
 
 
 def expand_as(b: Builder, self: Value, other: Value) -> Value:
-    return expanded(b, self, other.shape)
+    return expand_to(b, self, other.shape)
 
 
 def broadcast_tensors(b: Builder, tensors: Sequence[Value]) -> tuple[Value | None, ...]:
-    return tuple(None if t is None else expanded(b, x, t.shape) for x, t in zip(tensors, b.types, strict=True))
+    return tuple(None if t is None else expand_to(b, x, t.shape) for x, t in zip(tensors, b.types, strict=True))
 
 
 def repeat(b: Builder, self: Value, repeats: Sequence[int]) -> Value:
@@ -245,7 +254,7 @@ def repeat(b: Builder, self: Value, repeats: Sequence[int]) -> Value:
     def source(at: Index) -> list[Expr]:
         return [i % n for i, n in zip(at[len(at) - self.rank :], self.shape, strict=True)]
 
-    return moved(b, self, b.out.shape, source)
+    return map_view(b, self, b.out.shape, source)
 
 
 def tile(b: Builder, self: Value, dims: Sequence[int]) -> Value:
@@ -258,42 +267,54 @@ def repeat_interleave(
     """Repeat every element, or every index of `dim`, several times in a row."""
     del output_size
     if dim is None:
-        return moved(b, self, b.out.shape, lambda at: unflat(at[0] // repeats, self.shape))
+        return map_view(b, self, b.out.shape, lambda at: unflatten(at[0] // repeats, self.shape))
     d = one_dim(b, dim, self.rank)
-    return moved(b, self, b.out.shape, lambda at: set_dim(at, d, at[d] // repeats))
+    return map_view(b, self, b.out.shape, lambda at: set_dim(at, d, at[d] // repeats))
 
 
 def flip(b: Builder, self: Value, dims: Sequence[int]) -> Value:
-    which = _dims(b, tuple(dims), self.rank) if dims else ()
-    return moved(b, self, self.shape, lambda at: [n - 1 - i if d in which else i for d, (i, n) in _numbered(at, self)])
+    axes = _dims(b, tuple(dims), self.rank) if dims else ()
+    return map_view(
+        b,
+        self,
+        self.shape,
+        lambda at: [n - 1 - i if d in axes else i for d, (i, n) in _indices_with_extents(at, self)],
+    )
 
 
 _dims = dims  # rules have parameters of that name
 
 
-def _numbered(at: Index, x: Value) -> enumerate[tuple[Expr, Expr]]:
+def _indices_with_extents(at: Index, x: Value) -> enumerate[tuple[Expr, Expr]]:
     return enumerate(zip(at, x.shape, strict=True))
 
 
 def roll(b: Builder, self: Value, shifts: int | Expr | Sequence[int | Expr], dims: int | Sequence[int] = ()) -> Value:
     """Rotate elements along dimensions; without `dims` in row-major order."""
-    by = [as_dim(s) for s in (shifts if isinstance(shifts, Sequence) else [shifts])]
-    along = [dims] if isinstance(dims, int) else list(dims)
+    shift_amounts = [as_dim(s) for s in (shifts if isinstance(shifts, Sequence) else [shifts])]
+    rolled_dims = [dims] if isinstance(dims, int) else list(dims)
     if is_empty(self.shape) or not self.rank:
         return self
-    if not along:
+    if not rolled_dims:
         count = product(self.shape)
-        return moved(b, self, self.shape, lambda at: unflat(_rolled(flat(at, self.shape), by[0], count), self.shape))
+        return map_view(
+            b,
+            self,
+            self.shape,
+            lambda at: unflatten(_rolled_index(flat_index(at, self.shape), shift_amounts[0], count), self.shape),
+        )
     shift = [as_dim(0)] * self.rank
-    for d, s in zip(along, by, strict=True):
-        place = one_dim(b, d, self.rank)
-        shift[place] = shift[place] + s
-    return moved(b, self, self.shape, lambda at: [_rolled(*each) for each in zip(at, shift, self.shape, strict=True)])
+    for d, s in zip(rolled_dims, shift_amounts, strict=True):
+        axis = one_dim(b, d, self.rank)
+        shift[axis] = shift[axis] + s
+    return map_view(
+        b, self, self.shape, lambda at: [_rolled_index(*each) for each in zip(at, shift, self.shape, strict=True)]
+    )
 
 
-def _rolled(i: Expr, shift: Expr, extent: Expr) -> Expr:
-    by = op("mod", shift, extent)
-    return op("where", op("lt", i, by), i + (extent - by), i - by) if by is not as_dim(0) else i
+def _rolled_index(i: Expr, shift: Expr, extent: Expr) -> Expr:
+    offset = op("mod", shift, extent)
+    return op("where", op("lt", i, offset), i + (extent - offset), i - offset) if offset is not as_dim(0) else i
 
 
 # A part replaced ------------------------------------------------------------------------------------------------------
@@ -301,19 +322,19 @@ def _rolled(i: Expr, shift: Expr, extent: Expr) -> Expr:
 
 def copy(b: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
     del non_blocking
-    read = src.at if self.dtype.is_float else src.rounded_at
-    return b.map(self.shape, lambda at: cast(read(broadcast(src, at)), self.compute))
+    load = src.at if self.dtype.is_float else src.rounded_at
+    return b.map(self.shape, lambda at: cast(load(broadcast(src, at)), self.compute))
 
 
-def _replaced(b: Builder, self: Value, src: Value, place: Callable[[Index], tuple[Index, Expr]]) -> Value:
-    """`self`, except for the elements where `place` gives an index into `src` and a condition that holds."""
+def _replace_part(b: Builder, self: Value, src: Value, source_of: Callable[[Index], tuple[Index, Expr]]) -> Value:
+    """`self`, except for the elements where `source_of` gives an index into `src` and a condition that holds."""
 
     def element(at: Index) -> Expr:
-        index, inside = place(at)
-        known = ranges(at, self.shape)
-        index, inside = simplify(index, known), simplify(inside, known)
+        index, inside = source_of(at)
+        var_ranges = ranges(at, self.shape)
+        index, inside = simplify(index, var_ranges), simplify(inside, var_ranges)
         if self.stored is src.stored:
-            return select(inside, stored(src, index), stored(self, at))
+            return select(inside, stored_element(src, index), stored_element(self, at))
         return select(inside, cast(src.at(index), self.compute), self.at(at))
 
     return b.map(self.shape, element)
@@ -326,29 +347,29 @@ def slice_scatter(
     d = one_dim(b, dim, self.rank)
     first = start_of(start, self.shape[d])
 
-    def place(at: Index) -> tuple[Index, Expr]:
-        off = at[d] - first
-        inside = both(op("ge", off, 0), op("lt", off // step, src.shape[d]), op("eq", off % step, 0))
-        return set_dim(at, d, off // step), inside
+    def source_of(at: Index) -> tuple[Index, Expr]:
+        distance = at[d] - first
+        inside = both(op("ge", distance, 0), op("lt", distance // step, src.shape[d]), op("eq", distance % step, 0))
+        return set_dim(at, d, distance // step), inside
 
-    return _replaced(b, self, src, place)
+    return _replace_part(b, self, src, source_of)
 
 
 def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: int | Expr) -> Value:
     d = one_dim(b, dim, self.rank)
-    place = _picked(index, self.shape[d])
-    return _replaced(b, self, src, lambda at: ((*at[:d], *at[d + 1 :]), op("eq", at[d], place)))
+    position = _select_position(index, self.shape[d])
+    return _replace_part(b, self, src, lambda at: ((*at[:d], *at[d + 1 :]), op("eq", at[d], position)))
 
 
 def diagonal_scatter(b: Builder, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     i, j = one_dim(b, dim1, self.rank), one_dim(b, dim2, self.rank)
 
-    def place(at: Index) -> tuple[Index, Expr]:
-        here = at[i] - max(-offset, 0)
+    def source_of(at: Index) -> tuple[Index, Expr]:
+        position = at[i] - max(-offset, 0)
         rest = tuple(x for d, x in enumerate(at) if d not in (i, j))
-        return (*rest, here), both(op("ge", here, 0), op("eq", here, at[j] - max(offset, 0)))
+        return (*rest, position), both(op("ge", position, 0), op("eq", position, at[j] - max(offset, 0)))
 
-    return _replaced(b, self, src, place)
+    return _replace_part(b, self, src, source_of)
 
 
 def alias(b: Builder, self: Value) -> Value:
@@ -364,7 +385,7 @@ RULES: dict[str, Rule] = {
     "aten.permute.default": permute, "aten.transpose.int": transpose, "aten.swapaxes.default": transpose,
     "aten.t.default": reverse_order, "aten.numpy_T.default": reverse_order, "aten.mT.default": matrix_transpose,
     "aten.adjoint.default": matrix_transpose, "aten.movedim.int": movedim, "aten.movedim.intlist": movedim,
-    "aten.slice.Tensor": slice_, "aten.narrow.default": narrow, "aten.select.int": pick,
+    "aten.slice.Tensor": slice_, "aten.narrow.default": narrow, "aten.select.int": select_index,
     "aten.split.Tensor": split, "aten.unsafe_split.Tensor": split, "aten.split.sizes": split_sizes_,
     "aten.split_with_sizes.default": split_with_sizes, "aten.unsafe_split_with_sizes.default": split_with_sizes,
     "aten.chunk.default": chunk, "aten.unsafe_chunk.default": chunk,

@@ -125,7 +125,7 @@ def test_transposed_convolutions_by_parts_sum_no_zeros(size: int, dilation: int,
     def doubled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.conv_transpose2d(x, w, stride=2, dilation=dilation)
 
-    program = lower(frontend.capture(doubled, [x, w]).program, parts=True)
+    program = lower(frontend.capture(doubled, [x, w]).program, split_sums=True)
     sums = [e for g in program.groups for e in g.equations if isinstance(e, Reduce)]
     assert sorted(math.prod(static(a.extent) for a in e.over[1:]) for e in sums) == taps
     near = x.contiguous(memory_format=torch.channels_last)

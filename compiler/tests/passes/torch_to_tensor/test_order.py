@@ -8,7 +8,7 @@ from compiler.interpret import tensor as interpret
 from compiler.ir import tensor
 from compiler.ir.expr import dim
 from compiler.passes.torch_to_tensor import lower
-from compiler.passes.torch_to_tensor.first import cheapest
+from compiler.passes.torch_to_tensor.first import cheapest_grouping
 from compiler.passes.torch_to_tensor.order import run_length
 from compiler.tests.eager import array, check, expressions
 
@@ -98,7 +98,7 @@ def test_few_elements_are_counted_and_many_merged() -> None:
 
 def test_groups_are_looked_at_where_few_of_many_are_asked_for() -> None:
     def group(n: int, k: int) -> int:
-        return cheapest(n, k, 64.0)[1]
+        return cheapest_grouping(n, k, 64.0)[1]
 
     assert group(4096, 16) and group(32000, 50)
     assert not group(64, 40) and not group(16, 9)
