@@ -40,16 +40,17 @@ def test_distances_that_are_zero_or_equal(p: float, seed: int) -> None:
 @pytest.mark.parametrize("corners", [False, True])
 def test_samples_at_edges_and_outside(rank: int, corners: bool, seed: int) -> None:
     torch.manual_seed(seed)
-    x, sizes = torch.randn(2, 3, *(4, 5, 3)[:rank]), (3, 4, 2)[:rank]
-    grid, grad = torch.rand(2, *sizes, rank) * 4 - 2, torch.randn(2, 3, *sizes)
-    grid.view(-1)[:6] = torch.tensor([1, -1, 1, 0.5, -1, 1])
+    kind, sizes = torch.float64, (3, 4, 2)[:rank]  # differences of f32 cancel
+    x, grad = torch.randn(2, 3, *(4, 5, 3)[:rank], dtype=kind), torch.randn(2, 3, *sizes, dtype=kind)
+    grid = torch.rand(2, *sizes, rank, dtype=kind) * 4 - 2
+    grid.view(-1)[:6] = torch.tensor([1, -1, 1, 0.5, -1, 1], dtype=kind)
     ops = {2: "grid_sampler_2d", 3: "grid_sampler_3d"}
     forward, backward = (getattr(aten, ops[rank] + part).default for part in ("", "_backward"))
     for how, padding in itertools.product((0, 1, 2) if rank == 2 else (0, 1), (0, 1, 2)):
         agree(forward, x, grid, how, padding, corners)
         agree(backward, grad, x, grid, how, padding, corners, [True, True])
         agree(backward, grad, x, grid, how, padding, corners, [False, True])
-    grid.view(-1)[:3] = torch.tensor([math.nan, math.inf, -math.inf])
+    grid.view(-1)[:3] = torch.tensor([math.nan, math.inf, -math.inf], dtype=kind)
     for how in (0, 1):  # elsewhere eager reads what is not its own
         agree(backward, grad, x, grid, how, 0, corners, [True, True])
 
