@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from compiler.cli import cache, check, explain, run, show, suite, targets, tune
-from compiler.cli.sources import Senseless, add_shared
+from compiler.cli.sources import UsageError, add_shared
 from compiler.errors import CompilerError
 from compiler.runtime import detect
 
@@ -33,15 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 0
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        return _print_error("interrupted", 130)
     except Exception as problem:  # the outermost handler: any error is printed as one paragraph
         if options.debug:
             raise
         _drop_output()
-        return _complain(_said(problem), 2 if isinstance(problem, Senseless) else 1)
+        return _print_error(_message_of(problem), 2 if isinstance(problem, UsageError) else 1)
 
 
-def _complain(text: str, status: int) -> int:
+def _print_error(text: str, status: int) -> int:
     with suppress(BrokenPipeError):
         print(f"mlcomp: {text}", file=sys.stderr)
     return status
@@ -56,9 +56,9 @@ def _drop_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _said(problem: Exception) -> str:
+def _message_of(problem: Exception) -> str:
     match problem:
-        case CompilerError() | ValueError() | Senseless():
+        case CompilerError() | ValueError() | UsageError():
             return str(problem)
         case OSError(strerror=str(reason), filename=str(name)):
             return f"{name}: {reason.lower()}"
@@ -113,12 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action=_Version, nargs=0, help="print the versions of mlcomp, Python, torch and g++"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, options, run_it, shared, says in _COMMANDS:
-        command = commands.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
+    for name, options, command_function, shared, help_text in _COMMANDS:
+        command = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
         options(command)
         add_shared(command, *shared)
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-        command.set_defaults(run=run_it)
-    for name, (_, says) in suite.COMMANDS.items():
-        commands.add_parser(name, help=says)
+        command.set_defaults(run=command_function)
+    for name, (_, help_text) in suite.COMMANDS.items():
+        commands.add_parser(name, help=help_text)
     return parser

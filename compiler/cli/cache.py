@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from compiler.cli.sources import Senseless
+from compiler.cli.sources import UsageError
 from compiler.runtime import detect, inventory, seal, trust
 from compiler.runtime.inventory import File
 
@@ -24,11 +24,11 @@ def options(command: argparse.ArgumentParser) -> None:
         "clear: remove all but tuning results",
     )
     command.add_argument(
-        "--older-than", type=_days, metavar="DAYS", help="prune: also remove files not used for DAYS days"
+        "--older-than", type=_parse_days, metavar="DAYS", help="prune: also remove files not used for DAYS days"
     )
     command.add_argument(
         "--max-size",
-        type=_bytes,
+        type=_parse_bytes,
         metavar="SIZE",
         help="prune: also remove least recently used files down to SIZE, such as 500M",
     )
@@ -36,7 +36,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def cache(options: argparse.Namespace) -> int:
     if options.action != "prune" and not options.older_than is options.max_size is None:
-        raise Senseless(f"--older-than and --max-size are for `mlcomp cache prune`, not for {options.action}")
+        raise UsageError(f"--older-than and --max-size are for `mlcomp cache prune`, not for {options.action}")
     folder = Path(os.path.realpath(detect.default_cache(os.environ)))
     match options.action:
         case "show":
@@ -44,10 +44,10 @@ def cache(options: argparse.Namespace) -> int:
         case "verify":
             return _verify(folder)
         case "prune":
-            gone = inventory.prune(folder, options.older_than, options.max_size)
+            removed = inventory.prune(folder, options.older_than, options.max_size)
         case _:
-            gone = inventory.clear(folder)
-    print(f"removed {_amount(gone)} of {folder}; {_amount(inventory.files(folder))} are left")
+            removed = inventory.clear(folder)
+    print(f"removed {_count_and_size(removed)} of {folder}; {_count_and_size(inventory.files(folder))} are left")
     return 0
 
 
@@ -56,10 +56,10 @@ def _show(folder: Path) -> int:
     print(f"place: {folder}{f' (refused: {problem})' if problem else ''}")
     key = seal.key_path() if seal.is_persistent() else "none is stored, so each process builds its kernels again"
     print(f"key:   {key}")
-    found = inventory.files(folder)
-    print(f"size:  {_amount(found)}")
-    for kind in dict.fromkeys(file.kind for file in found):
-        print(f"  {kind}: {_amount([file for file in found if file.kind == kind])}")
+    files = inventory.files(folder)
+    print(f"size:  {_count_and_size(files)}")
+    for kind in dict.fromkeys(file.kind for file in files):
+        print(f"  {kind}: {_count_and_size([file for file in files if file.kind == kind])}")
     return 1 if problem else 0
 
 
@@ -67,27 +67,27 @@ def _verify(folder: Path) -> int:
     if problem := trust.distrust_reason(folder, folder):
         print(f"{folder} is refused: {problem}")
         return 1
-    found = [file for file in inventory.files(folder) if file.kind in inventory.KINDS.values()]
-    bad = inventory.damaged(found)
-    for file in bad:
+    files = [file for file in inventory.files(folder) if file.kind in inventory.KINDS.values()]
+    damaged = inventory.damaged(files)
+    for file in damaged:
         print(f"{file.path} is damaged or forged; it is built again when it is needed")
-    print(f"{_amount(found)}: {len(found) - len(bad)} intact, {len(bad)} damaged")
-    return 1 if bad else 0
+    print(f"{_count_and_size(files)}: {len(files) - len(damaged)} intact, {len(damaged)} damaged")
+    return 1 if damaged else 0
 
 
-def _amount(files: list[File]) -> str:
+def _count_and_size(files: list[File]) -> str:
     """
-    >>> _amount([])
+    >>> _count_and_size([])
     '0 files, 0.0 MiB'
     """
     count = len(files)
     return f"{count} file{'s' if count != 1 else ''}, {sum(file.size for file in files) / (1 << 20):.1f} MiB"
 
 
-def _days(text: str) -> float:
+def _parse_days(text: str) -> float:
     """Seconds.
 
-    >>> _days("0.5")
+    >>> _parse_days("0.5")
     43200.0
     """
     days = float(text)
@@ -96,12 +96,12 @@ def _days(text: str) -> float:
     return days * 24 * 3600
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """
-    >>> _bytes("1.5G"), _bytes("100")
+    >>> _parse_bytes("1.5G"), _parse_bytes("100")
     (1610612736, 100)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text}: bytes, or a number with K, M or G")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])

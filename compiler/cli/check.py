@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.cli.sources import add_shared, dump, loading
+from compiler.cli.sources import add_shared, check_suffix, interruptible_import
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -24,12 +24,12 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """Return 1 if there is any finding, else 0."""
-    dump(options.file, "check")
-    with loading():
+    check_suffix(options.file, "check")
+    with interruptible_import():
         from compiler.execution import trial  # noqa: PLC0415
 
-    found = trial.check(options.file, options.target, options.seed, dict(options.shapes), options.launch)
-    for line in found:
+    findings = trial.check(options.file, options.target, options.seed, dict(options.shapes), options.launch)
+    for line in findings:
         print(line)
-    print(f"{options.file}: {len(found) or 'no'} finding{'s' if len(found) != 1 else ''}, seed {options.seed}")
-    return 1 if found else 0
+    print(f"{options.file}: {len(findings) or 'no'} finding{'s' if len(findings) != 1 else ''}, seed {options.seed}")
+    return 1 if findings else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.cli import model, suite
-from compiler.cli.sources import Senseless, expression_text, loading
+from compiler.cli.sources import UsageError, expression_text, interruptible_import
 
 if TYPE_CHECKING:
     from compiler.pipeline import Lowering
@@ -28,23 +28,23 @@ def options(command: argparse.ArgumentParser) -> None:
 def explain(options: argparse.Namespace) -> int:
     if options.files:
         if options.code is not None or options.model is not None or options.verbose:
-            raise Senseless("for shape files explain shows the memory of their benchmarks: remove -c, --model and -v")
-        return suite.run("conformance.judge.memory", _words(options))
-    with loading():
+            raise UsageError("for shape files explain shows the memory of their benchmarks: remove -c, --model and -v")
+        return suite.run("conformance.judge.memory", _suite_arguments(options))
+    with interruptible_import():
         from compiler import backend  # noqa: PLC0415
         from compiler.execution import expression, models  # noqa: PLC0415
 
     if options.model is not None:
-        function, inputs = models.program(model.wanted(options), model.device(options))
+        function, inputs = models.program(model.model_request(options), model.device(options))
     else:
         function, inputs = expression.program(expression_text(options), options.seed)
-    given = {"target": options.target, "memory_limit": options.memory_limit}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    for number, report in enumerate(backend.explain(function, inputs, chosen)):
-        left = report.calls - sum(region.calls for region in report.regions)
-        print(f"graph {number}: {report.calls} calls, {left} in eager")
-        for place, region in enumerate(report.regions):
-            print(f"  region {place}: {region.calls} calls, {', '.join(region.kernels)}")
+    settings = {"target": options.target, "memory_limit": options.memory_limit}
+    backend_options: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    for number, report in enumerate(backend.explain(function, inputs, backend_options)):
+        eager_calls = report.calls - sum(region.calls for region in report.regions)
+        print(f"graph {number}: {report.calls} calls, {eager_calls} in eager")
+        for position, region in enumerate(report.regions):
+            print(f"  region {position}: {region.calls} calls, {', '.join(region.kernels)}")
             for line in temporaries(region.code, options.verbose):
                 print(f"    {line}")
         for reason, count in report.eager.items():
@@ -52,9 +52,9 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _words(options: argparse.Namespace) -> list[str]:
-    given = {"--target": options.target, "--memory-limit": options.memory_limit}
-    return [*map(str, options.files), *(w for name, x in given.items() if x is not None for w in (name, str(x)))]
+def _suite_arguments(options: argparse.Namespace) -> list[str]:
+    arguments = {"--target": options.target, "--memory-limit": options.memory_limit}
+    return [*map(str, options.files), *(w for name, x in arguments.items() if x is not None for w in (name, str(x)))]
 
 
 def temporaries(code: Lowering, verbose: bool) -> Iterator[str]:
@@ -64,13 +64,13 @@ def temporaries(code: Lowering, verbose: bool) -> Iterator[str]:
     if next(iter(code.stages.values())).sizes:
         yield "temporaries: their sizes depend on those of the inputs"
         return
-    planned = buffers.memory_schedule(code, {})
-    if not planned.names:
+    plan = buffers.memory_schedule(code, {})
+    if not plan.names:
         yield "no temporaries"
         return
-    ratio = planned.arena.size / planned.least if planned.least else 1.0
-    sizes = f"{planned.arena.size} bytes, {planned.least} alive at once: {ratio:.2f}x"
-    yield f"temporaries: {sizes}; {planned.unavoidable} in any order"
+    ratio = plan.arena.size / plan.least if plan.least else 1.0
+    sizes = f"{plan.arena.size} bytes, {plan.least} alive at once: {ratio:.2f}x"
+    yield f"temporaries: {sizes}; {plan.unavoidable} in any order"
     if verbose:
-        for name, t, offset in zip(planned.names, planned.lifetimes, planned.arena.offsets, strict=True):
+        for name, t, offset in zip(plan.names, plan.lifetimes, plan.arena.offsets, strict=True):
             yield f"  {name}: {t.size} bytes at {offset}, kernels {t.first} to {t.last}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from compiler.cli.sources import Senseless, loading
+from compiler.cli.sources import UsageError, interruptible_import
 
 if TYPE_CHECKING:
     from compiler.execution.models import ModelRequest
@@ -32,40 +32,46 @@ def options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def wanted(given: argparse.Namespace) -> ModelRequest:
-    with loading():
+def model_request(options: argparse.Namespace) -> ModelRequest:
+    with interruptible_import():
         from compiler.execution import models  # noqa: PLC0415
 
-    if given.code is not None or getattr(given, "source", None) is not None:
-        raise Senseless("--model cannot be combined with -c or --from")
-    if given.tokens < 1 or given.layers < 0:
-        raise Senseless("--tokens must be at least 1, and --layers must not be negative")
+    if options.code is not None or getattr(options, "source", None) is not None:
+        raise UsageError("--model cannot be combined with -c or --from")
+    if options.tokens < 1 or options.layers < 0:
+        raise UsageError("--tokens must be at least 1, and --layers must not be negative")
     return models.ModelRequest(
-        given.model, given.random_weights, given.layers, given.phase, given.tokens, given.dtype, given.seed
+        options.model,
+        options.random_weights,
+        options.layers,
+        options.phase,
+        options.tokens,
+        options.dtype,
+        options.seed,
     )
 
 
-def device(given: argparse.Namespace) -> str:
+def device(options: argparse.Namespace) -> str:
     """The device for the model: the GPU for GPU targets."""
     from compiler.execution import named  # noqa: PLC0415
 
-    return named.target(given.target or "cpu").kind
+    return named.target(options.target or "cpu").kind
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Compile a call of the model, compare its error against f64 with eager's and, with --bench, time both."""
-    chosen = wanted(given)
-    with loading():
+    request = model_request(options)
+    with interruptible_import():
         from compiler import backend  # noqa: PLC0415
         from compiler.execution import models  # noqa: PLC0415
 
-    ran = models.compare(chosen, device(given), backend.mlcomp, given.bench, given.quantize)
-    right = ran.ours <= ran.allowed
-    verdict = "ok" if right else "WRONG"
-    print(f"largest error {ran.ours:.3g}, eager's {ran.eager:.3g}, allowed {ran.allowed:.3g}: {verdict}")
-    if ran.quantization is not None:
-        print(f"quantization changes results by at most {ran.quantization:.3g}")
-    if given.bench:
-        eager, ours = ran.times["eager"], ran.times["mlcomp"]
+    errors = models.compare(request, device(options), backend.mlcomp, options.bench, options.quantize)
+    is_correct = errors.ours <= errors.allowed
+    verdict = "ok" if is_correct else "WRONG"
+    print(f"largest error {errors.ours:.3g}, eager's {errors.eager:.3g}, allowed {errors.allowed:.3g}: {verdict}")
+    if errors.quantization is not None:
+        print(f"quantization changes results by at most {errors.quantization:.3g}")
+    if options.bench:
+        eager, ours = errors.times["eager"], errors.times["mlcomp"]
         print(f"eager {eager * 1e3:.3f} ms, mlcomp {ours * 1e3:.3f} ms: {eager / ours:.2f}x")
-    return 0 if right else 1
+    return 0 if is_correct else 1

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli.sources import Senseless, add_shared, loading, program, schedule_text
+from compiler.cli.sources import UsageError, add_shared, interruptible_import, program, schedule_text
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def options(command: argparse.ArgumentParser) -> None:
     text = "start from a text, perhaps edited; its suffix names the stage: .torch .tensor .loop .tile .kernel .cpp .cu"
     command.add_argument("--from", dest="source", type=Path, metavar="FILE", help=text)
     add_shared(command, "--onnx", "--arg", "--schedule")
-    says = "-v: print the time of each pass; -vv: print the change of each pass and schedule step as a diff"
-    command.add_argument("-v", action="count", default=0, dest="verbose", help=says)
+    help_text = "-v: print the time of each pass; -vv: print the change of each pass and schedule step as a diff"
+    command.add_argument("-v", action="count", default=0, dest="verbose", help=help_text)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -44,14 +44,18 @@ def show(options: argparse.Namespace) -> int:
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)
     if until not in stages or (options.ir == "asm" and until != "cpp"):
-        raise Senseless(
+        raise UsageError(
             f"{machine.name} has no stage {options.ir}; its stages are {', '.join(stages)}; choose another --target"
         )
-    source, given = program(options)
+    source, source_program = program(options)
     if source not in stages:
-        raise Senseless(f"{machine.name} has no stage {source}, the stage of {options.source}; choose another --target")
+        raise UsageError(
+            f"{machine.name} has no stage {source}, the stage of {options.source}; choose another --target"
+        )
     if stages.index(until) < stages.index(source):
-        raise Senseless(f"--from {options.source} starts after --ir {options.ir}; choose stage {source} or a later one")
+        raise UsageError(
+            f"--from {options.source} starts after --ir {options.ir}; choose stage {source} or a later one"
+        )
     applications: list[Application] = []
     clock = [time.perf_counter()]
     seconds: list[float] = []
@@ -61,20 +65,20 @@ def show(options: argparse.Namespace) -> int:
         applications.append(a)
         clock[0] = time.perf_counter()
 
-    schedules = _schedules(options, source, given, machine) if options.schedule else None
+    schedules = _schedules(options, source, source_program, machine) if options.schedule else None
     clock[0] = time.perf_counter()
-    if isinstance(given, str):
+    if isinstance(source_program, str):
         lowering = dumps.load(options.source, machine)
     else:
-        lowering = pipeline.lower(given, machine, schedules, source=source, until=until, trace=trace)
+        lowering = pipeline.lower(source_program, machine, schedules, source=source, until=until, trace=trace)
     if options.verbose:
-        _tell(applications, seconds, options.verbose)
-    text = _text(lowering, options.ir)
+        _print_trace(applications, seconds, options.verbose)
+    text = _text_of(lowering, options.ir)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return 0
 
 
-def _text(lowering: Lowering, ir: str) -> str:
+def _text_of(lowering: Lowering, ir: str) -> str:
     from compiler.schedule import files  # noqa: PLC0415
 
     match ir:
@@ -86,24 +90,24 @@ def _text(lowering: Lowering, ir: str) -> str:
 
 
 def _assembly(lowering: Lowering) -> str:
-    with loading():
+    with interruptible_import():
         from compiler.execution import executable  # noqa: PLC0415
 
     return executable.assembly(lowering)
 
 
-def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Target) -> dict[str, Schedule]:
+def _schedules(options: argparse.Namespace, source: str, source_program: Any, machine: Target) -> dict[str, Schedule]:
     from compiler import pipeline  # noqa: PLC0415
 
     if source not in ("torch", "tensor", "loop"):
-        raise Senseless(f"--schedule has no effect: {options.source} is already scheduled")
+        raise UsageError(f"--schedule has no effect: {options.source} is already scheduled")
     try:
-        return pipeline.read_schedules(schedule_text(options), given, machine, source)
+        return pipeline.read_schedules(schedule_text(options), source_program, machine, source)
     except ValueError as problem:
         raise CompilerError(f"{options.schedule}: {problem}") from problem
 
 
-def _tell(applications: list[Application], seconds: list[float], verbose: int) -> None:
+def _print_trace(applications: list[Application], seconds: list[float], verbose: int) -> None:
     """With -v, print the time of each pass to stderr; with -vv, print the diff of each pass or step between markers."""
     if verbose == 1:
         spent = 0.0
@@ -122,15 +126,15 @@ def _tell(applications: list[Application], seconds: list[float], verbose: int) -
         for part in steps:
             where = f"{part.number} of {part.kernel}"
             print(f">>> {part.stage}:{part.name}  # {where}")
-            sys.stdout.writelines(_coloured(line) for line in _difference(part))
+            sys.stdout.writelines(_coloured(line) for line in _diff_lines(part))
             print(f"<<< {part.stage}:{part.name}  # {where}")
         if not steps:
-            sys.stdout.writelines(_coloured(line) for line in _difference(a))
+            sys.stdout.writelines(_coloured(line) for line in _diff_lines(a))
         print(f"<<< {a.stage}:{a.name}")
         steps = []
 
 
-def _difference(a: Application) -> list[str]:
+def _diff_lines(a: Application) -> list[str]:
     """The diff of an application; the whole new text if it lowered the program to another stage."""
     from compiler.ir.stages import IRS  # noqa: PLC0415
 

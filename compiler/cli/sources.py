@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 
-class Senseless(Exception):
+class UsageError(Exception):
     """Invalid usage of the command line; exit status 2."""
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def interruptible_import() -> Iterator[None]:
     """During the import of PyTorch, which swallows some interrupts, let an interrupt end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, _end)
+    previous = signal.signal(signal.SIGINT, _exit_on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
-def _end(number: int, frame: object) -> None:
+def _exit_on_interrupt(number: int, frame: object) -> None:
     os.write(2, b"mlcomp: interrupted\n")
     os._exit(130)
 
@@ -40,9 +40,9 @@ def program(options: argparse.Namespace) -> tuple[str, Any]:
     if options.source is not None:
         from compiler.execution import dumps  # noqa: PLC0415
 
-        dump(options.source, "--from")
+        check_suffix(options.source, "--from")
         return dumps.read(options.source)
-    with loading():
+    with interruptible_import():
         from compiler.execution import expression  # noqa: PLC0415
         from compiler.onnx import from_onnx  # noqa: PLC0415
 
@@ -51,12 +51,12 @@ def program(options: argparse.Namespace) -> tuple[str, Any]:
     return "torch", expression.capture(expression_text(options), options.seed)[2].program
 
 
-def dump(path: Path, what: str) -> None:
+def check_suffix(path: Path, what: str) -> None:
     """Refuse a file whose suffix does not name a stage."""
     from compiler.execution import dumps  # noqa: PLC0415
 
     if dumps.stage_of(path) is None:
-        raise Senseless(f"{what} {path}: the suffix must name the stage: {', '.join(dumps.SUFFIXES)}")
+        raise UsageError(f"{what} {path}: the suffix must name the stage: {', '.join(dumps.SUFFIXES)}")
 
 
 def schedule_text(options: argparse.Namespace) -> str:
@@ -66,15 +66,15 @@ def schedule_text(options: argparse.Namespace) -> str:
     return dumps.read_text(options.schedule) if options.schedule is not None else ""
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
-    >>> _shape("x=f32[33, 2048]")
+    >>> _parse_shape("x=f32[33, 2048]")
     ('x', (33, 2048))
     """
-    found = re.fullmatch(r"\s*([^\s=]+)\s*=\s*(?:\w+)?\[([\d,\s]*)\]\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*([^\s=]+)\s*=\s*(?:\w+)?\[([\d,\s]*)\]\s*", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=[SIZES], for example x=[33, 2048]")
-    return found[1], tuple(int(n) for n in found[2].split(",") if n.strip())
+    return match[1], tuple(int(n) for n in match[2].split(",") if n.strip())
 
 
 # Options shared by several commands: the program, its inputs, and the schedules of its kernels.
@@ -82,8 +82,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "-c": {"dest": "code", "metavar": "EXPRESSION",
            "help": "the program, an expression over torch, F and nn; calls such as torch.randn(..) are its inputs"},
     "--onnx": {"type": Path, "metavar": "FILE", "help": "instead of -c: an ONNX model"},
-    "--arg": {"dest": "shapes", "type": _shape, "action": "append", "default": [], "metavar": "NAME=[SIZES]", "help":
-              "shape of an input whose sizes are not fixed, for example x=[33, 2048]; may be repeated"},
+    "--arg": {"dest": "shapes", "type": _parse_shape, "action": "append", "default": [], "metavar": "NAME=[SIZES]",
+              "help": "shape of an input whose sizes are not fixed, for example x=[33, 2048]; may be repeated"},
     "--schedule": {"type": Path, "metavar": "FILE",
                    "help": "schedules that replace the heuristic's, in the format of `mlcomp show --ir schedule`"},
     "--target": {"help": "cpu (default) is this machine, cuda its GPU; `mlcomp targets` lists all"},
@@ -98,5 +98,5 @@ def add_shared(command: argparse.ArgumentParser, *names: str) -> None:
 
 def expression_text(options: argparse.Namespace) -> str:
     if options.code is None:
-        raise Senseless('no program given; for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
+        raise UsageError('no program given; for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
     return str(options.code)

@@ -25,20 +25,20 @@ def run(module: str, words: Sequence[str]) -> int:
     with subprocess.Popen(
         [sys.executable, "-P", "-m", module, *words], env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE, text=True,
-    ) as asked:  # fmt: skip
+    ) as process:  # fmt: skip
         try:
-            _pass_on(asked)
+            _forward_output(process)
         except (
             KeyboardInterrupt
         ):  # a terminal sends it to both processes: the suite stores its results so far and says so
-            _pass_on(asked)
+            _forward_output(process)
     if {"-h", "--help"} & {*words}:
-        raise SystemExit(asked.returncode)
-    return asked.returncode
+        raise SystemExit(process.returncode)
+    return process.returncode
 
 
-def _pass_on(asked: subprocess.Popen[str]) -> None:
+def _forward_output(process: subprocess.Popen[str]) -> None:
     """Print lines as they arrive; some commands take long."""
-    for line in asked.stdout or ():
+    for line in process.stdout or ():
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -43,10 +43,10 @@ def _families(names: Sequence[str]) -> list[str]:
     >>> _families(["panel.1x8.f32", "panel.2x8.f32", "dot.1x1.f32"])
     ['panel.*.f32: 2 sizes, 1x8 to 2x8', 'dot.*.f32: 1 size, 1x1']
     """
-    found: dict[str, list[str]] = {}
+    sizes_of: dict[str, list[str]] = {}
     for kind, size, *rest in (name.split(".") for name in names):
-        found.setdefault(".".join([kind, "*", *rest]), []).append(size)
+        sizes_of.setdefault(".".join([kind, "*", *rest]), []).append(size)
     return [
         f"{family}: {len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{family}: 1 size, {sizes[0]}"
-        for family, sizes in found.items()
+        for family, sizes in sizes_of.items()
     ]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from compiler.cli import suite
-from compiler.cli.sources import Senseless, expression_text, loading
+from compiler.cli.sources import UsageError, expression_text, interruptible_import
 
 EFFORTS = ("quick", "default", "full")
 STRATEGIES = ("random", "top", "local", "model", "tree")
@@ -47,7 +47,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def tune(options: argparse.Namespace) -> int:
-    with loading():
+    with interruptible_import():
         from compiler.execution.tuning import command, fit, replay  # noqa: PLC0415
 
     if options.replay or options.fit:
@@ -58,42 +58,45 @@ def tune(options: argparse.Namespace) -> int:
     if options.verify:
         return _verify(options.target or "cpu")
     if options.files:
-        return suite.run("conformance.bench.tuning", _words(options))
+        return suite.run("conformance.bench.tuning", _suite_arguments(options))
     effort = command.limits(options.effort, options.budget, options.trials)
-    tell = _say if options.verbose else lambda _: None
+    report_progress = _print_progress if options.verbose else lambda _: None
     code = expression_text(options)
-    wish = command.Wish(effort, options.strategy or command.STRATEGY, options.seed, tell, code)
-    found = command.tune_expression(code, options.target or "cpu", wish)
-    print("\n".join(map(str, found)))
-    return 130 if any(one.interrupted for one in found) else 1 if any(one.problem for one in found) else 0
+    request = command.Wish(effort, options.strategy or command.STRATEGY, options.seed, report_progress, code)
+    results = command.tune_expression(code, options.target or "cpu", request)
+    print("\n".join(map(str, results)))
+    return (
+        130 if any(result.interrupted for result in results) else 1 if any(result.problem for result in results) else 0
+    )
 
 
-def _words(options: argparse.Namespace) -> list[str]:
+def _suite_arguments(options: argparse.Namespace) -> list[str]:
     """The arguments for the suite, which reads the shape files."""
     if options.code is not None:
-        raise Senseless("tune takes shape files or an expression, not both")
-    named = {
+        raise UsageError("tune takes shape files or an expression, not both")
+    values = {
         name: getattr(options, name) for name in ("target", "only", "effort", "budget", "trials", "strategy", "seed")
     }
-    given = [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
-    return [*map(str, options.files), *given, *(["-v"] if options.verbose else [])]
+    arguments = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
+    return [*map(str, options.files), *arguments, *(["-v"] if options.verbose else [])]
 
 
 def _verify(target: str) -> int:
     from compiler.execution.tuning import verify  # noqa: PLC0415
 
-    wrong = 0
-    for one in verify.verify(target):
-        median, low, high = one.speedup
-        then = one.record.speedup[0]
-        says = (
-            one.problem or f"{median:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed, {then:.3f}x when it was found"
+    worse_count = 0
+    for result in verify.verify(target):
+        median, low, high = result.speedup
+        stored_speedup = result.record.speedup[0]
+        message = (
+            result.problem
+            or f"{median:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed, {stored_speedup:.3f}x when it was found"
         )
-        slower = not one.problem and high < 1
-        wrong += bool(one.problem or slower)
-        print(f"{one.record.name}: {says}{': tune it again' if one.problem or slower else ''}", flush=True)
-    return 1 if wrong else 0
+        slower = not result.problem and high < 1
+        worse_count += bool(result.problem or slower)
+        print(f"{result.record.name}: {message}{': tune it again' if result.problem or slower else ''}", flush=True)
+    return 1 if worse_count else 0
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

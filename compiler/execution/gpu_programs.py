@@ -20,7 +20,7 @@ from compiler.ir.tensor import memory_order
 from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda, header
-from compiler.render.c import fails
+from compiler.render.c import has_requirements
 from compiler.runtime import cubin, detect, device, gpu, gpu_native, guarded, launcher, triton
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
@@ -61,7 +61,7 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
             args: list[int | Size | Map | Flag] = [positions[p.name] for p in f.params]
             args += [Size(n) for n in plan.sizes]
             args += [_tensor_map(m, f, positions[m.buffer], sizes) for m in f.maps]
-            args += [Flag()] * fails(f.body)
+            args += [Flag()] * has_requirements(f.body)
             shared, block, cluster = k.dynamic_shared(f)[1], _extent(f.block), (f.cluster, 1, 1)
             out.append(Launch(name, grid, block, tuple(args), shared, cluster, _has_barriers(f), overlaps(f)))
     return LaunchPlan(

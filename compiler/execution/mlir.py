@@ -45,4 +45,4 @@ def build_together(lowerings: Sequence[Lowering], cache: Path | None = None) -> 
 def _module(lowering: Lowering) -> mlir.Module:
     program, text = lowering.stages["tensor"], lowering.stages["mlir"]
     digest = hashlib.sha256((text + tensor_text.show(program)).encode()).hexdigest()[:16]
-    return mlir.Module(entry.entry(text, program, digest), entry.around(program, digest), f"{entry.ENTRY}_{digest}")
+    return mlir.Module(entry.entry(text, program, digest), entry.c_entry(program, digest), f"{entry.ENTRY}_{digest}")

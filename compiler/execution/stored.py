@@ -83,7 +83,7 @@ def _read(content: bytes, program: aten.Program, target: Target) -> Lowering:
 
 def _write(path: Path, lowering: Lowering) -> None:
     text = lowering.stages[TEXTS[lowering.target.kind]]
-    launched = kernel_text.show(header.launched(lowering.stages["kernel"]))
+    launched = kernel_text.show(header.launches_only(lowering.stages["kernel"]))
     entry = {"kernel": launched, "text": text, "fallbacks": [(x.kernel, x.reason) for x in lowering.fallbacks]}
     with store.build_folder(path) as folder:
         draft = folder / "program"

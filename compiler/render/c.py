@@ -100,14 +100,14 @@ class Writer:
     called: set[str] = field(default_factory=set)
     types: set[str] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)  # names of functions in use
-    before: list[str] = field(default_factory=list)  # lines of helper functions to put before this one
-    inside: bool = False  # whether inside a loop that is spread over threads
+    helpers: list[str] = field(default_factory=list)  # lines of helper functions to put before this one
+    in_parallel_loop: bool = False  # whether inside a loop that is spread over threads
     mark: str = ""  # the mark of the enclosing loop that affects memory accesses
     ahead: int = 0  # bytes beyond each load that the enclosing loop prefetches
     offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in dynamic shared memory
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that fit 32 bits
-    data: frozenset[str] = frozenset()  # integer variables that may overflow and wrap
+    wrapping: frozenset[str] = frozenset()  # integer variables that may overflow and wrap
     written: frozenset[str] = frozenset()  # parameters that the function writes
     by_lane: frozenset[str] = frozenset()  # loaded vectors whose lanes are used one by one
 
@@ -117,7 +117,7 @@ class Writer:
         words = ", ".join(map(str, template))
         return Code(f"{function}{f'<{words}>' if words else ''}({', '.join(args)})")
 
-    def of(self, e: Expr, rank: int = TERNARY, bits: int = 0) -> str:
+    def text(self, e: Expr, rank: int = TERNARY, bits: int = 0) -> str:
         """The text of `e` at its exact type."""
         return expression(self, e, bits).at(rank)
 
@@ -127,29 +127,30 @@ class Writer:
             return Code(str(e.value), UNARY if e.value < 0 else ATOM).at(rank)
         if self.language.integer is not None and e.dtype is i64:
             return self.language.integer(self, e, False).at(rank)
-        return self.of(e, rank)
+        return self.text(e, rank)
 
-    def place(self, buffer: str, index: Expr) -> str:
+    def element(self, buffer: str, index: Expr) -> str:
         return f"{self.names[buffer]}[{self.plain(index)}]"
 
     def pointer(self, buffer: str, index: Expr) -> str:
-        return f"&{self.place(buffer, index)}"
+        return f"&{self.element(buffer, index)}"
 
 
 def literal(value: bool | int | float, dtype: DType) -> Code:
     """A C literal of exactly this value and type."""
     if dtype.is_float:
-        return _float(float(value), "f" if dtype is f32 else "")
+        return _float_literal(float(value), "f" if dtype is f32 else "")
     if dtype is boolean:
         return Code("true" if value else "false")
-    number = int(value)
+    integer_value = int(value)
     suffix = "l" if dtype.bits == 64 else ""
-    if dtype.kind == "int" and number == -(2 ** (dtype.bits - 1)) and dtype.bits >= 32:
-        return Code(f"-{-number - 1}{suffix} - 1", ADD)  # C has no negative literals, and the positive one overflows
-    return Code(f"{number}{suffix}", UNARY if number < 0 else ATOM)
+    if dtype.kind == "int" and integer_value == -(2 ** (dtype.bits - 1)) and dtype.bits >= 32:
+        # C has no negative literals, and the positive one overflows.
+        return Code(f"-{-integer_value - 1}{suffix} - 1", ADD)
+    return Code(f"{integer_value}{suffix}", UNARY if integer_value < 0 else ATOM)
 
 
-def _float(value: float, suffix: str) -> Code:
+def _float_literal(value: float, suffix: str) -> Code:
     if math.isnan(value):
         return Code(f'__builtin_nan{suffix}("")')
     if math.isinf(value):
@@ -170,88 +171,94 @@ def _float(value: float, suffix: str) -> Code:
 def expression(w: Writer, e: Expr, bits: int = 0) -> Code:
     if w.language.integer is not None and e.dtype is i64:
         return w.language.integer(w, e, True)
-    return ordinary(w, e, bits)
+    return render_expression(w, e, bits)
 
 
-def ordinary(w: Writer, e: Expr, bits: int = 0) -> Code:
+def render_expression(w: Writer, e: Expr, bits: int = 0) -> Code:
     """Render an expression by the language's own function, or else by the shared rules."""
     special = w.language.expression(w, e, bits)
     if special is not None:
         return special
     match e:
         case Const(value, dtype):
-            return narrowed(w, literal(value, dtype), dtype)
+            return convert_back(w, literal(value, dtype), dtype)
         case Var(name):
             return Code(w.names[name])
         case Load(buffer, (index,)):
-            return Code(w.place(buffer, index))
+            return Code(w.element(buffer, index))
         case Select(cond, then, other):
-            return Code(f"{w.of(cond, LOR)} ? {w.of(then, LOR, bits)} : {w.of(other, TERNARY, bits)}", TERNARY)
+            return Code(f"{w.text(cond, LOR)} ? {w.text(then, LOR, bits)} : {w.text(other, TERNARY, bits)}", TERNARY)
         case Op(name, args):
             return _operation(w, name, args)
         case Cast(arg, dtype):
-            return Code(f"({w.language.types[dtype.name]}){w.of(arg, UNARY)}", UNARY)
+            return Code(f"({w.language.types[dtype.name]}){w.text(arg, UNARY)}", UNARY)
     raise ValueError(f"{type(e).__name__} has no meaning on this target")
 
 
 def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
     dtype = args[-1].dtype
     if name == "require":
-        return w.call("mlc_require", w.language.failures, *(w.of(a) for a in args))
+        return w.call("mlc_require", w.language.failures, *(w.text(a) for a in args))
     if dtype.kind == "bool" and name in LOGIC:
         return infix(w, LOGIC[name], args)
     if name in INFIX:
-        made = infix(w, INFIX[name], args)
-        return made if name in COMPARISONS else narrowed(w, made, dtype)
+        code = infix(w, INFIX[name], args)
+        return code if name in COMPARISONS else convert_back(w, code, dtype)
     if name in ("neg", "not"):
         symbol = "-" if name == "neg" else "!" if dtype.kind == "bool" else "~"
-        inner = w.of(args[0], UNARY)
-        return narrowed(w, Code(symbol + (f"({inner})" if inner.startswith("-") else inner), UNARY), dtype)
+        inner = w.text(args[0], UNARY)
+        return convert_back(w, Code(symbol + (f"({inner})" if inner.startswith("-") else inner), UNARY), dtype)
     if name == "where" and dtype.lanes == 1:
         return expression(w, Select(*args))
     if name not in w.language.functions:
         raise ValueError(f"{name} has no spelling on this target")
-    return w.call(w.language.functions[name], *(w.of(a) for a in args))
+    return w.call(w.language.functions[name], *(w.text(a) for a in args))
 
 
-def fails(body: Iterable[k.Stmt]) -> bool:
+def has_requirements(body: Iterable[k.Stmt]) -> bool:
     """Whether statements have requirements, so that their function needs a place to report a failure."""
     return any(isinstance(n, Op) and n.name == "require" for s in body for n in s.walk())
 
 
-def narrowed(w: Writer, made: Code, dtype: DType) -> Code:
+def convert_back(w: Writer, code: Code, dtype: DType) -> Code:
     """C computes narrow integers as int: convert the result back to its type."""
     if dtype.lanes > 1 or not dtype.is_integer or dtype.bits >= 32:
-        return made
-    return Code(f"({w.language.types[dtype.name]}){made.at(UNARY)}", UNARY)
+        return code
+    return Code(f"({w.language.types[dtype.name]}){code.at(UNARY)}", UNARY)
 
 
 def infix(w: Writer, row: tuple[str, int, int, int], args: tuple[Expr, ...]) -> Code:
     symbol, rank, left, right = row
     a, b = args
     # Literals and broadcasts are written bare if the other operand determines the type.
-    first = w.of(a, left) if _settles(a) else _loose(w, a, left) if _settles(b) else w.of(a, left)
-    second = w.of(b, right) if _settles(b) or not _settles(a) else _loose(w, b, right)
+    first = (
+        w.text(a, left)
+        if _determines_type(a)
+        else _untyped_operand(w, a, left)
+        if _determines_type(b)
+        else w.text(a, left)
+    )
+    second = w.text(b, right) if _determines_type(b) or not _determines_type(a) else _untyped_operand(w, b, right)
     if symbol == "-" and second.startswith("-"):
         second = f"({second})"
     return Code(f"{first} {symbol} {second}", rank)
 
 
-def _settles(e: Expr) -> bool:
+def _determines_type(e: Expr) -> bool:
     return not isinstance(e, Const | k.Broadcast)
 
 
-def _loose(w: Writer, e: Expr, rank: int) -> str:
+def _untyped_operand(w: Writer, e: Expr, rank: int) -> str:
     match e:
         case k.Broadcast(Select() | Op("where") as arg) if arg.dtype.is_integer and arg.dtype.bits < 32:
-            return w.of(e, rank)  # C promotes it to int, with or without a cast
+            return w.text(e, rank)  # C promotes it to int, with or without a cast
         case k.Broadcast(arg) if arg.dtype.kind != "bool":
-            return w.of(arg, rank)
+            return w.text(arg, rank)
         case Const(value, dtype) if dtype.lanes > 1 and dtype.kind != "bool":
-            return w.of(Const(value, dtype.replace(lanes=1)), rank)
+            return w.text(Const(value, dtype.replace(lanes=1)), rank)
         case Const(_, dtype) if dtype.lanes == 1:
             return w.plain(e, rank)
-    return w.of(e, rank)
+    return w.text(e, rank)
 
 
 # ---- statements
@@ -272,44 +279,44 @@ def statement(w: Writer, s: k.Stmt) -> list[str]:
     match s:
         case k.Declare(name, value):
             constant = "" if name in w.assigned else "const "
-            return [f"{constant}{w.language.declare(w, s)} {w.names[name]} = {_given(w, name, value)};"]
+            return [f"{constant}{w.language.declare(w, s)} {w.names[name]} = {_value_text(w, name, value)};"]
         case k.Assign(name, value):
-            return [f"{w.names[name]} = {_given(w, name, value)};"]
+            return [f"{w.names[name]} = {_value_text(w, name, value)};"]
         case k.Store(buffer, index, value, "set"):
-            return [f"{w.place(buffer, index)} = {w.plain(value)};"]
+            return [f"{w.element(buffer, index)} = {w.plain(value)};"]
         case k.Store():
-            return statement(w, combined(s))
+            return statement(w, expand_accumulation(s))
         case k.For(var, start, stop, step, inner):
             name = w.names[var]
-            by = f"{name}++" if step == 1 else f"{name} += {step}"
-            kind = "int" if var in w.narrow else "long"
-            head = f"for ({kind} {name} = {w.plain(start)}; {name} < {w.plain(stop, SHIFT)}; {by}) {{"
+            increment = f"{name}++" if step == 1 else f"{name} += {step}"
+            type_name = "int" if var in w.narrow else "long"
+            head = f"for ({type_name} {name} = {w.plain(start)}; {name} < {w.plain(stop, SHIFT)}; {increment}) {{"
             return [*w.language.pragma(w, s), head, *body(w, inner), "}"]
         case k.If(cond, then, orelse):
-            other = ["} else {", *body(w, orelse)] if orelse else []
-            return [f"if ({w.of(cond)}) {{", *body(w, then), *other, "}"]
+            else_lines = ["} else {", *body(w, orelse)] if orelse else []
+            return [f"if ({w.text(cond)}) {{", *body(w, then), *else_lines, "}"]
         case k.Array(name, dtype):
             w.buffers[name] = dtype
             return w.language.array(w, s)
         case k.Call(function, template, args):
             if any(isinstance(a, k.Map) for a in args):
                 raise ValueError(f"{function} takes a tensor map, which there is none of on this target")
-            shown = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.of(a)
+            arguments = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.text(a)
                      for a in args if not isinstance(a, k.Map)]  # fmt: skip
-            return [w.call(function, *shown, template=template).text + ";"]
+            return [w.call(function, *arguments, template=template).text + ";"]
         case k.Comment(text):
             return comment(text)
     raise ValueError(f"{type(s).__name__} has no meaning on this target")
 
 
-def _given(w: Writer, name: str, value: Expr) -> str:
+def _value_text(w: Writer, name: str, value: Expr) -> str:
     """The text of the value of a variable."""
     if w.language.integer is not None and value.dtype is i64:
         return w.plain(value)
-    return w.of(value, bits=w.masks.get(name, 0))
+    return w.text(value, bits=w.masks.get(name, 0))
 
 
-def combined(s: k.Store) -> k.Store:
+def expand_accumulation(s: k.Store) -> k.Store:
     """Expand an accumulating store to load, combine, store; short floats are combined as f32."""
     old: Expr = Load(s.buffer, (s.index,), s.value.dtype)
     dtype = s.value.dtype
@@ -327,7 +334,7 @@ def header_of(headers: Mapping[str, str], function: str) -> str:
     raise ValueError(f"no header has the device function {function}")
 
 
-def filled(start: str, words: list[str], end: str) -> list[str]:
+def wrap_list(start: str, words: list[str], end: str) -> list[str]:
     """`start`, the words and `end` on as few lines as `WIDTH` allows, with continuation lines indented."""
     lines = [start + ", ".join(words) + end]
     while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
@@ -341,30 +348,30 @@ def comment(text: str) -> list[str]:
     return [f"// {line}".rstrip().rstrip("\\").rstrip() for line in text.splitlines()]
 
 
-def about(f: k.Function) -> list[str]:
+def describe(f: k.Function) -> list[str]:
     """Comments on what a function computes and how it was scheduled."""
-    said = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
-    return comment(f"{f.name} {', '.join(said)}\n{f.schedule}") if said else []
+    notes = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
+    return comment(f"{f.name} {', '.join(notes)}\n{f.schedule}") if notes else []
 
 
 # ---- names
 
 
-def spelled(names: Iterable[str], reserved: frozenset[str], prefix: str = "mlc_") -> dict[str, str]:
+def spell_names(names: Iterable[str], reserved: frozenset[str], prefix: str = "mlc_") -> dict[str, str]:
     """Map names to distinct C names: unchanged, or with trailing underscores if reserved or taken."""
-    wanted = list(dict.fromkeys(names))
+    distinct = list(dict.fromkeys(names))
     out: dict[str, str] = {}
-    taken = set(reserved) | {n for n in wanted if n not in reserved and not n.startswith((prefix, "_"))}
-    for name in wanted:
-        made = f"v{name}" if name.startswith((prefix, "_")) else name
-        while (made in taken and made != name) or made in reserved:
-            made += "_"
-        taken.add(made)
-        out[name] = made
+    taken = set(reserved) | {n for n in distinct if n not in reserved and not n.startswith((prefix, "_"))}
+    for name in distinct:
+        spelling = f"v{name}" if name.startswith((prefix, "_")) else name
+        while (spelling in taken and spelling != name) or spelling in reserved:
+            spelling += "_"
+        taken.add(spelling)
+        out[name] = spelling
     return out
 
 
-def bound(function: k.Function) -> list[str]:
+def bound_names(function: k.Function) -> list[str]:
     """All names that a function binds, parameters first."""
     out = [p.name for p in function.params]
     for s in function.body:
@@ -375,23 +382,23 @@ def bound(function: k.Function) -> list[str]:
     return out
 
 
-def touched(body: tuple[k.Stmt, ...]) -> set[str]:
+def accessed_buffers(body: tuple[k.Stmt, ...]) -> set[str]:
     """Names of the buffers that statements access."""
     kinds = Load | k.Gather | k.Store | k.Address
     return {n.buffer for s in body for n in s.walk() if isinstance(n, kinds)}
 
 
-def written(body: tuple[k.Stmt, ...]) -> set[str]:
-    made = {n.buffer for s in body for n in s.walk() if isinstance(n, k.Store)}
-    return made | {b for s in body for n in s.walk() if isinstance(n, k.Call) for b in n.writes}
+def written_buffers(body: tuple[k.Stmt, ...]) -> set[str]:
+    stored = {n.buffer for s in body for n in s.walk() if isinstance(n, k.Store)}
+    return stored | {b for s in body for n in s.walk() if isinstance(n, k.Call) for b in n.writes}
 
 
-def assigned(function: k.Function) -> frozenset[str]:
+def reassigned_names(function: k.Function) -> frozenset[str]:
     return frozenset(n.name for s in function.body for n in s.walk() if isinstance(n, k.Assign))
 
 
 def used_buffers(program: k.Program) -> list[tuple[int, Tensor]]:
     """Inputs, outputs and temporaries used by some function, with their position among the entry's buffers."""
     used = {p.name for f in program.functions for p in f.params}
-    every = (*program.inputs, *program.outputs, *program.temps)
-    return [(i, t) for i, t in enumerate(every) if t.name in used]
+    buffers = (*program.inputs, *program.outputs, *program.temps)
+    return [(i, t) for i, t in enumerate(buffers) if t.name in used]

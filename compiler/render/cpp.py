@@ -21,16 +21,16 @@ from compiler.render.cpp_expression import (
     FAILURES,
     MASKS,
     TYPES,
-    below,
+    alias_definition,
+    bounds_check,
     expression,
     is_short,
-    kind,
     mask_bits,
-    memory,
-    spelled_out,
+    memory_type,
     used_by_lane,
+    variable_type,
 )
-from compiler.render.integer_ranges import data_of, ranges_of
+from compiler.render.integer_ranges import data_variables, ranges_of
 
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # flags that the text requires, besides others
@@ -58,12 +58,12 @@ HEADERS = {
     "copy.h": "copy_block",
     "order.h": "order",
 }  # fmt: skip
-_STOP = f"if (*{c.FAILED}) return;"  # later statements may rely on what was then not computed
+_RETURN_IF_FAILED = f"if (*{c.FAILED}) return;"  # later statements may rely on what was then not computed
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
 RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}
 
 
-_FAILED = f"int* __restrict {c.FAILED}"
+_FAILED_PARAMETER = f"int* __restrict {c.FAILED}"
 
 
 def render(program: k.Program, *, target: str) -> str:
@@ -71,7 +71,7 @@ def render(program: k.Program, *, target: str) -> str:
 
     Functions that are equal up to names are rendered once.
     """
-    spelled = c.spelled([f.name for f in program.functions], RESERVED)
+    spelled = c.spell_names([f.name for f in program.functions], RESERVED)
     names = {name: spelled[first] for name, first in isomorphism.firsts(program.functions).items()}
     called: set[str] = set()
     types: set[str] = set()
@@ -84,7 +84,7 @@ def render(program: k.Program, *, target: str) -> str:
     head = [*header.lines(program, target), f"// Compile with {' '.join(FLAGS)}."]
     headers = dict.fromkeys(c.header_of(HEADERS, name) for name in called)
     includes = [f'#include "{h}"' for h in sorted(headers, key=list(HEADERS).index)]
-    aliases = [f"using {name} = {spelled_out(name)};" for name in sorted(types)]
+    aliases = [f"using {name} = {alias_definition(name)};" for name in sorted(types)]
     entry = ["", *_entry(program, names)]
     return "\n".join([*head, *includes, *([""] if aliases else []), *aliases, *functions, *entry]) + "\n"
 
@@ -97,21 +97,21 @@ _HEAD = re.compile(r"^(?:#include|using ).*\n", re.MULTILINE)
 def parts(text: str) -> list[str]:
     """Split a rendered text into parts that can be compiled in parallel and linked: groups of the functions that the
     entry calls, with their helpers, and the entry. A short text is not split."""
-    body, mark, entry = text.partition('\nextern "C"')
+    body, separator, entry = text.partition('\nextern "C"')
     called = set(_CALL.findall(entry))
-    found = [f for f in _DEFINED.finditer(body) if f[1] in called]
-    heads = list(_HEAD.finditer(body))
-    if len(body) < 2 * PART or not heads or {f[1] for f in found} != called:
+    functions_called = [f for f in _DEFINED.finditer(body) if f[1] in called]
+    preamble_lines = list(_HEAD.finditer(body))
+    if len(body) < 2 * PART or not preamble_lines or {f[1] for f in functions_called} != called:
         return [text]
-    head = "".join(h[0] for h in heads)
-    out, start = [""], heads[-1].end()
-    for f in found:
+    preamble = "".join(h[0] for h in preamble_lines)
+    out, start = [""], preamble_lines[-1].end()
+    for f in functions_called:
         if len(out[-1]) > PART:
             out.append("")
         out[-1] += body[start : f.start()] + f[0].removeprefix("static ")
         start = f.end()
-    declared = "".join(f"void {f[1]}{f[2]};\n" for f in found)
-    return [*(head + functions for functions in out), head + declared + mark + entry]
+    declarations = "".join(f"void {f[1]}{f[2]};\n" for f in functions_called)
+    return [*(preamble + functions for functions in out), preamble + declarations + separator + entry]
 
 
 def _function(
@@ -119,39 +119,41 @@ def _function(
 ) -> list[str]:
     if f.grid or f.block:
         raise ValueError(f"function {f.name} has a launch grid, which a CPU has not")
-    names = c.spelled([*c.bound(f), *(s.name for s in program.sizes)], RESERVED)
-    w = Writer(LANGUAGE, name, names, {p.name: p.dtype for p in f.params}, c.assigned(f))
+    names = c.spell_names([*c.bound_names(f), *(s.name for s in program.sizes)], RESERVED)
+    w = Writer(LANGUAGE, name, names, {p.name: p.dtype for p in f.params}, c.reassigned_names(f))
     w.called, w.types, w.functions, w.by_lane = called, types, taken, used_by_lane(f.body)
-    w.data, w.ranges = data_of(f), ranges_of(f)
+    w.wrapping, w.ranges = data_variables(f), ranges_of(f)
     for p in f.params:
-        _type(w, p.dtype)
-    own = [s for s in f.body if not (isinstance(s, k.For) and _spread(s))]
+        _record_type(w, p.dtype)
+    serial_statements = [s for s in f.body if not (isinstance(s, k.For) and _is_parallel(s))]
     lines = c.body(w, f.body)
-    lines = _telling(w, own, lines[: len(lines) - lines[-1:].count(f"  {_STOP}")]) + _fence(w, own)
-    params = _buffers(w, f.body, [p.name for p in f.params], set(f.writes))
-    params += [f"long {names[s]}" for s in _sizes(f, program)]
-    params += [_FAILED] * c.fails(f.body) + ["int threads"] * _threaded(f)
-    return [*w.before, *c.about(f), *c.filled(f"static void {name}(", params, ") {"), *lines, "}"]
+    lines = _with_failure_report(
+        w, serial_statements, lines[: len(lines) - lines[-1:].count(f"  {_RETURN_IF_FAILED}")]
+    ) + _fence_lines(w, serial_statements)
+    params = _buffer_parameters(w, f.body, [p.name for p in f.params], set(f.writes))
+    params += [f"long {names[s]}" for s in _used_sizes(f, program)]
+    params += [_FAILED_PARAMETER] * c.has_requirements(f.body) + ["int threads"] * _uses_threads(f)
+    return [*w.helpers, *c.describe(f), *c.wrap_list(f"static void {name}(", params, ") {"), *lines, "}"]
 
 
-def _buffers(w: Writer, body: tuple[k.Stmt, ...], buffers: Iterable[str], writes: set[str]) -> list[str]:
+def _buffer_parameters(w: Writer, body: tuple[k.Stmt, ...], buffers: Iterable[str], writes: set[str]) -> list[str]:
     """Parameters for buffers; names of unused ones are commented out."""
-    used = c.touched(body)
+    used = c.accessed_buffers(body)
     shown = [w.names[b] if b in used else f"/* {w.names[b]} */" for b in buffers]
-    kinds = [f"{'' if b in writes else 'const '}{memory(w.buffers[b])}* __restrict" for b in buffers]
+    kinds = [f"{'' if b in writes else 'const '}{memory_type(w.buffers[b])}* __restrict" for b in buffers]
     return [f"{kind} {name}" for kind, name in zip(kinds, shown, strict=True)]
 
 
-def _sizes(f: k.Function, program: k.Program) -> list[str]:
+def _used_sizes(f: k.Function, program: k.Program) -> list[str]:
     used = {n.name for s in f.body for n in s.walk() if isinstance(n, Var)}
     return [s.name for s in program.sizes if s.name in used]
 
 
-def _threaded(f: k.Function) -> bool:
-    return any(_spread(n) for s in f.body for n in s.walk() if isinstance(n, k.For))
+def _uses_threads(f: k.Function) -> bool:
+    return any(_is_parallel(n) for s in f.body for n in s.walk() if isinstance(n, k.For))
 
 
-def _spread(s: k.For) -> bool:
+def _is_parallel(s: k.For) -> bool:
     """Whether a loop can occupy more than one thread."""
     match s:
         case k.For(_, Const(start), Const(stop), step):
@@ -161,30 +163,34 @@ def _spread(s: k.For) -> bool:
 
 def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
     """The visible function: unpacks pointers and sizes, calls the others, returns 0 unless a requirement failed."""
-    places = c.used_buffers(program)
-    names = c.spelled(
-        [*(t.name for _, t in places), *(s.name for s in program.sizes)], RESERVED | frozenset(functions.values())
+    buffers = c.used_buffers(program)
+    names = c.spell_names(
+        [*(t.name for _, t in buffers), *(s.name for s in program.sizes)], RESERVED | frozenset(functions.values())
     )
     used_sizes = [
-        (n, s.name) for n, s in enumerate(program.sizes) if any(s.name in _sizes(f, program) for f in program.functions)
+        (n, s.name)
+        for n, s in enumerate(program.sizes)
+        if any(s.name in _used_sizes(f, program) for f in program.functions)
     ]
-    lines = [f"{memory(t.dtype)}* {names[t.name]} = ({memory(t.dtype)}*)buffers[{i}];" for i, t in places]
+    lines = [f"{memory_type(t.dtype)}* {names[t.name]} = ({memory_type(t.dtype)}*)buffers[{i}];" for i, t in buffers]
     lines += [f"const long {names[s]} = sizes[{n}];" for n, s in used_sizes]
-    may_fail = any(c.fails(f.body) for f in program.functions)
+    may_fail = any(c.has_requirements(f.body) for f in program.functions)
     lines += [f"int {c.FAILED} = 0;"] * may_fail
     for f in program.functions:
-        args = [names[p.name] for p in f.params] + [names[s] for s in _sizes(f, program)]
-        args += [f"&{c.FAILED}"] * c.fails(f.body) + ["threads"] * _threaded(f)
+        args = [names[p.name] for p in f.params] + [names[s] for s in _used_sizes(f, program)]
+        args += [f"&{c.FAILED}"] * c.has_requirements(f.body) + ["threads"] * _uses_threads(f)
         lines.append(f"{functions[f.name]}({', '.join(args)});")
-        lines += [f"if ({c.FAILED}) return {c.FAILED};"] * (c.fails(f.body) and f is not program.functions[-1])
-    parameters = (("void**", "buffers", bool(places)), ("const long long*", "sizes", bool(used_sizes)),
-                  ("int", "threads", any(map(_threaded, program.functions))))  # fmt: skip
-    shown = ", ".join(f"{kind} {name}" if used else f"{kind} /* {name} */" for kind, name, used in parameters)
-    every = ", ".join(t.name for t in (*program.inputs, *program.outputs, *program.temps))
+        lines += [f"if ({c.FAILED}) return {c.FAILED};"] * (
+            c.has_requirements(f.body) and f is not program.functions[-1]
+        )
+    parameters = (("void**", "buffers", bool(buffers)), ("const long long*", "sizes", bool(used_sizes)),
+                  ("int", "threads", any(map(_uses_threads, program.functions))))  # fmt: skip
+    parameter_list = ", ".join(f"{kind} {name}" if used else f"{kind} /* {name} */" for kind, name, used in parameters)
+    buffer_names = ", ".join(t.name for t in (*program.inputs, *program.outputs, *program.temps))
     return [
-        *c.comment("\n".join(c.filled("buffers: ", [every or "none"], ""))),
+        *c.comment("\n".join(c.wrap_list("buffers: ", [buffer_names or "none"], ""))),
         'extern "C" __attribute__((visibility("default")))',
-        f"int {ENTRY}({shown}) {{",
+        f"int {ENTRY}({parameter_list}) {{",
         *("  " + line for line in lines),
         f"  return {c.FAILED if may_fail else 0};",
         "}",
@@ -194,7 +200,7 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
 # ---- statements
 
 
-def _type(w: Writer, dtype: DType) -> None:
+def _record_type(w: Writer, dtype: DType) -> None:
     if is_short(dtype):
         w.called.add("mlc_bf16")
 
@@ -203,46 +209,46 @@ def _declare(w: Writer, s: k.Declare) -> str:
     w.masks.pop(s.name, None)
     if s.value.dtype.kind == "bool" and s.value.dtype.lanes > 1:
         w.masks[s.name] = mask_bits(w, s.value) or ANY_MASK
-    return kind(w, s.name, s.value.dtype)
+    return variable_type(w, s.name, s.value.dtype)
 
 
 def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
     match s:
-        case k.For() if _spread(s) and not w.inside:
-            return _parallel(w, s)
-        case k.Declare(value=value) if (limits := below(value)) is not None:
+        case k.For() if _is_parallel(s) and not w.in_parallel_loop:
+            return _outline_parallel_loop(w, s)
+        case k.Declare(value=value) if (limits := bounds_check(value)) is not None:
             index, limit = limits
-            function = "mlc_each_outside" if _by_lane(w, index) else "mlc_any_outside"
-            outside = w.call(function, w.of(index), w.of(limit)).text
-            leave = f"if ({outside}) return {w.call('mlc_fail', c.FAILED).text};"
-            return [leave, *c.statement(w, s.replace(value=index))]
-        case k.If(Op("require", (valid, _)), then) if _leaves(s):
-            leave = f"if (!{w.of(valid, c.UNARY)}) return {w.call('mlc_fail', c.FAILED).text};"
-            return [leave, "{", *c.body(w, then), "}"]
+            function = "mlc_each_outside" if _is_used_by_lane(w, index) else "mlc_any_outside"
+            outside = w.call(function, w.text(index), w.text(limit)).text
+            early_return = f"if ({outside}) return {w.call('mlc_fail', c.FAILED).text};"
+            return [early_return, *c.statement(w, s.replace(value=index))]
+        case k.If(Op("require", (valid, _)), then) if _returns_if_false(s):
+            early_return = f"if (!{w.text(valid, c.UNARY)}) return {w.call('mlc_fail', c.FAILED).text};"
+            return [early_return, "{", *c.body(w, then), "}"]
         case k.Assign(name, Op("add" | "sub" | "fma") as value) if value.dtype.is_float and value.dtype.lanes == 1:
-            return [f"{w.names[name]} = {w.call('mlc_in_order', w.of(value)).text};"]
+            return [f"{w.names[name]} = {w.call('mlc_in_order', w.text(value)).text};"]
         case k.For(mark=mark, ahead=ahead) if mark == "past" or ahead:
-            around = w.mark, w.ahead
+            outer_marks = w.mark, w.ahead
             w.mark, w.ahead = "past" if mark == "past" else w.mark, ahead or w.ahead
             lines = c.statement(w, s.replace(mark="" if mark == "past" else mark, ahead=0))
-            w.mark, w.ahead = around
+            w.mark, w.ahead = outer_marks
             return lines
         case k.Store(buffer, index, value, "set"):
             dtype = value.dtype
-            at = w.pointer(buffer, index)
+            pointer = w.pointer(buffer, index)
             match value:
                 case Cast(arg) if is_short(dtype) and not is_short(arg.dtype) and arg.dtype.kind != "bool":
-                    return [w.call("mlc_store_as", at, w.of(arg)).text + ";"]
+                    return [w.call("mlc_store_as", pointer, w.text(arg)).text + ";"]
             if is_short(dtype):
-                at += ".bits"
+                pointer += ".bits"
             if dtype.lanes == 1:
-                return [f"{at[1:]} = {w.plain(value)};"]
+                return [f"{pointer[1:]} = {w.plain(value)};"]
             store = "mlc_store_bools" if dtype.kind == "bool" else "mlc_store_past" if w.mark == "past" else "mlc_store"
-            return [w.call(store, at, w.of(value)).text + ";"]
+            return [w.call(store, pointer, w.text(value)).text + ";"]
     return None
 
 
-def _parallel(w: Writer, s: k.For) -> list[str]:
+def _outline_parallel_loop(w: Writer, s: k.For) -> list[str]:
     """Outline the loop as a function over part of its range, so that `__restrict` on the buffers is not lost."""
     nodes = [n for t in s.body for n in t.walk()]
     bound = {
@@ -251,35 +257,39 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
         *(n.var for n in nodes if isinstance(n, k.For)),
     }
     free = {n.name: n.dtype for n in nodes if isinstance(n, Var) and n.name not in bound}
-    buffers = [b for b in w.buffers if b in c.touched(s.body)]
-    params = _buffers(w, s.body, buffers, c.written(s.body))
-    params += [f"const {kind(w, name, dtype)} {w.names[name]}" for name, dtype in free.items()]
-    fails = c.fails(s.body)
-    params += [_FAILED] * fails
+    buffers = [b for b in w.buffers if b in c.accessed_buffers(s.body)]
+    params = _buffer_parameters(w, s.body, buffers, c.written_buffers(s.body))
+    params += [f"const {variable_type(w, name, dtype)} {w.names[name]}" for name, dtype in free.items()]
+    may_fail = c.has_requirements(s.body)
+    params += [_FAILED_PARAMETER] * may_fail
     name, var = f"{w.function}_{w.names[s.var]}", w.names[s.var]
     while name in w.functions or name in w.names.values():
         name += "_"
     w.functions.add(name)
-    head = c.filled(f"static __attribute__((noinline, noclone)) void {name}(", [*params, "long from", "long to"], ") {")
-    w.inside = True
+    head = c.wrap_list(
+        f"static __attribute__((noinline, noclone)) void {name}(", [*params, "long from", "long to"], ") {"
+    )
+    w.in_parallel_loop = True
     body = c.body(w, s.body)
-    by = f"{var}++" if s.step == 1 else f"{var} += {s.step}"
-    w.before += [
+    increment = f"{var}++" if s.step == 1 else f"{var} += {s.step}"
+    w.helpers += [
         *head,
-        *_telling(w, s.body, [f"  for (long {var} = from; {var} < to; {by}) {{", *("  " + x for x in body), "  }"]),
-        *_fence(w, s.body),
+        *_with_failure_report(
+            w, s.body, [f"  for (long {var} = from; {var} < to; {increment}) {{", *("  " + x for x in body), "  }"]
+        ),
+        *_fence_lines(w, s.body),
         "}",
         "",
     ]
-    w.inside = False
-    passed = [*(w.names[n] for n in (*buffers, *free)), *([c.FAILED] * fails)]
-    args = ", ".join([*passed, *(_at(w, s, end) for end in ("from", "to"))])
+    w.in_parallel_loop = False
+    arguments = [*(w.names[n] for n in (*buffers, *free)), *([c.FAILED] * may_fail)]
+    argument_list = ", ".join([*arguments, *(_loop_value(w, s, end) for end in ("from", "to"))])
     count = w.plain((s.stop - s.start + (s.step - 1)) // s.step)
-    start = w.call("mlc_parallel", "threads", count, f"[=](long from, long to) {{ {name}({args}); }}").text
-    return [start + ";", *[_STOP] * fails]
+    start = w.call("mlc_parallel", "threads", count, f"[=](long from, long to) {{ {name}({argument_list}); }}").text
+    return [start + ";", *[_RETURN_IF_FAILED] * may_fail]
 
 
-def _leaves(s: k.If) -> bool:
+def _returns_if_false(s: k.If) -> bool:
     """Whether nothing remains to be done if a condition, which is required, is false."""
     match s:
         case k.If(Op("require", (Var() as valid, Var() as same)), _, ()):
@@ -287,44 +297,45 @@ def _leaves(s: k.If) -> bool:
     return False
 
 
-def _by_lane(w: Writer, index: Expr) -> bool:
+def _is_used_by_lane(w: Writer, index: Expr) -> bool:
     return isinstance(index, Var) and index.name in w.by_lane
 
 
-def _telling(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
+def _with_failure_report(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
     """The lines of a function; unless all of its requirements return at once, with code that reports failed ones."""
     nodes = [n for s in body for n in s.walk()]
-    leaving = Counter(n.value for n in nodes if isinstance(n, k.Declare) and below(n.value) is not None)
-    leaving += Counter(n.cond for n in nodes if isinstance(n, k.If) and _leaves(n))
-    if Counter(n for n in nodes if isinstance(n, Op) and n.name == "require") <= leaving:  # it may also occur elsewhere
+    early_returns = Counter(n.value for n in nodes if isinstance(n, k.Declare) and bounds_check(n.value) is not None)
+    early_returns += Counter(n.cond for n in nodes if isinstance(n, k.If) and _returns_if_false(n))
+    requirements = Counter(n for n in nodes if isinstance(n, Op) and n.name == "require")
+    if requirements <= early_returns:  # they may also occur elsewhere
         return lines
-    tell = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
-    return [f"  mlc_failures {FAILURES};", *lines, f"  {tell};"]
+    report = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
+    return [f"  mlc_failures {FAILURES};", *lines, f"  {report};"]
 
 
-def _fence(w: Writer, body: Iterable[k.Stmt]) -> list[str]:
+def _fence_lines(w: Writer, body: Iterable[k.Stmt]) -> list[str]:
     """A fence if the body has non-temporal stores, to make them visible before the function returns."""
-    past = any(isinstance(n, k.For) and n.mark == "past" for s in body for n in s.walk())
-    return [f"  {w.call('mlc_fence').text};"] if past else []
+    has_streaming_stores = any(isinstance(n, k.For) and n.mark == "past" for s in body for n in s.walk())
+    return [f"  {w.call('mlc_fence').text};"] if has_streaming_stores else []
 
 
-def _at(w: Writer, s: k.For, turn: str) -> str:
-    """The value of a loop's variable in its iteration number `turn`."""
-    scaled = turn if s.step == 1 else f"{turn} * {s.step}"
+def _loop_value(w: Writer, s: k.For, iteration: str) -> str:
+    """The value of a loop's variable in its iteration number `iteration`."""
+    scaled = iteration if s.step == 1 else f"{iteration} * {s.step}"
     return scaled if s.start is Const(0, s.start.dtype) else f"{w.plain(s.start, c.ADD)} + {scaled}"
 
 
 def _array(w: Writer, s: k.Array) -> list[str]:
     """Declare an array. A large one is static, per thread, and used through a pointer."""
-    _type(w, s.dtype)
-    kind, name = memory(s.dtype), w.names[s.name]
+    _record_type(w, s.dtype)
+    element_type, name = memory_type(s.dtype), w.names[s.name]
     if s.space != "local":
         raise ValueError(f"array {s.name} is in {s.space} memory, which a CPU has not")
     if s.size * s.dtype.bytes <= LARGE_ARRAY:
-        return [f"alignas({s.align}) {kind} {name}[{s.size}];"]
+        return [f"alignas({s.align}) {element_type} {name}[{s.size}];"]
     return [
-        f"alignas({s.align}) static thread_local {kind} mlc_memory_{name}[{s.size}];",
-        f"{kind}* __restrict const {name} = mlc_memory_{name};",
+        f"alignas({s.align}) static thread_local {element_type} mlc_memory_{name}[{s.size}];",
+        f"{element_type}* __restrict const {name} = mlc_memory_{name};",
     ]
 
 
@@ -339,7 +350,7 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
     return []
 
 
-_NAMES = c.FUNCTIONS | {"where": "mlc_where"}
-LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, expression, _statement, _declare, _array, _pragma, failures=FAILURES)
+_FUNCTIONS = c.FUNCTIONS | {"where": "mlc_where"}
+LANGUAGE = c.Language(TYPES, _FUNCTIONS, RESERVED, expression, _statement, _declare, _array, _pragma, failures=FAILURES)
 
 __all__ = ["ENTRY", "FLAGS", "HEADERS", "LANGUAGE", "render"]

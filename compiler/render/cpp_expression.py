@@ -16,7 +16,7 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
 from compiler.render import c
 from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
 from compiler.render.integer_ranges import is_data
-from compiler.render.lane_comparisons import in_lanes, line
+from compiler.render.lane_comparisons import affine_lanes, narrow_comparison
 from compiler.render.lane_values import lane_values
 
 TYPES = {
@@ -30,7 +30,7 @@ FAILURES = "failures"  # the variable in which a function accumulates failed req
 _REDUCTIONS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 
 
-def memory(dtype: DType) -> str:
+def memory_type(dtype: DType) -> str:
     """The type of an element in memory; a bool is a byte, so that any nonzero value counts as true."""
     return "unsigned char" if dtype.kind == "bool" else TYPES[dtype.name]
 
@@ -50,7 +50,7 @@ def is_short(dtype: DType) -> bool:
     return dtype.is_float and dtype.bits <= 16
 
 
-def kind(w: Writer, name: str, dtype: DType) -> str:
+def variable_type(w: Writer, name: str, dtype: DType) -> str:
     """The type of a variable."""
     if dtype.lanes == 1:
         return lane_type(dtype)
@@ -60,7 +60,7 @@ def kind(w: Writer, name: str, dtype: DType) -> str:
     return alias
 
 
-def spelled_out(alias: str) -> str:
+def alias_definition(alias: str) -> str:
     name, _, lanes = alias.partition("x")
     if name.startswith("mask"):
         return f"mlc_vec<{MASKS[int(name[4:])]}, {lanes}>"
@@ -73,85 +73,87 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
     match e:
         case Const(value, dtype) if is_short(dtype):
             raw = literal(float(value), dtype)
-            return raw if dtype.lanes == 1 else _spread_out(w, raw.text, dtype)
+            return raw if dtype.lanes == 1 else _broadcast(w, raw.text, dtype)
         case Const(value, dtype) if dtype.lanes > 1:
-            return _spread_out(w, w.plain(Const(value, dtype.replace(lanes=1))), dtype)
+            return _broadcast(w, w.plain(Const(value, dtype.replace(lanes=1))), dtype)
         case k.Broadcast(arg, _):
-            return _spread_out(w, w.plain(arg), e.dtype)
+            return _broadcast(w, w.plain(arg), e.dtype)
         case k.Ramp(start, step, lanes):
             count = w.call("mlc_iota", template=(lane_type(start.dtype), lanes)).text
-            scaled = count if step == 1 else f"{count} * {w.of(Const(step, start.dtype), UNARY)}"
-            return Code(f"{w.of(start, MUL)} + {scaled}", c.ADD)
+            scaled = count if step == 1 else f"{count} * {w.text(Const(step, start.dtype), UNARY)}"
+            return Code(f"{w.text(start, MUL)} + {scaled}", c.ADD)
         case Load() | k.Gather():
             return _load(w, e, "")
         case Select(cond, Load() as load, other) if cond.dtype.lanes > 1:
-            return _masked(w, cond, load, other)
+            return _masked_load(w, cond, load, other)
         case Cast(arg, dtype):
             return _cast(w, arg, dtype)
         case k.Across(op, arg):
-            return _across(w, op, arg)
-        case Op("floordiv" | "mod" as name, (a, b)) if _known(b) > 0:
-            return w.call(f"mlc_{name}_by", w.of(a), template=(_known(b),))
-        case Op("add" | "sub" | "mul" | "neg" as name, args) if _wraps(w, e):
-            return w.call(f"mlc_{name}", *map(w.of, args))
-        case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
-            made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
-            return c.narrowed(w, made, e.dtype)
-        case Op("require") if (limits := below(e)) is not None:
-            return w.call("mlc_require_below", FAILURES, *map(w.of, limits))
+            return _reduce_lanes(w, op, arg)
+        case Op("floordiv" | "mod" as name, (a, b)) if _constant_value(b) > 0:
+            return w.call(f"mlc_{name}_by", w.text(a), template=(_constant_value(b),))
+        case Op("add" | "sub" | "mul" | "neg" as name, args) if _may_wrap(w, e):
+            return w.call(f"mlc_{name}", *map(w.text, args))
+        case Op("shl" | "shr" as name, (a, b)) if 0 <= _constant_value(b, -1) < e.dtype.bits:
+            code = Code(f"{w.text(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_constant_value(b)}", SHIFT)
+            return c.convert_back(w, code, e.dtype)
+        case Op("require") if (limits := bounds_check(e)) is not None:
+            return w.call("mlc_require_below", FAILURES, *map(w.text, limits))
         case Op("require", (Op("ne", (a, zero)), value)) if (
-            a is value and e.dtype.kind == "int" and _known(zero, -1) == 0
+            a is value and e.dtype.kind == "int" and _constant_value(zero, -1) == 0
         ):
-            return w.call("mlc_require_nonzero", FAILURES, w.of(value))
+            return w.call("mlc_require_nonzero", FAILURES, w.text(value))
         case Op("require", (cond, value)) if e.dtype.lanes > 1:
-            return w.call("mlc_require", FAILURES, w.of(cond, bits=e.dtype.bits), w.of(value))
+            return w.call("mlc_require", FAILURES, w.text(cond, bits=e.dtype.bits), w.text(value))
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
-            return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
+            return w.call("mlc_where", w.text(cond, bits=e.dtype.bits), w.text(a), w.text(b))
     return None
 
 
-def _wraps(w: Writer, e: Expr) -> bool:
+def _may_wrap(w: Writer, e: Expr) -> bool:
     """Whether arithmetic on `e` must wrap, as data may be the minimum: even with -fwrapv, g++ takes x < 0 ? -x : x for
     an absolute value, and one that is not positive for zero. It does neither for vectors, and narrower types are
     computed as int."""
-    return e.dtype is i32 or (e.dtype is i64 and is_data(e, w.data))
+    return e.dtype is i32 or (e.dtype is i64 and is_data(e, w.wrapping))
 
 
-def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:
+def _common_bounds_check(cond: Expr) -> tuple[Expr, list[Expr]] | None:
     """The limit n, equal in all lanes, and the vectors whose lanes `cond` requires to be in 0 .. n - 1; or None."""
     match cond:
-        case Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))) if a is b and _known(zero, -1) == 0 and _alike(n):
+        case Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))) if (
+            a is b and _constant_value(zero, -1) == 0 and _is_uniform(n)
+        ):
             return (n, [a]) if a.dtype.kind == "int" else None
         case Op("and", (left, right)):
-            first, second = _all_below(left), _all_below(right)
+            first, second = _common_bounds_check(left), _common_bounds_check(right)
             if first is not None and second is not None and first[0] is second[0]:
                 return first[0], [*first[1], *second[1]]
     return None
 
 
-def below(e: Expr) -> tuple[Expr, Expr] | None:
+def bounds_check(e: Expr) -> tuple[Expr, Expr] | None:
     """The value required to be in 0 .. n - 1, and n, equal in all lanes; None for other requirements."""
     match e:
         case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
-            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
+            a is b is value and e.dtype.kind == "int" and _constant_value(zero, -1) == 0 and _is_uniform(n)
         ):
             return value, n
     return None
 
 
-def _alike(e: Expr) -> bool:
+def _is_uniform(e: Expr) -> bool:
     """Whether it is the same in every lane."""
     return e.dtype.lanes == 1 or isinstance(e, Const | k.Broadcast)
 
 
-def _known(e: Expr, otherwise: int = 0) -> int:
-    """The integer constant that `e` is in every lane, or `otherwise`."""
+def _constant_value(e: Expr, default: int = 0) -> int:
+    """The integer constant that `e` is in every lane, or `default`."""
     match e:
         case Const(value, dtype) if dtype.is_integer:
             return int(value)
         case k.Broadcast(arg):
-            return _known(arg, otherwise)
-    return otherwise
+            return _constant_value(arg, default)
+    return default
 
 
 def literal(value: float, dtype: DType) -> Code:
@@ -177,55 +179,55 @@ def short_bits(value: float, dtype: DType) -> int:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
-def _spread_out(w: Writer, scalar: str, dtype: DType) -> Code:
+def _broadcast(w: Writer, scalar: str, dtype: DType) -> Code:
     return w.call("mlc_broadcast", scalar, template=(lane_type(dtype), dtype.lanes))
 
 
 def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
     """A load, converted to lanes of the C++ type `to` unless that is empty."""
     dtype = e.dtype
-    half = is_short(dtype) and not to
+    is_raw = is_short(dtype) and not to
     lane = to or lane_type(dtype)
     if isinstance(e, Load):
-        at = w.pointer(e.buffer, e.index[0])
+        pointer = w.pointer(e.buffer, e.index[0])
         if dtype.lanes == 1 and dtype.kind == "bool":
-            return Code(f"{at[1:]} != 0", c.EQUAL)
+            return Code(f"{pointer[1:]} != 0", c.EQUAL)
         if dtype.lanes == 1:
-            return Code(at[1:] + ".bits" if half else at[1:])
+            return Code(pointer[1:] + ".bits" if is_raw else pointer[1:])
         load = ("mlc_load_as" if to else "mlc_load") + ("_ahead" if w.ahead else "")
         further = (f"{w.ahead}l",) if w.ahead else ()
-        return w.call(load, at + (".bits" if half else ""), *further, template=(lane, dtype.lanes))
-    evenly = line(e.index)
-    if evenly is not None:
-        start, step = evenly
-        at = w.pointer(e.buffer, start) + (".bits" if half else "")
-        return w.call("mlc_load_strided", at, w.plain(step), template=(lane, dtype.lanes))
-    common, rest = _apart(e.index)
+        return w.call(load, pointer + (".bits" if is_raw else ""), *further, template=(lane, dtype.lanes))
+    strided = affine_lanes(e.index)
+    if strided is not None:
+        start, step = strided
+        pointer = w.pointer(e.buffer, start) + (".bits" if is_raw else "")
+        return w.call("mlc_load_strided", pointer, w.plain(step), template=(lane, dtype.lanes))
+    common, rest = _split_uniform_offset(e.index)
     if common is not None:
-        base = w.pointer(e.buffer, common) + (".bits" if half else "")
+        base = w.pointer(e.buffer, common) + (".bits" if is_raw else "")
     else:
-        base = f"(const {raw_type(dtype)}*){w.names[e.buffer]}" if half else w.names[e.buffer]
-    distances = lane_values(rest)
-    if distances is not None:
-        return w.call("mlc_load_at", base, template=(lane, *distances))
-    return w.call("mlc_gather", base, w.of(rest), template=(lane,))
+        base = f"(const {raw_type(dtype)}*){w.names[e.buffer]}" if is_raw else w.names[e.buffer]
+    offsets = lane_values(rest)
+    if offsets is not None:
+        return w.call("mlc_load_at", base, template=(lane, *offsets))
+    return w.call("mlc_gather", base, w.text(rest), template=(lane,))
 
 
-def _masked(w: Writer, cond: Expr, load: Load, other: Expr) -> Code:
+def _masked_load(w: Writer, cond: Expr, load: Load, other: Expr) -> Code:
     """A load of the lanes where `cond` holds. No pointer is formed to an element that may not exist."""
     base = w.names[load.buffer]
     if is_short(load.dtype):
         base = f"(const {raw_type(load.dtype)}*){base}"
-    mask, lane = w.of(cond, bits=load.dtype.bits), lane_type(load.dtype)
-    return w.call("mlc_load_masked", base, w.of(load.index[0]), mask, w.of(other), template=(lane,))
+    mask, lane = w.text(cond, bits=load.dtype.bits), lane_type(load.dtype)
+    return w.call("mlc_load_masked", base, w.text(load.index[0]), mask, w.text(other), template=(lane,))
 
 
-def _apart(e: Expr) -> tuple[Expr | None, Expr]:
+def _split_uniform_offset(e: Expr) -> tuple[Expr | None, Expr]:
     """Split a vector into a scalar that is added in every lane (None if none), and the rest."""
     match e:
-        case Op("add", (k.Broadcast(more), rest)) | Op("add", (rest, k.Broadcast(more))):
-            common, rest = _apart(rest)
-            return (more if common is None else common + more), rest
+        case Op("add", (k.Broadcast(scalar), rest)) | Op("add", (rest, k.Broadcast(scalar))):
+            common, rest = _split_uniform_offset(rest)
+            return (scalar if common is None else common + scalar), rest
     return None, e
 
 
@@ -233,13 +235,13 @@ def used_by_lane(body: tuple[k.Stmt, ...]) -> frozenset[str]:
     """Loaded vectors that, once checked, are indices of gathers: their lanes are used one by one."""
     nodes = [n for s in body for n in s.walk()]
     vectors = (n for n in nodes if isinstance(n, k.Declare) and n.value.dtype.lanes > 1)
-    made: dict[Expr, Expr] = {Var(n.name, n.value.dtype): n.value for n in vectors}
-    found = set()
-    for index in {_apart(n.index)[1] for n in nodes if isinstance(n, k.Gather)}:
-        match made.get(index):
-            case Op("require", (_, Var(name) as value)) if isinstance(made.get(value), Load):
-                found.add(name)
-    return frozenset(found)
+    value_of: dict[Expr, Expr] = {Var(n.name, n.value.dtype): n.value for n in vectors}
+    used = set()
+    for index in {_split_uniform_offset(n.index)[1] for n in nodes if isinstance(n, k.Gather)}:
+        match value_of.get(index):
+            case Op("require", (_, Var(name) as value)) if isinstance(value_of.get(value), Load):
+                used.add(name)
+    return frozenset(used)
 
 
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
@@ -249,27 +251,32 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
         if source.kind == "bool" or is_short(source):
             arg = cast(arg, f32.replace(lanes=source.lanes))
         if arg.dtype.name == "f32":
-            return w.call(f"mlc_to_{dtype.name}", w.of(arg))
-        return w.call("mlc_to_raw", w.of(arg), template=(lane,))
+            return w.call(f"mlc_to_{dtype.name}", w.text(arg))
+        return w.call("mlc_to_raw", w.text(arg), template=(lane,))
     if dtype.kind == "bool":  # scalar: vectors of bools are masks
         return Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
     if source.kind == "bool":
         if source.lanes == 1:
-            return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
-        return w.call("mlc_from_mask", w.of(arg, bits=mask_bits(w, arg) or dtype.bits), template=(lane,))
+            return Code(f"({lane}){w.text(arg, UNARY)}", UNARY)
+        return w.call("mlc_from_mask", w.text(arg, bits=mask_bits(w, arg) or dtype.bits), template=(lane,))
     if isinstance(arg, Load | k.Gather) and (source.lanes > 1):
         return _load(w, arg, lane)
     if is_short(source):
         if dtype.name == "f32":
-            return w.call(f"mlc_from_{source.name}", w.of(arg))
-        return w.call("mlc_from_raw", w.of(arg), template=(lane, TYPES[source.name]))
+            return w.call(f"mlc_from_{source.name}", w.text(arg))
+        return w.call("mlc_from_raw", w.text(arg), template=(lane, TYPES[source.name]))
     if source.lanes == 1 and not (source.is_float and dtype.is_integer):
-        return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
-    if dtype.name == "i32" and source.name == "i64" and (evenly := line(arg)) and isinstance(evenly[1], Const):
+        return Code(f"({lane}){w.text(arg, UNARY)}", UNARY)
+    if (
+        dtype.name == "i32"
+        and source.name == "i64"
+        and (strided := affine_lanes(arg))
+        and isinstance(strided[1], Const)
+    ):
         # The low half of a sum is the sum of the low halves.
-        start, step = (cast(part, i32) for part in evenly)
-        return c.expression(w, k.Ramp(start, _known(step), dtype.lanes))
-    return w.call("mlc_convert", w.of(arg), template=(lane,))
+        start, step = (cast(part, i32) for part in strided)
+        return c.expression(w, k.Ramp(start, _constant_value(step), dtype.lanes))
+    return w.call("mlc_convert", w.text(arg), template=(lane,))
 
 
 def _widened(w: Writer, e: Expr) -> Code:
@@ -277,12 +284,12 @@ def _widened(w: Writer, e: Expr) -> Code:
     return _cast(w, e, f32.replace(lanes=e.dtype.lanes)) if is_short(e.dtype) else c.expression(w, e)
 
 
-def _across(w: Writer, op: str, arg: Expr) -> Code:
-    if op == "and" and arg.dtype.lanes > 1 and (limits := _all_below(arg)) is not None:
-        return w.call("mlc_all_below", w.of(limits[0]), *map(w.of, limits[1]))
+def _reduce_lanes(w: Writer, op: str, arg: Expr) -> Code:
+    if op == "and" and arg.dtype.lanes > 1 and (limits := _common_bounds_check(arg)) is not None:
+        return w.call("mlc_all_below", w.text(limits[0]), *map(w.text, limits[1]))
     if arg.dtype.kind == "bool":
-        return w.call({"and": "mlc_all", "min": "mlc_all"}.get(op, "mlc_any"), w.of(arg))
-    return w.call(f"mlc_reduce_{_REDUCTIONS[op]}", w.of(arg))
+        return w.call({"and": "mlc_all", "min": "mlc_all"}.get(op, "mlc_any"), w.text(arg))
+    return w.call(f"mlc_reduce_{_REDUCTIONS[op]}", w.text(arg))
 
 
 # ---- masks
@@ -296,7 +303,7 @@ def mask_bits(w: Writer, e: Expr) -> int:
         case Cast(arg):
             return 32 if is_short(arg.dtype) else mask_bits(w, arg) if arg.dtype.kind == "bool" else arg.dtype.bits
         case Op(_, args) if args[-1].dtype.kind != "bool":
-            return 0 if in_lanes(e, 0, w.ranges) is not None else args[0].dtype.bits
+            return 0 if narrow_comparison(e, 0, w.ranges) is not None else args[0].dtype.bits
         case Op(_, args):
             return next((bits for a in reversed(args) if (bits := mask_bits(w, a))), 0)
         case Select(_, then, other):
@@ -311,37 +318,39 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
         case Const(value):
             return w.call("mlc_broadcast_mask", "true" if value else "false", template=(lane, lanes))
         case k.Broadcast(arg):
-            return w.call("mlc_broadcast_mask", w.of(arg), template=(lane, lanes))
+            return w.call("mlc_broadcast_mask", w.text(arg), template=(lane, lanes))
         case Load(buffer, (index,)):
             return w.call("mlc_load_bools", w.pointer(buffer, index), template=(lane, lanes))
         case k.Gather(buffer, index):
-            evenly = line(index)
-            if evenly is not None:
-                at = w.pointer(buffer, evenly[0])
-                return w.call("mlc_load_strided_bools", at, w.plain(evenly[1]), template=(lane, lanes))
-            return w.call("mlc_gather_bools", w.names[buffer], w.of(index), template=(lane,))
+            strided = affine_lanes(index)
+            if strided is not None:
+                pointer = w.pointer(buffer, strided[0])
+                return w.call("mlc_load_strided_bools", pointer, w.plain(strided[1]), template=(lane, lanes))
+            return w.call("mlc_gather_bools", w.names[buffer], w.text(index), template=(lane,))
         case Select(cond, then, other):
-            return Code(f"{w.of(cond, c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}", c.TERNARY)
+            return Code(
+                f"{w.text(cond, c.LOR)} ? {w.text(then, c.LOR, bits)} : {w.text(other, c.TERNARY, bits)}", c.TERNARY
+            )
         case Op("require", (cond, value)):
-            return w.call("mlc_require", FAILURES, w.of(cond, bits=bits), w.of(value, bits=bits))
+            return w.call("mlc_require", FAILURES, w.text(cond, bits=bits), w.text(value, bits=bits))
         case Op("where", (cond, then, other)):
-            return w.call("mlc_where", *(w.of(x, bits=bits) for x in (cond, then, other)))
+            return w.call("mlc_where", *(w.text(x, bits=bits) for x in (cond, then, other)))
         case Op(name, args) if args[0].dtype.kind == "bool":
             return _logic(w, name, args, bits)
-    e = in_lanes(e, bits, w.ranges) or e
-    own = mask_bits(w, e) or bits
+    e = narrow_comparison(e, bits, w.ranges) or e
+    natural_bits = mask_bits(w, e) or bits
     match e:
         case Var(name):
-            made = Code(w.names[name])
+            code = Code(w.names[name])
         case Cast(arg):
-            made = Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
+            code = Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
         case Op("isnan" | "signbit" as name, (arg,)):
-            made = w.call(f"mlc_{name}", w.of(arg))
+            code = w.call(f"mlc_{name}", w.text(arg))
         case Op(name, args) if name in c.INFIX:
-            made = c.infix(w, c.INFIX[name], args)
+            code = c.infix(w, c.INFIX[name], args)
         case _:
             raise ValueError(f"{type(e).__name__} has no meaning on this target")
-    return made if own == bits else w.call("mlc_resize_mask", made.text, template=(lane,))
+    return code if natural_bits == bits else w.call("mlc_resize_mask", code.text, template=(lane,))
 
 
 # On masks of 0 or -1: symbol, and whether the left operand, the right operand and the result are inverted.
@@ -355,9 +364,9 @@ _LOGIC = {
 
 def _logic(w: Writer, name: str, args: tuple[Expr, ...], bits: int) -> Code:
     if name == "not":
-        return Code(f"~{w.of(args[0], UNARY, bits)}", UNARY)
+        return Code(f"~{w.text(args[0], UNARY, bits)}", UNARY)
     symbol, first, second, result = _LOGIC[name]
-    signs = ("~" if inverted else "" for inverted in (first, second))
-    shown = [sign + w.of(a, UNARY, bits) for sign, a in zip(signs, args, strict=True)]
-    made = Code(f"{shown[0]} {symbol} {shown[1]}", {"&": c.AND, "|": c.OR, "^": c.XOR}[symbol])
-    return Code(f"~({made.text})", UNARY) if result else made
+    prefixes = ("~" if inverted else "" for inverted in (first, second))
+    operands = [prefix + w.text(a, UNARY, bits) for prefix, a in zip(prefixes, args, strict=True)]
+    code = Code(f"{operands[0]} {symbol} {operands[1]}", {"&": c.AND, "|": c.OR, "^": c.XOR}[symbol])
+    return Code(f"~({code.text})", UNARY) if result else code

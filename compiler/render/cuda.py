@@ -16,9 +16,9 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
-from compiler.render.cpp_expression import TYPES, is_short, lane_type, literal, memory
-from compiler.render.cuda_integer import WRAPPING, compared, integer
-from compiler.render.integer_ranges import data_of, fits_32_bits, ranges_of
+from compiler.render.cpp_expression import TYPES, is_short, lane_type, literal, memory_type
+from compiler.render.cuda_integer import WRAPPING, comparison, integer
+from compiler.render.integer_ranges import data_variables, int32_names, ranges_of
 
 FOLDER = "mlc"  # of the headers, inside the include folder
 
@@ -52,7 +52,7 @@ HEADERS = {
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
 # Names that CUDA's headers declare as functions, variables or macros.
-_DECLARED = frozenset(
+_CUDA_NAMES = frozenset(
     """
     threadIdx blockIdx blockDim gridDim warpSize dim3 half half2 signbit isinf isnan abs acos acosh asin asinh
     atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc erfcinv erfcx erfinv exp exp10 exp2 expm1 fabs
@@ -63,8 +63,8 @@ _DECLARED = frozenset(
     write div exit abort gamma link accept bind connect listen send
     """.split()  # noqa: SIM905
 )
-RESERVED = c.CPP_KEYWORDS | _DECLARED | {c.FAILED}
-_HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
+RESERVED = c.CPP_KEYWORDS | _CUDA_NAMES | {c.FAILED}
+_REGISTER_REALLOCATION = ("mlc_registers_decrease", "mlc_registers_increase")
 PART = 16_000  # characters per part: some tenths of a second to compile, of which the headers take 0.05 s
 _KERNEL = re.compile(r'^(?://.*\n)*extern "C" __global__[^\0]*?^}\n', re.MULTILINE)
 _MEMORY = "mlc_memory"  # dynamic shared memory; no name of a program has this prefix
@@ -77,11 +77,11 @@ def render(program: k.Program, *, target: str) -> str:
     """
     called: set[str] = set()
     functions: list[str] = []
-    done: set[str] = set()
+    emitted: set[str] = set()
     for f, name in zip(program.functions, names(program), strict=True):
-        if name not in done:
+        if name not in emitted:
             functions += ["", *_function(f, name, program, called)]
-        done.add(name)
+        emitted.add(name)
     headers = sorted({c.header_of(HEADERS, name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
     return "\n".join([*header.lines(program, target), *includes, *functions]) + "\n"
@@ -92,62 +92,62 @@ def parts(text: str) -> list[str]:
 
     A short text is not split. Programs that have the same kernels have parts in common.
     """
-    head = "".join(line + "\n" for line in text.splitlines() if line.startswith("#include"))
+    includes = "".join(line + "\n" for line in text.splitlines() if line.startswith("#include"))
     kernels = _KERNEL.findall(text)
     if len(text) < 2 * PART or len(kernels) < 2:
         return [text]
-    out = [head]
+    out = [includes]
     for kernel in kernels:
         if len(out[-1]) > PART:
-            out.append(head)
+            out.append(includes)
         out[-1] += "\n" + kernel
     return out
 
 
 def names(program: k.Program) -> list[str]:
     """The name in the text for each function of a program; equal functions share one, unless their text is unknown."""
-    spelled = c.spelled([f.name for f in program.functions], RESERVED)
-    firsts = isomorphism.firsts(f for f in program.functions if not header.is_launch(f))
-    return [spelled[firsts.get(f.name, f.name)] for f in program.functions]
+    spelled = c.spell_names([f.name for f in program.functions], RESERVED)
+    shared_names = isomorphism.firsts(f for f in program.functions if not header.is_launch(f))
+    return [spelled[shared_names.get(f.name, f.name)] for f in program.functions]
 
 
 def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
     if not f.block:
         raise ValueError(f"function {f.name} has no threads")
-    spelled = c.spelled([*c.bound(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
-    w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
+    spelled = c.spell_names([*c.bound_names(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
+    w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.reassigned_names(f))
     w.called, w.ranges, w.written = called, ranges_of(f), frozenset(f.writes)
-    w.narrow, w.data = fits_32_bits(w.ranges), data_of(f)
+    w.narrow, w.wrapping = int32_names(w.ranges), data_variables(f)
     w.offsets, dynamic = k.dynamic_shared(f)
     lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, f.body)]
-    used = c.touched(f.body)
+    accessed = c.accessed_buffers(f.body)
     params = []
     for p in f.params:
-        shown = spelled[p.name] if p.name in used else f"/* {spelled[p.name]} */"
+        parameter = spelled[p.name] if p.name in accessed else f"/* {spelled[p.name]} */"
         # Memory that other blocks write is not this kernel's alone: the compiler must not move its loads across fences.
-        alone = "" if p.name in f.exchanged else "__restrict__ "
-        params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* {alone}{shown}")
+        restrict = "" if p.name in f.exchanged else "__restrict__ "
+        params.append(f"{'' if p.name in f.writes else 'const '}{memory_type(p.dtype)}* {restrict}{parameter}")
     params += [f"const long {spelled[s.name]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
-    params += [f"int* __restrict__ {c.FAILED}"] * c.fails(f.body)
+    params += [f"int* __restrict__ {c.FAILED}"] * c.has_requirements(f.body)
     threads = f.block[0] * f.block[1] * f.block[2]
     # Kernels that reallocate registers need a fixed number at entry: request one block per multiprocessor.
-    hands = any(isinstance(n, k.Call) and n.function in _HANDING for s in f.body for n in s.walk())
-    bounds = f"{threads}, 1" if hands else f"{threads}"
+    reallocates = any(isinstance(n, k.Call) and n.function in _REGISTER_REALLOCATION for s in f.body for n in s.walk())
+    bounds = f"{threads}, 1" if reallocates else f"{threads}"
     cluster = f"MLC_CLUSTER({f.cluster}, 1, 1) " if f.cluster > 1 else ""
     start = f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}('
-    return [*c.about(f), *c.filled(start, params, ") {"), *lines, "}"]
+    return [*c.describe(f), *c.wrap_list(start, params, ") {"), *lines, "}"]
 
 
 # ---- expressions
 
 
-def _at_once(w: Writer, cond: Expr) -> Code:
+def _branchless_guard(w: Writer, cond: Expr) -> Code:
     """The guard of a load, without branches, so that consecutive loads are issued together."""
     match cond:
         case Op("and", (a, b)) if a.dtype is boolean:
-            return Code(f"{_at_once(w, a).at(c.AND)} & {_at_once(w, b).at(UNARY)}", c.AND)
-    return Code(w.of(cond, UNARY), UNARY)
+            return Code(f"{_branchless_guard(w, a).at(c.AND)} & {_branchless_guard(w, b).at(UNARY)}", c.AND)
+    return Code(w.text(cond, UNARY), UNARY)
 
 
 def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
@@ -157,69 +157,69 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Const(value, dtype) if is_short(dtype):
             return literal(float(value), dtype)
         case Const(value, dtype) if dtype.is_float and not math.isfinite(value):
-            made = w.call("mlc_nan" if math.isnan(value) else "mlc_infinity", template=(TYPES[dtype.name],))
-            return Code(f"-{made.text}", UNARY) if value < 0 else made
+            code = w.call("mlc_nan" if math.isnan(value) else "mlc_infinity", template=(TYPES[dtype.name],))
+            return Code(f"-{code.text}", UNARY) if value < 0 else code
         case Load(buffer, (index,), dtype):
-            at = w.place(buffer, index) + (".bits" if is_short(dtype) else "")
+            element = w.element(buffer, index) + (".bits" if is_short(dtype) else "")
             if buffer in w.written:
-                at = w.call("mlc_reread", f"&{at}").text
-            return Code(f"{at} != 0", c.EQUAL) if dtype is boolean else Code(at)
+                element = w.call("mlc_reread", f"&{element}").text
+            return Code(f"{element} != 0", c.EQUAL) if dtype is boolean else Code(element)
         case Select(Op("and") as cond, then, other) if loads(then) and not loads(cond) and not e.dtype.is_integer:
-            text = f"{_at_once(w, cond).at(c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}"
-            return Code(text, c.TERNARY)
+            guard = _branchless_guard(w, cond).at(c.LOR)
+            return Code(f"{guard} ? {w.text(then, c.LOR, bits)} : {w.text(other, c.TERNARY, bits)}", c.TERNARY)
         case Cast(arg, dtype):
             return _cast(w, arg, dtype)
         case k.Peer(buffer, index, rank):
-            return w.call("mlc_cluster_load", w.pointer(buffer, index), w.of(rank))
+            return w.call("mlc_cluster_load", w.pointer(buffer, index), w.text(rank))
         case k.Ones(arg):
-            return w.call("mlc_ones", w.of(arg))
-        case k.Together(how, arg, threads, scratch, apart):
-            combine = f"mlc_{_COMBINERS[how]}"
+            return w.call("mlc_ones", w.text(arg))
+        case k.Together(reduction, arg, threads, scratch, stride):
+            combine = f"mlc_{_COMBINERS[reduction]}"
             w.called.add(combine)
-            if apart > 1:
-                return w.call("mlc_columns_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
+            if stride > 1:
+                return w.call("mlc_columns_reduce", w.text(arg), w.names[scratch], template=(combine, threads))
             if threads < 32:
-                return w.call("mlc_lanes_reduce", w.of(arg), template=(combine, threads))
+                return w.call("mlc_lanes_reduce", w.text(arg), template=(combine, threads))
             if threads == 32:
-                return w.call("mlc_warp_reduce", w.of(arg), template=(combine,))
-            return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
+                return w.call("mlc_warp_reduce", w.text(arg), template=(combine,))
+            return w.call("mlc_block_reduce", w.text(arg), w.names[scratch], template=(combine, threads))
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
-            return compared(w, name, a, b)
-        case Op("mul", (a, b)) if e.dtype is i32 and all(map(_is_not_known_negative, (a, b))):
-            return w.call("mlc_mul_plain", w.of(a), w.of(b))
+            return comparison(w, name, a, b)
+        case Op("mul", (a, b)) if e.dtype is i32 and all(map(_may_be_nonnegative, (a, b))):
+            return w.call("mlc_mul_plain", w.text(a), w.text(b))
         case Op(name, (a, b)) if name in WRAPPING and e.dtype.is_integer and e.dtype.bits <= 32:
-            return w.call(f"mlc_{name}", w.of(a), w.of(b))
+            return w.call(f"mlc_{name}", w.text(a), w.text(b))
         case Op("neg", (a,)) if e.dtype.is_integer and e.dtype.bits <= 32:
-            return w.call("mlc_negated", w.of(a))
-        case Op("div", (a, b)) if not _is_power(b):
-            return w.call("mlc_div_large" if _at_least_one(b) else "mlc_div", w.of(a), w.of(b))
-        case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:
-            made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {by}", SHIFT)
-            return c.narrowed(w, made, e.dtype)
+            return w.call("mlc_negated", w.text(a))
+        case Op("div", (a, b)) if not _has_exact_reciprocal(b):
+            return w.call("mlc_div_large" if _is_at_least_one(b) else "mlc_div", w.text(a), w.text(b))
+        case Op("shl" | "shr" as name, (a, Const(int() as count))) if 0 <= count < e.dtype.bits:
+            code = Code(f"{w.text(a, UNARY)} {'<<' if name == 'shl' else '>>'} {count}", SHIFT)
+            return c.convert_back(w, code, e.dtype)
     return None
 
 
-def _is_not_known_negative(e: Expr) -> bool:
+def _may_be_nonnegative(e: Expr) -> bool:
     """Whether the compiler cannot know that a number is negative."""
     return e.value >= 0 if isinstance(e, Const) else bool(loads(e))
 
 
-def _is_power(e: Expr) -> bool:
+def _has_exact_reciprocal(e: Expr) -> bool:
     """Whether it is a constant with an exact reciprocal, so that the compiler multiplies."""
     return isinstance(e, Const) and math.isfinite(e.value) and abs(math.frexp(e.value)[0]) == 0.5
 
 
-def _at_least_one(e: Expr) -> bool:
+def _is_at_least_one(e: Expr) -> bool:
     """Whether it is certainly at least 1, or NaN."""
     match e:
         case Const(value):
             return value >= 1
         case Op("add", (a, b)):
-            return (_at_least_one(a) and _not_negative(b)) or (_at_least_one(b) and _not_negative(a))
+            return (_is_at_least_one(a) and _is_nonnegative(b)) or (_is_at_least_one(b) and _is_nonnegative(a))
     return False
 
 
-def _not_negative(e: Expr) -> bool:
+def _is_nonnegative(e: Expr) -> bool:
     match e:
         case Const(value):
             return value >= 0
@@ -228,7 +228,7 @@ def _not_negative(e: Expr) -> bool:
         case Op("mul", (a, b)):
             return a is b
         case Op("add", (a, b)):
-            return _not_negative(a) and _not_negative(b)
+            return _is_nonnegative(a) and _is_nonnegative(b)
     return False
 
 
@@ -240,9 +240,9 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
             if is_short(source):
                 return w.call(f"mlc_to_{dtype.name}", _cast(w, arg, f32).text)
             inner = Cast(arg, f32)
-        return w.call(f"mlc_to_{dtype.name}", w.of(inner))
+        return w.call(f"mlc_to_{dtype.name}", w.text(inner))
     if is_short(source):
-        wide = w.call(f"mlc_from_{source.name}", w.of(arg))
+        wide = w.call(f"mlc_from_{source.name}", w.text(arg))
         if dtype is f32:
             return wide
         if dtype is boolean:
@@ -252,7 +252,7 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
     if dtype is boolean:
         return Code(f"{w.plain(arg, SHIFT)} != 0", c.EQUAL)
     if source.is_float and dtype.is_integer:
-        return w.call("mlc_convert", w.of(arg), template=(TYPES[dtype.name],))
+        return w.call("mlc_convert", w.text(arg), template=(TYPES[dtype.name],))
     return Code(f"({TYPES[dtype.name]}){w.plain(arg, UNARY)}", UNARY)
 
 
@@ -270,11 +270,11 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
                 w.called.add(_BARRIERS[scope])
             return [_BARRIERS[scope] + "();"]
         case k.Store(buffer, index, value, "set"):
-            at = w.place(buffer, index) + (".bits" if is_short(value.dtype) else "")
-            return [f"{at} = {w.plain(value)};"]
+            element = w.element(buffer, index) + (".bits" if is_short(value.dtype) else "")
+            return [f"{element} = {w.plain(value)};"]
         case k.Call(function, template, args):
-            shown = [_argument(w, a) for a in args]
-            return [w.call(function, *shown, template=template).text + ";"]
+            arguments = [_argument(w, a) for a in args]
+            return [w.call(function, *arguments, template=template).text + ";"]
     return None
 
 
@@ -288,12 +288,12 @@ def _argument(w: Writer, a: Expr | k.Address | k.Map) -> str:
 
 
 def _array(w: Writer, s: k.Array) -> list[str]:
-    kind, name = memory(s.dtype), w.names[s.name]
+    element_type, name = memory_type(s.dtype), w.names[s.name]
     if s.name in w.offsets:
-        return [f"{kind}* const {name} = ({kind}*)({_MEMORY} + {w.offsets[s.name]});"]
+        return [f"{element_type}* const {name} = ({element_type}*)({_MEMORY} + {w.offsets[s.name]});"]
     if s.space == "shared":
-        return [f"MLC_SHARED({kind}, {name}, {s.size}, {s.align});"]
-    return [f"alignas({s.align}) {kind} {name}[{s.size}];"]
+        return [f"MLC_SHARED({element_type}, {name}, {s.size}, {s.align});"]
+    return [f"alignas({s.align}) {element_type} {name}[{s.size}];"]
 
 
 def _pragma(w: Writer, s: k.For) -> list[str]:

@@ -21,33 +21,33 @@ from compiler.passes.gpu.dependent_launch import WAIT, overlaps
 from compiler.render import c
 
 # Stands for all requirements: a function that has any takes an argument to report failures.
-_CHECKED = k.Declare("checked", Op("require", (op("ge", k.Builtin("thread.x"), 0), k.Builtin("thread.x"))))
-_NAMED = re.compile(r"// .+, for (\S+)$")
+_REQUIREMENT = k.Declare("checked", Op("require", (op("ge", k.Builtin("thread.x"), 0), k.Builtin("thread.x"))))
+_TITLE = re.compile(r"// .+, for (\S+)$")
 
 
 def lines(program: k.Program, target: str) -> list[str]:
     """The comments at the head of the text of `program`."""
-    made = launched(program.replace(functions=tuple(f for f in program.functions if f.block)))
-    shown = kernel_text.show(made).removesuffix("\n    pass\n")
-    return c.comment(f"{program.name}, for {target}\n{shown}")
+    launches = launches_only(program.replace(functions=tuple(f for f in program.functions if f.block)))
+    text = kernel_text.show(launches).removesuffix("\n    pass\n")
+    return c.comment(f"{program.name}, for {target}\n{text}")
 
 
-def launched(program: k.Program) -> k.Program:
+def launches_only(program: k.Program) -> k.Program:
     """The program with its functions reduced to what their launches need."""
-    firsts = isomorphism.firsts(program.functions)  # several functions of the program may share one in the text
-    return program.replace(functions=tuple(_launch(f.replace(name=firsts[f.name])) for f in program.functions))
+    shared_names = isomorphism.firsts(program.functions)  # several functions of the program may share one in the text
+    return program.replace(functions=tuple(_launch(f.replace(name=shared_names[f.name])) for f in program.functions))
 
 
 def _launch(f: k.Function) -> k.Function:
     dynamic = k.dynamic_shared(f)[0]
     arrays = [n for s in f.body for n in s.walk() if isinstance(n, k.Array) and n.name in dynamic]
-    body = (*arrays, *([WAIT] if overlaps(f) else []), *([_CHECKED] if c.fails(f.body) else []))
+    body = (*arrays, *([WAIT] if overlaps(f) else []), *([_REQUIREMENT] if c.has_requirements(f.body) else []))
     return f.replace(body=body, origin=(), schedule="")
 
 
 def is_launch(f: k.Function) -> bool:
     """Whether only the launch of a function is known: its text may do anything."""
-    return bool(f.block) and all(s in (WAIT, _CHECKED) or isinstance(s, k.Array) for s in f.body)
+    return bool(f.block) and all(s in (WAIT, _REQUIREMENT) or isinstance(s, k.Array) for s in f.body)
 
 
 def parse(text: str) -> k.Program:
@@ -69,5 +69,5 @@ def parse(text: str) -> k.Program:
 
 def target(text: str) -> str | None:
     """The target that the first line of a text names; None if it names none."""
-    found = _NAMED.match(text.split("\n", 1)[0])
-    return found[1] if found else None
+    title = _TITLE.match(text.split("\n", 1)[0])
+    return title[1] if title else None

@@ -20,13 +20,13 @@ MOST_ROUNDS = 16  # iterations after which a counter that still grows is given u
 MOST_BLOCKS = 2**31 - 1  # along the first axis of a grid, for every compute capability
 
 
-def fits(r: Range) -> bool:
+def fits_int32(r: Range) -> bool:
     """Whether a 32-bit integer holds every value of the range."""
     low, high = r
     return low is not None and high is not None and low >= -(2**31) and high < 2**31
 
 
-def is_known(r: Range) -> bool:
+def is_bounded(r: Range) -> bool:
     """Whether both ends are known, so that 64 bits hold every value."""
     return None not in r
 
@@ -35,24 +35,24 @@ def ranges_of(f: k.Function) -> dict[str, Range]:
     """The ranges of a function's integer variables, and of the hardware's counters by name; others are unknown."""
     known = {f"thread.{a}": (0, n - 1) for a, n in zip("xyz", f.block, strict=False)}
     known |= {"thread.lane": (0, WARP - 1), "thread.warp": (0, max(1, math.prod(f.block) // WARP) - 1)}
-    out: dict[str, Range] = {**known, **{f"block.{a}": _block(n) for a, n in zip("xyz", f.grid, strict=False)}}
-    changed: dict[str, list[Expr]] = {}
+    out: dict[str, Range] = {**known, **{f"block.{a}": _block_range(n) for a, n in zip("xyz", f.grid, strict=False)}}
+    assigned: dict[str, list[Expr]] = {}
     for s in f.body:
         for n in s.walk():
             if isinstance(n, k.Assign):
-                changed.setdefault(n.name, []).append(n.value)
-    _collect(f.body, out, changed)
+                assigned.setdefault(n.name, []).append(n.value)
+    _collect(f.body, out, assigned)
     return out
 
 
-def data_of(f: k.Function) -> frozenset[str]:
+def data_variables(f: k.Function) -> frozenset[str]:
     """The 64-bit variables that hold data, which may wrap around, rather than indices, which are far below 2**63."""
     values = [(n.name, n.value) for s in f.body for n in s.walk() if isinstance(n, k.Declare | k.Assign)]
     values = [(name, value) for name, value in values if value.dtype is i64]
-    found: frozenset[str] = frozenset()
-    while more := {name for name, value in values if name not in found and is_data(value, found)}:
-        found |= more
-    return found
+    data: frozenset[str] = frozenset()
+    while added := {name for name, value in values if name not in data and is_data(value, data)}:
+        data |= added
+    return data
 
 
 def is_data(e: Expr, names: frozenset[str]) -> bool:
@@ -60,70 +60,70 @@ def is_data(e: Expr, names: frozenset[str]) -> bool:
     which no index is multiplied by; except values required to be an index."""
     match e:
         case Const(value):
-            return not fits((int(value), int(value)))
+            return not fits_int32((int(value), int(value)))
         case Load() | k.Peer() | k.Together() | Cast():
             return True
         case Var(name):
             return name in names
-        case Op("require", (cond, _)) if _is_of_index(cond):
+        case Op("require", (cond, _)) if _is_bounds_check(cond):
             return False
     return any(is_data(a, names) for a in e.children() if isinstance(a, Expr))
 
 
-def _is_of_index(cond: Expr) -> bool:
+def _is_bounds_check(cond: Expr) -> bool:
     return any(isinstance(c, Op) and c.name == "lt" for c in conjuncts(cond))
 
 
-def fits_32_bits(ranges: Mapping[str, Range]) -> frozenset[str]:
+def int32_names(ranges: Mapping[str, Range]) -> frozenset[str]:
     """The names whose range fits 32 bits."""
-    return frozenset(name for name, r in ranges.items() if fits(r))
+    return frozenset(name for name, r in ranges.items() if fits_int32(r))
 
 
-def _block(extent: Expr) -> Range:
+def _block_range(extent: Expr) -> Range:
     return 0, int(extent.value) - 1 if isinstance(extent, Const) else MOST_BLOCKS - 1
 
 
-def _collect(body: Iterable[k.Stmt], out: dict[str, Range], changed: Mapping[str, list[Expr]]) -> None:
+def _collect(body: Iterable[k.Stmt], out: dict[str, Range], assigned: Mapping[str, list[Expr]]) -> None:
     for s in body:
         match s:
             case k.Declare(name, value) if value.dtype is i64:
-                _add(out, name, _settled(name, range_in(value, out), changed.get(name, []), out))
+                _add_range(out, name, _fixed_point(name, range_in(value, out), assigned.get(name, []), out))
             case k.For(var, start, stop, step, inner):
                 # The last increment goes beyond the end.
-                _add(out, var, (range_in(start, out)[0], _plus(range_in(stop, out)[1], step - 1)))
-                _collect(inner, out, changed)
+                _add_range(out, var, (range_in(start, out)[0], _shift_bound(range_in(stop, out)[1], step - 1)))
+                _collect(inner, out, assigned)
             case k.If(_, then, orelse):
-                _collect(then, out, changed)
-                _collect(orelse, out, changed)
+                _collect(then, out, assigned)
+                _collect(orelse, out, assigned)
 
 
-def _settled(name: str, first: Range, values: list[Expr], known: Mapping[str, Range]) -> Range:
+def _fixed_point(name: str, first: Range, values: list[Expr], known: Mapping[str, Range]) -> Range:
     """The range of a variable that starts in `first` and is assigned these values: a fixed point, or unknown."""
-    now = first
+    current = first
     for _ in range(MOST_ROUNDS):
-        after = now
+        union = current
         for value in values:
-            after = either(after, _given(value, name, now, known))
-        if after == now:
-            return now
-        now = after
+            union = either(union, _assigned_range(value, name, current, known))
+        if union == current:
+            return current
+        current = union
     return None, None
 
 
-def _given(value: Expr, name: str, now: Range, known: Mapping[str, Range]) -> Range:
+def _assigned_range(value: Expr, name: str, current: Range, known: Mapping[str, Range]) -> Range:
     """The range of a value, which may be a counter compared with its end."""
     match value:
-        case Select(Op("lt", (Var(var), Const(int() as end))), then, other) if var == name and now[0] is not None:
-            low = now[0], end - 1 if now[1] is None else min(end - 1, now[1])
-            return either(range_in(then, {**known, name: low}), range_in(other, {**known, name: now}))
-    return range_in(value, {**known, name: now})
+        case Select(Op("lt", (Var(var), Const(int() as end))), then, other) if var == name and current[0] is not None:
+            low = current[0], end - 1 if current[1] is None else min(end - 1, current[1])
+            return either(range_in(then, {**known, name: low}), range_in(other, {**known, name: current}))
+    return range_in(value, {**known, name: current})
 
 
-def _plus(high: int | None, more: int) -> int | None:
-    return None if high is None else high + more
+def _shift_bound(high: int | None, increment: int) -> int | None:
+    return None if high is None else high + increment
 
 
-def _add(out: dict[str, Range], name: str, r: Range) -> None:
+def _add_range(out: dict[str, Range], name: str, r: Range) -> None:
     """Add a range; a name that is bound twice gets the union."""
     out[name] = either(out[name], r) if name in out else r
 

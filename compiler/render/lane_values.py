@@ -8,7 +8,7 @@ from collections.abc import Callable
 from compiler.ir import kernel as k
 from compiler.ir.expr import Const, Expr, Op
 
-_KNOWN: dict[str, Callable[[int, int], int]] = {
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
 }  # fmt: skip
 
@@ -25,9 +25,9 @@ def lane_values(e: Expr) -> tuple[int, ...] | None:
             return tuple(int(start) + step * lane for lane in range(lanes))
         case k.Broadcast(Const(value), lanes):
             return (int(value),) * lanes
-        case Op(name, (a, b)) if name in _KNOWN:
+        case Op(name, (a, b)) if name in _OPERATORS:
             left, right = lane_values(a), lane_values(b)
             if left is None or right is None or (name in ("floordiv", "mod") and 0 in right):
                 return None
-            return tuple(map(_KNOWN[name], left, right))
+            return tuple(map(_OPERATORS[name], left, right))
     return None

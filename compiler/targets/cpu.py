@@ -62,20 +62,21 @@ def matmuls(dtype: str, lanes: int, registers: int, feature: str) -> list[Instru
     out: list[Instruction] = []
     for m in range(1, MOST_ROWS + 1):
         layouts = (*_LAYOUTS, ("k", "kn"), ("k", "nk")) if m == 1 else _LAYOUTS
-        room = (registers - 1) // (m + 1)
-        wide = MOST_VECTORS if m > 1 else 2 * MOST_VECTORS  # a single row uses each vector once, directly from memory
-        for n in (v * lanes for v in range(1, (min(room, wide) if m > 1 else wide) + 1)):
+        most_fitting = (registers - 1) // (m + 1)
+        # A single row uses each vector once, directly from memory.
+        most_vectors = MOST_VECTORS if m > 1 else 2 * MOST_VECTORS
+        for n in (v * lanes for v in range(1, (min(most_fitting, most_vectors) if m > 1 else most_vectors) + 1)):
             out.append(_row(f"panel.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_fma_block", ("b.n", "acc.n")))
-        for n in range(1, min(room, MOST_COLUMNS) + 1):
+        for n in range(1, min(most_fitting, MOST_COLUMNS) + 1):
             out.append(_dot(f"dot.{m}x{n}.{dtype}", feature, m, n, dtype, layouts))
     return out
 
 
 def integer_dots(lanes: int, registers: int, feature: str) -> list[Instruction]:
     """Dot products of int8 in 32 bits; each column also has a sum that corrects an offset of its products."""
-    found = (r for r in matmuls("i32", lanes, registers, feature) if r.function == "mlc_dot_block")
-    fit = (r for r in found if r.m * r.n + 2 * r.n + 2 <= registers)
-    return [r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8") for r in fit]
+    candidates = (r for r in matmuls("i32", lanes, registers, feature) if r.function == "mlc_dot_block")
+    rows = (r for r in candidates if r.m * r.n + 2 * r.n + 2 <= registers)
+    return [r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8") for r in rows]
 
 
 def pairs(lanes: int, registers: int) -> list[Instruction]:
@@ -83,11 +84,11 @@ def pairs(lanes: int, registers: int) -> list[Instruction]:
 
     The columns of a panel are packed in such pairs, and its rows are broadcast pair by pair.
     """
-    found = matmuls("f32", lanes, registers, "avx512_bf16")
-    taken = [r for r in found if r.function == "mlc_dot_block"]
-    panels = [r for r in found if r.function == "mlc_fma_block" and r.m > 1]
-    taken += [r.replace(function="mlc_pair_block", contiguous=("a.k", "acc.n")) for r in panels]
-    return [r.replace(name=r.name.replace("f32", "bf16"), a_type="bf16", b_type="bf16", flushes=True) for r in taken]
+    candidates = matmuls("f32", lanes, registers, "avx512_bf16")
+    rows = [r for r in candidates if r.function == "mlc_dot_block"]
+    panels = [r for r in candidates if r.function == "mlc_fma_block" and r.m > 1]
+    rows += [r.replace(function="mlc_pair_block", contiguous=("a.k", "acc.n")) for r in panels]
+    return [r.replace(name=r.name.replace("f32", "bf16"), a_type="bf16", b_type="bf16", flushes=True) for r in rows]
 
 
 def _dot(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...]) -> Instruction:

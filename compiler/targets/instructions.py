@@ -51,7 +51,7 @@ _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f8e4m3": 1, "f8e5m2": 1, "f64
 # An H100 adds products with 13 bits below the largest (DeepSeek-V3 Technical Report, section 3.3.2).
 COARSE = ("f8e4m3", "f8e5m2")
 # Fragments can be loaded for any layout: ldmatrix transposes 16-bit elements.
-_PLAIN = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
+_ALL_LAYOUTS = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
 
 _SWIZZLES = (0, 32, 64, 128)
 _CP_ASYNC = Transfer("cp.async", "cp.async", "global", "shared", (16, 8, 4), 0, 0, _SWIZZLES, "mlc_cp_async",
@@ -70,23 +70,23 @@ def _a_layout(m: int, k: int, size: int) -> Layout:
     pack = max(1, 4 // size)
     rows: Digits = ((2, 8 * k),) if m == 16 else ()
     columns: Digits = ((k // (4 * pack), 4 * pack),)
-    return _lean(Layout((m, k), ((4, pack), (8, k)), ((pack, 1), *rows, *columns)))
+    return _without_unit_digits(Layout((m, k), ((4, pack), (8, k)), ((pack, 1), *rows, *columns)))
 
 
 def _b_layout(n: int, k: int, size: int) -> Layout:
     """The right operand: the left one's layout with rows and columns exchanged, eight columns."""
     pack = max(1, 4 // size)
-    return _lean(Layout((k, n), ((4, pack * n), (8, 1)), ((pack, n), (k // (4 * pack), 4 * pack * n))))
+    return _without_unit_digits(Layout((k, n), ((4, pack * n), (8, 1)), ((pack, n), (k // (4 * pack), 4 * pack * n))))
 
 
 def _acc_layout(m: int, n: int) -> Layout:
     """Two adjacent elements per thread, then the row 8 below, then, if n > 8, the next eight columns."""
     rows: Digits = ((2, 8 * n),) if m >= 16 else ()
     warps: Digits = ((m // 16, 16 * n),) if m > 16 else ()
-    return _lean(Layout((m, n), ((4, 2), (8, n), *warps), ((2, 1), *rows, (n // 8, 8))))
+    return _without_unit_digits(Layout((m, n), ((4, 2), (8, n), *warps), ((2, 1), *rows, (n // 8, 8))))
 
 
-def _lean(layout: Layout) -> Layout:
+def _without_unit_digits(layout: Layout) -> Layout:
     """The layout without digits of extent 1."""
     kept = (tuple(d for d in digits if d[0] > 1) for digits in (layout.threads, layout.registers))
     return Layout(layout.shape, *kept)
@@ -99,7 +99,7 @@ def _mma_sync(types: _Types, shape: tuple[int, int, int]) -> Instruction:
     return Instruction(
         f"mma.m{m}n{n}k{k}.{types.name}", types.needs, m, n, k,
         types.operand, types.operand, types.acc, "registers", "registers", "registers",
-        _PLAIN, "mlc_mma_sync", (), WARP,
+        _ALL_LAYOUTS, "mlc_mma_sync", (), WARP,
         _acc_layout(m, n), _a_layout(m, k, size), _b_layout(n, k, size), types.fraction, types.opcode,
         types.operand in COARSE,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _wgmma(types: _Types, n: int, a_space: str) -> Instruction:
 def _matrices(count: int, transposed: bool, store: bool) -> Fragments:
     """ldmatrix or stmatrix of `count` matrices; with .trans, threads hold adjacent elements of a column."""
     row, column = (1, 8) if transposed else (8, 1)
-    layout = _lean(Layout((8 * count, 8), ((4, 2 * column), (8, row)), ((2, column), (count, 64))))
+    layout = _without_unit_digits(Layout((8 * count, 8), ((4, 2 * column), (8, row)), ((2, column), (count, 64))))
     word, needs, opcode = ("stmatrix", "stmatrix", "STSM") if store else ("ldmatrix", "ldmatrix", "LDSM")
     spaces = ("registers", "shared") if store else ("shared", "registers")
     trans = ".trans" if transposed else ""

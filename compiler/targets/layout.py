@@ -4,7 +4,7 @@ A layout gives every digit of the thread number and of the register number a str
 in CuTe). The accumulator of `mma.m16n8k16`, 16 rows of 8 columns, in four registers of 32 threads:
 
 >>> acc = Layout((16, 8), threads=((4, 2), (8, 8)), registers=((2, 1), (2, 64)))
->>> place(acc, 5, 0), place(acc, 5, 1), place(acc, 5, 2)
+>>> position(acc, 5, 0), position(acc, 5, 1), position(acc, 5, 2)
 ((1, 2), (1, 3), (9, 2))
 """
 
@@ -31,7 +31,7 @@ class Layout(Node):
     registers: Digits = ()
 
 
-def place(layout: Layout, thread: int, register: int) -> tuple[int, int]:
+def position(layout: Layout, thread: int, register: int) -> tuple[int, int]:
     """Row and column of a register; raises ValueError if the layout lacks the thread or register."""
     if not (0 <= thread < threads(layout) and 0 <= register < registers(layout)):
         raise ValueError(f"{layout} has no thread {thread} with a register {register}")

@@ -18,7 +18,7 @@ _FEATURES = {
     89: ("mma.f8",),
     90: ("tma", "cluster", "mbarrier", "stmatrix", "pdl", "red.vector", "mma.f64.wide"),
 }
-_SPECIFIC = {90: ("wgmma", "setmaxnreg"), 120: ("setmaxnreg",)}
+_ARCHITECTURE_FEATURES = {90: ("wgmma", "setmaxnreg"), 120: ("setmaxnreg",)}
 # From each capability on: KiB of shared memory per block, and of the L1 that it is part of; threads and blocks per
 # multiprocessor.
 _LIMITS = {
@@ -53,7 +53,7 @@ _CLUSTERS = {90: {2: 66, 4: 30, 8: 15}}
 # These and those below were fitted to times of an H200 with `mlcomp tune --fit` (`reports/search/tables`, 27 kernels of
 # `reports/search/later`, and 40 races of two schedules). On kernels that no fit had seen, the rank correlation was 0.90
 # for contractions, 0.93 for convolutions, 0.87 for rows and 0.66 for pointwise kernels.
-_ASSUMED = {
+_DEFAULT_COSTS = {
     # Matmuls by single warps, which copy their own operands.
     "sync.latency": 218.0,  # until a requested tile arrives, if nothing hides it
     "sync.l2": 36.5, "sync.dram": 17.7, "sync.shared": 137.0,  # bytes from L2, from memory, and from shared memory
@@ -122,21 +122,21 @@ _COSTS = {
 
 def features(number: int, specific: bool) -> tuple[str, ...]:
     """The features of a compute capability; `specific` for targets whose name ends in `a`."""
-    has = [f for since, some in _FEATURES.items() if since <= number for f in some]
-    return (*has, *(_SPECIFIC.get(number, ()) if specific else ()))
+    added = [f for first, names in _FEATURES.items() if first <= number for f in names]
+    return (*added, *(_ARCHITECTURE_FEATURES.get(number, ()) if specific else ()))
 
 
 def target(name: str, *, cores: int, l2: int) -> Target:
     """The target `sm_90a`, or any `sm_NN` with an optional `a`, with this number of multiprocessors and bytes of L2."""
     number, specific = int(name.removeprefix("sm_").removesuffix("a")), name.endswith("a")
-    has = features(number, specific)
+    supported = features(number, specific)
     shared, l1, threads, blocks = next(v for since, v in reversed(_LIMITS.items()) if since <= number)
     rates = tuple(next(v for since, v in reversed(_RATES.items()) if since <= number).items())
-    rows = tuple(r for r in instructions.TENSOR if r.needs in has)
-    transfers = tuple(t for t in instructions.TRANSFERS if t.needs in has)
-    fragments = tuple(f for f in instructions.FRAGMENTS if f.needs in has)
-    clusters, costs = tuple(_CLUSTERS.get(number, {}).items()), tuple((_ASSUMED | _COSTS.get(number, {})).items())
-    return Target(name, "cuda", has, 0, cores, l1 * KiB, l2, 0, rows, transfers, WARP, shared * KiB, fragments,
+    rows = tuple(r for r in instructions.TENSOR if r.needs in supported)
+    transfers = tuple(t for t in instructions.TRANSFERS if t.needs in supported)
+    fragments = tuple(f for f in instructions.FRAGMENTS if f.needs in supported)
+    clusters, costs = tuple(_CLUSTERS.get(number, {}).items()), tuple((_DEFAULT_COSTS | _COSTS.get(number, {})).items())
+    return Target(name, "cuda", supported, 0, cores, l1 * KiB, l2, 0, rows, transfers, WARP, shared * KiB, fragments,
                   threads, blocks, _REGISTERS, rates, clusters, costs)  # fmt: skip
 
 

@@ -52,9 +52,12 @@ class Instruction(Node):
         """Its meaning as Tile IR text over buffers acc, a and b in its first layout."""
         a, b = self.layouts[0]
         k = self.k or 4
-        at = {"mk": "a[i, l]", "km": "a[l, i]", "kn": "b[l, j]", "nk": "b[j, l]"}
-        wide = self.acc_type
-        left, right = (x if t == wide else f"{wide}({x})" for x, t in ((at[a], self.a_type), (at[b], self.b_type)))
+        element = {"mk": "a[i, l]", "km": "a[l, i]", "kn": "b[l, j]", "nk": "b[j, l]"}
+        acc_type = self.acc_type
+        left, right = (
+            x if t == acc_type else f"{acc_type}({x})"
+            for x, t in ((element[a], self.a_type), (element[b], self.b_type))
+        )
         return (
             f"for i in serial({self.m}):\n    for j in serial({self.n}):\n"
             f"        for l in serial({k}, scan):\n            acc[i, j] += {left} * {right}\n"
@@ -146,5 +149,5 @@ def instruction(target: Target, name: str) -> Instruction:
     for row in target.instructions:
         if row.name == name:
             return row
-    have = ", ".join(r.name for r in target.instructions) or "none"
-    raise KeyError(f"{target.name} has no tensor instruction {name}; it has {have}")
+    names = ", ".join(r.name for r in target.instructions) or "none"
+    raise KeyError(f"{target.name} has no tensor instruction {name}; it has {names}")

@@ -18,7 +18,7 @@ from compiler.passes.gpu.scope import THREAD, WARP, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.wgmma import wait_all
 from compiler.schedule.gpu.matmul import KEPT_PREPARING
-from compiler.targets.legal import GROUP
+from compiler.targets.legal import WARPGROUP
 
 Body = list[k.Stmt]
 
@@ -42,7 +42,7 @@ def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, B
         producer_branch = [k.Call("mlc_registers_decrease", (copy.registers,), ()), *producer_branch]
         computing = [k.Call("mlc_registers_increase", (compute.registers,), ()), *computing]
     is_producer = op("ge", state.warp(), const(first))
-    threads = GROUP if copy.registers else WARP + (prepare.threads if prepare is not None else 0)
+    threads = WARPGROUP if copy.registers else WARP + (prepare.threads if prepare is not None else 0)
     return threads, [
         *start,
         *_initialise_barriers(state, copy.first),

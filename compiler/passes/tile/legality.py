@@ -15,7 +15,7 @@ from compiler.passes.tile.instruction_options import instructions_with_columns
 from compiler.passes.tile.nests import fill_width_of, loops_in, ranges_of
 from compiler.schedule.steps import Bind, CacheHints, Checks, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
-from compiler.targets.legal import NotLegal, Problem
+from compiler.targets.legal import IllegalProgram, Problem
 from compiler.targets.target import Target, instruction
 
 CHECKS = "checks"  # the subject of the step `checks`
@@ -24,7 +24,7 @@ CHECKS = "checks"  # the subject of the step `checks`
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     """Raise ScheduleError for the first binding, tile, copy or instruction that the target does not have.
 
-    Raises NotLegal instead if no step of the schedule made it, but the kernel's text had it already.
+    Raises IllegalProgram instead if no step of the schedule made it, but the kernel's text had it already.
     """
     if target.kind == "triton":
         return  # unsupported constructs are refused when its text is written
@@ -34,7 +34,7 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
         if step is None:
-            raise NotLegal(f"{target.name}: kernel {kernel.name}: {problem.reason}")
+            raise IllegalProgram(f"{target.name}: kernel {kernel.name}: {problem.reason}")
         raise ScheduleError(step, f"{target.name} cannot do this: {problem.reason}")
 
 

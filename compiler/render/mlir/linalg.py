@@ -19,14 +19,14 @@ from compiler.render.mlir.scalar import INVALID, Scope, as_index, lower
 from compiler.render.mlir.text import Block, Value, Values, element, function, tensor_type
 
 Indices = Mapping[str, Value]
-Inside = Callable[[Block, Indices, Value], Value]
+LoopBody = Callable[[Block, Indices, Value], Value]
 Shape = tuple[Expr, ...]
-NOWHERE: Indices = {}
+NO_INDICES: Indices = {}
 DECLARED = {"lgamma": "func.func private @lgamma(f64) -> f64"}
 
 
 @dataclass(frozen=True)
-class Known:
+class Environment:
     """The environment of equations: tensors with their shapes, and the symbolic sizes."""
 
     tensors: dict[str, Value]
@@ -41,53 +41,53 @@ class Known:
 
     def empty(self, dtype: DType, shape: Iterable[Expr], b: Block) -> Value:
         shape = tuple(shape)
-        free = [self.extent(n, b) for n in shape if not isinstance(n, Const)]
-        return b.op("tensor.empty", free, typed(dtype, shape))
+        dynamic_extents = [self.extent(n, b) for n in shape if not isinstance(n, Const)]
+        return b.op("tensor.empty", dynamic_extents, shaped_type(dtype, shape))
 
 
 def render(program: Program) -> str:
     """The program as a function from tensors to tensors."""
     b = Block()
-    tensors = {t.name: Value(f"%{t.name}", typed(t.dtype, t.shape)) for t in program.inputs}
-    arguments = [*tensors.values(), *([INVALID] if fails(program) else [])]
-    known = Known(tensors, {t.name: t.shape for t in program.inputs}, _sizes(program, tensors, b))
+    tensors = {t.name: Value(f"%{t.name}", shaped_type(t.dtype, t.shape)) for t in program.inputs}
+    arguments = [*tensors.values(), *([INVALID] if has_requirements(program) else [])]
+    env = Environment(tensors, {t.name: t.shape for t in program.inputs}, _sizes(program, tensors, b))
     for e in equations(program):
-        tensors[e.name] = _define(e, b, known)
-        known.shapes[e.name] = shape(e)
+        tensors[e.name] = _define(e, b, env)
+        env.shapes[e.name] = shape(e)
     results = [tensors[t.name] for t in program.outputs]
     b.do("func.return", results)
     declared = [line for name, line in DECLARED.items() if any(f"@{name}" in x for x in b.lines)]
     return function(program.name, arguments, results, b, *declared)
 
 
-def typed(dtype: DType, shape: Iterable[Expr]) -> str:
+def shaped_type(dtype: DType, shape: Iterable[Expr]) -> str:
     """The type of a tensor; its symbolic extents are dynamic."""
     return tensor_type(dtype, (int(n.value) if isinstance(n, Const) else "?" for n in shape))
 
 
 def _sizes(program: Program, tensors: Mapping[str, Value], b: Block) -> Indices:
     """Read each symbolic size from the extent of an axis of an argument."""
-    places = {n: (t.name, d) for t in reversed(program.inputs) for d, n in enumerate(t.shape) if isinstance(n, Size)}
-    found = [(s.name, *places[s]) for s in program.sizes]
-    return {name: b.op("tensor.dim", (tensors[x], b.index(d)), "index", called=name) for name, x, d in found}
+    axes = {n: (t.name, d) for t in reversed(program.inputs) for d, n in enumerate(t.shape) if isinstance(n, Size)}
+    sources = [(s.name, *axes[s]) for s in program.sizes]
+    return {name: b.op("tensor.dim", (tensors[x], b.index(d)), "index", result_name=name) for name, x, d in sources}
 
 
-def fails(program: Program) -> bool:
+def has_requirements(program: Program) -> bool:
     """Whether the program has requirements on its data."""
     return any(isinstance(n, Op) and n.name == "require" for e in equations(program) for n in e.walk())
 
 
-def _define(e: Equation, b: Block, known: Known) -> Value:
+def _define(e: Equation, b: Block, env: Environment) -> Value:
     match e:
         case Map(value=value):
-            return _generic(e, (), value, known.empty(e.dtype, shape(e), b), b, known, called=e.name)
+            return _generic(e, (), value, env.empty(e.dtype, shape(e), b), b, env, result_name=e.name)
         case Reduce(op=op, over=over, value=value):
-            start = _generic(e, (), identity(op, e.dtype), known.empty(e.dtype, shape(e), b), b, known)
-            return _generic(e, over, value, start, b, known, COMBINE[op], e.name)
+            start = _generic(e, (), identity(op, e.dtype), env.empty(e.dtype, shape(e), b), b, env)
+            return _generic(e, over, value, start, b, env, COMBINE[op], e.name)
         case Scan():
-            return _scan(e, b, known)
+            return _scan(e, b, env)
         case Scatter():
-            return _scatter(e, b, known)
+            return _scatter(e, b, env)
     raise TypeError(type(e).__name__)
 
 
@@ -97,144 +97,151 @@ def _generic(
     value: Expr,
     out: Value,
     b: Block,
-    known: Known,
+    env: Environment,
     combine: str = "",
-    called: str = "",
+    result_name: str = "",
 ) -> Value:
     """`value` at each point of the axes of `e`; with `combine`, accumulated over `over` into `out`."""
     axes = (*e.axes, *over)
-    places = {a.name: f"d{n}" for n, a in enumerate(axes)}
+    dims = {a.name: f"d{n}" for n, a in enumerate(axes)}
     extents = {a.name: a.extent for a in axes}
-    operands = {x: m for x in _certain(value) if (m := _affine(x, known.shapes[x.buffer], extents, places))}
+    operands = {x: m for x in _unconditional_loads(value) if (m := _affine_map(x, env.shapes[x.buffer], extents, dims))}
     maps = list(operands.values())
-    inputs = [known.tensors[x.buffer] for x in operands]
+    inputs = [env.tensors[x.buffer] for x in operands]
     # Every axis must be an axis of some operand, which gives its extent.
-    bare = [a for a in over if not any(a.name == i.name for x in operands for i in x.index if isinstance(i, Var))]
-    if bare:
-        inputs.append(known.empty(value.dtype, (a.extent for a in bare), b))
-        maps.append(", ".join(places[a.name] for a in bare))
-    maps.append(", ".join(places[a.name] for a in e.axes))
+    uncovered = [a for a in over if not any(a.name == i.name for x in operands for i in x.index if isinstance(i, Var))]
+    if uncovered:
+        inputs.append(env.empty(value.dtype, (a.extent for a in uncovered), b))
+        maps.append(", ".join(dims[a.name] for a in uncovered))
+    maps.append(", ".join(dims[a.name] for a in e.axes))
 
-    def body(inner: Block, given: tuple[Value, ...]) -> Values:
+    def body(inner: Block, arguments: tuple[Value, ...]) -> Values:
         indices = {
             a.name: inner.op("linalg.index", (), "index", f"dim = {n} : i64")
             for n, a in enumerate(axes)
-            if _indexed(a.name, value, operands)
+            if _uses_axis(a.name, value, operands)
         }
-        made = lower(value, inner, known.scope(indices, dict(zip(operands, given, strict=False))))
-        return (scalar.apply(combine, (given[-1], made), e.dtype, inner) if combine else made,)
+        element_value = lower(value, inner, env.scope(indices, dict(zip(operands, arguments, strict=False))))
+        return (scalar.apply(combine, (arguments[-1], element_value), e.dtype, inner) if combine else element_value,)
 
-    space = ", ".join(places.values())
-    affine = ", ".join(f"affine_map<({space}) -> ({m})>" for m in maps)
-    kinds = ", ".join(f"#linalg.iterator_type<{k}>" for k in ["parallel"] * len(e.axes) + ["reduction"] * len(over))
+    dim_list = ", ".join(dims.values())
+    affine = ", ".join(f"affine_map<({dim_list}) -> ({m})>" for m in maps)
+    iterators = ", ".join(f"#linalg.iterator_type<{k}>" for k in ["parallel"] * len(e.axes) + ["reduction"] * len(over))
     attributes = (
-        f"indexing_maps = [{affine}], iterator_types = [{kinds}], operandSegmentSizes = array<i32: {len(inputs)}, 1>"
+        f"indexing_maps = [{affine}], iterator_types = [{iterators}], "
+        f"operandSegmentSizes = array<i32: {len(inputs)}, 1>"
     )
     elements = [v.type.removesuffix(">").split("<")[1].split("x")[-1] for v in (*inputs, out)]
     region = b.region(body, elements, "linalg.yield")
-    return b.op("linalg.generic", (*inputs, out), out.type, attributes, (region,), called)
+    return b.op("linalg.generic", (*inputs, out), out.type, attributes, (region,), result_name)
 
 
-def _certain(e: Expr) -> Iterator[Load]:
+def _unconditional_loads(e: Expr) -> Iterator[Load]:
     """The loads that are evaluated whenever `e` is."""
     match e:
         case Load(index=index):
             yield e
             for i in index:
-                yield from _certain(i)
+                yield from _unconditional_loads(i)
         case Select(cond=cond):
-            yield from _certain(cond)
+            yield from _unconditional_loads(cond)
         case Op("require", (cond, _)):
-            yield from _certain(cond)
+            yield from _unconditional_loads(cond)
         case _:
             for n in e.children():
                 if isinstance(n, Expr):
-                    yield from _certain(n)
+                    yield from _unconditional_loads(n)
 
 
-def _indexed(name: str, value: Expr, operands: dict[Load, str]) -> bool:
+def _uses_axis(name: str, value: Expr, operands: dict[Load, str]) -> bool:
     """Whether an axis is used outside of the operands."""
     stack: list[Expr] = [value]
     while stack:
-        e = stack.pop()
-        if isinstance(e, Load) and e in operands:
+        node = stack.pop()
+        if isinstance(node, Load) and node in operands:
             continue
-        if isinstance(e, Var) and e.name == name:
+        if isinstance(node, Var) and node.name == name:
             return True
-        stack += [n for n in e.below if isinstance(n, Expr)]
+        stack += [n for n in node.below if isinstance(n, Expr)]
     return False
 
 
-def _affine(load: Load, sizes: Shape, extents: Mapping[str, Expr], places: Mapping[str, str]) -> str:
+def _affine_map(load: Load, sizes: Shape, extents: Mapping[str, Expr], dims: Mapping[str, str]) -> str:
     """The results of the affine map of a load; empty if it has none that MLIR's verifier accepts."""
     out = []
     for i, n in zip(load.index, sizes, strict=True):
         if isinstance(i, Var):
             if extents.get(i.name) is not n:
                 return ""
-            out.append(places[i.name])
+            out.append(dims[i.name])
             continue
-        terms, begin = linear(i)
-        steps = [(t.name, c) for t, c in terms.items() if isinstance(t, Var) and t.name in extents and c > 0]
-        ends = [(extents[name], c) for name, c in steps]
-        known = [(int(x.value), c) for x, c in ends if isinstance(x, Const)]
-        if len(known) < len(terms) or not isinstance(n, Const) or begin < 0:
+        terms, offset = linear(i)
+        strides = [(t.name, c) for t, c in terms.items() if isinstance(t, Var) and t.name in extents and c > 0]
+        ranges = [(extents[name], c) for name, c in strides]
+        static_extents = [(int(x.value), c) for x, c in ranges if isinstance(x, Const)]
+        if len(static_extents) < len(terms) or not isinstance(n, Const) or offset < 0:
             return ""
-        if begin + sum(c * (x - 1) for x, c in known) >= n.value:
+        if offset + sum(c * (x - 1) for x, c in static_extents) >= n.value:
             return ""
-        words = [places[name] if c == 1 else f"{places[name]} * {c}" for name, c in steps]
-        out.append(" + ".join([*words, str(begin)] if begin or not words else words))
+        terms_text = [dims[name] if c == 1 else f"{dims[name]} * {c}" for name, c in strides]
+        out.append(" + ".join([*terms_text, str(offset)] if offset or not terms_text else terms_text))
     return ", ".join(out)
 
 
 def _nest(
-    axes: Sequence[Axis], carried: Value, b: Block, known: Known, body: Inside, called: str = "", at: Indices = NOWHERE
+    axes: Sequence[Axis],
+    carried: Value,
+    b: Block,
+    env: Environment,
+    body: LoopBody,
+    result_name: str = "",
+    indices: Indices = NO_INDICES,
 ) -> Value:
     """Loops over axes around `body(block, indices, tensor)`, which returns the updated tensor."""
     if not axes:
-        return body(b, at, carried)
+        return body(b, indices, carried)
     first, *rest = axes
 
-    def step(inner: Block, i: Value, held: tuple[Value, ...]) -> Values:
-        return (_nest(rest, held[0], inner, known, body, at={**at, first.name: i}),)
+    def step(inner: Block, i: Value, tensors: tuple[Value, ...]) -> Values:
+        return (_nest(rest, tensors[0], inner, env, body, indices={**indices, first.name: i}),)
 
-    return b.loop(known.extent(first.extent, b), (carried,), step, called)[0]
+    return b.loop(env.extent(first.extent, b), (carried,), step, result_name)[0]
 
 
-def _scan(e: Scan, b: Block, known: Known) -> Value:
+def _scan(e: Scan, b: Block, env: Environment) -> Value:
     along = next(a for a in e.axes if a.name == e.along)
     others = [a for a in e.axes if a is not along]
 
-    def row(inner: Block, at: Indices, held: Value) -> Value:
+    def row(inner: Block, outer_indices: Indices, tensor: Value) -> Value:
         def step(block: Block, i: Value, carried: tuple[Value, ...]) -> Values:
-            indices = {**at, along.name: i}
-            made = lower(e.value, block, known.scope(indices))
-            total = scalar.apply(COMBINE[e.op], (carried[0], made), e.dtype, block)
-            where = [indices[a.name] for a in e.axes]
-            return total, block.op("tensor.insert", (total, carried[1], *where), held.type)
+            indices = {**outer_indices, along.name: i}
+            element_value = lower(e.value, block, env.scope(indices))
+            total = scalar.apply(COMBINE[e.op], (carried[0], element_value), e.dtype, block)
+            position = [indices[a.name] for a in e.axes]
+            return total, block.op("tensor.insert", (total, carried[1], *position), tensor.type)
 
         start = inner.constant(identity(e.op, e.dtype).value, e.dtype)
-        return inner.loop(known.extent(along.extent, inner), (start, held), step, "" if others else e.name)[1]
+        return inner.loop(env.extent(along.extent, inner), (start, tensor), step, "" if others else e.name)[1]
 
-    return _nest(others, known.empty(e.dtype, shape(e), b), b, known, row, e.name)
+    return _nest(others, env.empty(e.dtype, shape(e), b), b, env, row, e.name)
 
 
-def _scatter(e: Scatter, b: Block, known: Known) -> Value:
-    def update(inner: Block, at: Indices, held: Value) -> Value:
-        scope = known.scope(at)
+def _scatter(e: Scatter, b: Block, env: Environment) -> Value:
+    def update(inner: Block, indices: Indices, tensor: Value) -> Value:
+        scope = env.scope(indices)
 
-        def write(block: Block, within: Scope) -> Values:
-            where = [as_index(i, block, within) for i in e.index]
-            value = lower(e.value, block, within)
+        def write(block: Block, inner_scope: Scope) -> Values:
+            position = [as_index(i, block, inner_scope) for i in e.index]
+            value = lower(e.value, block, inner_scope)
             if e.op != "set":
-                old = block.op("tensor.extract", (held, *where), element(e.dtype))
+                old = block.op("tensor.extract", (tensor, *position), element(e.dtype))
                 value = scalar.apply(COMBINE[e.op], (old, value), e.dtype, block)
-            return (block.op("tensor.insert", (value, held, *where), held.type),)
+            return (block.op("tensor.insert", (value, tensor, *position), tensor.type),)
 
         if isinstance(e.guard, Const):
-            return write(inner, scope)[0] if e.guard.value else held
-        taken = lower(e.guard, inner, scope)
-        return inner.choose(taken, lambda block, _: write(block, scope.inner()), lambda *_: (held,), held.type)
+            return write(inner, scope)[0] if e.guard.value else tensor
+        guard = lower(e.guard, inner, scope)
+        return inner.if_else(guard, lambda block, _: write(block, scope.inner()), lambda *_: (tensor,), tensor.type)
 
-    base = _generic(e, (), e.base, known.empty(e.dtype, shape(e), b), b, known)
-    return _nest(e.over, base, b, known, update, e.name)
+    base = _generic(e, (), e.base, env.empty(e.dtype, shape(e), b), b, env)
+    return _nest(e.over, base, b, env, update, e.name)

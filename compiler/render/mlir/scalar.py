@@ -39,7 +39,7 @@ _DIRECT: dict[str, dict[str, str]] = {
 # Predicates of comparisons: of floats (ordered, except `ne`), of signed and of unsigned integers.
 _COMPARE = {"eq": (1, 0, 0), "ne": (13, 1, 1), "lt": (4, 2, 6), "le": (5, 3, 7), "gt": (2, 4, 8), "ge": (3, 5, 9)}
 # Functions of f32 that the C library computes less exactly than allowed here, so they are computed in f64.
-_WIDE = ("acosh", "asinh", "atanh", "cosh", "erfc", "lgamma", "pow", "sinh", "tanh", "tan")
+_COMPUTED_IN_F64 = ("acosh", "asinh", "atanh", "cosh", "erfc", "lgamma", "pow", "sinh", "tanh", "tan")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Scope:
         return replace(self, known=ChainMap({}, self.known))
 
 
-def guarded(e: Expr) -> bool:
+def must_be_guarded(e: Expr) -> bool:
     """Whether an expression must only be evaluated where it is needed: it has a load or a requirement."""
     return any(isinstance(n, Load) or (isinstance(n, Op) and n.name == "require") for n in e.walk())
 
@@ -85,11 +85,11 @@ def _lower(e: Expr, b: Block, scope: Scope) -> Value:
         case Op("require", (cond, value)):
             return _require(cond, value, b, scope)
         case Op(name, args):
-            return apply(name, [lower(a, b, scope) for a in args], args[-1].dtype, b, _divisor(args))
+            return apply(name, [lower(a, b, scope) for a in args], args[-1].dtype, b, _has_positive_divisor(args))
     raise TypeError(type(e).__name__)
 
 
-def _divisor(args: tuple[Expr, ...]) -> bool:
+def _has_positive_divisor(args: tuple[Expr, ...]) -> bool:
     """Whether the last argument is a positive integer literal."""
     return isinstance(args[-1], Const) and not args[-1].dtype.is_float and args[-1].value > 0
 
@@ -104,14 +104,14 @@ def as_index(e: Expr, b: Block, scope: Scope) -> Value:
 
 
 def _select(cond: Expr, then: Expr, other: Expr, b: Block, scope: Scope) -> Value:
-    decided = lower(cond, b, scope)
-    if not any(guarded(x) and x not in scope.known for x in (then, other)):
-        return b.op("arith.select", (decided, lower(then, b, scope), lower(other, b, scope)))
+    condition = lower(cond, b, scope)
+    if not any(must_be_guarded(x) and x not in scope.known for x in (then, other)):
+        return b.op("arith.select", (condition, lower(then, b, scope), lower(other, b, scope)))
 
     def side(e: Expr) -> Callable[[Block, tuple[Value, ...]], Values]:
         return lambda inner, _: (lower(e, inner, scope.inner()),)
 
-    return b.choose(decided, side(then), side(other), element(then.dtype))
+    return b.if_else(condition, side(then), side(other), element(then.dtype))
 
 
 def _require(cond: Expr, value: Expr, b: Block, scope: Scope) -> Value:
@@ -119,15 +119,15 @@ def _require(cond: Expr, value: Expr, b: Block, scope: Scope) -> Value:
         inner.do("memref.store", (inner.constant(1, dt.i8), INVALID))
         return (inner.constant(0, value.dtype),)
 
-    holds = lower(cond, b, scope)
-    return b.choose(holds, lambda inner, _: (lower(value, inner, scope.inner()),), failed, element(value.dtype))
+    condition = lower(cond, b, scope)
+    return b.if_else(condition, lambda inner, _: (lower(value, inner, scope.inner()),), failed, element(value.dtype))
 
 
 # ---- operations on values
 
 
-def compare(how: str, x: Value, y: Value, dtype: DType, b: Block) -> Value:
-    number = _COMPARE[how][0 if dtype.is_float else 1 if dtype.kind == "int" else 2]
+def compare(predicate: str, x: Value, y: Value, dtype: DType, b: Block) -> Value:
+    number = _COMPARE[predicate][0 if dtype.is_float else 1 if dtype.kind == "int" else 2]
     return b.op(f"arith.cmp{'f' if dtype.is_float else 'i'}", (x, y), "i1", f"predicate = {number} : i64")
 
 
@@ -135,7 +135,7 @@ def apply(name: str, args: Values, dtype: DType, b: Block, positive: bool = Fals
     """`expr.OPS[name]` of values; `dtype` is the type of the last one, which `positive` declares to be positive."""
     if name in _COMPARE:
         return compare(name, args[0], args[1], dtype, b)
-    if name in _WIDE and dtype is f32:
+    if name in _COMPUTED_IN_F64 and dtype is f32:
         wide = [convert(a, f32, f64, b) for a in args]
         return convert(apply(name, wide, f64, b), f64, f32, b)
     direct = _DIRECT.get(name, {}).get(dtype.kind)
@@ -151,36 +151,38 @@ def apply(name: str, args: Values, dtype: DType, b: Block, positive: bool = Fals
 def _divide(name: str, x: Value, y: Value, dtype: DType, b: Block, positive: bool) -> Value:
     """Integer division: by 0 it gives 0, and the minimum by -1 wraps; the instruction would trap."""
     signed = dtype.kind == "int"
-    unsigned = "s" if signed else "u"
+    sign_letter = "s" if signed else "u"
     zero = b.constant(0, dtype)
-    by, least, none = y, None, None
+    divisor, is_minus_one, is_zero = y, None, None
     if not positive:
-        none = compare("eq", y, zero, dtype, b)
-        bad = none
+        is_zero = compare("eq", y, zero, dtype, b)
+        is_unsafe = is_zero
         if signed:
-            least = compare("eq", y, b.constant(-1, dtype), dtype, b)
-            bad = b.op("arith.ori", (none, least))
-        by = b.op("arith.select", (bad, b.constant(1, dtype), y))
-    rest = functools.partial(b.op, f"arith.rem{unsigned}i", (x, by))
+            is_minus_one = compare("eq", y, b.constant(-1, dtype), dtype, b)
+            is_unsafe = b.op("arith.ori", (is_zero, is_minus_one))
+        divisor = b.op("arith.select", (is_unsafe, b.constant(1, dtype), y))
+    remainder = functools.partial(b.op, f"arith.rem{sign_letter}i", (x, divisor))
     if name == "rem":
-        return rest()
+        return remainder()
     if name == "mod":
-        r = rest()
+        r = remainder()
         if not signed:
             return r
-        below = compare("lt", r, zero, dtype, b) if positive else _crosses(r, y, dtype, b)
-        return b.op("arith.select", (below, b.op("arith.addi", (r, y)), r))
-    q = b.op(f"arith.div{unsigned}i", (x, by))
-    if least is not None:
-        q = b.op("arith.select", (least, b.op("arith.subi", (zero, x)), q))
+        needs_correction = compare("lt", r, zero, dtype, b) if positive else _signs_differ(r, y, dtype, b)
+        return b.op("arith.select", (needs_correction, b.op("arith.addi", (r, y)), r))
+    q = b.op(f"arith.div{sign_letter}i", (x, divisor))
+    if is_minus_one is not None:
+        q = b.op("arith.select", (is_minus_one, b.op("arith.subi", (zero, x)), q))
     if name == "floordiv" and signed:
         down = b.op("arith.subi", (q, b.constant(1, dtype)))
-        below = compare("lt", rest(), zero, dtype, b) if positive else _crosses(rest(), y, dtype, b)
-        q = b.op("arith.select", (below, down, q))
-    return q if none is None else b.op("arith.select", (none, zero, q))
+        needs_correction = (
+            compare("lt", remainder(), zero, dtype, b) if positive else _signs_differ(remainder(), y, dtype, b)
+        )
+        q = b.op("arith.select", (needs_correction, down, q))
+    return q if is_zero is None else b.op("arith.select", (is_zero, zero, q))
 
 
-def _crosses(r: Value, y: Value, dtype: DType, b: Block) -> Value:
+def _signs_differ(r: Value, y: Value, dtype: DType, b: Block) -> Value:
     """Whether the remainder is nonzero and differs in sign from the divisor."""
     zero = b.constant(0, dtype)
     negative = [compare("lt", v, zero, dtype, b) for v in (r, y)]
@@ -190,7 +192,7 @@ def _crosses(r: Value, y: Value, dtype: DType, b: Block) -> Value:
 def _floor_mod(x: Value, y: Value, dtype: DType, b: Block) -> Value:
     """Of floats; a zero remainder keeps the sign of `x`."""
     r = b.op("arith.remf", (x, y))
-    return b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.addf", (r, y)), r))
+    return b.op("arith.select", (_signs_differ(r, y, dtype, b), b.op("arith.addf", (r, y)), r))
 
 
 def _floor_divide(x: Value, y: Value, dtype: DType, b: Block) -> Value:
@@ -199,15 +201,15 @@ def _floor_divide(x: Value, y: Value, dtype: DType, b: Block) -> Value:
     quotient = b.op("arith.divf", (x, y))
     r = b.op("arith.remf", (x, y))
     d = b.op("arith.divf", (b.op("arith.subf", (x, r)), y))
-    d = b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.subf", (d, one)), d))
+    d = b.op("arith.select", (_signs_differ(r, y, dtype, b), b.op("arith.subf", (d, one)), d))
     down = b.op("math.floor", (d,))
-    far = compare("gt", b.op("arith.subf", (d, down)), b.constant(0.5, dtype), dtype, b)
-    near = b.op("arith.select", (far, b.op("arith.addf", (down, one)), down))
-    bits = b.op("arith.bitcast", (quotient,), element(_bits(dtype)))
-    sign = b.op("arith.andi", (bits, b.constant(-(2 ** (dtype.bits - 1)), _bits(dtype))))
-    none = b.op("arith.bitcast", (sign,), element(dtype))
-    whole = b.op("arith.select", (compare("eq", d, zero, dtype, b), none, near))
-    return b.op("arith.select", (compare("eq", y, zero, dtype, b), quotient, whole))
+    rounds_up = compare("gt", b.op("arith.subf", (d, down)), b.constant(0.5, dtype), dtype, b)
+    rounded = b.op("arith.select", (rounds_up, b.op("arith.addf", (down, one)), down))
+    bits = b.op("arith.bitcast", (quotient,), element(_integer_of_width(dtype)))
+    sign = b.op("arith.andi", (bits, b.constant(-(2 ** (dtype.bits - 1)), _integer_of_width(dtype))))
+    signed_zero = b.op("arith.bitcast", (sign,), element(dtype))
+    floor_quotient = b.op("arith.select", (compare("eq", d, zero, dtype, b), signed_zero, rounded))
+    return b.op("arith.select", (compare("eq", y, zero, dtype, b), quotient, floor_quotient))
 
 
 def _negate(x: Value, *, dtype: DType, b: Block) -> Value:
@@ -220,11 +222,11 @@ def _magnitude(x: Value, *, dtype: DType, b: Block) -> Value:
 
 def _sign(x: Value, *, dtype: DType, b: Block) -> Value:
     zero, one = b.constant(0, dtype), b.constant(1, dtype)
-    below = apply("neg", (one,), dtype, b)
+    minus_one = apply("neg", (one,), dtype, b)
     positive = b.op("arith.select", (compare("gt", x, zero, dtype, b), one, zero))
     if dtype.kind == "uint":
         return positive
-    return b.op("arith.select", (compare("lt", x, zero, dtype, b), below, positive))
+    return b.op("arith.select", (compare("lt", x, zero, dtype, b), minus_one, positive))
 
 
 def _invert(x: Value, *, dtype: DType, b: Block) -> Value:
@@ -235,39 +237,39 @@ def _invert(x: Value, *, dtype: DType, b: Block) -> Value:
 def _shift(x: Value, count: Value, *, dtype: DType, b: Block, left: bool) -> Value:
     """A shift by a negative count, or by at least the width, gives 0, or copies of the sign bit (arithmetic right)."""
     width = b.constant(dtype.bits - 1, dtype)
-    inside = b.op("arith.cmpi", (count, width), "i1", "predicate = 7 : i64")
-    by = b.op("arith.select", (inside, count, width))
+    is_below_width = b.op("arith.cmpi", (count, width), "i1", "predicate = 7 : i64")
+    clamped = b.op("arith.select", (is_below_width, count, width))
     if not left and dtype.kind == "int":
-        return b.op("arith.shrsi", (x, by))
-    moved = b.op("arith.shli" if left else "arith.shrui", (x, by))
-    return b.op("arith.select", (inside, moved, b.constant(0, dtype)))
+        return b.op("arith.shrsi", (x, clamped))
+    shifted = b.op("arith.shli" if left else "arith.shrui", (x, clamped))
+    return b.op("arith.select", (is_below_width, shifted, b.constant(0, dtype)))
 
 
 def _is_nan(x: Value, *, dtype: DType, b: Block) -> Value:
     return b.op("arith.cmpf", (x, x), "i1", "predicate = 14 : i64")
 
 
-def _bits(dtype: DType) -> DType:
+def _integer_of_width(dtype: DType) -> DType:
     return i64 if dtype is f64 else i32
 
 
 def _sign_bit(x: Value, *, dtype: DType, b: Block) -> Value:
-    whole = _bits(dtype)
-    return compare("lt", b.op("arith.bitcast", (x,), element(whole)), b.constant(0, whole), whole, b)
+    integer = _integer_of_width(dtype)
+    return compare("lt", b.op("arith.bitcast", (x,), element(integer)), b.constant(0, integer), integer, b)
 
 
 def _tf32(x: Value, *, dtype: DType, b: Block) -> Value:
-    whole, unit = _bits(dtype), 1 << (42 if dtype is f64 else 13)
-    bits = b.op("arith.bitcast", (x,), element(whole))
-    bits = b.op("arith.addi", (bits, b.constant(unit // 2, whole)))
-    kept = b.op("arith.bitcast", (b.op("arith.andi", (bits, b.constant(-unit, whole))),), element(dtype))
-    return b.op("arith.select", (_is_nan(x, dtype=dtype, b=b), x, kept))
+    integer, unit = _integer_of_width(dtype), 1 << (42 if dtype is f64 else 13)
+    bits = b.op("arith.bitcast", (x,), element(integer))
+    bits = b.op("arith.addi", (bits, b.constant(unit // 2, integer)))
+    rounded = b.op("arith.bitcast", (b.op("arith.andi", (bits, b.constant(-unit, integer))),), element(dtype))
+    return b.op("arith.select", (_is_nan(x, dtype=dtype, b=b), x, rounded))
 
 
 def _exp2_ftz(x: Value, *, dtype: DType, b: Block) -> Value:
-    made = b.op("math.exp2", (x,))
+    power = b.op("math.exp2", (x,))
     tiny = b.constant(2.0 ** (-1022 if dtype is f64 else -126), dtype)
-    return b.op("arith.select", (compare("lt", made, tiny, dtype, b), b.constant(0.0, dtype), made))
+    return b.op("arith.select", (compare("lt", power, tiny, dtype, b), b.constant(0.0, dtype), power))
 
 
 def _log_gamma(x: Value, *, dtype: DType, b: Block) -> Value:
@@ -314,8 +316,11 @@ def _to_integer(x: Value, source: DType, target: DType, b: Block) -> Value:
         return convert(convert(x, source, f32, b), f32, target, b)
     wide = i64 if target is i64 else i32
     limit = 2.0 ** (wide.bits - 1)
-    whole = b.op("math.trunc", (x,))
+    truncated = b.op("math.trunc", (x,))
     low = b.constant(-limit, source)
-    fits = [compare("ge", whole, low, source, b), compare("lt", whole, b.constant(limit, source), source, b)]
-    safe = b.op("arith.select", (b.op("arith.andi", fits), whole, low))
+    in_range = [
+        compare("ge", truncated, low, source, b),
+        compare("lt", truncated, b.constant(limit, source), source, b),
+    ]
+    safe = b.op("arith.select", (b.op("arith.andi", in_range), truncated, low))
     return convert(b.op("arith.fptosi", (safe,), element(wide)), wide, target, b)

@@ -69,8 +69,8 @@ def literal(value: bool | int | float, dtype: DType) -> str:
         return f"{digits if '.' in digits else digits + '.0'}{mark}{power} : {kind}"
     bits = {"f32": (0x7F800000, 0x7FC00000, 31), "f64": (0x7FF0000000000000, 0x7FF8000000000000, 63)}
     infinity, nan, sign = bits[dtype.name]
-    found = nan if math.isnan(value) else infinity | (1 << sign if value < 0 else 0)
-    return f"0x{found:X} : {kind}"
+    bits_value = nan if math.isnan(value) else infinity | (1 << sign if value < 0 else 0)
+    return f"0x{bits_value:X} : {kind}"
 
 
 @dataclass
@@ -80,37 +80,39 @@ class Block:
     lines: list[str] = field(default_factory=list)
     counter: itertools.count[int] = field(default_factory=itertools.count)
 
-    def many(
+    def operation(
         self, name: str, arguments: Values, results: Sequence[str], attributes: str = "",
-        regions: Sequence[Block] = (), called: str = "",
+        regions: Sequence[Block] = (), result_name: str = "",
     ) -> tuple[Value, ...]:  # fmt: skip
-        """An operation with results of these types; the last one has the name `called`, if given."""
-        names = [f"%{next(self.counter)}" for _ in results[bool(called) :]] + ([f"%{called}"] if called else [])
-        made = tuple(map(Value, names, results))
+        """An operation with results of these types; the last one has the name `result_name`, if given."""
+        names = [f"%{next(self.counter)}" for _ in results[bool(result_name) :]] + (
+            [f"%{result_name}"] if result_name else []
+        )
+        values = tuple(map(Value, names, results))
         kinds = ", ".join(a.type for a in arguments)
-        to = results[0] if len(results) == 1 else f"({', '.join(results)})"
-        head = f"{', '.join(v.name for v in made)} = " if made else ""
+        result_types = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        head = f"{', '.join(v.name for v in values)} = " if values else ""
         head += f'"{name}"({", ".join(a.name for a in arguments)})' + (f" <{{{attributes}}}>" if attributes else "")
-        tail = f" : ({kinds}) -> {to}"
+        tail = f" : ({kinds}) -> {result_types}"
         if not regions:
             self.lines.append(head + tail)
-            return made
+            return values
         self.lines.append(f"{head} ({{")
         for n, region in enumerate(regions):
             self.lines += ["}, {"] * bool(n) + region.lines
         self.lines.append(f"}}){tail}")
-        return made
+        return values
 
     def op(
         self, name: str, arguments: Values, result: str = "", attributes: str = "", regions: Sequence[Block] = (),
-        called: str = "",
+        result_name: str = "",
     ) -> Value:  # fmt: skip
         """An operation with one result, by default of the type of its last argument."""
-        return self.many(name, arguments, (result or arguments[-1].type,), attributes, regions, called)[0]
+        return self.operation(name, arguments, (result or arguments[-1].type,), attributes, regions, result_name)[0]
 
     def do(self, name: str, arguments: Values) -> None:
         """An operation without a result."""
-        self.many(name, arguments, ())
+        self.operation(name, arguments, ())
 
     def constant(self, value: bool | int | float, dtype: DType) -> Value:
         return self.op("arith.constant", (), element(dtype), f"value = {literal(value, dtype)}")
@@ -121,13 +123,13 @@ class Block:
     def region(self, body: Body, arguments: Sequence[str] = (), end: str = "scf.yield") -> Block:
         """A region of one block with arguments of these types, which ends by yielding what `body` returns."""
         inner = Block(counter=self.counter)
-        given = tuple(Value(f"%{next(self.counter)}", kind) for kind in arguments)
-        inner.do(end, body(inner, given))
-        label = [f"^bb0({', '.join(f'{v.name}: {v.type}' for v in given)}):"] if given else []
+        parameters = tuple(Value(f"%{next(self.counter)}", kind) for kind in arguments)
+        inner.do(end, body(inner, parameters))
+        label = [f"^bb0({', '.join(f'{v.name}: {v.type}' for v in parameters)}):"] if parameters else []
         inner.lines = [*label, *(f"  {line}" for line in inner.lines)]
         return inner
 
-    def choose(self, cond: Value, then: Body, other: Body, result: str) -> Value:
+    def if_else(self, cond: Value, then: Body, other: Body, result: str) -> Value:
         """The value that one of two regions yields; the other is not executed."""
         return self.op("scf.if", (cond,), result, regions=(self.region(then), self.region(other)))
 
@@ -136,10 +138,12 @@ class Block:
         extent: Value,
         carried: Values,
         body: Callable[[Block, Value, tuple[Value, ...]], Values],
-        called: str = "",
+        result_name: str = "",
     ) -> tuple[Value, ...]:
         """Loop over `body(block, index, carried)` from 0 on; its results are carried to the next iteration."""
         kinds = [v.type for v in carried]
-        ends = (self.index(0), extent, self.index(1))
-        region = self.region(lambda b, given: body(b, given[0], given[1:]), ("index", *kinds))
-        return self.many("scf.for", (*ends, *carried), kinds, regions=(region,), called=called)
+        bounds = (self.index(0), extent, self.index(1))
+        region = self.region(
+            lambda b, region_arguments: body(b, region_arguments[0], region_arguments[1:]), ("index", *kinds)
+        )
+        return self.operation("scf.for", (*bounds, *carried), kinds, regions=(region,), result_name=result_name)

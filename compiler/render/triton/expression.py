@@ -12,26 +12,37 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.render.triton import operations
-from compiler.render.triton.values import ATOM, LOOSE, NONE, PRODUCT, Axes, Value, literal, negated, to, widened
-from compiler.render.triton.writer import LONGEST, Writer, conjunction
+from compiler.render.triton.values import (
+    ATOM,
+    LOOSE,
+    NONE,
+    PRODUCT,
+    Axes,
+    Value,
+    convert,
+    literal,
+    negation,
+    widen_index,
+)
+from compiler.render.triton.writer import LONGEST_UNNAMED, Writer, conjunction
 
-_WRAPS = ("add", "sub", "mul", "neg", "abs", "shl")  # may overflow narrow indices
-_ROUNDED = ("floordiv", "mod")
+_MAY_OVERFLOW = ("add", "sub", "mul", "neg", "abs", "shl")  # may overflow narrow indices
+_FLOOR_OPERATIONS = ("floordiv", "mod")
 
 
-def count(w: Writer, expressions: Iterable[Expr]) -> None:
+def count_uses(w: Writer, expressions: Iterable[Expr]) -> None:
     """Count the uses of each subexpression, so that repeated ones get a name."""
     uses: Counter[Node] = Counter()
     seen: set[Node] = set()
-    open_: list[Node] = list(expressions)
-    uses.update(open_)
-    while open_:
-        n = open_.pop()
+    pending: list[Node] = list(expressions)
+    uses.update(pending)
+    while pending:
+        n = pending.pop()
         if n not in seen:
             seen.add(n)
             children = n.children()
             uses.update(children)
-            open_ += children
+            pending += children
     w.uses = uses
 
 
@@ -44,17 +55,22 @@ def value(w: Writer, e: Expr) -> Value:
             return w.env[name]
         case Var(name):
             return w.index(name) if name in w.lanes else w.env[name]
-    key = (e, w.guards, tuple(sorted(w.places.items())))
-    found = w.known(key)
-    if found is not None:
-        return found
-    v = _made(w, e)
-    if not isinstance(e, Load) and not v.literal and (w.uses[e] > 1 or len(v.code) > LONGEST) and len(v.code) > 8:
-        v = w.named(v, "t")
+    key = (e, w.guards, tuple(sorted(w.dims.items())))
+    known = w.lookup(key)
+    if known is not None:
+        return known
+    v = _evaluate(w, e)
+    if (
+        not isinstance(e, Load)
+        and not v.literal
+        and (w.uses[e] > 1 or len(v.code) > LONGEST_UNNAMED)
+        and len(v.code) > 8
+    ):
+        v = w.assign(v, "t")
     return w.remember(key, v)
 
 
-def _made(w: Writer, e: Expr) -> Value:
+def _evaluate(w: Writer, e: Expr) -> Value:
     match e:
         case Cast(arg, dtype):
             return operations.cast(value(w, arg), dtype)
@@ -73,9 +89,9 @@ def _operation(w: Writer, e: Op) -> Value:
     args = [value(w, a) for a in e.args]
     axes = NONE.union(*(a.axes for a in args))
     narrow = e.dtype is i64 and all(a.narrow for a in args if a.dtype is i64)
-    if narrow and e.name in _WRAPS and not _fits(w, e):
-        args, narrow = [widened(a) for a in args], False
-    if e.name in _ROUNDED and e.dtype.is_integer and all(_from_zero(w, a) for a in e.args):
+    if narrow and e.name in _MAY_OVERFLOW and not _fits_int32(w, e):
+        args, narrow = [widen_index(a) for a in args], False
+    if e.name in _FLOOR_OPERATIONS and e.dtype.is_integer and all(_is_nonnegative(w, a) for a in e.args):
         sign = "//" if e.name == "floordiv" else "%"
         return Value(f"{args[0].at(PRODUCT)} {sign} {args[1].operand}", e.dtype, axes, narrow, level=PRODUCT)
     code = operations.apply(e, args)
@@ -89,36 +105,36 @@ def _level(e: Op, code: str) -> int:
     return level if level != ATOM or code.endswith(")") else LOOSE
 
 
-def _from_zero(w: Writer, e: Expr) -> bool:
+def _is_nonnegative(w: Writer, e: Expr) -> bool:
     low, _ = value_range(e, w.ranges)
     return low is not None and low >= 0
 
 
-def _fits(w: Writer, e: Expr) -> bool:
+def _fits_int32(w: Writer, e: Expr) -> bool:
     low, high = value_range(e, w.ranges)
     return low is not None and high is not None and low >= -(2**31) and high < 2**31
 
 
 def _select(w: Writer, cond: Expr, then: Expr, other: Expr) -> Value:
     c = value(w, cond)
-    c = c if c.atom else w.named(c, "chosen")
+    c = c if c.is_atom else w.assign(c, "chosen")
     with w.guarded(c):
         a = value(w, then)
-    with w.guarded(negated(c)):
+    with w.guarded(negation(c)):
         b = value(w, other)
     if a.narrow != b.narrow:
-        a, b = widened(a), widened(b)
+        a, b = widen_index(a), widen_index(b)
     return Value(f"tl.where({c.typed}, {a.argument}, {b.argument})", a.dtype, c.axes | a.axes | b.axes, a.narrow)
 
 
 def _require(w: Writer, cond: Value, x: Value) -> Value:
     """Report a failed requirement; its value is then 0."""
-    cond = cond if cond.atom else w.named(cond, "valid")
-    said = mask(w, cond.axes, (negated(cond),))
-    assert said is not None
+    cond = cond if cond.is_atom else w.assign(cond, "valid")
+    failure_mask = mask(w, cond.axes, (negation(cond),))
+    assert failure_mask is not None
     w.failing = True
-    zeros = f" + tl.full({w.shape(said.axes)}, 0, tl.int32)" if said.axes else ""
-    w.line(f"tl.store(mlc_failed{zeros}, 1, mask={said.code})")
+    zeros = f" + tl.full({w.shape(failure_mask.axes)}, 0, tl.int32)" if failure_mask.axes else ""
+    w.line(f"tl.store(mlc_failed{zeros}, 1, mask={failure_mask.code})")
     zero = literal(0, x.dtype)
     return Value(f"tl.where({cond.typed}, {x.typed}, {zero.argument})", x.dtype, cond.axes | x.axes, x.narrow)
 
@@ -126,56 +142,57 @@ def _require(w: Writer, cond: Value, x: Value) -> Value:
 # ---- memory
 
 
-def mask(w: Writer, axes: Axes, more: tuple[Value, ...] = ()) -> Value | None:
-    """The mask of elements along these axes: inside the loops' extents, under the guards and `more`. None for all."""
-    inside = [_inside(w, var) for var in sorted(axes, key=w.places.__getitem__) if w.lanes[var].end is not None]
-    return conjunction(list(dict.fromkeys((*inside, *w.guards, *more))))
+def mask(w: Writer, axes: Axes, conditions: tuple[Value, ...] = ()) -> Value | None:
+    """The mask of elements along these axes: inside the loops' extents, under the guards and
+    `conditions`. None for all."""
+    in_extents = [_in_extent(w, var) for var in sorted(axes, key=w.dims.__getitem__) if w.lanes[var].end is not None]
+    return conjunction(list(dict.fromkeys((*in_extents, *w.guards, *conditions))))
 
 
-def _inside(w: Writer, var: str) -> Value:
+def _in_extent(w: Writer, var: str) -> Value:
     end = w.lanes[var].end
     assert end is not None
-    at = w.index(var)
-    key = ("inside", at, end)
-    found = w.known(key)
-    if found is None:
-        last = value(w, end)
-        v = Value(f"{at.code} < {last.operand}", boolean, at.axes | last.axes, level=LOOSE)
-        found = w.remember(key, w.named(v, f"{var}_in"))
-    return found
+    index = w.index(var)
+    key = ("inside", index, end)
+    known = w.lookup(key)
+    if known is None:
+        end_value = value(w, end)
+        v = Value(f"{index.code} < {end_value.operand}", boolean, index.axes | end_value.axes, level=LOOSE)
+        known = w.remember(key, w.assign(v, f"{var}_in"))
+    return known
 
 
-def place(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Expr:
+def element_offset(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Expr:
     """The offset of an element in its buffer."""
     return access.address(index, w.tensors[buffer], w.ranges)
 
 
 def load(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Value:
-    at = place(w, buffer, index)
-    stored = w.known(("stored", buffer, at))
+    offset = element_offset(w, buffer, index)
+    stored = w.lookup(("stored", buffer, offset))
     if stored is not None:
         return stored
     if buffer in w.local:
         raise ValueError(f"{buffer} is read elsewhere than it was written, and is not in memory")
     if buffer in w.written:
         w.barrier()
-    w.read |= {buffer} & w.reread
-    pointer, said = _pointer(w, buffer, at, NONE)
-    other = "" if said is None else f", mask={said.code}, other={literal(0, w.tensors[buffer].dtype).code}"
+    w.read |= {buffer} & w.barrier_buffers
+    pointer, load_mask = _pointer(w, buffer, offset, NONE)
+    other = "" if load_mask is None else f", mask={load_mask.code}, other={literal(0, w.tensors[buffer].dtype).code}"
     dtype = w.tensors[buffer].dtype
-    return w.named(Value(f"tl.load({pointer.code}{other})", dtype, pointer.axes), f"{buffer}_")
+    return w.assign(Value(f"tl.load({pointer.code}{other})", dtype, pointer.axes), f"{buffer}_")
 
 
-def _pointer(w: Writer, buffer: str, at: Expr, along: Axes) -> tuple[Value, Value | None]:
+def _pointer(w: Writer, buffer: str, element: Expr, along: Axes) -> tuple[Value, Value | None]:
     """Pointers to elements, at least along these axes, and their mask."""
-    offset = value(w, at)
-    said = mask(w, offset.axes | along)
-    axes = offset.axes | along | (said.axes if said is not None else NONE)
+    offset = value(w, element)
+    access_mask = mask(w, offset.axes | along)
+    axes = offset.axes | along | (access_mask.axes if access_mask is not None else NONE)
     if axes != offset.axes:
         offset = w.broadcast(offset, axes)
     name = w.spelled[buffer]
     code = name if offset.literal and offset.code == "0" else f"{name} + {offset.operand}"
-    return Value(code, i64, axes), said
+    return Value(code, i64, axes), access_mask
 
 
 _ATOMIC = {"sum": "add", "max": "max", "min": "min", "and": "and", "or": "or"}
@@ -183,26 +200,26 @@ _ATOMIC = {"sum": "add", "max": "max", "min": "min", "and": "and", "or": "or"}
 
 def store(w: Writer, buffer: str, index: tuple[Expr, ...], e: Expr, how: str) -> None:
     t = w.tensors[buffer]
-    at = place(w, buffer, index)
+    offset = element_offset(w, buffer, index)
     v = value(w, e)
     if buffer in w.local or how == "set":
-        v = v if v.atom and not v.literal and not v.narrow else w.named(to(v, t.dtype), f"{buffer}_")
+        v = v if v.is_atom and not v.literal and not v.narrow else w.assign(convert(v, t.dtype), f"{buffer}_")
     if buffer in w.local:
-        w.remember(("stored", buffer, at), v)
+        w.remember(("stored", buffer, offset), v)
         return
     if buffer in w.read:
         w.barrier()
-    pointer, said = _pointer(w, buffer, at, NONE)
+    pointer, store_mask = _pointer(w, buffer, offset, NONE)
     if not v.axes <= pointer.axes:
         raise ValueError(f"several values go to one element of {buffer}")
-    masked = "" if said is None else f", mask={said.code}"
+    mask_argument = "" if store_mask is None else f", mask={store_mask.code}"
     if how == "set":
-        w.line(f"tl.store({pointer.code}, {v.typed}{masked})")
+        w.line(f"tl.store({pointer.code}, {v.typed}{mask_argument})")
         if not w.guards:
-            w.remember(("stored", buffer, at), v)
+            w.remember(("stored", buffer, offset), v)
     else:
         if how not in _ATOMIC or t.dtype.bits < 32 or (t.dtype.is_float and how != "sum"):
             raise Unsupported(f"store by {how}", (str(t.dtype),), "Triton has no such atomic operation")
-        v = w.broadcast(to(v, t.dtype) if v.narrow or v.literal else v, pointer.axes)
-        w.line(f'tl.atomic_{_ATOMIC[how]}({pointer.code}, {v.code}{masked}, sem="relaxed")')
-    w.written |= {buffer} & w.reread
+        v = w.broadcast(convert(v, t.dtype) if v.narrow or v.literal else v, pointer.axes)
+        w.line(f'tl.atomic_{_ATOMIC[how]}({pointer.code}, {v.code}{mask_argument}, sem="relaxed")')
+    w.written |= {buffer} & w.barrier_buffers

@@ -26,33 +26,33 @@ class Dot:
     accumulator: str
 
 
-def rank(body: Body, besides: Collection[str]) -> int:
-    """The nesting depth of loops over lanes, not counting those in `besides`."""
+def lane_depth(body: Body, excluded: Collection[str]) -> int:
+    """The nesting depth of loops over lanes, not counting those in `excluded`."""
     deepest = 0
     for s in body:
         match s:
             case tile.For(body=inner):
-                own = 1 if is_bound(s, "lanes") and s.var not in besides else 0
-                deepest = max(deepest, own + rank(inner, besides))
+                depth = 1 if is_bound(s, "lanes") and s.var not in excluded else 0
+                deepest = max(deepest, depth + lane_depth(inner, excluded))
             case If(_, inner):
-                deepest = max(deepest, rank(inner, besides))
+                deepest = max(deepest, lane_depth(inner, excluded))
     return deepest
 
 
-def products(body: Body, around: tuple[str, ...] = ()) -> Iterator[Dot]:
+def matmul_loops(body: Body, outer: tuple[str, ...] = ()) -> Iterator[Dot]:
     """The loops over lanes that are matmuls."""
     for s in body:
         if isinstance(s, tile.For):
-            found = dot(s, around) if is_bound(s, "lanes") else None
-            if found is not None:
-                yield found
+            matmul = match_dot(s, outer) if is_bound(s, "lanes") else None
+            if matmul is not None:
+                yield matmul
             else:
-                yield from products(s.body, (*around, s.var) if is_bound(s, "lanes") else around)
+                yield from matmul_loops(s.body, (*outer, s.var) if is_bound(s, "lanes") else outer)
 
 
-def dot(f: tile.For, around: Sequence[str]) -> Dot | None:
+def match_dot(f: tile.For, outer: Sequence[str]) -> Dot | None:
     """The matmul that a loop over lanes computes with the lanes around it; None if it is none."""
-    if f.kind != "reduce" or len(around) != 2:
+    if f.kind != "reduce" or len(outer) != 2:
         return None
     *lets, last = f.body
     if not isinstance(last, Accum) or last.op != "sum" or not all(isinstance(s, Let) for s in lets):
@@ -63,23 +63,23 @@ def dot(f: tile.For, around: Sequence[str]) -> Dot | None:
         product = substitute(product, {Var(s.name, s.value.dtype): s.value})
     if product.dtype is not f32 or not isinstance(product, Op) or product.name != "mul":
         return None
-    m, n = around
+    m, n = outer
     indices = {m, n, f.var}
     for left, right in (product.args, product.args[::-1]):
-        of = names(left) & indices, names(right) & indices
-        free = {v.name for e in (left, right) for v in e.walk() if isinstance(v, Var) and v.dtype is not i64}
-        if of == ({m, f.var}, {n, f.var}) and not free:
+        indices_of = names(left) & indices, names(right) & indices
+        free_scalars = {v.name for e in (left, right) for v in e.walk() if isinstance(v, Var) and v.dtype is not i64}
+        if indices_of == ({m, f.var}, {n, f.var}) and not free_scalars:
             return Dot(f.var, m, n, left, right, last.name)
     return None
 
 
-def accumulated(body: Body, path: tuple[tile.For, ...]) -> Iterator[tuple[Accum, tuple[tile.For, ...]]]:
+def accumulations(body: Body, path: tuple[tile.For, ...]) -> Iterator[tuple[Accum, tuple[tile.For, ...]]]:
     """Accumulations, with the loops over lanes around them."""
     for s in body:
         match s:
             case Accum():
                 yield s, path
             case If(_, inner):
-                yield from accumulated(inner, path)
+                yield from accumulations(inner, path)
             case tile.For(body=inner):
-                yield from accumulated(inner, (*path, s) if is_bound(s, "lanes") else path)
+                yield from accumulations(inner, (*path, s) if is_bound(s, "lanes") else path)

@@ -8,7 +8,7 @@ from compiler.errors import Unsupported
 from compiler.ir.dtype import DType, boolean, f32, f64, i32, u8
 from compiler.ir.expr import OPS, Op
 from compiler.ir.functions import FUNCTIONS
-from compiler.render.triton.values import ATOM, LOOSE, PRODUCT, SUM, Value, converted, negated, to
+from compiler.render.triton.values import ATOM, LOOSE, PRODUCT, SUM, Value, conversion_text, convert, negation
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 # Helper functions of kernels, by name; Triton's own `//` and `%` round toward zero.
@@ -43,21 +43,21 @@ def apply(e: Op, args: Sequence[Value]) -> str:
     """The text of an operation; narrow indices must have been widened where it matters. Raises Unsupported."""
     name, kind = e.name, args[0].dtype
     if row := OPS[name].infix:
-        plain = _infix(name, row, args, kind)
-        if plain:
-            return plain
+        infix_text = _infix(name, row, args, kind)
+        if infix_text:
+            return infix_text
     if name in _LIBRARY and kind.is_float:
         return f"libdevice.{_LIBRARY[name]}({', '.join(a.typed for a in args)})"
-    how = _CALLS.get(name)
-    if how is None:
+    emit = _CALLS.get(name)
+    if emit is None:
         raise Unsupported(name, [str(a.dtype) for a in e.args], "Triton has no such operation")
-    return how(args, kind)
+    return emit(args, kind)
 
 
 def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
     level = LEVELS.get(name, LOOSE)
     left, right = {SUM: (SUM, PRODUCT), PRODUCT: (PRODUCT, ATOM)}.get(level, (ATOM, ATOM))
-    a, b = _beside(args, left, right)
+    a, b = _infix_operands(args, left, right)
     if kind is boolean:
         if name in ("and", "or", "xor", "eq", "ne"):
             return f"{a} {row} {b}"
@@ -67,7 +67,7 @@ def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
     return f"{a} {row} {b}"
 
 
-def _beside(args: Sequence[Value], left: int = ATOM, right: int = ATOM) -> tuple[str, str]:
+def _infix_operands(args: Sequence[Value], left: int = ATOM, right: int = ATOM) -> tuple[str, str]:
     """Operands, of which at most one is a Python number."""
     a, b = args
     return (a.typed if a.literal and b.literal else a.at(left)), b.at(right)
@@ -75,33 +75,33 @@ def _beside(args: Sequence[Value], left: int = ATOM, right: int = ATOM) -> tuple
 
 def _div(args: Sequence[Value], kind: DType) -> str:
     a, b = args
-    return f"{_beside(args)[0]} / {b.operand}" if kind is f64 else f"tl.div_rn({a.argument}, {b.argument})"
+    return f"{_infix_operands(args)[0]} / {b.operand}" if kind is f64 else f"tl.div_rn({a.argument}, {b.argument})"
 
 
-def _floored(name: str) -> Callable[[Sequence[Value], DType], str]:
+def _floor_operation(name: str) -> Callable[[Sequence[Value], DType], str]:
     def call(args: Sequence[Value], kind: DType) -> str:
         if kind.is_float:
-            of = f"({', '.join(a.typed for a in args)})"
+            argument_list = f"({', '.join(a.typed for a in args)})"
             quotient = f"tl.div_rn({', '.join(a.typed for a in args)})" if kind is f32 else _div(args, kind)
-            return f"mlc_fmod{of}" if name == "mod" else f"tl.floor({quotient})"
+            return f"mlc_fmod{argument_list}" if name == "mod" else f"tl.floor({quotient})"
         return f"mlc_{name}({', '.join(a.typed for a in args)})"
 
     return call
 
 
-def _truncated(sign: str, function: str) -> Callable[[Sequence[Value], DType], str]:
+def _truncating_operation(sign: str, function: str) -> Callable[[Sequence[Value], DType], str]:
     def call(args: Sequence[Value], kind: DType) -> str:
         if kind.is_float:
             return f"libdevice.{function}({', '.join(a.typed for a in args)})"
-        return f"{_beside(args)[0]} {sign} {args[1].operand}"
+        return f"{_infix_operands(args)[0]} {sign} {args[1].operand}"
 
     return call
 
 
-def _extreme(name: str) -> Callable[[Sequence[Value], DType], str]:
+def _min_or_max(name: str) -> Callable[[Sequence[Value], DType], str]:
     def call(args: Sequence[Value], kind: DType) -> str:
         if kind is boolean:
-            return f"{_beside(args)[0]} {'&' if name == 'min' else '|'} {args[1].operand}"
+            return f"{_infix_operands(args)[0]} {'&' if name == 'min' else '|'} {args[1].operand}"
         if kind.is_float:
             return f"mlc_{name}({', '.join(a.typed for a in args)})"
         return f"tl.{name}imum({', '.join(a.typed for a in args)})"
@@ -115,10 +115,10 @@ def _shift(sign: str) -> Callable[[Sequence[Value], DType], str]:
     def call(args: Sequence[Value], kind: DType) -> str:
         a, b = args[0].typed_operand, args[1].typed_operand
         fits = f"({b} >= 0) & ({b} < {kind.bits})"
-        by = f"tl.where({fits}, {b}, {kind.bits - 1})"
+        clamped = f"tl.where({fits}, {b}, {kind.bits - 1})"
         if sign == ">>" and kind.kind == "int":
-            return f"{a} >> {by}.to({b}.dtype)"
-        return f"tl.where({fits}, {a} {sign} {by}.to({b}.dtype), 0).to({args[0].type})"
+            return f"{a} >> {clamped}.to({b}.dtype)"
+        return f"tl.where({fits}, {a} {sign} {clamped}.to({b}.dtype), 0).to({args[0].type})"
 
     return call
 
@@ -130,7 +130,7 @@ def _neg(args: Sequence[Value], kind: DType) -> str:
 def _not(args: Sequence[Value], kind: DType) -> str:
     """In Triton's interpreter `~` of a u8 gives a negative number."""
     if kind is boolean:
-        return negated(args[0]).code
+        return negation(args[0]).code
     return f"{args[0].typed_operand} ^ 255" if kind is u8 else f"~{args[0].typed_operand}"
 
 
@@ -144,9 +144,9 @@ def _signbit(args: Sequence[Value], kind: DType) -> str:
 
 
 _CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
-    "div": _div, "floordiv": _floored("floordiv"), "mod": _floored("mod"),
-    "truncdiv": _truncated("//", "trunc"), "rem": _truncated("%", "fmod"),
-    "min": _extreme("min"), "max": _extreme("max"), "shl": _shift("<<"), "shr": _shift(">>"),
+    "div": _div, "floordiv": _floor_operation("floordiv"), "mod": _floor_operation("mod"),
+    "truncdiv": _truncating_operation("//", "trunc"), "rem": _truncating_operation("%", "fmod"),
+    "min": _min_or_max("min"), "max": _min_or_max("max"), "shl": _shift("<<"), "shr": _shift(">>"),
     "neg": _neg, "sign": _sign, "signbit": _signbit,
     "abs": lambda args, kind: f"tl.abs({args[0].typed})",
     "not": _not,
@@ -164,7 +164,7 @@ def cast(v: Value, dtype: DType) -> Value:
     if dtype is boolean:
         return Value(f"{v.typed_operand} != 0", boolean, v.axes, level=LOOSE)
     if dtype.bits == 16 and dtype.is_float and v.dtype is not f32 and v.dtype is not dtype:
-        v = to(v, f32)
+        v = convert(v, f32)
     if v.dtype.is_float and dtype.is_integer and dtype.bits < 32:
-        v = to(v, i32)
-    return Value(converted(v, dtype), dtype, v.axes)
+        v = convert(v, i32)
+    return Value(conversion_text(v, dtype), dtype, v.axes)

@@ -28,22 +28,22 @@ def render(program: Program) -> str:
         if t.dtype in EIGHTHS:
             raise Unsupported(str(t.dtype), (), "target triton has no conversions of it")
     taken = {*RESERVED, *HELPERS, LAUNCH, "OPTIONS"}
-    known = [t.name for t in (*program.inputs, *program.outputs, *program.temps)] + [s.name for s in program.sizes]
-    buffers = {name: fresh(name, taken) for name in known}
+    names = [t.name for t in (*program.inputs, *program.outputs, *program.temps)] + [s.name for s in program.sizes]
+    buffers = {name: fresh(name, taken) for name in names}
     sizes = [buffers[s.name] for s in program.sizes]
-    made: dict[Node, tuple[str, Function]] = {}
+    functions_by_shape: dict[Node, tuple[str, Function]] = {}
     calls: list[str] = []
     for k in program.kernels:
-        if (shape := isomorphism.shape_of(k)) not in made:
+        if (shape := isomorphism.shape_of(k)) not in functions_by_shape:
             name = fresh(k.name, taken)
-            made[shape] = name, function(k, name, buffers, program.sizes)
-        name, f = made[shape]
+            functions_by_shape[shape] = name, function(k, name, buffers, program.sizes)
+        name, f = functions_by_shape[shape]
         if f.programs != dim(0):
-            args = [*(buffers[p.name] for p in k.params), *sizes, *(["mlc_failed"] if f.fails else [])]
+            args = [*(buffers[p.name] for p in k.params), *sizes, *(["mlc_failed"] if f.checks_data else [])]
             calls.append(
-                f"    {name}[({_number(f.programs, buffers)},)]({', '.join(args)}, num_warps={f.warps}, **OPTIONS)"
+                f"    {name}[({_size_text(f.programs, buffers)},)]({', '.join(args)}, num_warps={f.warps}, **OPTIONS)"
             )
-    functions = [f for _, f in made.values()]
+    functions = [f for _, f in functions_by_shape.values()]
     helpers = [h for h in HELPERS if any(h in f.helpers for f in functions)]
     lines = [
         *head(program),
@@ -64,26 +64,26 @@ def render(program: Program) -> str:
 def head(program: Program) -> list[str]:
     """Comments on the parameters of `launch`."""
     groups = (("inputs", program.inputs), ("outputs", program.outputs), ("temporaries", program.temps))
-    rows = [f"# {what}: {', '.join(_shown(t) for t in some)}" for what, some in groups if some]
+    rows = [f"# {label}: {', '.join(_describe(t) for t in tensors)}" for label, tensors in groups if tensors]
     return [*rows, "# mlc_failed: i32[1], set to 1 where data are invalid"]
 
 
-def _shown(t: Tensor) -> str:
-    def numbers(some: tuple[object, ...]) -> str:
-        return ", ".join(str(n.value) if isinstance(n, Const) else "?" for n in some)
+def _describe(t: Tensor) -> str:
+    def numbers(sizes: tuple[object, ...]) -> str:
+        return ", ".join(str(n.value) if isinstance(n, Const) else "?" for n in sizes)
 
     return f"{t.name}: {t.dtype}[{numbers(t.shape)}] strides [{numbers(t.strides)}]"
 
 
-def _number(e: Expr, names: Mapping[str, str]) -> str:
+def _size_text(e: Expr, names: Mapping[str, str]) -> str:
     """A function of the sizes, in Python."""
     match e:
         case Const(n):
             return str(n)
         case Size(name):
             return names[name]
-        case Op("min" | "max" as how, args):
-            return f"{how}({', '.join(_number(a, names) for a in args)})"
+        case Op("min" | "max" as function_name, args):
+            return f"{function_name}({', '.join(_size_text(a, names) for a in args)})"
         case Op(name, (a, b)) if OPS[name].infix:
-            return f"({_number(a, names)} {OPS[name].infix} {_number(b, names)})"
+            return f"({_size_text(a, names)} {OPS[name].infix} {_size_text(b, names)})"
     raise ValueError(f"nobody knows how many programs {e} are")

@@ -34,7 +34,7 @@ class Value:
     level: int = ATOM
 
     @property
-    def atom(self) -> bool:
+    def is_atom(self) -> bool:
         return self.level == ATOM
 
     @property
@@ -73,27 +73,27 @@ def literal(value: bool | int | float, dtype: DType) -> Value:
     return Value(text, dtype, narrow=dtype is i64 and -(2**31) <= value < 2**31, literal=True)
 
 
-def to(v: Value, dtype: DType) -> Value:
+def convert(v: Value, dtype: DType) -> Value:
     """Convert to another type, or a narrow index to 64 bits."""
     if v.dtype is dtype and not v.narrow:
         return v
-    return Value(converted(v, dtype), dtype, v.axes)
+    return Value(conversion_text(v, dtype), dtype, v.axes)
 
 
-def converted(v: Value, dtype: DType) -> str:
+def conversion_text(v: Value, dtype: DType) -> str:
     """The text of a conversion; loop counters are Python numbers in Triton's interpreter."""
     if v.literal or v.axes or not v.narrow:
         return f"{v.typed_operand}.to(tl.{TYPES[dtype.name]})"
     return f"tl.cast({v.code}, tl.{TYPES[dtype.name]})"
 
 
-def negated(v: Value) -> Value:
+def negation(v: Value) -> Value:
     """The negation of a condition, which may be a Python bool."""
     return Value(f"{v.operand} == 0", boolean, v.axes, level=LOOSE)
 
 
-def widened(v: Value) -> Value:
+def widen_index(v: Value) -> Value:
     """An index in 64 bits."""
     if v.literal:
         return replace(v, narrow=False)
-    return to(v, i64) if v.narrow else v
+    return convert(v, i64) if v.narrow else v

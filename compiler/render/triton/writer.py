@@ -17,7 +17,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.render.triton.values import LOOSE, NONE, RESERVED, Axes, Value
 
-LONGEST = 90  # characters; longer expressions are given a name
+LONGEST_UNNAMED = 90  # characters; longer expressions are given a name
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Lane:
     end: Expr | None
 
 
-def lane(f: tile.For, ranges: Mapping[str, Range], least: int = 1) -> Lane:
-    """The axis of a loop, of at least `least` elements. Raises ValueError if its extent has no known bound."""
-    _, most = value_range(f.extent, ranges)
-    if most is None:
+def lane_axis(f: tile.For, ranges: Mapping[str, Range], min_size: int = 1) -> Lane:
+    """The axis of a loop, of at least `min_size` elements. Raises ValueError if its extent has no known bound."""
+    _, upper_bound = value_range(f.extent, ranges)
+    if upper_bound is None:
         raise ValueError(f"loop {f.var} over lanes has no known length")
-    size = max(least, power(most))
+    size = max(min_size, power(upper_bound))
     if isinstance(f.extent, Const) and f.extent.value == size:
         return Lane(f.var, size, None)
     match f.extent:
-        case Op("min", (Const(int() as whole), rest)) if whole == size:
+        case Op("min", (Const(int() as bound), rest)) if bound == size:
             return Lane(f.var, size, rest)
     return Lane(f.var, size, f.extent)
 
@@ -46,7 +46,7 @@ def lane(f: tile.For, ranges: Mapping[str, Range], least: int = 1) -> Lane:
 class Writer:
     """The lines so far, and what is in scope, by name.
 
-    `places` has the dimension, of `rank`, of each lane. `memo` has the values of expressions, one dict per open loop.
+    `dims` has the dimension, of `rank`, of each lane. `memo` has the values of expressions, one dict per open loop.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Writer:
         self.taken = {*taken, *RESERVED}
         self.ranges: dict[str, Range] = {}
         self.lanes: dict[str, Lane] = {}
-        self.places: dict[str, int] = {}
+        self.dims: dict[str, int] = {}
         self.env: dict[str, Value] = {}
         self.lets: dict[str, Expr] = {}
         self.guards: tuple[Value, ...] = ()
@@ -66,7 +66,7 @@ class Writer:
         self.uses: Counter[Node] = Counter()
         self.helpers: set[str] = set()
         self.local: set[str] = set()  # tiles kept in registers
-        self.reread: set[str] = set()  # buffers whose accesses need barriers
+        self.barrier_buffers: set[str] = set()  # buffers whose accesses need barriers
         self.written: set[str] = set()  # buffers stored to since the last barrier
         self.read: set[str] = set()
         self.failing = False
@@ -77,14 +77,14 @@ class Writer:
     def name(self, stem: str) -> str:
         return fresh(stem if stem.isidentifier() else "t", self.taken)
 
-    def known(self, key: object) -> Value | None:
-        return next((found[key] for found in reversed(self.memo) if key in found), None)
+    def lookup(self, key: object) -> Value | None:
+        return next((memo[key] for memo in reversed(self.memo) if key in memo), None)
 
     def remember(self, key: object, v: Value) -> Value:
         self.memo[-1][key] = v
         return v
 
-    def named(self, v: Value, stem: str) -> Value:
+    def assign(self, v: Value, stem: str) -> Value:
         """Assign the value to a new name."""
         name = self.name(stem)
         self.line(f"{name} = {v.code}")
@@ -102,37 +102,37 @@ class Writer:
 
     @contextmanager
     def guarded(self, cond: Value) -> Iterator[None]:
-        before, self.guards = self.guards, (*self.guards, cond)
+        outer_guards, self.guards = self.guards, (*self.guards, cond)
         yield
-        self.guards = before
+        self.guards = outer_guards
 
     @contextmanager
-    def placed(self, order: Sequence[str]) -> Iterator[None]:
+    def with_axes(self, order: Sequence[str]) -> Iterator[None]:
         """Make these lanes the axes of tensors, in this order."""
-        before = self.places, self.rank
-        self.places, self.rank = {var: d for d, var in enumerate(order)}, len(order)
+        outer_axes = self.dims, self.rank
+        self.dims, self.rank = {var: d for d, var in enumerate(order)}, len(order)
         yield
-        self.places, self.rank = before
+        self.dims, self.rank = outer_axes
 
     # ---- lanes
 
     def shape(self, axes: Axes) -> str:
         sizes = [1] * self.rank
         for var in axes:
-            sizes[self.places[var]] = self.lanes[var].size
+            sizes[self.dims[var]] = self.lanes[var].size
         return f"[{', '.join(map(str, sizes))}]"
 
     def index(self, var: str) -> Value:
         """The indices along a lane, as a tensor of the current rank."""
-        if var not in self.places:
+        if var not in self.dims:
             raise ValueError(f"{var} is not an axis here")
-        key = ("index", var, self.places[var], self.rank)
-        found = self.known(key)
-        if found is None:
-            at = ", ".join(":" if d == self.places[var] else "None" for d in range(self.rank))
-            code = f"tl.arange(0, {self.lanes[var].size})" + (f"[{at}]" if self.rank > 1 else "")
-            found = self.remember(key, self.named(Value(code, i64, frozenset({var}), narrow=True), var))
-        return found
+        key = ("index", var, self.dims[var], self.rank)
+        known = self.lookup(key)
+        if known is None:
+            subscripts = ", ".join(":" if d == self.dims[var] else "None" for d in range(self.rank))
+            code = f"tl.arange(0, {self.lanes[var].size})" + (f"[{subscripts}]" if self.rank > 1 else "")
+            known = self.remember(key, self.assign(Value(code, i64, frozenset({var}), narrow=True), var))
+        return known
 
     def broadcast(self, v: Value, axes: Axes) -> Value:
         """Broadcast along more axes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compiler.ir.multiples import ceildiv
 from compiler.schedule.gpu.box_shapes import box, count
-from compiler.targets.legal import GROUP, MOST_REGISTERS, consumer_registers
+from compiler.targets.legal import MOST_REGISTERS, WARPGROUP, consumer_registers
 from compiler.targets.target import Instruction, Target
 
 Sizes = tuple[int, int, int]
@@ -97,9 +97,9 @@ def register_arguments(tile_words: int, threads: int, producers: int, target: Ta
     get enough registers when all threads get equally many."""
     equal_share = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
     # ptxas counts whole groups of warps.
-    grouped_share = target.registers // up(threads + producers * WARP, GROUP) // 8 * 8
+    grouped_share = target.registers // up(threads + producers * WARP, WARPGROUP) // 8 * 8
     fits = WORKING_REGISTERS + tile_words <= equal_share and OTHER_REGISTERS + tile_words <= grouped_share
-    if "setmaxnreg" not in target.features or threads % GROUP or fits:
+    if "setmaxnreg" not in target.features or threads % WARPGROUP or fits:
         return ()
     kept = KEPT if producers == 1 else KEPT_PREPARING
     return ("producer_registers", kept), ("consumer_registers", consumer_registers(threads, kept, target))

@@ -78,14 +78,14 @@ def test_what_a_target_cannot_do_is_refused_with_the_reason(old: str) -> None:
     new, reason = REFUSED[old]
     text = (FOLDER / "matmul_tma_wgmma.tile").read_text(encoding="utf-8")
     assert old in text
-    with pytest.raises(legal.NotLegal) as refusal:
+    with pytest.raises(legal.IllegalProgram) as refusal:
         legal.verify(tile_text.parse(text.replace(old, new)), nvidia.SM_90A)
     assert reason in str(refusal.value)
 
 
 def test_an_older_target_has_neither_the_instruction_nor_the_copy() -> None:
     _, program = read("matmul_tma_wgmma.tile")
-    with pytest.raises(legal.NotLegal, match="no tma copies from global to shared memory"):
+    with pytest.raises(legal.IllegalProgram, match="no tma copies from global to shared memory"):
         legal.verify(program, nvidia.SM_80)
-    with pytest.raises(legal.NotLegal, match="no tensor instruction wgmma"):
+    with pytest.raises(legal.IllegalProgram, match="no tensor instruction wgmma"):
         legal.verify(program, nvidia.target("sm_90", cores=132, l2=0))

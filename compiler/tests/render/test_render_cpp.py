@@ -243,7 +243,7 @@ def test_half_literals_round_to_even() -> None:
 
 
 def test_names_never_clash() -> None:
-    spelled_ = c.spelled(["int", "int_", "mlc_exp", "x", "_y", "vmlc_exp", "f32x8"], cpp.RESERVED)
+    spelled_ = c.spell_names(["int", "int_", "mlc_exp", "x", "_y", "vmlc_exp", "f32x8"], cpp.RESERVED)
     assert len(set(spelled_.values())) == 7
     assert not set(spelled_.values()) & cpp.RESERVED
     assert not any(name.startswith(("mlc_", "_")) for name in spelled_.values())

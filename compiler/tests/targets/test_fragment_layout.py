@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from compiler.targets.layout import Layout, is_bijection, place, swizzle_mask
+from compiler.targets.layout import Layout, is_bijection, position, swizzle_mask
 
 # The accumulator of m16n8k16 as the PTX ISA draws it: groupID = lane / 4, threadID_in_group = lane % 4.
 ACC = Layout((16, 8), ((4, 2), (8, 8)), ((2, 1), (2, 64)))
@@ -13,7 +13,7 @@ ACC = Layout((16, 8), ((4, 2), (8, 8)), ((2, 1), (2, 64)))
 def test_the_accumulator_is_where_the_manual_says() -> None:
     for lane, r in itertools.product(range(32), range(4)):
         group, inner = lane // 4, lane % 4
-        assert place(ACC, lane, r) == (group + 8 * (r // 2), 2 * inner + r % 2)
+        assert position(ACC, lane, r) == (group + 8 * (r // 2), 2 * inner + r % 2)
     assert is_bijection(ACC)
 
 
@@ -25,7 +25,7 @@ def test_a_layout_that_misses_or_repeats_an_element_is_no_bijection() -> None:
 
 def test_a_thread_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="no thread 32"):
-        place(ACC, 32, 0)
+        position(ACC, 32, 0)
 
 
 def swizzled(offset: int, span: int) -> int:
