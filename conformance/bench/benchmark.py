@@ -24,7 +24,7 @@ from conformance.bench.duel import Clock, Protocol, Samples
 from conformance.bench.emitted import Stored
 from conformance.isolation.lock import Quiet
 from conformance.judge import device, ladder, oracle, systems, tampering
-from conformance.judge.systems import EAGER, Built, Function
+from conformance.judge.systems import EAGER, BuiltFunction, Function
 from conformance.rows import BASELINE, COMPILE, OURS, Against, Budget, Speedup, Timed
 from conformance.shapes import cases, inputs, modules
 from conformance.shapes.cases import BenchCase, Case
@@ -33,7 +33,7 @@ from conformance.shapes.toml_values import CaseError
 Tensors = Sequence[torch.Tensor]
 # (our result, eager's, function that computes the f64 reference) -> (is it right, error over tolerance, message)
 Compare = Callable[[object, object, Callable[[], object]], tuple[bool, float, str]]
-Build = Callable[[str, Function, Tensors, str], Built]
+Build = Callable[[str, Function, Tensors, str], BuiltFunction]
 
 PROTOCOLS = {"quick": duel.QUICK, "full": duel.FULL}
 # The margin around 1 that verdicts use: a smaller effect cannot be resolved within the time budget of the mode.
@@ -81,7 +81,7 @@ class Settings:
     @property
     def where(self) -> str:
         """The torch device of the tensors."""
-        return "cuda" if device.here(self.target) else "cpu"
+        return "cuda" if device.runs_on_local_gpu(self.target) else "cpu"
 
     @property
     def clock_name(self) -> str:
@@ -105,7 +105,7 @@ class Subject:
 class Contest:
     """The contestants that could be built, ours first; `skipped` has the reason for each other one."""
 
-    built: Mapping[str, Built]
+    built: Mapping[str, BuiltFunction]
     skipped: Mapping[str, str] = field(default_factory=dict)
     against: Against = field(default_factory=Against)
 
@@ -135,10 +135,12 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet =
             return failure(inputs.fault(case, settings.seed) or error)
 
 
-def _through_torch(name: str, function: Function, given: Tensors, target: str) -> Built:
+def _through_torch(name: str, function: Function, given: Tensors, target: str) -> BuiltFunction:
     """Build a contestant, ours through `torch.compile` as users call it."""
     return (
-        systems.build(name, function, given, target) if name != OURS else systems.through_torch(name, function, given)
+        systems.build(name, function, given, target)
+        if name != OURS
+        else systems.build_through_torch(name, function, given)
     )
 
 
@@ -202,7 +204,7 @@ def measure(
         on_gpu = settings.where == "cuda"
         limits = roofline.device_limits(dtype) if on_gpu else roofline.limits(settings.threads, dtype)
         walls = _walls(contest, subject.inputs) if on_gpu else {}
-    if names := tampering.replaced():
+    if names := tampering.restore_functions():
         raise Wrong(f"{names} was replaced by something else while it was timed")
     share = roofline.seconds(needed, limits) / samples.median(OURS)
     row = replace(summarise(samples, contest, settings), wall_us=walls, roofline=share, attention=attention)
@@ -321,9 +323,9 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
     rng = np.random.default_rng(settings.seed)
     with torch.no_grad(), ladder.threads(settings.threads), quiet():
         if settings.clock_name == "device":
-            kernels, clock = device.graphs(kernels)[0], device.clock
+            kernels, clock = device.capture_graphs(kernels)[0], device.clock
         else:
-            clock = tampering.clock(settings.clock_name)
+            clock = tampering.original_clock(settings.clock_name)
         found = duel.aa_check(kernels, clock, rng, settings.effect, settings.protocol)
     return rows.Fitness(fit=found.fit, message=found.message)
 
@@ -336,7 +338,7 @@ def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
-    ticks = clock or tampering.clock(settings.clock_name)
+    ticks = clock or tampering.original_clock(settings.clock_name)
     samples = duel.race(calls, ticks, rng, settings.protocol, decided)
     stray = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
     return samples, stray if clock is None and settings.clock_name == "thread_time_ns" else 1.0
@@ -344,7 +346,7 @@ def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock
 
 def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]], settings: Settings) -> Samples:
     """Race CUDA graphs that contain many calls each, and return the time per call."""
-    graphs, copies = device.graphs(calls)
+    graphs, copies = device.capture_graphs(calls)
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     found = duel.race(graphs, device.clock, rng, settings.protocol, decided)
@@ -356,7 +358,7 @@ def _beside(contest: Contest, arguments: Tensors, settings: Settings, clock: Clo
     if BASELINE not in contest.built:
         return contest.against
     both = {name: contest.built[name].call for name in (OURS, BASELINE)}
-    own = None if settings.clock_name == "device" else tampering.clock(settings.clock_name)
+    own = None if settings.clock_name == "device" else tampering.original_clock(settings.clock_name)
     decided = partial(stored.decided, effect=settings.min_effect)
     protocol = stored.longer(settings.protocol)
     samples = stored.race(both, arguments, clock or own, settings.seed, protocol, decided)

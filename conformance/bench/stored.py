@@ -35,7 +35,7 @@ from conformance.bench import duel, emitted
 from conformance.bench.duel import Clock, Protocol, Samples, Verdict
 from conformance.bench.emitted import Stored
 from conformance.judge import device
-from conformance.judge.systems import Built
+from conformance.judge.systems import BuiltFunction
 from conformance.rows import BASELINE, OURS, Against
 from conformance.shapes.inputs import clone_storage
 
@@ -47,7 +47,9 @@ MOST_BYTES = 1 << 28  # larger operands are not copied
 STANDS = 1e-5  # a p-value that is significant even among the thousand benchmarks of a run
 
 
-def contestant(stored: Stored | None, ours: Built, inputs: Sequence[torch.Tensor]) -> tuple[Against, Built | None]:
+def contestant(
+    stored: Stored | None, ours: BuiltFunction, inputs: Sequence[torch.Tensor]
+) -> tuple[Against, BuiltFunction | None]:
     """Rebuild the stored kernel as a contestant. Returns None with the reason if there is nothing to race."""
     made = ours.call
     if not isinstance(made, compiler.Executable):
@@ -64,7 +66,7 @@ def contestant(stored: Stored | None, ours: Built, inputs: Sequence[torch.Tensor
         again(*inputs)
     except Exception as error:  # an old text may fail to build or run in any way; the reason is reported
         return unbuilt(known, f"{type(error).__name__}: {error}"), None
-    return known, Built(BASELINE, again)
+    return known, BuiltFunction(BASELINE, again)
 
 
 def unbuilt(known: Against, why: str) -> Against:
@@ -90,7 +92,7 @@ def race(
     calls, rng = taking_turns(both, operands), np.random.default_rng(seed)
     if clock is not None:
         return duel.race(calls, clock, rng, protocol, decided, calls)
-    graphs, copies = device.graphs(calls)
+    graphs, copies = device.capture_graphs(calls)
     found = duel.race(graphs, device.clock, rng, replace(protocol, bursts=1), decided, calls)
     return replace(found, seconds=found.seconds / copies)
 

@@ -24,29 +24,29 @@ from conformance.shapes import cases
 
 def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any]:
     """Return the applications with the text after each, the schedules and the emitted text; or the error."""
-    (found,) = texts.named([file], [case])
-    made: list[compiler.Application] = []
+    (selected,) = texts.cases_by_id([file], [case])
+    applications: list[compiler.Application] = []
     torch.set_num_threads(1)
     answer: dict[str, Any] = {"error": "", "text": "", "schedules": "", "kernels": []}
     try:
         with torch.no_grad():
-            program = subject.prepare(found, texts.SEED, blank=True).program
+            program = subject.prepare(selected, texts.SEED, blank=True).program
             machine = compiler.target(target)
-            given = compiler.read_schedules(steps, program, machine) if steps else None
-            lowering = compiler.lower(program, machine, given, trace=made.append)
+            schedules = compiler.read_schedules(steps, program, machine) if steps else None
+            lowering = compiler.lower(program, machine, schedules, trace=applications.append)
         text = lowering.stages[compiler.stages(machine)[-1]]
         answer["text"], answer["kernels"] = normal(text), kernels(text)
         answer["schedules"] = compiler.show_schedules(lowering.schedules)
     except Exception as error:  # a failure of the revision's compiler is part of the answer
         answer["error"] = f"{type(error).__name__}: {error}"
     answer["applications"] = [
-        {"number": a.number, "name": a.name, "pass": a.part_of or a.name, "stage": a.stage, "text": _shown(a)}
-        for a in made
+        {"number": a.number, "name": a.name, "pass": a.part_of or a.name, "stage": a.stage, "text": _text_after(a)}
+        for a in applications
     ]
     return answer
 
 
-def _shown(a: compiler.Application) -> str:
+def _text_after(a: compiler.Application) -> str:
     """Return the text of the program after an application."""
     return a.after if isinstance(a.after, str) else compiler.IRS[a.stage].show(a.after)
 
@@ -60,14 +60,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=Path)
     parser.add_argument("--judge", type=int)
-    given = parser.parse_args(words)
-    steps = given.steps.read_text(encoding="utf-8") if given.steps else ""
-    answer = record(given.file, given.case, given.target, steps)
-    if given.judge is not None:
-        (case,) = texts.named([given.file], [given.case])
-        row = ladder.check(cases.to_json(case), {"target": given.target, "seed": given.judge})
+    options = parser.parse_args(words)
+    steps = options.steps.read_text(encoding="utf-8") if options.steps else ""
+    answer = record(options.file, options.case, options.target, steps)
+    if options.judge is not None:
+        (case,) = texts.cases_by_id([options.file], [options.case])
+        row = ladder.check(cases.to_json(case), {"target": options.target, "seed": options.judge})
         answer["stage"], answer["pass"] = row.first_bad_stage, row.first_bad_pass
-    given.out.write_text(json.dumps(answer), encoding="utf-8")
+    options.out.write_text(json.dumps(answer), encoding="utf-8")
     return 0
 
 

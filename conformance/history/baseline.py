@@ -51,8 +51,8 @@ class Baseline:
             text = self.record.get(f"{row.target} {row.id}")
             headers = self.record.get(f"{kind_of(row.target)} {texts.HEADERS}")
             # If the compiler refused the case, the record has its message instead of a text.
-            known = text is not None and headers is not None and text.startswith("// ")
-            return Stored(self.name, text or "", emitted.unpacked(headers or "")) if known else None
+            is_known = text is not None and headers is not None and text.startswith("// ")
+            return Stored(self.name, text or "", emitted.unpacked(headers or "")) if is_known else None
         entry = self.entry(row)
         if entry is None or self.folder is None:
             return None
@@ -80,28 +80,28 @@ def slug(row: rows.Item) -> str:
     return re.sub(r"[^\w.+-]+", "_", words).strip("_")
 
 
-def named(row: Check) -> str:
+def case_name(row: Check) -> str:
     """Return the name of a case that is unique within a run."""
     return f"{row.file}::{rows.name(row)}"
 
 
-def find(asked: str, reports: Path, here: Path, lowered: revisions.Asked) -> Baseline:
-    """Return the baseline `asked`: a folder, a name in `reports`, or a git revision, whose texts are lowered now.
+def find(name: str, reports: Path, here: Path, request: revisions.TextRequest) -> Baseline:
+    """Return the baseline `name`: a folder, a name in `reports`, or a git revision, whose texts are lowered now.
 
     Raises BaselineError if it is none of these.
     """
-    for folder in (here / asked, reports / asked):
-        _settle(folder)
+    for folder in (here / name, reports / name):
+        _restore_backup(folder)
         if (folder / INDEX).is_file():
-            return Baseline(asked, folder)
+            return Baseline(name, folder)
     try:
-        at = revisions.find(revisions.repository(here), asked)
-        (record,) = revisions.records([at], lowered, len(os.sched_getaffinity(0)))
+        revision = revisions.find(revisions.repository(here), name)
+        (record,) = revisions.records([revision], request, len(os.sched_getaffinity(0)))
     except revisions.RevisionError as error:
         known = sorted(path.parent.name for path in reports.glob(f"*/{INDEX}"))
-        there = f"; there are {', '.join(known)}" if known else ""
-        raise BaselineError(f"{asked} is no baseline in {reports}{there}, no folder of one, and: {error}") from error
-    return Baseline(asked, record=record)
+        hint = f"; there are {', '.join(known)}" if known else ""
+        raise BaselineError(f"{name} is no baseline in {reports}{hint}, no folder of one, and: {error}") from error
+    return Baseline(name, record=record)
 
 
 def save(
@@ -112,30 +112,30 @@ def save(
     `headers` maps each kind of target to its headers, joined by `emitted.packed`. Raises BaselineError if it cannot be
     written; the folder is unchanged then.
     """
-    _settle(folder)
-    verdicts = {named(row): row.verdict for row in cases}
+    _restore_backup(folder)
+    verdicts = {case_name(row): row.verdict for row in cases}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with compiler.own_folder(folder.parent) as own:
-            made = own / folder.name
-            made.mkdir()
+        with compiler.own_folder(folder.parent) as temporary:
+            new_folder = temporary / folder.name
+            new_folder.mkdir()
             if (folder / INDEX).is_file():
-                shutil.copytree(folder, made, dirs_exist_ok=True)
+                shutil.copytree(folder, new_folder, dirs_exist_ok=True)
                 verdicts = json.loads(_read(folder / INDEX))["cases"] | verdicts
             for part in ("kernels", "headers"):
-                (made / part).mkdir(exist_ok=True)
+                (new_folder / part).mkdir(exist_ok=True)
             for row in benches:
                 if row.source:
-                    _store(made, row, headers[kind_of(row.target)])
-            (made / INDEX).write_text(_json({"schema": SCHEMA, **facts, "cases": verdicts}), encoding="utf-8")
-            _drop_unused(made)
+                    _store(new_folder, row, headers[kind_of(row.target)])
+            (new_folder / INDEX).write_text(_json({"schema": SCHEMA, **facts, "cases": verdicts}), encoding="utf-8")
+            _drop_unused(new_folder)
             os.sync()
-            before = _before(folder)
+            backup = _backup(folder)
             if folder.exists():
-                shutil.rmtree(before, ignore_errors=True)  # a killed run may have left it
-                os.replace(folder, before)
-            os.replace(made, folder)
-            shutil.rmtree(before, ignore_errors=True)
+                shutil.rmtree(backup, ignore_errors=True)  # a killed run may have left it
+                os.replace(folder, backup)
+            os.replace(new_folder, folder)
+            shutil.rmtree(backup, ignore_errors=True)
     except OSError as error:
         raise BaselineError(f"cannot write the baseline {folder}: {error.strerror}; what stood there stands") from None
     return len(list((folder / "kernels").glob("*.json")))
@@ -143,46 +143,46 @@ def save(
 
 def drift(row: Bench, entry: Mapping[str, Any] | None) -> dict[str, float]:
     """Return, if our code is unchanged, for each rival the factor by which its time relative to ours has changed."""
-    then = (entry or {}).get("us", {})
-    if row.against.why != "equal code" or OURS not in then or not row.ours_us:
+    earlier = (entry or {}).get("us", {})
+    if row.against.why != "equal code" or OURS not in earlier or not row.ours_us:
         return {}
-    now = {name: over.speedup for name, over in row.over.items()}
-    return {name: round(now[name] / (then[name] / then[OURS]), 3) for name in sorted(now) if then.get(name)}
+    now = {name: comparison.speedup for name, comparison in row.over.items()}
+    return {name: round(now[name] / (earlier[name] / earlier[OURS]), 3) for name in sorted(now) if earlier.get(name)}
 
 
-def _store(made: Path, row: Bench, headers: str) -> None:
+def _store(folder: Path, row: Bench, headers: str) -> None:
     digest = hashlib.sha256(headers.encode()).hexdigest()[:16]
-    (made / "headers" / f"{digest}.txt").write_text(headers, encoding="utf-8")
+    (folder / "headers" / f"{digest}.txt").write_text(headers, encoding="utf-8")
     text = slug(row) + SUFFIXES[kind_of(row.target)]
-    (made / "kernels" / text).write_text(row.source, encoding="utf-8")
-    micros = {name: [_short(1e6 * x) for x in some] for name, some in row.samples.items()}
+    (folder / "kernels" / text).write_text(row.source, encoding="utf-8")
+    micros = {name: [_round(1e6 * x) for x in seconds] for name, seconds in row.samples.items()}
     entry = {
         "case": row.id, "file": row.file, "target": row.target, "dtype": row.dtype, "text": text, "headers": digest,
-        "identity": row.against.identity, "kernels": row.kernels, "compile_seconds": _short(row.compile_seconds or 0.0),
-        "us": {name: _short(sorted(some)[len(some) // 2]) for name, some in micros.items() if some},
+        "identity": row.against.identity, "kernels": row.kernels, "compile_seconds": _round(row.compile_seconds or 0.0),
+        "us": {name: _round(sorted(seconds)[len(seconds) // 2]) for name, seconds in micros.items() if seconds},
         "samples_us": micros.get(OURS, []),
     }  # fmt: skip
-    (made / "kernels" / f"{slug(row)}.json").write_text(_json(entry), encoding="utf-8")
+    (folder / "kernels" / f"{slug(row)}.json").write_text(_json(entry), encoding="utf-8")
 
 
-def _drop_unused(made: Path) -> None:
-    used = {json.loads(_read(path))["headers"] for path in (made / "kernels").glob("*.json")}
-    for path in (made / "headers").glob("*.txt"):
+def _drop_unused(folder: Path) -> None:
+    used = {json.loads(_read(path))["headers"] for path in (folder / "kernels").glob("*.json")}
+    for path in (folder / "headers").glob("*.txt"):
         if path.stem not in used:
             path.unlink()
 
 
-def _before(folder: Path) -> Path:
+def _backup(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.before")
 
 
-def _settle(folder: Path) -> None:
+def _restore_backup(folder: Path) -> None:
     """Restore the folder if a run was killed between moving it away and moving the new one to its place."""
-    if _before(folder).is_dir() and not folder.exists():
-        os.replace(_before(folder), folder)
+    if _backup(folder).is_dir() and not folder.exists():
+        os.replace(_backup(folder), folder)
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 

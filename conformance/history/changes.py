@@ -29,7 +29,7 @@ Values = NDArray[np.float64]
 RATE = 0.01  # false discovery rate
 ORDERS = 20_000  # random permutations for a p-value
 SHORTEST = 3  # fewest runs on either side of a change
-ALL = "geometric mean of all"
+OVERALL = "geometric mean of all"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Change:
     ratio: float
     before: Entry
     since: Entry
-    chance: float
-    same: bool = False
+    p_value: float
+    has_equal_code: bool = False
 
 
 COLUMNS: Columns = {
@@ -52,8 +52,10 @@ COLUMNS: Columns = {
     "speed": lambda row: f"{row.ratio - 1:+.1%}",
     "since": lambda row: f"{row.since.when[:16]} {row.since.env.get('commit') or ''}".strip(),
     "last before": lambda row: f"{row.before.when[:16]} {row.before.env.get('commit') or ''}".strip(),
-    "chance": lambda row: f"{row.chance:.1g}",
-    "with": lambda row: "; ".join(filter(None, ("equal code" if row.same else "", _elsewhere(row)))),
+    "chance": lambda row: f"{row.p_value:.1g}",
+    "with": lambda row: "; ".join(
+        filter(None, ("equal code" if row.has_equal_code else "", _environment_changes(row)))
+    ),
 }
 
 
@@ -67,76 +69,82 @@ def split(values: Values, rng: np.random.Generator) -> tuple[int, float]:
     if count < 2 * SHORTEST:
         return 0, 1.0
     ranks: Values = (values.argsort().argsort() - (count - 1) / 2).astype(np.float64)
-    places = np.arange(SHORTEST, count - SHORTEST + 1)
-    spread = np.sqrt(places * (count - places))
+    positions = np.arange(SHORTEST, count - SHORTEST + 1)
+    spread = np.sqrt(positions * (count - positions))
 
     def best(orders: Values) -> Values:
-        return np.asarray(np.abs(np.cumsum(orders, axis=-1)[..., places - 1]) / spread)
+        return np.asarray(np.abs(np.cumsum(orders, axis=-1)[..., positions - 1]) / spread)
 
-    found = best(ranks)
+    scores = best(ranks)
     orders: Values = rng.permuted(np.tile(ranks, (ORDERS, 1)), axis=1)
-    others = best(orders).max(axis=1)
+    permuted_scores = best(orders).max(axis=1)
     # The observed order counts as one of the permutations, so that no p-value is 0.
-    return int(places[found.argmax()]), float((1 + (others >= found.max() - 1e-9).sum()) / (1 + ORDERS))
+    return int(positions[scores.argmax()]), float((1 + (permuted_scores >= scores.max() - 1e-9).sum()) / (1 + ORDERS))
 
 
 def changes(entries: Sequence[Entry]) -> list[Change]:
     """Return the lasting changes, the largest slowdown first."""
     rng = np.random.default_rng(0)
-    named = _series(entries)
-    first = {name: split(values, rng) for name, (_, values) in named.items()}
-    stands = duel.discoveries([chance for _, chance in first.values()], RATE)
-    found = []
-    for n, (name, (known, values)) in enumerate(named.items()):
-        if n in stands:
-            found += _within(name, known, values, first[name], rng)
-    return sorted(found, key=lambda change: change.ratio)
+    series = _series(entries)
+    splits = {name: split(values, rng) for name, (_, values) in series.items()}
+    significant = duel.discoveries([p_value for _, p_value in splits.values()], RATE)
+    lasting = []
+    for n, (name, (runs, values)) in enumerate(series.items()):
+        if n in significant:
+            lasting += _changes_within(name, runs, values, splits[name], rng)
+    return sorted(lasting, key=lambda change: change.ratio)
 
 
-def _within(
-    name: str, entries: Sequence[Entry], values: Values, parted: tuple[int, float], rng: np.random.Generator
+def _changes_within(
+    name: str, entries: Sequence[Entry], values: Values, split_point: tuple[int, float], rng: np.random.Generator
 ) -> list[Change]:
-    """Return the change at the split `parted`, and recursively those in the parts on either side."""
-    at, chance = parted
-    ratio = math.exp(float(np.median(values[at:]) - np.median(values[:at])))
-    codes = {entry.benches.get(name, {}).get("code") for entry in entries[at - 1 : at + 1]}
-    found = [Change(name, ratio, entries[at - 1], entries[at], chance, len(codes) == 1 and name != ALL)]
-    for part in (slice(0, at), slice(at, None)):
-        further = split(values[part], rng)
-        if further[1] <= RATE:
-            found += _within(name, entries[part], values[part], further, rng)
-    return found
+    """Return the change at the split `split_point`, and recursively those in the parts on either side."""
+    position, p_value = split_point
+    ratio = math.exp(float(np.median(values[position:]) - np.median(values[:position])))
+    codes = {entry.benches.get(name, {}).get("code") for entry in entries[position - 1 : position + 1]}
+    lasting = [
+        Change(name, ratio, entries[position - 1], entries[position], p_value, len(codes) == 1 and name != OVERALL)
+    ]
+    for part in (slice(0, position), slice(position, None)):
+        next_split = split(values[part], rng)
+        if next_split[1] <= RATE:
+            lasting += _changes_within(name, entries[part], values[part], next_split, rng)
+    return lasting
 
 
 def _series(entries: Sequence[Entry]) -> Mapping[str, tuple[list[Entry], Values]]:
     """Return for each kernel the runs that timed it against eager, and the logarithms of its speedups."""
-    found: dict[str, tuple[list[Entry], list[float]]] = {}
+    series: dict[str, tuple[list[Entry], list[float]]] = {}
     for entry in entries:
-        speedups = {name: one["over"][EAGER] for name, one in entry.benches.items() if one["over"].get(EAGER)}
+        speedups = {name: bench["over"][EAGER] for name, bench in entry.benches.items() if bench["over"].get(EAGER)}
         mean = geomean(list(speedups.values()))
         # Only runs with the kernels of the last run have a mean; else additions to the suite would look like changes.
-        whole = mean if entry.benches.keys() == entries[-1].benches.keys() else None
-        for name, speedup in (*speedups.items(), *([(ALL, whole)] if whole else [])):
-            runs, values = found.setdefault(name, ([], []))
+        overall = mean if entry.benches.keys() == entries[-1].benches.keys() else None
+        for name, speedup in (*speedups.items(), *([(OVERALL, overall)] if overall else [])):
+            runs, values = series.setdefault(name, ([], []))
             runs.append(entry)
             values.append(math.log(speedup))
-    return {name: (runs, np.array(values)) for name, (runs, values) in found.items()}
+    return {name: (runs, np.array(values)) for name, (runs, values) in series.items()}
 
 
-def _elsewhere(change: Change) -> str:
+def _environment_changes(change: Change) -> str:
     """Return the changes of the environment."""
-    then, now = change.before.env, change.since.env
+    before, since = change.before.env, change.since.env
     return ", ".join(
-        f"{k} {then.get(k)} → {now.get(k)}" for k in sorted(now) if k != "commit" and then.get(k) != now[k]
+        f"{k} {before.get(k)} → {since.get(k)}" for k in sorted(since) if k != "commit" and before.get(k) != since[k]
     )
 
 
-def said(path: Path, entries: Sequence[Entry]) -> str:
+def report(path: Path, entries: Sequence[Entry]) -> str:
     """Return the report on a history."""
-    found = changes(entries)
-    ends = f", {entries[0].when[:10]} to {entries[-1].when[:10]}" if entries else ""
-    what = tables.columns(found, COLUMNS) if found else "Nothing has changed for good, as far as so many runs can tell."
-    return f"# {path.stem}\n\n{len(entries)} runs{ends}.\n\n{what}\n"
+    lasting = changes(entries)
+    period = f", {entries[0].when[:10]} to {entries[-1].when[:10]}" if entries else ""
+    table = (
+        tables.columns(lasting, COLUMNS)
+        if lasting
+        else "Nothing has changed for good, as far as so many runs can tell."
+    )
+    return f"# {path.stem}\n\n{len(entries)} runs{period}.\n\n{table}\n"
 
 
 def main(words: Sequence[str]) -> int:
@@ -149,7 +157,7 @@ def main(words: Sequence[str]) -> int:
             raise HistoryError(
                 "there is no reports/history/<device>.jsonl; `pytest --mlcomp --mlcomp-record` adds to it"
             )
-        print("\n".join(said(file, read(file)) for file in files), end="")
+        print("\n".join(report(file, read(file)) for file in files), end="")
     except HistoryError as error:
         print(f"mlcomp: {error}", file=sys.stderr)
         return 2

@@ -56,18 +56,18 @@ def _text(name: str) -> str:
     if path.exists() or ":" not in name:
         return (path / RUN if path.is_dir() else path).read_text(encoding="utf-8")
     blob = name if name.endswith(".json") else f"{name.rstrip('/')}/{RUN}"
-    done = subprocess.run(["git", "cat-file", "blob", blob], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FileNotFoundError(done.stderr.strip())
-    return done.stdout
+    process = subprocess.run(["git", "cat-file", "blob", blob], capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise FileNotFoundError(process.stderr.strip())
+    return process.stdout
 
 
 def compare(a: Run, b: Run) -> tuple[str, bool]:
     """Return the report on what changed, and whether any verdict got worse or a kernel spills more."""
-    coverage, lost = _coverage(a, b)
-    resources, more = _resources(a, b)
+    coverage, has_worse_verdicts = _coverage(a, b)
+    resources, has_more_spills = _resources(a, b)
     parts = [f"# {a.name} → {b.name}", _environment(a, b), coverage, _speed(a, b), resources, _compile_time(a, b)]
-    return "\n\n".join(filter(None, parts)) + "\n", lost or more
+    return "\n\n".join(filter(None, parts)) + "\n", has_worse_verdicts or has_more_spills
 
 
 def _environment(a: Run, b: Run) -> str:
@@ -80,21 +80,21 @@ def _coverage(a: Run, b: Run) -> tuple[str, bool]:
     now, then = ({key: row["verdict"] for key, row in run.cases.items()} for run in (b, a))
     changed = [key for key in then if key in now and then[key] != now[key]]
     worse = [key for key in changed if now[key] in BAD and then[key] not in BAD]
-    gone = [key for key in then if key not in now and then[key] == "pass"]
-    counts = [sum(verdict == "pass" for verdict in some.values()) for some in (then, now)]
+    missing = [key for key in then if key not in now and then[key] == "pass"]
+    counts = [sum(verdict == "pass" for verdict in verdicts.values()) for verdicts in (then, now)]
     body = [[key, then[key], now[key], b.cases[key].get("first_bad_stage")] for key in worse]
     body += [[key, then[key], now[key], b.cases[key].get("first_bad_stage")] for key in changed if key not in worse]
-    body += [[key, then[key], "not run", None] for key in gone]
+    body += [[key, then[key], "not run", None] for key in missing]
     body += [[key, "not run", now[key], None] for key in now if key not in then and now[key] != "pass"]
     new = sum(key not in then for key in now)
-    says = f"{counts[0]} → {counts[1]} cases pass; {new} are new, {len(gone)} that passed are gone."
-    return f"## Cases\n\n{says}\n\n{_table(('case', 'then', 'now', 'stage'), body)}".rstrip(), bool(worse or gone)
+    summary = f"{counts[0]} → {counts[1]} cases pass; {new} are new, {len(missing)} that passed are gone."
+    return f"## Cases\n\n{summary}\n\n{_table(('case', 'then', 'now', 'stage'), body)}".rstrip(), bool(worse or missing)
 
 
 def _speed(a: Run, b: Run) -> str:
     """Return the speedups over PyTorch whose intervals do not overlap, worst first."""
-    both = [key for key in a.benches if key in b.benches]
-    timed = [key for key in both if all(run.benches[key]["verdict"] in BENCH_VERDICTS for run in (a, b))]
+    common = [key for key in a.benches if key in b.benches]
+    timed = [key for key in common if all(run.benches[key]["verdict"] in BENCH_VERDICTS for run in (a, b))]
     if not timed:
         return ""
     body = []
@@ -106,11 +106,11 @@ def _speed(a: Run, b: Run) -> str:
             ratio = now["speedup"] / then["speedup"]
             body.append([ratio, key, then["speedup"], now["speedup"], f"{ratio:.2f}", "equal code" if equal else ""])
     means = [geomean([run.benches[key]["speedup"] for key in timed]) or 0.0 for run in (a, b)]
-    says = (
+    summary = (
         f"{len(timed)} benchmarks in both; geometric mean of the speedup over PyTorch {means[0]:.3f} → {means[1]:.3f}."
     )
     rows = [row[1:] for row in sorted(body)]
-    return f"## Speed\n\n{says}\n\n{_table(('case', 'then', 'now', 'ratio', 'why'), rows)}".rstrip()
+    return f"## Speed\n\n{summary}\n\n{_table(('case', 'then', 'now', 'ratio', 'why'), rows)}".rstrip()
 
 
 def _resources(a: Run, b: Run) -> tuple[str, bool]:
@@ -118,7 +118,11 @@ def _resources(a: Run, b: Run) -> tuple[str, bool]:
     body, spills = [], False
     for key in (key for key in a.kernels if key in b.kernels):
         then, now = a.kernels[key], b.kernels[key]
-        changed = [f"{what} {then[what]} → {now[what]}" for what in RESOURCES if then[what] != now[what]]
+        changed = [
+            f"{resource} {then[resource]} → {now[resource]}"
+            for resource in RESOURCES
+            if then[resource] != now[resource]
+        ]
         changed += _instructions(then.get("mix") or {}, now.get("mix") or {})
         spills |= bool(now["spilled"] > then["spilled"])
         body += [[key, ", ".join(changed)]] if changed else []
@@ -128,8 +132,8 @@ def _resources(a: Run, b: Run) -> tuple[str, bool]:
 def _instructions(then: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     """Return the OPCODES opcodes whose counts changed most; none if either kernel was not disassembled."""
     known = sorted({*then, *now}) if then and now else []
-    far = sorted(known, key=lambda name: -abs(now.get(name, 0) - then.get(name, 0)))[:OPCODES]
-    return [f"{name} {a} → {b}" for name in far if (a := then.get(name, 0)) != (b := now.get(name, 0))]
+    most_changed = sorted(known, key=lambda name: -abs(now.get(name, 0) - then.get(name, 0)))[:OPCODES]
+    return [f"{name} {a} → {b}" for name in most_changed if (a := then.get(name, 0)) != (b := now.get(name, 0))]
 
 
 def _compile_time(a: Run, b: Run) -> str:
@@ -142,10 +146,10 @@ def _compile_time(a: Run, b: Run) -> str:
     if not pairs:
         return ""
     total = [sum(x for _, x, _ in pairs), sum(y for _, _, y in pairs)]
-    far = [[key, x, y] for key, x, y in pairs if max(x / y, y / x) > COMPILE_NOISE]
-    far.sort(key=lambda row: row[1] / row[2])
-    says = f"{total[0]:.1f} s → {total[1]:.1f} s for {len(pairs)} benchmarks."
-    return f"## Time to compile\n\n{says}\n\n{_table(('case', 'then', 'now'), far)}".rstrip()
+    changed = [[key, x, y] for key, x, y in pairs if max(x / y, y / x) > COMPILE_NOISE]
+    changed.sort(key=lambda row: row[1] / row[2])
+    summary = f"{total[0]:.1f} s → {total[1]:.1f} s for {len(pairs)} benchmarks."
+    return f"## Time to compile\n\n{summary}\n\n{_table(('case', 'then', 'now'), changed)}".rstrip()
 
 
 def _table(headers: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
@@ -161,15 +165,15 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mlcomp compare", description="What changed between the reports of runs.")
     parser.add_argument("first", metavar="A", help="a folder of reports, or its run.json; of a revision REV:FOLDER")
     parser.add_argument("others", nargs="+", metavar="B", help="others, each compared with the first")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        runs = [read(name) for name in (given.first, *given.others)]
+        runs = [read(name) for name in (options.first, *options.others)]
     except ValueError as error:
         print(f"mlcomp: {error}", file=sys.stderr)
         return 2
-    found = [compare(runs[0], run) for run in runs[1:]]
-    print("\n".join(text for text, _ in found), end="")
-    return int(any(worse for _, worse in found))
+    reports = [compare(runs[0], run) for run in runs[1:]]
+    print("\n".join(text for text, _ in reports), end="")
+    return int(any(worse for _, worse in reports))
 
 
 if __name__ == "__main__":

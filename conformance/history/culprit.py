@@ -31,11 +31,11 @@ class Culprit:
         """Return a copy with these kernels."""
         return replace(self, kernels=tuple(names))
 
-    def blaming(self, stage: str | None, name: str | None) -> "Culprit":
+    def with_blame(self, stage: str | None, name: str | None) -> "Culprit":
         """Return a copy with the first bad stage and the pass to blame."""
         return replace(self, blamed=f"first bad stage {stage}, by {name}" if stage else "")
 
-    def said(self) -> str:
+    def text(self) -> str:
         """Return the text for the answer."""
         lines = [self.blamed] if self.blamed else []
         if self.kernels:
@@ -48,17 +48,21 @@ class Culprit:
         return "\n".join(lines)
 
 
-def parting(before: Mapping[str, Any], after: Mapping[str, Any]) -> Culprit:
+def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Culprit:
     """Return the first application whose name or result differs between two `applications` records, with the diff."""
     old, new = before["applications"], after["applications"]
-    for n, one in enumerate(new):
-        other = old[n] if n < len(old) else {"name": "", "text": ""}
-        if (other["name"], other["text"]) != (one["name"], one["text"]):
+    for n, application in enumerate(new):
+        counterpart = old[n] if n < len(old) else {"name": "", "text": ""}
+        if (counterpart["name"], counterpart["text"]) != (application["name"], application["text"]):
             lines = difflib.unified_diff(
-                other["text"].splitlines(), one["text"].splitlines(), "before", "after", lineterm="", n=1
+                counterpart["text"].splitlines(), application["text"].splitlines(), "before", "after", lineterm="", n=1
             )
-            named = one["name"] if one["name"] == one["pass"] else f"{one['pass']}: {one['name']}"
-            return Culprit(f"{named} (#{one['number']})", one["stage"], tuple(lines))
+            name = (
+                application["name"]
+                if application["name"] == application["pass"]
+                else f"{application['pass']}: {application['name']}"
+            )
+            return Culprit(f"{name} (#{application['number']})", application["stage"], tuple(lines))
     return Culprit("none", "no stage: what texts include has changed", ())
 
 
@@ -70,14 +74,14 @@ def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tu
     a, b = good.splitlines(keepends=True), bad.splitlines(keepends=True)
     changes = [c for c in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if c[0] != "equal"]
 
-    def made(chosen: Sequence[int]) -> str:
-        lines, at = [], 0
+    def text_with(chosen: Sequence[int]) -> str:
+        lines, position = [], 0
         for n, (_, i1, i2, j1, j2) in enumerate(changes):
-            lines += [*a[at:i1], *(b[j1:j2] if n in chosen else a[i1:i2])]
-            at = i2
-        return "".join([*lines, *a[at:]])
+            lines += [*a[position:i1], *(b[j1:j2] if n in chosen else a[i1:i2])]
+            position = i2
+        return "".join([*lines, *a[position:]])
 
-    kept = _least(list(range(len(changes))), lambda chosen: slow(made(chosen)))
+    kept = _least_subset(list(range(len(changes))), lambda chosen: slow(text_with(chosen)))
     lines = []
     for n in kept:
         _, i1, i2, j1, j2 = changes[n]
@@ -94,16 +98,16 @@ def least_kernels(good: str, bad: str, worse: Callable[[str], bool | None]) -> t
     if len(a) != len(b) or _FUNCTION.sub("", good) != _FUNCTION.sub("", bad):
         return ()
 
-    def made(chosen: Sequence[int]) -> str:
+    def text_with(chosen: Sequence[int]) -> str:
         bodies = iter(b[n] if n in chosen else a[n] for n in range(len(a)))
         return _FUNCTION.sub(lambda _: next(bodies), good)
 
     changed = [n for n in range(len(a)) if a[n] != b[n]]
-    kept = _least(changed, lambda chosen: worse(made(chosen))) if len(changed) > 1 else changed
-    return tuple(found[1] for n in kept if (found := _NAME.search(b[n])))
+    kept = _least_subset(changed, lambda chosen: worse(text_with(chosen))) if len(changed) > 1 else changed
+    return tuple(match[1] for n in kept if (match := _NAME.search(b[n])))
 
 
-def _least(kept: list[int], judge: Callable[[Sequence[int]], bool | None]) -> list[int]:
+def _least_subset(kept: list[int], judge: Callable[[Sequence[int]], bool | None]) -> list[int]:
     """Return a minimal bad subset of changes, by delta debugging.
 
     Returns none unless all changes together are judged bad and the empty set is judged good.
@@ -118,8 +122,8 @@ def _least(kept: list[int], judge: Callable[[Sequence[int]], bool | None]) -> li
     while len(kept) > 1:
         size = -(-len(kept) // parts)
         pieces = [kept[n : n + size] for n in range(0, len(kept), size)]
-        rests = [[n for n in kept if n not in piece] for piece in pieces] if len(pieces) > 2 else []
-        smaller = next((some for some in (*pieces, *rests) if is_slow(some)), None)
+        complements = [[n for n in kept if n not in piece] for piece in pieces] if len(pieces) > 2 else []
+        smaller = next((subset for subset in (*pieces, *complements) if is_slow(subset)), None)
         if smaller is not None:
             parts = 2 if smaller in pieces else max(2, len(pieces) - 1)
             kept = smaller

@@ -35,38 +35,38 @@ class Entry:
     benches: Mapping[str, Mapping[str, Any]]  # by name: "over", "us", "code"
 
 
-def line(run: Run) -> str:
+def entry_line(run: Run) -> str:
     """Return the line of a run, without its newline."""
     benches = {
         f"{row.suite}::{rows.name(row, bench=False)}": {
-            "over": {name: _short(one.speedup) for name, one in sorted(row.over.items())},
-            "us": _short(row.ours_us or 0.0),
+            "over": {name: _round(comparison.speedup) for name, comparison in sorted(row.over.items())},
+            "us": _round(row.ours_us or 0.0),
             "code": row.against.identity or row.digest,
         }
         for row in measured(run.benches)
     }
-    known = {
+    entry = {
         "schema": SCHEMA, "when": run.when.isoformat(), "env": run.env, "tier": run.tier,
         "cases": Counter(row.verdict for row in run.cases), "benches": benches,
     }  # fmt: skip
-    return json.dumps(known, sort_keys=True, allow_nan=False)
+    return json.dumps(entry, sort_keys=True, allow_nan=False)
 
 
 def append(path: Path, text: str) -> None:
     """Append a line completely or not at all, after removing an incomplete last line; raises HistoryError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path) as file:
-            kept = _whole(os.pread(file, os.fstat(file).st_size, 0))
-            os.ftruncate(file, len(kept))
-            data, at = f"{text}\n".encode(), len(kept)
+        with _open_locked(path) as file:
+            complete = _complete_lines(os.pread(file, os.fstat(file).st_size, 0))
+            os.ftruncate(file, len(complete))
+            data, position = f"{text}\n".encode(), len(complete)
             try:
                 while data:
-                    done = os.pwrite(file, data, at)
-                    data, at = data[done:], at + done
+                    written = os.pwrite(file, data, position)
+                    data, position = data[written:], position + written
                 os.fsync(file)
             except OSError:
-                os.ftruncate(file, len(kept))
+                os.ftruncate(file, len(complete))
                 raise
     except OSError as error:
         raise HistoryError(f"cannot add to the history {path}: {error.strerror}; what stood there stands") from None
@@ -76,21 +76,21 @@ def read(path: Path) -> list[Entry]:
     """Read the runs of a file, oldest first; raises HistoryError, also for merge conflicts and malformed lines."""
     try:
         with path.open("rb") as file:
-            text = _whole(file.read()).decode()
+            text = _complete_lines(file.read()).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise HistoryError(f"{path} cannot be read: {error}") from None
-    found = []
-    for number, one in enumerate(text.splitlines(), 1):
-        if one.startswith(CONFLICT):
+    entries = []
+    for number, row in enumerate(text.splitlines(), 1):
+        if row.startswith(CONFLICT):
             raise HistoryError(f"{path}:{number}: a merge left a conflict; keep the lines of both sides, in any order")
         try:
-            data = json.loads(one)
-            found.append(Entry(data["when"], data["env"], data["cases"], data["benches"]))
+            data = json.loads(row)
+            entries.append(Entry(data["when"], data["env"], data["cases"], data["benches"]))
         except (ValueError, KeyError, TypeError) as error:
             raise HistoryError(
                 f"{path}:{number}: no run ({type(error).__name__}: {error}); take the line out"
             ) from None
-    return sorted(found, key=lambda entry: entry.when)
+    return sorted(entries, key=lambda entry: entry.when)
 
 
 def figures(path: Path) -> list[dict[str, Any]]:
@@ -98,18 +98,21 @@ def figures(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [
-        {"cases": entry.cases, "over eager": {name: one["over"].get("eager") for name, one in entry.benches.items()}}
+        {
+            "cases": entry.cases,
+            "over eager": {name: bench["over"].get("eager") for name, bench in entry.benches.items()},
+        }
         for entry in read(path)
     ]
 
 
-def _whole(data: bytes) -> bytes:
+def _complete_lines(data: bytes) -> bytes:
     """Return the complete lines: a line is complete if it ends with a newline."""
     return data[: data.rfind(b"\n") + 1]
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[int]:
+def _open_locked(path: Path) -> Iterator[int]:
     """Open the file under an exclusive lock, so that no other process appends to it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -119,5 +122,5 @@ def _alone(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")

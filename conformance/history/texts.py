@@ -30,12 +30,12 @@ from conformance.shapes.files import below, benches, expand, find_shapes, load
 TARGETS = ("cpu:avx2", "cpu:avx512", "sm_80", "sm_90a", "sm_120")
 INDEX = "index.json"  # the entry of the archive that maps each case and target to a digest
 SHOWN = 3  # differences that are printed in full
-FEW = 20  # fewest cases per process
+LEAST_CASES = 20  # fewest cases per process
 SEED = 0  # texts depend on shapes and types only
 HEADERS = "headers"  # key, in place of a case, of the headers of a kind of target
 
 
-def texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+def case_texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each target with the text of a case, or with the error message if the case is not lowered."""
     from conformance.judge import subject  # noqa: PLC0415 - imports torch, which reading records does not need
 
@@ -74,22 +74,22 @@ def record(
 
     `only` selects cases by id, from all tiers; `timed` selects the benchmarks.
     """
-    cases = named(paths, only) if only else [case for path in paths for case in _cases(path, tier, timed)]
-    asked = [(case, targets) for case in cases[::every]]
-    made = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
+    cases = cases_by_id(paths, only) if only else [case for path in paths for case in _cases(path, tier, timed)]
+    work = [(case, targets) for case in cases[::every]]
+    recorded = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
     with contextlib.ExitStack() as stack:
-        found: Iterable[dict[str, str]] = map(_texts, asked)
-        if min(jobs, len(asked) // FEW) > 1:  # starting a process takes as long as several cases
+        results: Iterable[dict[str, str]] = map(_texts_of_job, work)
+        if min(jobs, len(work) // LEAST_CASES) > 1:  # starting a process takes as long as several cases
             pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs))
-            found = pool.imap(_texts, asked, chunksize=8)
-        for number, some in enumerate(found, 1):
-            made |= some
+            results = pool.imap(_texts_of_job, work, chunksize=8)
+        for number, texts_of_case in enumerate(results, 1):
+            recorded |= texts_of_case
             if sys.stderr.isatty():
-                print(f"\r{number} of {len(asked)} cases", end="", file=sys.stderr)
-    return made
+                print(f"\r{number} of {len(work)} cases", end="", file=sys.stderr)
+    return recorded
 
 
-def named(paths: Iterable[Path], only: Sequence[str]) -> list[Case]:
+def cases_by_id(paths: Iterable[Path], only: Sequence[str]) -> list[Case]:
     """Return the cases with these ids, from all tiers."""
     return [case for path in paths for case in _cases(path, TIERS[-1]) if case.id in only]
 
@@ -103,25 +103,25 @@ def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _cases(path: Path, tier: str, timed: bool = False) -> Iterator[Case]:
     file = load(path, tier)
-    found = {case.id: case for case in (*(() if timed else expand(file, tier)), *benches(file, tier))}
-    yield from found.values()
+    by_id = {case.id: case for case in (*(() if timed else expand(file, tier)), *benches(file, tier))}
+    yield from by_id.values()
 
 
-def _texts(job: tuple[Case, Sequence[str]]) -> dict[str, str]:
+def _texts_of_job(job: tuple[Case, Sequence[str]]) -> dict[str, str]:
     import torch  # noqa: PLC0415
 
     case, targets = job
     torch.set_num_threads(1)
     with torch.no_grad():
-        return {f"{name} {case.id}": text for name, text in texts(case, targets)}
+        return {f"{name} {case.id}": text for name, text in case_texts(case, targets)}
 
 
-def write(made: dict[str, str], path: Path) -> None:
+def write(recorded: dict[str, str], path: Path) -> None:
     """Write an archive with each distinct text once, and an index of digests by case."""
-    digests = {key: digest(text) for key, text in sorted(made.items())}
+    digests = {key: digest(text) for key, text in sorted(recorded.items())}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(INDEX, json.dumps(digests, indent=0))
-        for name, text in {digests[key]: text for key, text in made.items()}.items():
+        for name, text in {digests[key]: text for key, text in recorded.items()}.items():
             archive.writestr(name, text)
 
 
@@ -132,13 +132,13 @@ class Record:
     digests: Mapping[str, str]
     texts: Mapping[str, str]
 
-    def of(self, key: str) -> str:
+    def text_of(self, key: str) -> str:
         """Return the text of the key "target case-id"."""
         return self.texts[self.digests[key]]
 
     def get(self, key: str) -> str | None:
         """Return the text of a key, or None."""
-        return self.of(key) if key in self.digests else None
+        return self.text_of(key) if key in self.digests else None
 
 
 def read(path: Path) -> Record:
@@ -150,11 +150,13 @@ def read(path: Path) -> Record:
 
 def compare(before: Record, after: Record, shown: int = SHOWN) -> tuple[str, ...]:
     """Return a line for each case of both records that differs, then the first `shown` distinct differences in full."""
-    differ = [key for key, made in before.digests.items() if after.digests.get(key, made) != made]
-    lines = [*differ]
+    differing = [
+        key for key, text_digest in before.digests.items() if after.digests.get(key, text_digest) != text_digest
+    ]
+    lines = [*differing]
     changes: set[tuple[str, ...]] = set()
-    for key in differ:
-        a, b = before.of(key).splitlines(), after.of(key).splitlines()
+    for key in differing:
+        a, b = before.text_of(key).splitlines(), after.text_of(key).splitlines()
         change = difflib.unified_diff(a, b, f"before {key}", f"after {key}", lineterm="", n=2)
         title = tuple(itertools.islice(change, 2))
         body = tuple(change)
@@ -172,35 +174,37 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m conformance.history.texts", description=(__doc__ or "").split("\n\n")[0]
     )
     actions = parser.add_subparsers(dest="action", required=True)
-    recording = actions.add_parser("record", help="lower every case and keep the texts")
-    recording.add_argument("archive", type=Path)
-    recording.add_argument("shapes", type=Path, nargs="*", help="shape files and folders of them; those of this copy")
-    recording.add_argument("--tier", default="full")
-    recording.add_argument("--targets", default=",".join(TARGETS))
-    recording.add_argument("--every", type=int, default=1, help="of the cases in their order, each N-th")
-    recording.add_argument("--only", action="append", default=[], metavar="CASE", help="of all cases, this one")
-    recording.add_argument("--timed", action="store_true", help="benchmarks alone")
-    recording.add_argument("-n", "--jobs", type=int, default=os.cpu_count() or 1)
-    comparing = actions.add_parser("compare", help="what differs between two records")
-    comparing.add_argument("before", type=Path)
-    comparing.add_argument("after", type=Path)
-    comparing.add_argument("--shown", type=int, default=SHOWN, help="differences that are printed in full")
-    given = parser.parse_args(arguments)
-    if given.action == "compare":
-        lines = compare(read(given.before), read(given.after), given.shown)
+    record_parser = actions.add_parser("record", help="lower every case and keep the texts")
+    record_parser.add_argument("archive", type=Path)
+    record_parser.add_argument(
+        "shapes", type=Path, nargs="*", help="shape files and folders of them; those of this copy"
+    )
+    record_parser.add_argument("--tier", default="full")
+    record_parser.add_argument("--targets", default=",".join(TARGETS))
+    record_parser.add_argument("--every", type=int, default=1, help="of the cases in their order, each N-th")
+    record_parser.add_argument("--only", action="append", default=[], metavar="CASE", help="of all cases, this one")
+    record_parser.add_argument("--timed", action="store_true", help="benchmarks alone")
+    record_parser.add_argument("-n", "--jobs", type=int, default=os.cpu_count() or 1)
+    compare_parser = actions.add_parser("compare", help="what differs between two records")
+    compare_parser.add_argument("before", type=Path)
+    compare_parser.add_argument("after", type=Path)
+    compare_parser.add_argument("--shown", type=int, default=SHOWN, help="differences that are printed in full")
+    options = parser.parse_args(arguments)
+    if options.action == "compare":
+        lines = compare(read(options.before), read(options.after), options.shown)
         print("\n".join(lines) if lines else "nothing differs")
         return 1 if lines else 0
-    made = record(
-        below(given.shapes or [find_shapes()]),
-        given.tier,
-        given.targets.split(","),
-        given.jobs,
-        given.every,
-        given.only,
-        given.timed,
+    recorded = record(
+        below(options.shapes or [find_shapes()]),
+        options.tier,
+        options.targets.split(","),
+        options.jobs,
+        options.every,
+        options.only,
+        options.timed,
     )
-    write(made, given.archive)
-    print(f"{len(made)} texts, {len(set(made.values()))} of them different, in {given.archive}")
+    write(recorded, options.archive)
+    print(f"{len(recorded)} texts, {len(set(recorded.values()))} of them different, in {options.archive}")
     return 0
 
 

@@ -21,20 +21,20 @@ from conformance.judge import device, oracle
 from conformance.shapes import cases
 
 Text = Mapping[str, Any]  # "text" and "headers"
-LONGEST = 8.0  # time budget in units of that of a full benchmark: a search can afford to wait
+BUDGET_FACTOR = 8.0  # time budget in units of that of a full benchmark: a search can afford to wait
 
 
 def value(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> str:
     """Return what is wrong with the results of a text; "" if they are right."""
-    subject, call = _prepared(case_json, target, text, seed)
+    subject, call = _prepare(case_json, target, text, seed)
     try:
         with torch.no_grad():
-            right, far, message = oracle.quick_compare(
+            is_right, error_ratio, message = oracle.quick_compare(
                 call(*subject.inputs), subject.function(*subject.inputs), subject.reference
             )
     except Exception as error:  # an error while running counts as a wrong result
         return f"{type(error).__name__}: {error}"
-    return "" if right else f"{message} (error over tolerance {far:.3g})"
+    return "" if is_right else f"{message} (error over tolerance {error_ratio:.3g})"
 
 
 def speed(
@@ -43,35 +43,35 @@ def speed(
     good: Text,
     text: Text,
     seed: int,
-    bar: float,
+    threshold: float,
     confidence: float,
     quiet: Quiet,
 ) -> tuple[float, float, float]:
     """Return the time of a text over that of the good one with its interval, raced until that excludes the bar."""
-    where = "cuda" if device.here(target) else "cpu"
-    subject, first = _prepared(case_json, target, good, seed)
-    _, second = _prepared(case_json, target, text, seed)
+    where = "cuda" if device.runs_on_local_gpu(target) else "cpu"
+    subject, first = _prepare(case_json, target, good, seed)
+    _, second = _prepare(case_json, target, text, seed)
 
-    def found(samples: duel.Samples) -> duel.Ratio:
+    def ratio_of(samples: duel.Samples) -> duel.Ratio:
         return duel.ratio(samples, "text", "good", confidence)
 
-    def decided(samples: duel.Samples) -> bool:
-        one = found(samples)
-        return one.low > bar or one.high < bar
+    def is_decided(samples: duel.Samples) -> bool:
+        ratio = ratio_of(samples)
+        return ratio.low > threshold or ratio.high < threshold
 
-    longest = stored.longer(replace(duel.FULL, budget_ns=int(LONGEST * duel.FULL.budget_ns)))
+    longest = stored.longer(replace(duel.FULL, budget_ns=int(BUDGET_FACTOR * duel.FULL.budget_ns)))
     clock = None if where == "cuda" else time.thread_time_ns
     with torch.no_grad(), benchmark.kept_memory(), quiet():
-        one = found(stored.race({"good": first, "text": second}, subject.inputs, clock, seed, longest, decided))
-    return one.median, one.low, one.high
+        ratio = ratio_of(stored.race({"good": first, "text": second}, subject.inputs, clock, seed, longest, is_decided))
+    return ratio.median, ratio.low, ratio.high
 
 
-def _prepared(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> tuple[benchmark.Subject, Any]:
+def _prepare(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> tuple[benchmark.Subject, Any]:
     torch.set_num_threads(1)
-    where = "cuda" if device.here(target) else "cpu"
+    where = "cuda" if device.runs_on_local_gpu(target) else "cpu"
     subject = benchmark.prepare(cases.from_json(case_json), seed, where)
     with torch.no_grad():
-        like = compiler.compile(subject.function, subject.inputs, target)
-    whole = emitted.self_contained(text["text"], text["headers"])
-    call = compiler.rebuild(like, whole)
+        template = compiler.compile(subject.function, subject.inputs, target)
+    text_with_headers = emitted.self_contained(text["text"], text["headers"])
+    call = compiler.rebuild(template, text_with_headers)
     return subject, partial(call)

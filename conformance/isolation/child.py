@@ -37,8 +37,8 @@ def encode(message: Message) -> bytes:
 def resolve(name: str) -> Callable[..., Any]:
     """Return the function named `package.module:function`."""
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    resolved: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return resolved
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Sequence[str]) -> None:
@@ -49,10 +49,10 @@ def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Se
         replies.flush()
 
     machine = lock.Machine(machine_path, lambda: send({"event": "waiting"}), lambda: send({"event": "running"}))
-    send(_guarded(lambda: [importlib.import_module(module) and module for module in preload]))
+    send(_run_guarded(lambda: [importlib.import_module(module) and module for module in preload]))
     while header := requests.read(LENGTH.size):
         request = json.loads(requests.read(LENGTH.unpack(header)[0]))
-        reply = _guarded(partial(_call, request, machine, lambda where: send({"event": "at", "where": where})))
+        reply = _run_guarded(partial(_call, request, machine, lambda where: send({"event": "at", "where": where})))
         sys.stdout.flush()
         sys.stderr.flush()
         if loss := device_loss():
@@ -79,16 +79,16 @@ def device_loss() -> str:
 def _call(request: Message, machine: lock.Machine, tell: Callable[[str], None]) -> Any:
     """Call the function; if it has parameters `tell` (report progress) or `quiet` (lock the machine), pass them."""
     function = resolve(request["function"])
-    wanted = inspect.signature(function).parameters.keys()
-    with ExitStack() as held:
-        quiet = held.enter_context(lock.shared(machine)) if request["lock"] else nullcontext
-        offered = {"tell": tell, "quiet": quiet}
-        if request["lock"] == "exclusive" and "quiet" not in wanted:
-            held.enter_context(quiet())
-        return function(*request["arguments"], **{name: offered[name] for name in offered.keys() & wanted})
+    parameters = inspect.signature(function).parameters.keys()
+    with ExitStack() as locks:
+        quiet = locks.enter_context(lock.shared(machine)) if request["lock"] else nullcontext
+        services = {"tell": tell, "quiet": quiet}
+        if request["lock"] == "exclusive" and "quiet" not in parameters:
+            locks.enter_context(quiet())
+        return function(*request["arguments"], **{name: services[name] for name in services.keys() & parameters})
 
 
-def _guarded(action: Callable[[], Any]) -> Message:
+def _run_guarded(action: Callable[[], Any]) -> Message:
     """Run the action and return its result or its exception as a message."""
     try:
         return {"value": rows.to_json(action())}

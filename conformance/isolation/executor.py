@@ -29,7 +29,7 @@ POLL_MS = 20
 PATIENCE_SECONDS = 2.0  # of waiting for the machine lock before that is reported
 FAMILY_SECONDS = 0.25  # interval at which the memory of the child's own children (compilers) is included
 OUTPUT_LIMIT = 64 * 2**20
-TAIL = 4000
+TAIL_BYTES = 4000
 STACK_SECONDS = 0.2
 MESSAGE_LIMIT = 2**30
 BOOTSTRAP = (
@@ -70,7 +70,7 @@ class _Child:
     calls: int = 0
     at: str = ""
     buffer: bytearray = field(default_factory=bytearray)
-    lent: list[int] = field(default_factory=list)  # the child's ends of the pipes, open until it has its own
+    child_ends: list[int] = field(default_factory=list)  # the child's ends of the pipes, open until it has its own
 
 
 class _Lost(Exception):
@@ -130,7 +130,7 @@ class Executor:
         """End the child and all processes that it started."""
         child, self._child = self._child, None
         if child is not None:
-            _end(child)
+            _end_process_group(child)
 
     def _attempt(self, function: str, arguments: Sequence[Any], timeout: float, hold: str) -> Reply:
         started = time.monotonic()
@@ -139,12 +139,12 @@ class Executor:
             child = self._child
             assert child is not None
             if child.calls == 0:
-                ready = self._receive(child, START_SECONDS)
-                _let_go(child)
-                if "raised" in ready:
+                startup_reply = self._receive(child, START_SECONDS)
+                _close_child_ends(child)
+                if "raised" in startup_reply:
                     self.close()
-                    message = f"the checking process could not start: {ready['raised']}"
-                    self._unstartable = Reply(Status.RAISED, None, message, ready["traceback"])
+                    message = f"the checking process could not start: {startup_reply['raised']}"
+                    self._unstartable = Reply(Status.RAISED, None, message, startup_reply["traceback"])
                     return self._unstartable
             os.ftruncate(child.log.fileno(), 0)
             child.calls, child.at = child.calls + 1, ""
@@ -154,40 +154,40 @@ class Executor:
             if "lost" in answer:
                 raise _Lost(Status.CRASH, answer["lost"])
         except _Lost as loss:
-            at = self._child.at if self._child else ""
-            output = self._lose(asked=loss.status is Status.TIMEOUT)
-            return Reply(loss.status, None, str(loss), output, time.monotonic() - started, at)
+            progress = self._child.at if self._child else ""
+            output = self._drop_child(timed_out=loss.status is Status.TIMEOUT)
+            return Reply(loss.status, None, str(loss), output, time.monotonic() - started, progress)
         except BaseException:  # such as KeyboardInterrupt: leave no orphan
             self.close()
             raise
         seconds = time.monotonic() - started
-        if _resident(child.process.pid) > self.memory // 2:
+        if _resident_bytes(child.process.pid) > self.memory // 2:
             self.close()  # it holds so much memory that the next call could exceed the limit
         if "raised" in answer:
-            return Reply(Status.RAISED, None, answer["raised"], answer["traceback"][-TAIL:], seconds, child.at)
+            return Reply(Status.RAISED, None, answer["raised"], answer["traceback"][-TAIL_BYTES:], seconds, child.at)
         return Reply(Status.DONE, answer["value"], seconds=seconds, at=child.at)
 
-    def _lose(self, asked: bool) -> str:
+    def _drop_child(self, timed_out: bool) -> str:
         child, self._child = self._child, None
         if child is None:
             return ""
-        if asked and not _is_dead(child):
+        if timed_out and not _is_dead(child):
             os.kill(child.process.pid, STACK_SIGNAL)  # prints where it hangs
             time.sleep(STACK_SECONDS)
-        output = _tail(child)
-        _end(child)
+        output = _output_tail(child)
+        _end_process_group(child)
         return output
 
     def _receive(self, child: _Child, timeout: float) -> dict[str, Any]:
         """Return the next reply, or raise _Lost. Time in which the child waits for the machine lock does not count."""
-        clock, told = _Clock(timeout), False
-        family = time.monotonic()
+        clock, reported = _Clock(timeout), False
+        family_checked = time.monotonic()
         poll = select.poll()
         poll.register(child.replies, select.POLLIN)
         while True:
             ready = poll.poll(POLL_MS)
-            if ready and not _fill(child):
-                raise _Lost(Status.CRASH, _last_words(child))
+            if ready and not _read_available(child):
+                raise _Lost(Status.CRASH, _cause_of_death(child))
             for message in _messages(child):
                 if "event" not in message:
                     return message
@@ -196,22 +196,26 @@ class Executor:
                 else:
                     clock.pause(message["event"] == "waiting")
             if not ready and _is_dead(child):
-                raise _Lost(Status.CRASH, _last_words(child))
-            if not told and clock.paused_for() > PATIENCE_SECONDS:
+                raise _Lost(Status.CRASH, _cause_of_death(child))
+            if not reported and clock.paused_for() > PATIENCE_SECONDS:
                 self.waits()
-                told = True
+                reported = True
             if clock.expired():
                 raise _Lost(Status.TIMEOUT, f"no answer within {timeout:g} s; its process was killed")
-            whole = time.monotonic() - family > FAMILY_SECONDS
-            family = time.monotonic() if whole else family
-            self._check_memory(child, whole)
+            include_family = time.monotonic() - family_checked > FAMILY_SECONDS
+            family_checked = time.monotonic() if include_family else family_checked
+            self._check_memory(child, include_family)
 
-    def _check_memory(self, child: _Child, whole: bool) -> None:
-        used = sum(map(_resident, _family(child.process.pid))) if whole else _resident(child.process.pid)
+    def _check_memory(self, child: _Child, include_family: bool) -> None:
+        used = (
+            sum(map(_resident_bytes, _process_tree(child.process.pid)))
+            if include_family
+            else _resident_bytes(child.process.pid)
+        )
         if used > self.memory:
             limit = f"{self.memory / GIB:.1f} GiB"
             raise _Lost(Status.CRASH, f"out of memory: it used more than {limit}; its process was killed")
-        if whole and os.fstat(child.log.fileno()).st_size > OUTPUT_LIMIT:
+        if include_family and os.fstat(child.log.fileno()).st_size > OUTPUT_LIMIT:
             os.ftruncate(child.log.fileno(), 0)
 
 
@@ -241,10 +245,10 @@ class _Clock:
 def _spawn(
     preload: Sequence[str], machine: Path, cwd: Path | None, under: Sequence[str], environment: Mapping[str, str]
 ) -> _Child:
-    own = scratch.make()
+    scratch_folder = scratch.make()
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
-    lent = [request_read, reply_write]
+    child_ends = [request_read, reply_write]
     log = tempfile.TemporaryFile("ab+")  # noqa: SIM115  append mode: truncation from here rewinds the child's writes too
     setup = {
         "path": [str(Path(entry).absolute()) for entry in sys.path],
@@ -259,25 +263,25 @@ def _spawn(
         process = subprocess.Popen(
             [*under, sys.executable, "-P", "-u", "-c", BOOTSTRAP, json.dumps(setup)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd,
-            env={**os.environ, **environment, **own.environment},
-            pass_fds=() if under else lent, start_new_session=True,
+            env={**os.environ, **environment, **scratch_folder.environment},
+            pass_fds=() if under else child_ends, start_new_session=True,
         )  # fmt: skip
     except BaseException:
-        for descriptor in (*lent, request_write, reply_read):
+        for descriptor in (*child_ends, request_write, reply_read):
             os.close(descriptor)
-        own.close()
+        scratch_folder.close()
         raise
     os.set_blocking(reply_read, False)
-    child = _Child(process, os.fdopen(request_write, "wb"), reply_read, log, own, lent=lent)
+    child = _Child(process, os.fdopen(request_write, "wb"), reply_read, log, scratch_folder, child_ends=child_ends)
     if not under:
-        _let_go(child)
+        _close_child_ends(child)
     return child
 
 
-def _let_go(child: _Child) -> None:
+def _close_child_ends(child: _Child) -> None:
     """Close the child's ends of the pipes in this process, so that its death is seen as the end of the pipe."""
-    while child.lent:
-        os.close(child.lent.pop())
+    while child.child_ends:
+        os.close(child.child_ends.pop())
 
 
 def _send(child: _Child, message: dict[str, Any]) -> None:
@@ -286,10 +290,10 @@ def _send(child: _Child, message: dict[str, Any]) -> None:
         child.requests.write(data)
         child.requests.flush()
     except BrokenPipeError:
-        raise _Lost(Status.CRASH, _last_words(child)) from None
+        raise _Lost(Status.CRASH, _cause_of_death(child)) from None
 
 
-def _fill(child: _Child) -> bool:
+def _read_available(child: _Child) -> bool:
     """Read what the pipe has into the buffer; returns False at its end."""
     try:
         data = os.read(child.replies, 1 << 20)
@@ -320,26 +324,26 @@ def _is_dead(child: _Child) -> bool:
     return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _last_words(child: _Child) -> str:
+def _cause_of_death(child: _Child) -> str:
     """Return how the process ended: its signal or exit status, or that it only closed its pipe."""
-    patience = time.monotonic() + 2.0
+    deadline = time.monotonic() + 2.0
     while not _is_dead(child):
-        if time.monotonic() > patience:
+        if time.monotonic() > deadline:
             return "closed its reply pipe and went on; its process was killed"
         time.sleep(0.01)
-    ended = os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    if ended.si_code == os.CLD_EXITED:
-        return f"its process exited with status {ended.si_status}"
-    hint = " (not by this run: the system's out-of-memory killer?)" if ended.si_status == signal.SIGKILL else ""
-    return f"its process died of {signal.Signals(ended.si_status).name}{hint}"
+    exit_info = os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+    assert exit_info is not None
+    if exit_info.si_code == os.CLD_EXITED:
+        return f"its process exited with status {exit_info.si_status}"
+    hint = " (not by this run: the system's out-of-memory killer?)" if exit_info.si_status == signal.SIGKILL else ""
+    return f"its process died of {signal.Signals(exit_info.si_status).name}{hint}"
 
 
-def _end(child: _Child) -> None:
+def _end_process_group(child: _Child) -> None:
     with suppress(ProcessLookupError):  # nobody left in the group
         os.killpg(child.process.pid, signal.SIGKILL)
     child.process.wait()
-    _let_go(child)
+    _close_child_ends(child)
     for stream in (child.requests, child.log):
         with suppress(BrokenPipeError):  # a request that the dead child never read
             stream.close()
@@ -347,13 +351,13 @@ def _end(child: _Child) -> None:
     child.scratch.close()
 
 
-def _tail(child: _Child) -> str:
+def _output_tail(child: _Child) -> str:
     descriptor = child.log.fileno()
     size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, TAIL, max(0, size - TAIL)).decode(errors="replace").strip("\0\n")
+    return os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").strip("\0\n")
 
 
-def _resident(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     """Return the resident memory of a process in bytes; 0 if it has ended or there is no /proc."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -361,13 +365,13 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _family(pid: int) -> Iterator[int]:
+def _process_tree(pid: int) -> Iterator[int]:
     """Yield a process and, if /proc lists them, all its descendants."""
     yield pid
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         for thread in threads:
             for child in (thread / "children").read_text().split():
-                yield from _family(int(child))
+                yield from _process_tree(int(child))
     except OSError:
         return

@@ -21,7 +21,7 @@ def default_path() -> Path:
     return Path(tempfile.gettempdir()) / "mlcomp.lock"
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing."""
 
 
@@ -30,25 +30,25 @@ class Machine:
     """The lock in one process; `waiting` and `running` are called before and after every wait."""
 
     path: Path
-    waiting: Callable[[], None] = _nothing
-    running: Callable[[], None] = _nothing
+    waiting: Callable[[], None] = _do_nothing
+    running: Callable[[], None] = _do_nothing
 
 
 @contextmanager
 def shared(machine: Machine) -> Iterator[Quiet]:
     """Hold the lock shared; yields a context manager that holds it exclusively instead, for a timed section."""
-    with ExitStack() as held:
-        held.enter_context(_hold(machine, fcntl.LOCK_SH))
+    with ExitStack() as holds:
+        holds.enter_context(_hold(machine, fcntl.LOCK_SH))
 
         @contextmanager
         def quiet() -> Iterator[None]:
             # Two holders that kept their shared locks while waiting for the exclusive one would deadlock.
-            held.close()
+            holds.close()
             try:
                 with _hold(machine, fcntl.LOCK_EX):
                     yield
             finally:
-                held.enter_context(_hold(machine, fcntl.LOCK_SH))
+                holds.enter_context(_hold(machine, fcntl.LOCK_SH))
 
         yield quiet
 
@@ -56,8 +56,8 @@ def shared(machine: Machine) -> Iterator[Quiet]:
 @contextmanager
 def _hold(machine: Machine, mode: int) -> Iterator[None]:
     gate_path = machine.path.with_name(machine.path.name + ".gate")
-    with _opened(machine.path) as lock:
-        with _opened(gate_path) as gate:
+    with _open_lock_file(machine.path) as lock:
+        with _open_lock_file(gate_path) as gate:
             _acquire(machine, gate, mode)
             _acquire(machine, lock, mode)
         yield
@@ -73,7 +73,7 @@ def _acquire(machine: Machine, descriptor: int, mode: int) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_lock_file(path: Path) -> Iterator[int]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     # First without O_CREAT: in a sticky /tmp it is refused for a file that belongs to another user.
     try:
@@ -89,13 +89,13 @@ def _opened(path: Path) -> Iterator[int]:
 RUN = "PYTEST_XDIST_TESTRUNUID"  # equal in all processes of a run with xdist, and in their children
 
 
-def said(path: Path) -> str:
+def waiting_message(path: Path) -> str:
     """Return the message of a run that waits for the lock; "" if it only waits for itself."""
     holder = next((pid for pid in _holders(path) if not _is_ours(pid)), None)
     if holder is None:
         return ""
-    words = " ".join(_read(holder, "cmdline").split("\0")).strip()
-    return f"mlcomp: waiting for process {holder}, which has this machine's lock {path}: {words[:100]}"
+    command = " ".join(_read(holder, "cmdline").split("\0")).strip()
+    return f"mlcomp: waiting for process {holder}, which has this machine's lock {path}: {command[:100]}"
 
 
 def _holders(path: Path) -> list[int]:
@@ -110,8 +110,8 @@ def _holders(path: Path) -> list[int]:
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
         return []
-    held = [words for words in lines if "FLOCK" in words and "->" not in words]
-    return [int(words[4]) for words in held if words[5].rpartition(":")[2] in inodes and int(words[4]) > 0]
+    locks = [words for words in lines if "FLOCK" in words and "->" not in words]
+    return [int(words[4]) for words in locks if words[5].rpartition(":")[2] in inodes and int(words[4]) > 0]
 
 
 def _is_ours(pid: int) -> bool:

@@ -54,8 +54,8 @@ def make() -> Scratch:
     )  # fmt: skip
     try:
         assert keeper.stdout is not None
-        with keeper.stdout as said:
-            answer = os.fsdecode(said.read())
+        with keeper.stdout as output:
+            answer = os.fsdecode(output.read())
         if not answer:
             raise OSError(f"no folder for temporary files could be made in {tempfile.gettempdir()}")
         return Scratch(Path(answer), keeper)
@@ -71,23 +71,23 @@ def _release(keeper: subprocess.Popen[bytes]) -> None:
     keeper.wait()
 
 
-def keep(place: str) -> None:
-    """Run the keeper: make a folder in `place`, print its path, remove abandoned ones, wait for the owner, clean up."""
+def keep(parent: str) -> None:
+    """As the keeper, make a folder in `parent`, print its path, remove abandoned ones, wait for the owner, clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    folder, _ = compiler.locked_folder(Path(place))
+    folder, _ = compiler.locked_folder(Path(parent))
     os.write(1, os.fsencode(folder))
     os.close(1)
-    compiler.sweep_folders(Path(place), end)
+    compiler.sweep_folders(Path(parent), clean_up)
     sys.stdin.buffer.read()
-    end(folder)
+    clean_up(folder)
 
 
-def end(folder: Path) -> None:
+def clean_up(folder: Path) -> None:
     """Kill all processes that are marked with the folder, then remove it."""
     quiet = 0
     for _ in range(ROUNDS):
-        marked = list(members(folder))
+        marked = list(marked_processes(folder))
         for process in marked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -99,14 +99,14 @@ def end(folder: Path) -> None:
         time.sleep(PAUSE)
 
 
-def members(folder: Path) -> Iterator[int]:
+def marked_processes(folder: Path) -> Iterator[int]:
     """Yield this user's processes that are marked with the folder; none if there is no /proc."""
-    wanted = f"{MARK}={folder}".encode()
+    marker = f"{MARK}={folder}".encode()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError):  # another user's, or ended
-                    if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    if marker in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                         yield int(name)
 
 

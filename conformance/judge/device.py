@@ -28,7 +28,7 @@ PLAIN_MATMUL_SIZE = 4096  # for dtypes that PyTorch does not multiply on tensor 
 THREEFOLD = 3  # tf32 products whose sum is as accurate as one f32 product
 
 
-def here(target: str) -> bool:
+def runs_on_local_gpu(target: str) -> bool:
     """Return whether code for the target runs on a GPU of this machine."""
     return target.startswith(("cuda", "sm_")) and compiler.on_gpu(compiler.target(target))
 
@@ -39,22 +39,22 @@ def clock() -> int:
     return time.perf_counter_ns()
 
 
-def graphs(calls: Mapping[str, Call]) -> tuple[Mapping[str, Call], int]:
+def capture_graphs(calls: Mapping[str, Call]) -> tuple[Mapping[str, Call], int]:
     """Capture each call as a graph of COPIES copies; returns the calls unchanged and 1 if any cannot be captured."""
     try:
-        return {name: _captured(call) for name, call in calls.items()}, COPIES
+        return {name: _capture_graph(call) for name, call in calls.items()}, COPIES
     except RuntimeError:  # a call that waits for the device or reads a value from it cannot be captured
         torch.cuda.synchronize()
         return calls, 1
 
 
-def _captured(call: Call) -> Call:
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+def _capture_graph(call: Call) -> Call:
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
             call()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -65,18 +65,18 @@ def _captured(call: Call) -> Call:
 
 def wall_seconds(call: Call) -> float:
     """Return the median time of a call including the wait for the device."""
-    taken = []
+    durations = []
     for _ in range(WALL_CALLS):
         start = clock()
         call()
-        taken.append(clock() - start)
-    return median(taken) * 1e-9
+        durations.append(clock() - start)
+    return median(durations) * 1e-9
 
 
 def seconds(call: Call) -> float:
     """Return the least device time of a call, measured in a graph if it can be captured."""
-    made, copies = graphs({"": call})
-    return _least_seconds(made[""]) / copies
+    captured, copies = capture_graphs({"": call})
+    return _least_seconds(captured[""]) / copies
 
 
 @cache
@@ -98,14 +98,14 @@ def flops(dtype: torch.dtype) -> float:
         return _matmul_rate(dtype, MATMUL_SIZE)
     if dtype is torch.float64:
         return _matmul_rate(dtype, PLAIN_MATMUL_SIZE)
-    chosen = torch.backends.cuda.matmul.allow_tf32
+    previous = torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = True
         tensor_cores = _matmul_rate(torch.float32, MATMUL_SIZE) / THREEFOLD
         torch.backends.cuda.matmul.allow_tf32 = False
         return max(tensor_cores, _matmul_rate(torch.float32, PLAIN_MATMUL_SIZE))
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = chosen
+        torch.backends.cuda.matmul.allow_tf32 = previous
 
 
 def _matmul_rate(dtype: torch.dtype, n: int) -> float:
@@ -115,9 +115,9 @@ def _matmul_rate(dtype: torch.dtype, n: int) -> float:
 
 def _least_seconds(call: Call) -> float:
     call()
-    taken = []
+    durations = []
     for _ in range(REPLAYS):
         start = clock()
         call()
-        taken.append(clock() - start)
-    return min(taken) * 1e-9
+        durations.append(clock() - start)
+    return min(durations) * 1e-9

@@ -29,20 +29,20 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
     """Compile the cases and return their row; `options` has seed, threads and optionally architectures."""
     lowered: list[tuple[Case, compiler.Lowering]] = []
     families: list[tuple[str, str] | None] = []
-    wrong: list[str] = []
+    complaints: list[str] = []
     architectures = options.get("architectures") or ARCHITECTURES
     with ladder.threads(options.get("threads", 1)), torch.no_grad():
-        for case in _in_both_types([cases.from_json(data) for data in cases_json]):
+        for case in _in_measured_dtypes([cases.from_json(data) for data in cases_json]):
             tell(case.id)
             try:
-                made = subject.prepare(case, options["seed"], blank=True)
-                some = [(case, compiler.lower(made.program, compiler.target(arch))) for arch in architectures]
-                lowered += some
-                families += [_family(case)] * len(some)
+                prepared = subject.prepare(case, options["seed"], blank=True)
+                lowerings = [(case, compiler.lower(prepared.program, compiler.target(arch))) for arch in architectures]
+                lowered += lowerings
+                families += [_family_and_dtype(case)] * len(lowerings)
             except compiler.Unsupported:  # the check of the case reports it
                 continue
             except Exception as error:  # an error of a pass fails this case only
-                wrong.append(f"{case.id}: {type(error).__name__}: {error}")
+                complaints.append(f"{case.id}: {type(error).__name__}: {error}")
     tell("the compiler")
     kernels = [
         rows.Kernel(
@@ -54,36 +54,40 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
             spilled=kernel.spilled,
             shared=kernel.shared,
             disassembled=bool(kernel.opcodes),
-            mix=_mix(kernel.opcodes),
+            mix=_opcode_counts(kernel.opcodes),
             complaints=kernel.complaints,
         )
-        for (case, _), found in zip(lowered, compiler.inspect([x for _, x in lowered], families=families), strict=True)
-        for kernel in found
+        for (case, _), inspected in zip(
+            lowered, compiler.inspect([x for _, x in lowered], families=families), strict=True
+        )
+        for kernel in inspected
     ]
-    wrong += [f"{kernel.case} for {kernel.arch}: {text}" for kernel in kernels for text in kernel.complaints]
-    verdict = "fail" if wrong else "pass"
-    return rows.Gate(verdict=verdict, detail="\n".join(wrong), cases=len(cases_json), kernels=tuple(kernels))
+    complaints += [f"{kernel.case} for {kernel.arch}: {text}" for kernel in kernels for text in kernel.complaints]
+    verdict = "fail" if complaints else "pass"
+    return rows.Gate(verdict=verdict, detail="\n".join(complaints), cases=len(cases_json), kernels=tuple(kernels))
 
 
-def _mix(opcodes: Mapping[str, int]) -> dict[str, int]:
+def _opcode_counts(opcodes: Mapping[str, int]) -> dict[str, int]:
     names = sorted({opcode.partition(".")[0] for opcode in opcodes})
     return {name: sum(n for opcode, n in opcodes.items() if opcode.partition(".")[0] == name) for name in names}
 
 
-def _in_both_types(given: Sequence[Case]) -> list[Case]:
+def _in_measured_dtypes(selected: Sequence[Case]) -> list[Case]:
     """Return the cases, with the benchmarks among them also in each dtype of MEASURED."""
-    timed = [case for case in given if isinstance(case, BenchCase)]
-    known = {case.id for case in timed}
-    others = {row.id: row for case in timed for dtype in MEASURED if (row := _of_type(case, dtype)).id not in known}
-    return [*given, *others.values()]
+    benchmarks = [case for case in selected if isinstance(case, BenchCase)]
+    ids = {case.id for case in benchmarks}
+    added = {
+        row.id: row for case in benchmarks for dtype in MEASURED if (row := _with_dtype(case, dtype)).id not in ids
+    }
+    return [*selected, *added.values()]
 
 
-def _of_type(case: Case, dtype: str) -> Case:
+def _with_dtype(case: Case, dtype: str) -> Case:
     """Return the row in another dtype; only arguments of the case's own dtype change, not a mask, for example."""
     args = tuple(replace(arg, dtype=dtype if arg.dtype == case.dtype else arg.dtype) for arg in case.args)
     return replace(case, id=case.id.replace(f".{case.dtype}.", f".{dtype}.", 1), args=args, dtype=dtype)
 
 
-def _family(case: Case) -> tuple[str, str] | None:
+def _family_and_dtype(case: Case) -> tuple[str, str] | None:
     name = FAMILIES.get(case.family.partition(".")[0]) if isinstance(case, BenchCase) else None
     return (name, case.dtype) if name else None

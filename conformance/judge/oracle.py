@@ -56,9 +56,9 @@ def bounds(
     `ulps(function, dtype)`, `series(n)` roundings of a sum of n terms, or `algebra=True` to evaluate in f64. `moments`
     replaces `compiler.moments` for matrix products.
     """
-    allowed = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
-    given: list[Any] = [to_array(x) if isinstance(x, torch.Tensor | np.ndarray) else x for x in inputs]
-    return compiler.bounds(program, given, allowed, moments or compiler.moments)
+    errors = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
+    exact_or_bounded: list[Any] = [to_array(x) if isinstance(x, torch.Tensor | np.ndarray) else x for x in inputs]
+    return compiler.bounds(program, exact_or_bounded, errors, moments or compiler.moments)
 
 
 def judge(y: torch.Tensor | Array, bounded: Bounded, dtype: str, *, flush: bool = False) -> Verdict:
@@ -78,8 +78,10 @@ def to_array(x: torch.Tensor | Array) -> Array:
 
 # ---- without bounds, for shapes that are too large to derive them
 
-CLOSE = 16.0  # unit roundoffs of the root mean square by which a result may differ from eager's without further checks
-EAGER = 10.0  # tolerance in units of eager's own worst error
+CLOSE_ROUNDINGS = (
+    16.0  # unit roundoffs of the root mean square by which a result may differ from eager's without further checks
+)
+EAGER_ERRORS = 10.0  # tolerance in units of eager's own worst error
 
 
 def quick_compare(
@@ -92,28 +94,28 @@ def quick_compare(
     it), with ten times eager's worst error added to the tolerance. Integers and bools must equal eager's or else the
     reference's, which decides where torch leaves open which of several equal elements is chosen.
     """
-    mine, theirs = _leaves(ours), _leaves(eager)
-    if len(mine) != len(theirs):
-        return False, float("inf"), f"{len(mine)} results, expected {len(theirs)}"
-    wide: list[torch.Tensor] | None = None
+    our_leaves, eager_leaves = _leaves(ours), _leaves(eager)
+    if len(our_leaves) != len(eager_leaves):
+        return False, float("inf"), f"{len(our_leaves)} results, expected {len(eager_leaves)}"
+    references: list[torch.Tensor] | None = None
     largest = 0.0
-    for k, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        where = f"result {k}: " if len(mine) > 1 else ""
+    for k, (a, b) in enumerate(zip(our_leaves, eager_leaves, strict=True)):
+        label = f"result {k}: " if len(our_leaves) > 1 else ""
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             return (
                 False,
                 float("inf"),
-                f"{where}{a.dtype} of shape {list(a.shape)}, expected {b.dtype} of {list(b.shape)}",
+                f"{label}{a.dtype} of shape {list(a.shape)}, expected {b.dtype} of {list(b.shape)}",
             )
-        verdict = _close(a, b, b, 0.0)
+        verdict = _judge_close(a, b, b, 0.0)
         if not verdict.ok and reference is not None:
-            if wide is None:
-                wide = _leaves(reference() if callable(reference) else reference)
-            if a.is_floating_point() or a.dtype is wide[k].dtype:
-                spread = float((b.double() - wide[k].double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
-                verdict = _close(a, wide[k], b, EAGER * spread)
+            if references is None:
+                references = _leaves(reference() if callable(reference) else reference)
+            if a.is_floating_point() or a.dtype is references[k].dtype:
+                eager_error = float((b.double() - references[k].double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
+                verdict = _judge_close(a, references[k], b, EAGER_ERRORS * eager_error)
         if not verdict.ok:
-            return False, verdict.err_over_tol, where + verdict.message
+            return False, verdict.err_over_tol, label + verdict.message
         largest = max(largest, verdict.err_over_tol)
     return True, largest, ""
 
@@ -122,19 +124,19 @@ def _leaves(tree: object) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-def _close(y: torch.Tensor, centre: torch.Tensor, classes: torch.Tensor, slack: float) -> Verdict:
+def _judge_close(y: torch.Tensor, centre: torch.Tensor, classes: torch.Tensor, slack: float) -> Verdict:
     """Judge whether `y` is within tolerance of `centre`, with NaN and infinities exactly where `classes` has them."""
     if not y.is_floating_point():
         return exact(y, centre)
     u = UNIT[NAMES[y.dtype]]
-    got, want = y.detach().double(), centre.detach().double()
+    actual, expected = y.detach().double(), centre.detach().double()
     finite = torch.isfinite(classes)
-    size = want[finite]
+    size = expected[finite]
     mean = float((size**2).mean().sqrt()) if size.numel() else 0.0
     compute = UNIT["f64"] if y.dtype is torch.float64 else UNIT["f32"]
-    tol = 4 * u * want.abs() + CLOSE * compute * mean + slack + LEAST[NAMES[y.dtype]]
-    ratio = torch.where(finite & torch.isfinite(got), (got - want).abs() / tol, 0.0)
-    same = torch.where(finite, torch.isfinite(got), (got == classes) | (got.isnan() & classes.isnan()))
-    ratio = torch.where(same, ratio, float("inf"))
-    found, value, limit, ratios = (x.cpu().numpy() for x in (got, want, tol, ratio))
-    return compiler.by_ratio(found, value, limit, ratios, ratios > 1)
+    tol = 4 * u * expected.abs() + CLOSE_ROUNDINGS * compute * mean + slack + LEAST[NAMES[y.dtype]]
+    ratio = torch.where(finite & torch.isfinite(actual), (actual - expected).abs() / tol, 0.0)
+    same_class = torch.where(finite, torch.isfinite(actual), (actual == classes) | (actual.isnan() & classes.isnan()))
+    ratio = torch.where(same_class, ratio, float("inf"))
+    results, value, limit, ratios = (x.cpu().numpy() for x in (actual, expected, tol, ratio))
+    return compiler.by_ratio(results, value, limit, ratios, ratios > 1)

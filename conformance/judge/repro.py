@@ -70,16 +70,16 @@ MODULE = """
 """
 
 
-def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: Judged) -> str:
+def dump(folder: Path, prepared: Subject, lowering: compiler.Lowering, row: Judged) -> str:
     """Write the folder that reproduces a failure; returns its path, or why it could not be written."""
-    case = made.case
+    case = prepared.case
     try:
         write_texts(folder, lowering)
-        tensors = _arguments(made)
+        tensors = _arguments(prepared)
         torch.save(tensors, folder / "inputs.pt")
         (folder / "case.json").write_text(json.dumps(to_json(case), indent=1))
         (folder / "failure.txt").write_text(f"{row.detail}\n")
-        (folder / "run.py").write_text(_script(made, lowering, folder, row))
+        (folder / "run.py").write_text(_script(prepared, lowering, folder, row))
     except OSError as error:
         return f"(not written to {folder}: {error.strerror})"
     return str(folder)
@@ -94,37 +94,41 @@ def write_texts(folder: Path, lowering: compiler.Lowering) -> None:
 
 def texts(lowering: compiler.Lowering) -> dict[str, str]:
     """Return every stage's text and the schedules, for a row; texts longer than LONGEST are cut."""
-    found = {stage: lowering.show(stage) for stage in lowering.stages}
-    found["schedule"] = compiler.show_schedules(lowering.schedules)
-    return {what: text if len(text) <= LONGEST else f"{text[:LONGEST]}\n… cut here" for what, text in found.items()}
+    text_of = {stage: lowering.show(stage) for stage in lowering.stages}
+    text_of["schedule"] = compiler.show_schedules(lowering.schedules)
+    return {name: text if len(text) <= LONGEST else f"{text[:LONGEST]}\n… cut here" for name, text in text_of.items()}
 
 
-def _arguments(made: Subject) -> dict[str, torch.Tensor]:
+def _arguments(prepared: Subject) -> dict[str, torch.Tensor]:
     """Return all tensors of the case by name, including weights."""
-    function = made.function.inner if isinstance(made.function, inputs.Derived) else made.function
-    bound = function if isinstance(function, inputs.Bound) else None
-    given = iter(made.arguments)
-    own = {
-        arg.name: getattr(bound, f"weight_{arg.name}") if bound is not None and arg.constant else next(given)
-        for arg in made.case.args
+    function = prepared.function.inner if isinstance(prepared.function, inputs.Derived) else prepared.function
+    bound_function = function if isinstance(function, inputs.Bound) else None
+    arguments = iter(prepared.arguments)
+    tensors = {
+        arg.name: getattr(bound_function, f"weight_{arg.name}")
+        if bound_function is not None and arg.constant
+        else next(arguments)
+        for arg in prepared.case.args
     }
-    return own | {f"weight_of_{n}": x for n, x in enumerate(given)}
+    return tensors | {f"weight_of_{n}": x for n, x in enumerate(arguments)}
 
 
-def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: Judged) -> str:
-    case = made.case
+def _script(prepared: Subject, lowering: compiler.Lowering, folder: Path, row: Judged) -> str:
+    case = prepared.case
     text = inputs.source(case)
     name = text.split("def ", 1)[1].split("(", 1)[0]
     constants = [n for n, arg in enumerate(case.args) if arg.constant]
     capture = f"compiler.capture({name}, tensors, constants={constants})"
     if case.grad:
-        count, moving = len(case.args), [n for n, arg in enumerate(case.args) if inputs.moves(case, arg)]
-        capture = f"compiler.capture_gradient({name}, tensors[:{count}], tensors[{count}:], {moving}, {constants})"
+        count, differentiable = len(case.args), [n for n, arg in enumerate(case.args) if inputs.moves(case, arg)]
+        capture = (
+            f"compiler.capture_gradient({name}, tensors[:{count}], tensors[{count}:], {differentiable}, {constants})"
+        )
     return SCRIPT.format(
         title=_title(case.id, row),
         texts=TEXTS,
         detail=row.detail.replace("\\", "\\\\").replace('"""', "'''"),
-        module=_modules(made, folder),
+        module=_modules(prepared, folder),
         source=text,
         threads=torch.get_num_threads(),
         capture=capture,
@@ -138,16 +142,16 @@ def _title(name: str, row: Judged) -> str:
     return f"{name} fails in stage {row.first_bad_stage}, pass {row.first_bad_pass}."
 
 
-def _modules(made: Subject, folder: Path) -> str:
+def _modules(prepared: Subject, folder: Path) -> str:
     """Save the weights of the case's modules, and return the lines of the script that recreate the modules."""
-    case = made.case
+    case = prepared.case
     calls = inputs.module_calls(case)
     lines = ""
     if case.module is not None:
         package, _, path = case.module.partition(":")
         lines += IMPORT.format(folder=str(Path(case.file).resolve().parent), package=package, root=path.split(".")[0])
         calls[modules.NAMED] = f"{path}({', '.join(f'{k}={v!r}' for k, v in case.init.items())})"
-    for name, module in modules.of(made.function).items():
+    for name, module in modules.of(prepared.function).items():
         torch.save(module.state_dict(), folder / f"{name}.pt")
         lines += MODULE.format(name=name, made=calls[name], dtype=inputs.DTYPES[case.dtype])
     return lines

@@ -20,7 +20,7 @@ from pathlib import Path
 PATIENCE = 30.0  # seconds to wait for the report of a control
 PAUSE = 0.002
 COMMAND = "compute-sanitizer"
-PLACES = (Path("/usr/local/cuda/bin"), Path("/opt/nvidia/cuda/bin"))
+FOLDERS = (Path("/usr/local/cuda/bin"), Path("/opt/nvidia/cuda/bin"))
 # Without PyTorch's caching allocator each tensor is a separate allocation, so that an access beyond it is detected.
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 CONTROLS = 64  # number of control names, used in rotation
@@ -59,8 +59,8 @@ TOOLS = {
 
 def installed() -> str | None:
     """Return the path of compute-sanitizer, or None."""
-    found = (str(place / COMMAND) for place in PLACES if (place / COMMAND).exists())
-    return shutil.which(COMMAND) or next(found, None)
+    paths = (str(place / COMMAND) for place in FOLDERS if (place / COMMAND).exists())
+    return shutil.which(COMMAND) or next(paths, None)
 
 
 def command(tool: str, log: Path) -> list[str]:
@@ -69,7 +69,7 @@ def command(tool: str, log: Path) -> list[str]:
     return [installed() or COMMAND, "--tool", tool, *common, *TOOLS[tool].flags]
 
 
-class Blind(Exception):
+class MissedControl(Exception):
     """The sanitizer did not report a control; the process must be replaced (`lost`)."""
 
     lost = True
@@ -85,22 +85,24 @@ class Watch:
         self._controls = 0
 
     def findings(self) -> tuple[str, ...]:
-        """Return the reports since the last call; raises Blind if that of the control does not come in time."""
+        """Return the reports since the last call; raises MissedControl if that of the control does not come in time."""
         number = self._controls % CONTROLS
         self._controls += 1
         with contextlib.suppress(RuntimeError):  # CUDA's error for the planted fault
             self._launch(number)
         name = control(number)
-        end = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._patience
         while not (found := re.search(rf"\b{name}\b", self._text()[self._read :])):
-            if time.monotonic() > end:
-                said = self._text()[self._read :].strip()
-                raise Blind(f"the sanitizer did not report the fault planted in {name}; it said: {said or 'nothing'}")
+            if time.monotonic() > deadline:
+                output = self._text()[self._read :].strip()
+                raise MissedControl(
+                    f"the sanitizer did not report the fault planted in {name}; it said: {output or 'nothing'}"
+                )
             time.sleep(PAUSE)
-        new = self._text()[self._read :]
-        own = new[: found.start()]
+        unread = self._text()[self._read :]
+        reports = unread[: found.start()]
         self._read += found.end()
-        return tuple(text for text in blocks(own) if not re.search(rf"\b{control('')}", text))[:_SHOWN]
+        return tuple(text for text in blocks(reports) if not re.search(rf"\b{control('')}", text))[:_SHOWN]
 
     def _text(self) -> str:
         try:
@@ -123,23 +125,23 @@ def blocks(text: str) -> list[str]:
     >>> blocks(said)
     ['kernel.cu:12: Invalid __global__ read of size 4 bytes; at softmax+0x70; by thread (3,0,0) in block (2,0,0)']
     """
-    found: list[list[str]] = []
+    reports: list[list[str]] = []
     lines = text.splitlines()
     for line in lines:
         if (head := re.match(r"=========\s(\S.*)", line)) is not None:
-            found.append([head[1].strip()])
-        elif found and (more := re.match(r"=========\s{2,}(\S.*)", line)) is not None:
-            found[-1].append(more[1].strip())
-    if found and lines and not re.fullmatch(r"=========\s*", lines[-1]):
-        found.pop()  # incomplete: it is the control's own report
-    return [_one_line(block) for block in found if not block[0].startswith("COMPUTE-SANITIZER")]
+            reports.append([head[1].strip()])
+        elif reports and (continuation := re.match(r"=========\s{2,}(\S.*)", line)) is not None:
+            reports[-1].append(continuation[1].strip())
+    if reports and lines and not re.fullmatch(r"=========\s*", lines[-1]):
+        reports.pop()  # incomplete: it is the control's own report
+    return [_one_line(block) for block in reports if not block[0].startswith("COMPUTE-SANITIZER")]
 
 
 def _one_line(block: Sequence[str]) -> str:
     """Join a report to one line, with its place in the source first, as in compiler messages."""
-    said = "; ".join(block)
-    place = re.search(r" in (?:\S*/)?(kernel\.cu:\d+)", said)
-    return f"{place[1]}: {said.replace(place[0], '')}" if place else said
+    report = "; ".join(block)
+    location = re.search(r" in (?:\S*/)?(kernel\.cu:\d+)", report)
+    return f"{location[1]}: {report.replace(location[0], '')}" if location else report
 
 
 def control(number: int | str) -> str:

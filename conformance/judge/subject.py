@@ -57,13 +57,13 @@ class Subject:
             return self.leaves(self.function(*self.arguments))
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def mutated(self) -> tuple[int, ...]:
         """Positions of the arguments that the case mutates."""
         free = [arg.name for arg in self.case.args if not arg.constant]
         return tuple(free.index(name) for name in self.case.mutates)
 
     @property
-    def as_written(self) -> inputs.Function:
+    def original_function(self) -> inputs.Function:
         """The case's function, which may mutate its arguments; `function` mutates copies and returns them as well."""
         inner: inputs.Function = getattr(self.function, "__wrapped__", self.function)
         return inner if self.case.mutates else self.function
@@ -73,22 +73,26 @@ class Subject:
         """For each result of eager its `inputs.strides`, and the positions of the arguments that it aliases."""
         copies = tuple(map(inputs.clone_storage, self.arguments))
         with torch.no_grad():
-            made = self.as_written(*copies)
-        leaves = self.leaves((made, [copies[n] for n in self.written]) if self.written else made)
-        places = [x.untyped_storage().data_ptr() for x in copies]
+            result = self.original_function(*copies)
+        leaves = self.leaves((result, [copies[n] for n in self.mutated]) if self.mutated else result)
+        addresses = [x.untyped_storage().data_ptr() for x in copies]
         return [
             (
                 inputs.strides(y),
-                frozenset(n for n, place in enumerate(places) if place == y.untyped_storage().data_ptr()),
+                frozenset(n for n, address in enumerate(addresses) if address == y.untyped_storage().data_ptr()),
             )
             for y in leaves
         ]
 
     @functools.cached_property
-    def promised_strides(self) -> list[list[int]] | None:
+    def predicted_strides(self) -> list[list[int]] | None:
         """The `inputs.strides` that torch predicts for each result by tracing; None if it cannot trace the program."""
-        found = inputs.promised(self.function, self.arguments, dynamic=self.case.dynamic is not None)
-        return None if found is None else [at[0] for n, at in enumerate(found) if n not in self.captured.literals]
+        predicted = inputs.promised(self.function, self.arguments, dynamic=self.case.dynamic is not None)
+        return (
+            None
+            if predicted is None
+            else [layout[0] for n, layout in enumerate(predicted) if n not in self.captured.literals]
+        )
 
 
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
@@ -108,33 +112,33 @@ def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured
     return Subject(case, function, arguments, captured, captured.inputs(pytree.tree_leaves(arguments)))
 
 
-def redrawn(made: Subject, seed: int) -> Subject:
+def redraw(prepared: Subject, seed: int) -> Subject:
     """Return the subject with other data in new storage and the same weights."""
-    drawn = inputs.make(made.case, seed)
-    return called_with(made, tuple(x for name, x in drawn.items() if name not in made.case.constants))
+    drawn = inputs.make(prepared.case, seed)
+    return with_arguments(prepared, tuple(x for name, x in drawn.items() if name not in prepared.case.constants))
 
 
-def called_with(made: Subject, arguments: Tensors) -> Subject:
+def with_arguments(prepared: Subject, arguments: Tensors) -> Subject:
     """Return the subject with these arguments."""
-    return _subject(made.case, made.function, arguments, made.captured)
+    return _subject(prepared.case, prepared.function, arguments, prepared.captured)
 
 
-def sizes(at: Subject) -> str:
+def sizes_text(prepared: Subject) -> str:
     """Return the present values of a dynamic case's sizes, as text."""
-    assert at.case.dynamic is not None
-    return ", ".join(f"{name} = {at.case.dims[name]}" for name in at.case.dynamic.ranges)
+    assert prepared.case.dynamic is not None
+    return ", ".join(f"{name} = {prepared.case.dims[name]}" for name in prepared.case.dynamic.ranges)
 
 
-def points(made: Subject, seed: int) -> Iterator[Subject]:
+def points(prepared: Subject, seed: int) -> Iterator[Subject]:
     """Yield the subject at each of its sizes, with the program that was captured once."""
-    case = made.case
+    case = prepared.case
     if case.dynamic is None:
-        yield made
+        yield prepared
         return
     for dims, args in case.dynamic.points:
-        there = replace(case, args=args, dims={**case.dims, **dims})
-        function, arguments = inputs.bind(there, inputs.make(there, seed))
-        yield _subject(there, function, arguments, made.captured)
+        point_case = replace(case, args=args, dims={**case.dims, **dims})
+        function, arguments = inputs.bind(point_case, inputs.make(point_case, seed))
+        yield _subject(point_case, function, arguments, prepared.captured)
 
 
 def dynamic_shapes(case: Case) -> tuple[dict[int, Any] | None, ...] | None:
@@ -167,47 +171,47 @@ class Truth:
         self.reference = _reference(subject, on_gpu and sum(x.numel() for x in subject.tensors) >= LARGE)
 
     @functools.cached_property
-    def derived(self) -> Sequence[Bounded]:
+    def tensor_bounds(self) -> Sequence[Bounded]:
         """The bounds of our results, centred on the values of Tensor IR."""
         return oracle.bounds(self.equations, self.subject.tensors, self.accuracy, self.moments)
 
     @functools.cached_property
-    def ours(self) -> list[Bounded]:
-        return self._around_reference(lambda: self.derived)
+    def our_bounds(self) -> list[Bounded]:
+        return self._around_reference(lambda: self.tensor_bounds)
 
-    def share(self, fraction: float) -> float:
+    def loose_share(self, fraction: float) -> float:
         """Return the share of floating-point elements whose tolerance exceeds this fraction of their magnitude.
 
         The magnitude is at least the mean magnitude of the output, or 1 if that is near zero.
         """
-        beyond = total = 0
-        for b, dtype in zip(self.ours, self.dtypes, strict=True):
+        loose = total = 0
+        for b, dtype in zip(self.our_bounds, self.dtypes, strict=True):
             if dtype in oracle.UNIT and b.v.size:
-                inside = np.abs(b.v) < oracle.OVERFLOW[dtype]  # NaN and infinities are judged by class
-                finite = np.abs(b.v[inside])
-                usual = float(finite.mean()) if finite.size else 0.0
-                size = np.maximum(finite, usual if usual > TINY else 1.0)
-                beyond += int((oracle.tolerance(b)[inside] > fraction * size).sum())
+                is_finite = np.abs(b.v) < oracle.OVERFLOW[dtype]  # NaN and infinities are judged by class
+                finite = np.abs(b.v[is_finite])
+                typical = float(finite.mean()) if finite.size else 0.0
+                size = np.maximum(finite, typical if typical > TINY else 1.0)
+                loose += int((oracle.tolerance(b)[is_finite] > fraction * size).sum())
                 total += b.v.size
-        return beyond / max(total, 1)
+        return loose / max(total, 1)
 
     @functools.cached_property
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Whether Tensor IR and the reference are the same function of real numbers (compared in f64)."""
-        return self.tolerance.mode != "fixed" and self.algebra(self.equations).ok
+        return self.tolerance.mode != "fixed" and self.judge_algebra(self.equations).ok
 
     @functools.cached_property
-    def faithful(self) -> bool:
+    def is_faithful(self) -> bool:
         """Whether the captured gradient and that of eager's kernels are the same function of real numbers (in f64)."""
-        if not isinstance(self.subject.function, inputs.Derived) or not self.sound:
+        if not isinstance(self.subject.function, inputs.Derived) or not self.is_sound:
             return False
         wide = map(inputs.widened, self.subject.arguments)
         with contextlib.suppress(Exception):  # a program may name dtypes, and eager may refuse to mix them with f64
-            return self.algebra(self.equations, self.subject.leaves(self.subject.function.widened(*wide))).ok
+            return self.judge_algebra(self.equations, self.subject.leaves(self.subject.function.widened(*wide))).ok
         return False
 
     @functools.cached_property
-    def eagers(self) -> list[Bounded]:
+    def eager_bounds(self) -> list[Bounded]:
         def derive() -> Sequence[Bounded]:
             program = compiler.eager_equations(self.subject.program)
             return oracle.bounds(program, self.subject.tensors, moments=self.moments, ulps=_eager_ulps)
@@ -215,67 +219,67 @@ class Truth:
         return self._around_reference(derive)
 
     @functools.cached_property
-    def from_eager(self) -> list[Bounded]:
+    def bounds_around_eager(self) -> list[Bounded]:
         """Eager's results with twice eager's bounds: the tolerance of Torch IR, which runs the same kernels."""
         values = map(oracle.to_array, self.subject.eager)
-        return [compiler.around(v, b, 2.0) for v, b in zip(values, self.eagers, strict=True)]
+        return [compiler.around(v, b, 2.0) for v, b in zip(values, self.eager_bounds, strict=True)]
 
     def _around_reference(self, derive: Callable[[], Sequence[Bounded]]) -> list[Bounded]:
         if self.tolerance.mode == "fixed":
-            return [self._fixed(oracle.to_array(r)) for r in self.reference]
+            return [self._fixed_bound(oracle.to_array(r)) for r in self.reference]
         centres = map(oracle.to_array, self.reference)
         return [compiler.around(c, b) for c, b in zip(centres, derive(), strict=True)]
 
-    def _fixed(self, value: Array) -> Bounded:
+    def _fixed_bound(self, value: Array) -> Bounded:
         if value.dtype.kind != "f":
             return Bounded(value)
         with np.errstate(all="ignore"):
-            off = (self.tolerance.atol or 0.0) + (self.tolerance.rtol or 0.0) * np.abs(value)
-        off = np.where(np.isfinite(value), off, 0.0)
-        return Bounded(value, off, np.zeros_like(off), off)
+            tolerance = (self.tolerance.atol or 0.0) + (self.tolerance.rtol or 0.0) * np.abs(value)
+        tolerance = np.where(np.isfinite(value), tolerance, 0.0)
+        return Bounded(value, tolerance, np.zeros_like(tolerance), tolerance)
 
-    def judge(self, made: Sequence[torch.Tensor]) -> Verdict:
+    def judge(self, outputs: Sequence[torch.Tensor]) -> Verdict:
         """Judge our results by our bounds around the reference.
 
         If they are outside, because a bound is smaller than the reference's own rounding error, they are judged around
         the values of Tensor IR, provided that it agrees with the reference (`sound`).
         """
-        found = self.within(made, self.ours)
-        return found if found.ok or not self.sound else self.within(made, self.derived)
+        verdict = self.judge_within(outputs, self.our_bounds)
+        return verdict if verdict.ok or not self.is_sound else self.judge_within(outputs, self.tensor_bounds)
 
-    def within(self, made: Sequence[torch.Tensor], bounded: Sequence[Bounded]) -> Verdict:
+    def judge_within(self, outputs: Sequence[torch.Tensor], bounded: Sequence[Bounded]) -> Verdict:
         """Return the worst verdict over all outputs."""
-        if len(made) != len(bounded):
-            return Verdict(False, np.inf, (), f"{len(made)} results, expected {len(bounded)}")
-        for k, (y, dtype) in enumerate(zip(made, self.dtypes, strict=True)):
+        if len(outputs) != len(bounded):
+            return Verdict(False, np.inf, (), f"{len(outputs)} results, expected {len(bounded)}")
+        for k, (y, dtype) in enumerate(zip(outputs, self.dtypes, strict=True)):
             if oracle.NAMES.get(y.dtype) != dtype:
                 return Verdict(False, np.inf, (), f"output {k} is {y.dtype}, expected {dtype}")
-        judged = (self._judge_one(y, b, k) for k, (y, b) in enumerate(zip(made, bounded, strict=True)))
-        return compiler.worst(judged, named=len(made) > 1)
+        verdicts = (self._judge_one(y, b, k) for k, (y, b) in enumerate(zip(outputs, bounded, strict=True)))
+        return compiler.worst(verdicts, named=len(outputs) > 1)
 
     def _judge_one(self, y: torch.Tensor, b: Bounded, k: int) -> Verdict:
-        got: Array = oracle.to_array(y)
+        actual: Array = oracle.to_array(y)
         dtype = self.dtypes[k]
-        if self.tolerance.specials == "same-class" and got.shape == np.shape(b.v) and got.dtype.kind == "f":
-            got = np.where(~np.isfinite(got) & ~np.isfinite(b.v), b.v, got)
+        if self.tolerance.specials == "same-class" and actual.shape == np.shape(b.v) and actual.dtype.kind == "f":
+            actual = np.where(~np.isfinite(actual) & ~np.isfinite(b.v), b.v, actual)
         if self.tolerance.specials == "any-if-eager-nan" and dtype in oracle.UNIT:
-            free = np.isnan(oracle.to_array(self.subject.eager[k]))
-            got = np.where(free, b.v, got) if got.shape == free.shape else got
-        return oracle.judge(got, b, dtype)
+            undefined = np.isnan(oracle.to_array(self.subject.eager[k]))
+            actual = np.where(undefined, b.v, actual) if actual.shape == undefined.shape else actual
+        return oracle.judge(actual, b, dtype)
 
-    def algebra(self, equations: Any, results: Tensors | None = None) -> Verdict:
+    def judge_algebra(self, equations: Any, results: Tensors | None = None) -> Verdict:
         """Judge whether a Tensor IR program, evaluated in f64, is the same function of real numbers as the one that
         computed `results` in f64, by default the reference."""
         if self.tolerance.mode == "fixed":
             return Verdict(True, 0.0)
-        made = self.reference if results is None else results
-        found = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
-        kinds = ("f64" if r.is_floating_point() else dtype for r, dtype in zip(made, self.dtypes, strict=True))
-        judged = (
+        outputs = self.reference if results is None else results
+        bounded = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
+        kinds = ("f64" if r.is_floating_point() else dtype for r, dtype in zip(outputs, self.dtypes, strict=True))
+        verdicts = (
             oracle.judge(r, compiler.shaped(b, tuple(r.shape)), kind)
-            for r, b, kind in zip(made, found, kinds, strict=True)
+            for r, b, kind in zip(outputs, bounded, kinds, strict=True)
         )
-        worst = compiler.worst(judged, named=True)
+        worst = compiler.worst(verdicts, named=True)
         return worst if worst.ok else replace(worst, message=f"{worst.message}, in f64")
 
 
@@ -283,8 +287,8 @@ def _reference(subject: Subject, on_gpu: bool) -> Tensors:
     if on_gpu:
         # If the program creates tensors on the CPU, such as masks, this fails and the CPU evaluates the reference.
         with contextlib.suppress(RuntimeError):
-            there = compiler.reference(subject.program, [x.cuda() for x in subject.tensors])
-            return tuple(x.cpu() for x in there)
+            results = compiler.reference(subject.program, [x.cuda() for x in subject.tensors])
+            return tuple(x.cpu() for x in results)
     return compiler.reference(subject.program, subject.tensors)
 
 
@@ -293,17 +297,17 @@ def _eager_ulps(function: str, dtype: str) -> float:
     return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # eager's sqrt is MKL's, within 1 ulp
 
 
-LEAST = 1 << 26  # multiplications from which using the GPU pays
+LEAST_ON_GPU = 1 << 26  # multiplications from which using the GPU pays
 
 
 def moments_on_gpu(x: Array, y: Array) -> compiler.Moments:
     """Compute `compiler.moments`, of large products on the GPU."""
-    if x.size * y.shape[-1] < LEAST:
+    if x.size * y.shape[-1] < LEAST_ON_GPU:
         return compiler.moments(x, y)
-    found = compiler.moments(_moved(x), _moved(y))
-    parts = (found.total, found.absolute, found.squares, found.partial)
+    moments = compiler.moments(_to_device(x), _to_device(y))
+    parts = (moments.total, moments.absolute, moments.squares, moments.partial)
     return compiler.Moments(*(part.cpu().numpy() for part in parts))
 
 
-def _moved(x: Array) -> torch.Tensor:
+def _to_device(x: Array) -> torch.Tensor:
     return torch.from_numpy(x if x.flags.writeable else x.copy()).to("cuda" if torch.cuda.is_available() else "cpu")

@@ -40,7 +40,7 @@ class NotCompiled(Exception):
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltFunction:
     """A function built by one system; `kernels` and `digest` are None unless the system is ours.
 
     `cached` says that the system took some of it from its cache.
@@ -56,34 +56,36 @@ class Built:
 
 def build(
     name: str, function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None = None
-) -> Built:
+) -> BuiltFunction:
     """Build the function with the named system and call it once, so that nothing is left to compile.
 
     `dynamic` has for each input the axes whose sizes vary between calls.
     """
     if name == EAGER:
-        return Built(name, function)
+        return BuiltFunction(name, function)
     if name == OURS:
-        return _ours(function, inputs, target, dynamic)
-    return _torch_compiled(name, function, inputs, dynamic)
+        return _build_ours(function, inputs, target, dynamic)
+    return _build_through_torch(name, function, inputs, dynamic)
 
 
-def through_torch(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None = None) -> Built:
+def build_through_torch(
+    name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None = None
+) -> BuiltFunction:
     """Like `build`, but with ours as the torch.compile backend that users call, without fallback to eager."""
-    return Built(name, function) if name == EAGER else _torch_compiled(name, function, inputs, dynamic)
+    return BuiltFunction(name, function) if name == EAGER else _build_through_torch(name, function, inputs, dynamic)
 
 
-def handed_over(function: Function, inputs: Sequence[torch.Tensor]) -> object:
-    """Return eager's result of the graph that Dynamo passes to backends; `graphs` does not count it."""
-    before = counters["stats"]["unique_graphs"]
+def run_dynamo_graph(function: Function, inputs: Sequence[torch.Tensor]) -> object:
+    """Return eager's result of the graph that Dynamo passes to backends; `graph_count` does not count it."""
+    count = counters["stats"]["unique_graphs"]
     try:
         with torch.no_grad():
             return torch.compile(function, fullgraph=True, backend="eager")(*inputs)
     finally:
-        counters["stats"]["unique_graphs"] = before
+        counters["stats"]["unique_graphs"] = count
 
 
-def graphs() -> int:
+def graph_count() -> int:
     """Return the number of graphs that torch.compile has passed to backends since the last reset."""
     return int(counters["stats"]["unique_graphs"])
 
@@ -93,9 +95,9 @@ def explain_unknown(name: str) -> str | None:
     known = [OURS, EAGER, *INDUCTOR_MODES, *torch._dynamo.list_backends(exclude_tags=None)]
     if name in known:
         return None
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    known_are = f"did you mean {near[0]!r}? Known are" if near else "known are"
-    return f"there is no system {name!r}; {known_are} {', '.join(dict.fromkeys(known))}"
+    closest = difflib.get_close_matches(name.lower(), known, n=1)
+    prefix = f"did you mean {closest[0]!r}? Known are" if closest else "known are"
+    return f"there is no system {name!r}; {prefix} {', '.join(dict.fromkeys(known))}"
 
 
 @contextmanager
@@ -108,7 +110,9 @@ def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterat
         yield None
         return
     seconds = {
-        backend: taken for backend in ATTENTION if (taken := _attention_seconds(backend, function, inputs)) is not None
+        backend: duration
+        for backend in ATTENTION
+        if (duration := _attention_seconds(backend, function, inputs)) is not None
     }
     # MATH as the second choice, so that inputs that the fastest backend refuses still run.
     ranked = sorted(seconds, key=lambda backend: seconds[backend])
@@ -116,16 +120,20 @@ def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterat
         yield str(ranked[0].name).lower()
 
 
-def _ours(function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None) -> Built:
+def _build_ours(function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None) -> BuiltFunction:
     start = time.perf_counter()
     executable = compiler.compile(function, inputs, target, dynamic_shapes=dynamic)
     executable(*inputs)
     seconds = time.perf_counter() - start
     kernels = executable.kernels
-    return Built(OURS, executable, seconds, kernels if isinstance(kernels, int) else len(kernels), executable.digest)
+    return BuiltFunction(
+        OURS, executable, seconds, kernels if isinstance(kernels, int) else len(kernels), executable.digest
+    )
 
 
-def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None) -> Built:
+def _build_through_torch(
+    name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None
+) -> BuiltFunction:
     if complaint := explain_unknown(name):
         raise ValueError(complaint)
     # Inductor's pool of compile workers would run while contestants are timed.
@@ -134,30 +142,30 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
     torch._dynamo.config.allow_rnn = True
     # Each case is a new function; without a reset the old ones and their guards accumulate.
     torch._dynamo.reset()
-    before, hits = graphs(), _cache_hits()
+    graphs_before, hits_before = graph_count(), _cache_hits()
     start = time.perf_counter()
-    varies = None if dynamic else False
+    dynamic_mode = None if dynamic else False
     if name in INDUCTOR_MODES:
-        call = torch.compile(function, fullgraph=True, dynamic=varies, mode=INDUCTOR_MODES[name])
+        call = torch.compile(function, fullgraph=True, dynamic=dynamic_mode, mode=INDUCTOR_MODES[name])
     else:
         options: Any = {"fallback": "error"} if name == OURS else None
-        call = torch.compile(function, fullgraph=True, dynamic=varies, backend=name, options=options)
+        call = torch.compile(function, fullgraph=True, dynamic=dynamic_mode, backend=name, options=options)
     marked = [x.detach() if axes else x for x, axes in zip(inputs, dynamic or [None] * len(inputs), strict=True)]
     for x, axes in zip(marked, dynamic or [None] * len(inputs), strict=True):
         torch._dynamo.maybe_mark_dynamic(x, list(axes or ()))
     call(*marked)
     seconds = time.perf_counter() - start
-    if graphs() == before:
+    if graph_count() == graphs_before:
         raise NotCompiled(
             f"torch.compile never called the backend of {name!r}: there was no tensor operation to compile"
         )
-    return Built(name, call, seconds, cached=_cache_hits() > hits)
+    return BuiltFunction(name, call, seconds, cached=_cache_hits() > hits_before)
 
 
 def _cache_hits() -> int:
     """Return the number of graphs that torch.compile has taken from its caches in this process."""
-    found = (counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
-    return sum(map(int, found))
+    hits = (counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+    return sum(map(int, hits))
 
 
 class _AttentionSeen(TorchFunctionMode):
@@ -186,9 +194,9 @@ def _attention_seconds(backend: SDPBackend, function: Function, inputs: Sequence
             return None
         if inputs and inputs[0].is_cuda:
             return device.seconds(partial(function, *inputs))
-        taken = []
+        durations = []
         for _ in range(4):
             start = time.perf_counter_ns()
             function(*inputs)
-            taken.append((time.perf_counter_ns() - start) * 1e-9)
-    return min(taken)
+            durations.append((time.perf_counter_ns() - start) * 1e-9)
+    return min(durations)

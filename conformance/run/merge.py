@@ -30,7 +30,7 @@ def merge(folders: Sequence[Path], reports: Path) -> int:
     device = str(run.env["device"]).replace(" + ", "+")
     past = reports / "history" / f"{device}.jsonl"
     if head.record:
-        journal.append(past, journal.line(run))
+        journal.append(past, journal.entry_line(run))
     documents[html.NAME] = html.page(run, against, head.gone, journal.figures(past))
     writer.write(reports / device, documents)
     print(f"mlcomp: reports are in {reports / device}")

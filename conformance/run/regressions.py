@@ -47,7 +47,7 @@ def standing(benches: Sequence[Bench]) -> tuple[Bench, ...]:
 
 def lost(run: Run, stored: Baseline, whole: bool) -> list[str]:
     """Return the cases that passed in the baseline and do not pass now; with `whole` also those that were not run."""
-    now = {baseline.named(row): row.verdict for row in run.cases}
+    now = {baseline.case_name(row): row.verdict for row in run.cases}
     then = [case for case, verdict in stored.verdicts().items() if verdict == "pass"]
     return [case for case in then if (now.get(case, "pass") != "pass") or (whole and case not in now)]
 

@@ -42,7 +42,7 @@ class Replay(Question):
         config, chosen = self.config, self.config.stash[settings.KEY]
         repo = revisions.repository(config.invocation_params.dir)
         name = str(config.getoption("mlcomp_replay"))
-        asked = revisions.Asked(config.stash[NAMED], chosen.targets, chosen.tier)
+        asked = revisions.TextRequest(config.stash[NAMED], chosen.targets, chosen.tier)
         both = [revisions.find(repo, name), revisions.find(repo, revisions.NOW)]
         before, after = revisions.records(both, asked, len(os.sched_getaffinity(0)))
         shared = before.digests.keys() & after.digests.keys()

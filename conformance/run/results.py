@@ -80,7 +80,7 @@ class Results:
         try:
             past = self.settings.history(str(self.run.env["device"]))
             if self.settings.record and not self.settings.shard:
-                journal.append(past, journal.line(self.run))
+                journal.append(past, journal.entry_line(self.run))
             documents[html.NAME] = html.page(self.run, against, gone, journal.figures(past))
             writer.write(folder, documents)
             writer.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))

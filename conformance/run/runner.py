@@ -18,7 +18,7 @@ from conformance import rows
 from conformance.fuzz import asked
 from conformance.fuzz.asked import TRIED
 from conformance.history.baseline import Baseline, find
-from conformance.history.revisions import Asked
+from conformance.history.revisions import TextRequest
 from conformance.isolation import lock, scratch
 from conformance.isolation.executor import GIB, Executor, Reply, Status
 from conformance.judge import sanitizer
@@ -76,12 +76,12 @@ class Runner:
         settings = self.settings
         if settings.baseline is None:
             return None
-        lowered = Asked(self.shapes, settings.targets, settings.tier, timed=True)
+        lowered = TextRequest(self.shapes, settings.targets, settings.tier, timed=True)
         return find(settings.baseline, settings.baselines(self.device), self.folder, lowered)
 
     def _say_what_for(self) -> None:
         """Print which process holds the machine lock, unless it belongs to this run."""
-        if line := lock.said(self.executor.machine):
+        if line := lock.waiting_message(self.executor.machine):
             os.write(self.stderr, f"\n{line}\n".encode())
 
     def close(self) -> None:

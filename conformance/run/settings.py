@@ -32,7 +32,7 @@ SELECTING = (
 DISTRIBUTIONS = ("no", "load", "worksteal")
 FUNCTIONS = {
     "check": "conformance.judge.ladder:check",
-    "ahead": "conformance.judge.ladder:ahead",
+    "ahead": "conformance.judge.ladder:lower_ahead",
     "bench": "conformance.bench.benchmark:run",
     "fitness": "conformance.bench.benchmark:fitness",
     "selftest": "conformance.judge.selftest:run",

@@ -22,7 +22,7 @@ from conformance import rows
 from conformance.bench import benchmark, roofline
 from conformance.bench.benchmark import Settings, Subject, Wrong
 from conformance.judge import device, systems
-from conformance.judge.systems import Built, Function
+from conformance.judge.systems import BuiltFunction, Function
 from conformance.rows import Timed
 from conformance.shapes import cases, toml_values
 from conformance.shapes.cases import Arg, BenchCase
@@ -43,7 +43,7 @@ class Stage:
     def clock(self) -> int:
         return self.now
 
-    def build(self, name: str, function: Function, inputs: Sequence[torch.Tensor], target: str) -> Built:
+    def build(self, name: str, function: Function, inputs: Sequence[torch.Tensor], target: str) -> BuiltFunction:
         if name in self.broken:
             raise self.broken[name]
 
@@ -52,7 +52,7 @@ class Stage:
             self.calls_while_alone += self.alone
             return function(*arguments)
 
-        return Built(name, call, 0.25, 1, "d1") if name == systems.OURS else Built(name, call)
+        return BuiltFunction(name, call, 0.25, 1, "d1") if name == systems.OURS else BuiltFunction(name, call)
 
     def quiet(self) -> AbstractContextManager[None]:
         stage = self
@@ -260,7 +260,7 @@ def test_a_case_that_is_refused_leaves_a_row_without_times(fake_run: Stage) -> N
 
 
 def test_an_emulator_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "here", lambda target: False)
+    monkeypatch.setattr(device, "runs_on_local_gpu", lambda target: False)
     row = benchmark.run(cases.to_json(bench_case()), {"target": "sm_120"})
     assert row.verdict == "fail" and row.message == "no GPU of this machine runs code for sm_120"
 
@@ -305,7 +305,7 @@ def test_an_unknown_system_is_named() -> None:
 
 def test_ours_leaves_nothing_to_eager() -> None:
     with pytest.raises(Exception, match=r"aten\._linalg_eigh"):
-        systems.through_torch(systems.OURS, lambda x: torch.linalg.eigvalsh(x @ x.mT), INPUTS)
+        systems.build_through_torch(systems.OURS, lambda x: torch.linalg.eigvalsh(x @ x.mT), INPUTS)
 
 
 def test_a_backend_runs_and_one_that_is_never_called_is_no_contestant() -> None:
@@ -417,7 +417,7 @@ def test_on_a_gpu_equals_race_in_graphs_by_its_clock(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Settings, "where", "cpu")
     monkeypatch.setattr(Settings, "clock_name", "device")
-    monkeypatch.setattr(device, "graphs", graphs)
+    monkeypatch.setattr(device, "capture_graphs", graphs)
     monkeypatch.setattr(device, "clock", lambda: now)
     row = benchmark.fitness({"target": "cuda"})
     assert row.fit and replayed == {"add", "softmax", "matmul"}

@@ -15,14 +15,14 @@ from conformance.bench import benchmark, duel, emitted, stored
 from conformance.bench.benchmark import Settings, Subject
 from conformance.bench.emitted import Stored
 from conformance.judge import device, oracle, systems
-from conformance.judge.systems import Built
+from conformance.judge.systems import BuiltFunction
 from conformance.rows import BASELINE, OURS, Against, Timed
 
 HEADERS = {"m/a.h": '#pragma once\n#include "b.h"\nint a;\n', "m/b.h": "#pragma once\nint b;\n", "c.h": "int c;\n"}
 INPUTS = (torch.randn(8, 64),)
 
 
-def ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Built:
+def ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BuiltFunction:
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     return systems.build(systems.OURS, lambda x: (x * 1.5).sum(-1), INPUTS, "cpu")
 
@@ -76,8 +76,8 @@ def test_a_stored_kernel_races_with_ours_alone(monkeypatch: pytest.MonkeyPatch, 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x * 1.5).sum(-1)
 
-    def build(name: str, *_: object) -> Built:
-        return made if name == systems.OURS else Built(name, function)
+    def build(name: str, *_: object) -> BuiltFunction:
+        return made if name == systems.OURS else BuiltFunction(name, function)
 
     def race(text: str) -> Timed:
         subject = Subject(function, INPUTS, lambda: function(INPUTS[0].double()))

@@ -160,7 +160,7 @@ def _history(place: Place) -> Iterator[str]:
 
 def _baseline(place: Place) -> Iterator[str]:
     (device,) = (place.folder / "reports/baseline").iterdir()
-    found = baseline.find("main", device, place.folder / "nowhere", revisions.Asked((), ("cpu",)))
+    found = baseline.find("main", device, place.folder / "nowhere", revisions.TextRequest((), ("cpu",)))
     if found.folder is None or not found.verdicts():
         yield "baseline: none, or no verdict in it"
     else:

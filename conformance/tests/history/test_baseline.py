@@ -14,7 +14,7 @@ from conformance.rows import Against, Bench, Check
 
 HEADERS = {"cpu": "// file a.h\nint a;\n"}
 FACTS: dict[str, Any] = {"env": {}, "tier": "smoke"}
-NOTHING = revisions.Asked((), ("cpu",))
+NOTHING = revisions.TextRequest((), ("cpu",))
 
 
 def bench(case: str = "add[N4.f32]", **more: Any) -> Bench:

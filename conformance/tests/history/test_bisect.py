@@ -35,7 +35,7 @@ def test_the_commit_that_made_it_wrong_is_found(tmp_path: Path) -> None:
 def test_texts_are_judged_by_their_results_and_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     (tmp_path / "mine.toml").write_text(past.SHAPES)
-    found = texts.named([tmp_path / "mine.toml"], ["total[N4096.f32.contig.normal]"])[0]
+    found = texts.cases_by_id([tmp_path / "mine.toml"], ["total[N4096.f32.contig.normal]"])[0]
     program, target = subject.prepare(found, 0).program, compiler.target("cpu")
     fast = compiler.lower(program, target)
     slow = compiler.lower(program, target, dict.fromkeys(fast.schedules, compiler.Schedule()))
@@ -67,7 +67,7 @@ def test_the_search_leaves_out_what_cannot_be_judged(verdicts: str, expected: tu
         asked.append(name)
         return {"g": bisect.GOOD, "b": bisect.BAD, "?": bisect.SKIP}[verdicts[int(name)]]
 
-    assert bisect.commits([str(n) for n in range(len(verdicts))], judge, asked.append) == expected
+    assert bisect.bisect_commits([str(n) for n in range(len(verdicts))], judge, asked.append) == expected
     assert len(asked) <= 14  # with a line said of each
 
 
@@ -92,7 +92,7 @@ def test_the_first_application_that_parts_is_named() -> None:
         ]
         return {"applications": listed}
 
-    found = culprit.parting(made("a", "b", "c"), made("a", "d", "e"))
+    found = culprit.first_difference(made("a", "b", "c"), made("a", "d", "e"))
     assert (found.name, found.stage) == ("schedule: step 2 (#2)", "tile")
     assert [line for line in found.difference if line[0] != "@"] == ["--- before", "+++ after", "-b", "+d"]
 

@@ -49,7 +49,7 @@ def test_nothing_is_half_written(tmp_path: Path) -> None:
         journal.read(tmp_path / "history.jsonl")
         for name in ("run.json", "benchmark.json"):
             assert json.loads((tmp_path / "report" / name).read_text())["text"]
-        found = baseline.find("main", tmp_path, tmp_path, revisions.Asked((), ("cpu",)))
+        found = baseline.find("main", tmp_path, tmp_path, revisions.TextRequest((), ("cpu",)))
         kernels = sorted((tmp_path / "main/kernels").glob("*.json"))
         assert kernels and found.folder is not None and found.verdicts() == {}
         for path in kernels:

@@ -127,6 +127,6 @@ def test_every_case_whose_sizes_have_names_has_a_row_for_which_small_buffers_do_
 
 
 def test_a_large_row_of_too_many_results_is_not_taken() -> None:
-    few, many = torch.zeros(foreign.TENSORS, 1), torch.zeros(foreign.TENSORS + 1, 1)
-    assert foreign._small_results(lambda x: x.split(1), (few,))
-    assert not foreign._small_results(lambda x: x.split(1), (many,))
+    few, many = torch.zeros(foreign.MOST_RESULTS, 1), torch.zeros(foreign.MOST_RESULTS + 1, 1)
+    assert foreign._has_small_results(lambda x: x.split(1), (few,))
+    assert not foreign._has_small_results(lambda x: x.split(1), (many,))

@@ -47,7 +47,7 @@ def test_a_case_may_be_judged_through_torch_compile_alone() -> None:
 def test_what_was_lowered_ahead_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     some = [case(expr, id=expr) for expr in ("x + 1", "x.nothing()", "x * 2")]
     options = {"target": "mlir", "stages": ("torch", "tensor"), "seed": SEED}
-    ladder.ahead([to_json(one) for one in some], options)
+    ladder.lower_ahead([to_json(one) for one in some], options)
     monkeypatch.setattr(ladder, "climb", lambda *_: pytest.fail("lowered again"))
     assert [ladder.check(to_json(one), options).verdict for one in some] == ["pass", "fail", "pass"], SEED
 

@@ -18,7 +18,7 @@ from conformance.shapes import expand, files
 )
 def test_an_arena_is_near_the_lower_bound_by_liveness(file: str, name: str, target: str) -> None:
     rows = expand.benches(files.load(files.find_shapes() / f"models/{file}.toml"), "full")
-    plans = [memory.planned(c, compiler.target(target)) for c in rows if c.id.startswith(f"{name}[")]
+    plans = [memory.plan_memory(c, compiler.target(target)) for c in rows if c.id.startswith(f"{name}[")]
     assert max(len(plan.names) for plan in plans) > 3, "there is something to share"
     assert all(plan.unavoidable <= plan.least <= plan.arena.size <= 1.1 * plan.least for plan in plans)
 
@@ -31,9 +31,9 @@ def test_the_lines_of_shape_files_say_it() -> None:
         if c.id.startswith("unrolled_rnn[")
     ]
     plain, limited = (
-        memory.planned(case, compiler.target("cpu").replace(memory=limit)).arena.size for limit in (0, 1 << 30)
+        memory.plan_memory(case, compiler.target("cpu").replace(memory=limit)).arena.size for limit in (0, 1 << 30)
     )
     assert limited < plain
-    head, line = memory.lines([case], compiler.target("cpu"))
+    head, line = memory.table_lines([case], compiler.target("cpu"))
     assert head.split() == ["peak", "alive", "any", "order"]
     assert line.split()[0] == str(plain) and line.endswith(case.id)

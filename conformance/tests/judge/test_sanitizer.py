@@ -7,7 +7,7 @@ import pytest
 
 from conformance import rows
 from conformance.judge import sanitizer
-from conformance.judge.sanitizer import Blind, Watch
+from conformance.judge.sanitizer import MissedControl, Watch
 from conformance.report import replies
 
 
@@ -61,7 +61,7 @@ def test_races_are_findings_with_both_places(tmp_path: Path) -> None:
 
 def test_a_sanitizer_that_sees_nothing_is_found_out(tmp_path: Path) -> None:
     _, watch = watched(tmp_path, sees=False)
-    with pytest.raises(Blind, match=r"did not report the fault planted in mlcomp_control_0; it said: nothing"):
+    with pytest.raises(MissedControl, match=r"did not report the fault planted in mlcomp_control_0; it said: nothing"):
         watch.findings()
 
 

@@ -159,9 +159,9 @@ def test_a_process_that_just_becomes_another_program_is_ended(tmp_path: Path, mo
     folder = tmp_path / "it"
     folder.mkdir()
     stray = subprocess.Popen(["sleep", "60"], env=os.environ | {scratch.MARK: str(folder)})
-    looks, right = [iter(())], scratch.members
-    monkeypatch.setattr(scratch, "members", lambda folder: looks.pop() if looks else right(folder))
-    scratch.end(folder)
+    looks, right = [iter(())], scratch.marked_processes
+    monkeypatch.setattr(scratch, "marked_processes", lambda folder: looks.pop() if looks else right(folder))
+    scratch.clean_up(folder)
     assert stray.wait(timeout=10) == -signal.SIGKILL and not folder.exists()
 
 
@@ -177,7 +177,7 @@ def test_a_folder_that_is_written_to_while_it_is_removed_goes(tmp_path: Path, mo
             (path / late.pop()).touch()
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    scratch.end(folder)
+    scratch.clean_up(folder)
     assert not list(tmp_path.iterdir())
 
 
@@ -272,8 +272,8 @@ def test_a_run_does_not_complain_of_itself(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert lock.said(path) == ""
-    assert lock.said(tmp_path / "absent") == ""
+        assert lock.waiting_message(path) == ""
+    assert lock.waiting_message(tmp_path / "absent") == ""
 
 
 def test_the_progress_line_estimates_the_rest_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
