@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import compiler
 from conformance.fuzz import regression, runs
 from conformance.fuzz.drawing import is_large
-from conformance.fuzz.program import Program, function, given, needs
+from conformance.fuzz.program import Program, call_arguments, function, gradient_flags
 from conformance.judge import ladder, oracle
 from conformance.judge.subject import Subject
 from conformance.rows import Found
@@ -42,41 +42,43 @@ GRAPH = Case(
 Stages = Mapping[str, tuple[str, ...]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Execute = Callable[[GraphModule, Sequence[Any]], Sequence[Any]]
-Known = list[tuple[Tensor, oracle.Bounded]]  # results of graphs, kept so that their memory remains theirs
+KnownBounds = list[tuple[Tensor, oracle.Bounded]]  # results of graphs, kept so that their memory remains theirs
 
 
 @dataclass(frozen=True)
-class Met:
+class RecordedGraph:
     """A recorded graph, and the inputs of one call of it."""
 
     graph: GraphModule
     inputs: tuple[Any, ...]
 
 
-def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Found, bool]:
+def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Found, bool]:
     """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds."""
     target = compiler.target(options["target"])
     found, cleared = UNKNOWN, False
     lowerings: list[compiler.Lowering] = []
-    met: list[Met] = []
+    graphs: list[RecordedGraph] = []
     try:
         tell("the graphs, in eager")
-        met = recorded(program)
-        for number, one in enumerate(met):
-            bad = _first_bad(
-                one, target, lowerings, stages(program),
-                lambda stage, at=number: tell(f"stage {stage} of graph {at}"),  # type: ignore[misc]
+        graphs = record_graphs(program)
+        for number, graph in enumerate(graphs):
+            finding = _first_bad(
+                graph, target, lowerings, stages(program),
+                lambda stage, n=number: tell(f"stage {stage} of graph {n}"),  # type: ignore[misc]
             )  # fmt: skip
-            if bad is not None:
-                found = bad
+            if finding is not None:
+                found = finding
                 break
         else:
             tell("the graphs, by their last stage")
-            cleared = not options.get("lost") and _alike(program, target)
+            cleared = not options.get("lost") and _equals_last_stages(program, target)
     except Exception as error:  # torch cannot make a graph, or a pass fails on it
         found = replace(found, why=f"{type(error).__name__}: {error}")
     if not cleared:
-        found = replace(found, repro=kept(program, options, [one.inputs for one in met], lowerings, found))
+        found = replace(
+            found, repro=write_repro(program, options, [graph.inputs for graph in graphs], lowerings, found)
+        )
     return found, cleared
 
 
@@ -85,7 +87,7 @@ def stages(program: Program) -> Stages:
     return {"stages": QUICK} if is_large(program) else {}
 
 
-def kept(
+def write_repro(
     program: Program,
     options: Mapping[str, Any],
     inputs: Sequence[Sequence[Any]] = (),
@@ -99,36 +101,42 @@ def kept(
 
 
 def _first_bad(
-    one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], asked: Stages, tell: Callable[[str], None]
+    recorded: RecordedGraph,
+    target: compiler.Target,
+    lowerings: list[compiler.Lowering],
+    stage_options: Stages,
+    tell: Callable[[str], None],
 ) -> Found | None:
     """Judge a graph by the ladder; None if it passes. Its lowering is appended to `lowerings`."""
-    made = subject(fitting(one))
-    climbed = ladder.climb(made.program, target)
-    lowerings.append(climbed.lowering)
+    prepared = subject_of(specialise_if_needed(recorded))
+    lowered = ladder.climb(prepared.program, target)
+    lowerings.append(lowered.lowering)
     with torch.no_grad():
-        row = ladder.judge(made, climbed, asked, tell)
+        row = ladder.judge(prepared, lowered, stage_options, tell)
     if row.verdict == "pass":
         return None
     return replace(UNKNOWN, first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass, why=row.detail)
 
 
-def recorded(program: Program) -> list[Met]:
+def record_graphs(program: Program) -> list[RecordedGraph]:
     """Run the program at each of its sizes, with the graphs executed by eager; returns the graphs in order."""
-    met: list[Met] = []
+    graphs: list[RecordedGraph] = []
 
     def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
-        met.append(Met(graph, tuple(clone_storage(x.detach()) if isinstance(x, Tensor) else x for x in inputs)))
-        made: Sequence[Any] = graph.forward(*inputs)
-        return made
+        graphs.append(
+            RecordedGraph(graph, tuple(clone_storage(x.detach()) if isinstance(x, Tensor) else x for x in inputs))
+        )
+        results: Sequence[Any] = graph.forward(*inputs)
+        return results
 
-    _through(program, execute)
-    return met
+    _call_through_graphs(program, execute)
+    return graphs
 
 
-def _through(program: Program, execute: Execute) -> list[runs.Run]:
+def _call_through_graphs(program: Program, execute: Execute) -> list[runs.Run]:
     """Call the program at each of its sizes, with graphs decomposed as for our backend and run by `execute`."""
 
-    def made(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+    def compile_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         def run(inputs: list[Any]) -> Sequence[Any]:
             return execute(gm, inputs)
 
@@ -137,73 +145,77 @@ def _through(program: Program, execute: Execute) -> list[runs.Run]:
 
     def backend(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         compiled: Callable[..., Any] = aot_module_simplified(
-            graph, examples, fw_compiler=made, bw_compiler=made, inference_compiler=made,
+            graph, examples, fw_compiler=compile_graph, bw_compiler=compile_graph, inference_compiler=compile_graph,
             decompositions=compiler.decompositions(),
         )  # fmt: skip
         return compiled
 
-    return _called(program, backend=backend)
+    return _call_compiled(program, backend=backend)
 
 
-def _called(program: Program, device: str = "cpu", **options: Any) -> list[runs.Run]:
+def _call_compiled(program: Program, device: str = "cpu", **options: Any) -> list[runs.Run]:
     torch._dynamo.reset()
     compiled = torch.compile(function(program), fullgraph=True, dynamic=program.dynamic, **options)
-    every = [given(program, point) for point in program.points]
-    return [runs.call(compiled, runs.copied(taken, device), needs(program)) for taken in every]
+    arguments = [call_arguments(program, point) for point in program.points]
+    return [
+        runs.call(compiled, runs.copy_arguments(call_args, device), gradient_flags(program)) for call_args in arguments
+    ]
 
 
-def _alike(program: Program, target: compiler.Target) -> bool:
+def _equals_last_stages(program: Program, target: compiler.Target) -> bool:
     """Return whether the backend's results equal those of its graphs' last stages, bitwise or within derived bounds.
 
     The error bounds of a graph's results are propagated into later graphs that get the same tensors as inputs, such as
     those saved for the backward pass.
     """
-    known: Known = []
+    known: KnownBounds = []
 
     def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
-        met = fitting(Met(graph, tuple(inputs)))
-        made = subject(met)
-        climbed = ladder.climb(made.program, target)
-        found = compiler.execute(climbed.lowering, compiler.stages(target)[-1], made.tensors)
-        theirs = [_bounded(met.inputs[k], known) for k in made.captured.positions]
-        given = [x if bound is None else bound for x, bound in zip(made.tensors, theirs, strict=True)]
-        bounded = oracle.bounds(climbed.equations, given, compiler.accuracy(climbed.lowering))
-        known.extend(zip(found, bounded, strict=True))
-        results: Sequence[Any] = _With(met.graph, dict(zip(made.program.outputs, found, strict=True))).run(*inputs)
+        recorded = specialise_if_needed(RecordedGraph(graph, tuple(inputs)))
+        prepared = subject_of(recorded)
+        lowered = ladder.climb(prepared.program, target)
+        outputs = compiler.execute(lowered.lowering, compiler.stages(target)[-1], prepared.tensors)
+        theirs = [_bounds_of(recorded.inputs[k], known) for k in prepared.captured.positions]
+        exact_or_bounded = [x if bound is None else bound for x, bound in zip(prepared.tensors, theirs, strict=True)]
+        output_bounds = oracle.bounds(lowered.equations, exact_or_bounded, compiler.accuracy(lowered.lowering))
+        known.extend(zip(outputs, output_bounds, strict=True))
+        results: Sequence[Any] = _WithKnownValues(
+            recorded.graph, dict(zip(prepared.program.outputs, outputs, strict=True))
+        ).run(*inputs)
         return results
 
     options = {"fallback": False, "target": target.name}
-    theirs = _called(program, compiler.tensors_on(target), backend="mlcomp", options=options)
-    pairs = zip(_through(program, execute), theirs, strict=True)
+    theirs = _call_compiled(program, compiler.tensors_on(target), backend="mlcomp", options=options)
+    pairs = zip(_call_through_graphs(program, execute), theirs, strict=True)
     return all(
-        len(x) == len(y) and all(_same(p, q, known) for p, q in zip(x, y, strict=True))
+        len(x) == len(y) and all(_is_within_bounds(p, q, known) for p, q in zip(x, y, strict=True))
         for a, b in pairs
-        for x, y in zip(_parts(a), _parts(b), strict=True)
+        for x, y in zip(_tensors_of(a), _tensors_of(b), strict=True)
     )
 
 
-def _parts(run: runs.Run) -> tuple[tuple[Tensor | None, ...], ...]:
+def _tensors_of(run: runs.Run) -> tuple[tuple[Tensor | None, ...], ...]:
     return run.outputs, run.inputs, run.gradients
 
 
-def _bounded(x: Any, known: Known) -> oracle.Bounded | None:
+def _bounds_of(x: Any, known: KnownBounds) -> oracle.Bounded | None:
     """Return the bounds of a result of a graph, or of a view of one, by the addresses of its elements; else None."""
-    for whole, bounded in known if isinstance(x, Tensor) and x.layout is torch.strided and x.numel() else ():
+    for result, bounded in known if isinstance(x, Tensor) and x.layout is torch.strided and x.numel() else ():
         memory = x.untyped_storage()
-        if x.dtype != whole.dtype or memory.data_ptr() != whole.untyped_storage().data_ptr():
+        if x.dtype != result.dtype or memory.data_ptr() != result.untyped_storage().data_ptr():
             continue
         numbers = torch.full((memory.nbytes() // x.element_size(),), -1)
-        there = numbers.as_strided(whole.shape, whole.stride(), whole.storage_offset())
-        there.copy_(torch.arange(whole.numel()).reshape(whole.shape))
-        at = numbers.as_strided(x.shape, x.stride(), x.storage_offset()).numpy()
-        if (at < 0).any():
+        result_numbers = numbers.as_strided(result.shape, result.stride(), result.storage_offset())
+        result_numbers.copy_(torch.arange(result.numel()).reshape(result.shape))
+        positions = numbers.as_strided(x.shape, x.stride(), x.storage_offset()).numpy()
+        if (positions < 0).any():
             continue
-        found = bounded.full(tuple(whole.shape)).map(lambda each, at=at: each.reshape(-1)[at])  # type: ignore[misc]
-        return found if len(np.unique(at)) == at.size else found.common()
+        selected = bounded.full(tuple(result.shape)).map(lambda each, positions=positions: each.reshape(-1)[positions])  # type: ignore[misc]
+        return selected if len(np.unique(positions)) == positions.size else selected.common()
     return None
 
 
-def _same(a: Tensor | None, b: Tensor | None, known: Known) -> bool:
+def _is_within_bounds(a: Tensor | None, b: Tensor | None, known: KnownBounds) -> bool:
     """Return whether `b` equals `a` or is within its known bounds."""
     if a is None or b is None:
         return a is b
@@ -211,14 +223,14 @@ def _same(a: Tensor | None, b: Tensor | None, known: Known) -> bool:
         return False
     if oracle.exact(a, b).ok:
         return True
-    bounded = _bounded(a, known)
+    bounded = _bounds_of(a, known)
     return bounded is not None and oracle.judge(b, bounded, oracle.NAMES[b.dtype]).ok
 
 
 # ---- one graph
 
 
-class _With(Interpreter):
+class _WithKnownValues(Interpreter):
     """Runs a graph in eager, except for nodes whose values are known."""
 
     def __init__(self, graph: GraphModule, known: Mapping[str, Tensor]) -> None:
@@ -230,40 +242,40 @@ class _With(Interpreter):
         return self.known[n.name] if n.name in self.known else super().run_node(n)
 
 
-def fitting(one: Met) -> Met:
+def specialise_if_needed(recorded: RecordedGraph) -> RecordedGraph:
     """Return the graph with dynamic sizes if it can be compiled so, else specialised on its inputs, as the backend does
     it."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    if not any(isinstance(n.meta.get("val"), symbols) for n in one.graph.graph.nodes if n.op == "placeholder"):
-        return one
+    if not any(isinstance(n.meta.get("val"), symbols) for n in recorded.graph.graph.nodes if n.op == "placeholder"):
+        return recorded
     with _disable_current_modes():
         try:
-            captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
+            captured = compiler.from_graph(compiler.with_results(recorded.graph, _computed_results(recorded.graph)))
             compiler.lower(captured.program, compiler.target("cpu"), until="tensor")
         except Exception:  # after any error, the backend specialises the graph as well
-            return replace(one, graph=compiler.specialised(one.graph, one.inputs))
-        if any(isinstance(x, int) and x < 1 for x in one.inputs):  # a number that cannot be passed as a size
-            return replace(one, graph=compiler.specialised(one.graph, one.inputs))
-    return one
+            return replace(recorded, graph=compiler.specialised(recorded.graph, recorded.inputs))
+        if any(isinstance(x, int) and x < 1 for x in recorded.inputs):  # a number that cannot be passed as a size
+            return replace(recorded, graph=compiler.specialised(recorded.graph, recorded.inputs))
+    return recorded
 
 
-def subject(one: Met) -> Subject:
+def subject_of(recorded: RecordedGraph) -> Subject:
     """Return a graph as a subject of the ladder, without results that are inputs or views of other results."""
-    graph = compiler.with_results(one.graph, _computed(one.graph))
+    graph = compiler.with_results(recorded.graph, _computed_results(recorded.graph))
     with _disable_current_modes():
         captured = compiler.from_graph(graph)
-    declared = [n.meta.get("val") for n in one.graph.graph.nodes if n.op == "placeholder"]
-    tensors = tuple(_laid_out(one.inputs[k], declared[k]) for k in captured.positions)
-    computes = compiler.with_results(graph, compiler.sources(graph))
+    declared = [n.meta.get("val") for n in recorded.graph.graph.nodes if n.op == "placeholder"]
+    tensors = tuple(_with_declared_strides(recorded.inputs[k], declared[k]) for k in captured.positions)
+    without_views = compiler.with_results(graph, compiler.sources(graph))
 
     def run(*_: Tensor) -> Sequence[Any]:
-        made: Sequence[Any] = computes.forward(*one.inputs)
-        return made
+        results: Sequence[Any] = without_views.forward(*recorded.inputs)
+        return results
 
     return Subject(GRAPH, run, tensors, captured, captured.inputs(tensors))
 
 
-def _laid_out(x: Any, declared: Any) -> Tensor:
+def _with_declared_strides(x: Any, declared: Any) -> Tensor:
     """Return the tensor with the strides that the graph declares, as the backend passes it.
 
     Tensors saved for the backward pass may have other strides. A number becomes a tensor of that size with one stored
@@ -276,13 +288,13 @@ def _laid_out(x: Any, declared: Any) -> Tensor:
     # Comparing with a symbolic size would add a guard that specialises the graph on it.
     if not all(isinstance(n, int) for n in (*declared.shape, *declared.stride())) or x.stride() == declared.stride():
         return x
-    made = torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device)
-    once = tuple(slice(0, 1) if by == 0 else slice(None) for by in declared.stride())  # each memory location once
-    made[once].copy_(x[once])
-    return made
+    strided = torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device)
+    each_once = tuple(slice(0, 1) if by == 0 else slice(None) for by in declared.stride())  # each memory location once
+    strided[each_once].copy_(x[each_once])
+    return strided
 
 
-def _computed(graph: GraphModule) -> list[Node]:
+def _computed_results(graph: GraphModule) -> list[Node]:
     """Return the results that are neither inputs, nor views of inputs, nor sizes."""
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     return list(dict.fromkeys(n for n in output.args[0] if isinstance(n, Node) and not _is_passed_on(n)))

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from conformance.fuzz.tracing import Traced, given, name_of, nodes_in, operands_of, values_of
+from conformance.fuzz.tracing import Traced, arguments_of, name_of, nodes_in, operands_of, values_of
 
-MOST = 30  # the largest exponent, so that squares of squares stay finite
+MOST_EXPONENT = 30  # the largest exponent, so that squares of squares stay finite
 # Calls whose operands and results all have the same unit.
-ALIKE = frozenset({
+SAME_UNIT = frozenset({
     "add", "sub", "maximum", "minimum", "where", "neg", "abs", "relu", "leaky_relu", "clamp", "clone", "copy", "copy_",
     "_to_copy", "alias", "detach", "cat", "constant_pad_nd", "view", "permute", "squeeze", "unsqueeze",
     "expand", "slice", "select", "diagonal", "unfold", "split_with_sizes", "repeat", "flip", "roll", "gather", "index",
@@ -34,8 +34,8 @@ PLACES = ("index", "indices", "condition")  # arguments that are positions or co
 # Arguments that may be numbers with the unit of the other operands: those other than zero and infinities force it to 1.
 NUMBERS = ("self", "other", "min", "max", "value", "fill_value")
 # The unit of the result is this power of the operand's unit.
-HALF = Fraction(1, 2)
-POWERS = {"sqrt": HALF, "rsqrt": -HALF, "reciprocal": -2 * HALF, "sign": 0 * HALF, "var": 4 * HALF}
+ONE_HALF = Fraction(1, 2)
+POWERS = {"sqrt": ONE_HALF, "rsqrt": -ONE_HALF, "reciprocal": -2 * ONE_HALF, "sign": 0 * ONE_HALF, "var": 4 * ONE_HALF}
 # Products, with the name of the argument that is added to them.
 PRODUCTS = {"mul": "", "mm": "", "bmm": "", "convolution": "bias", "addmm": "self"}
 
@@ -57,72 +57,74 @@ class _Units:
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
         self.names = [a for a, node in traced.arguments.items() if node.meta["val"].is_floating_point()]
-        self.none: Form = tuple(Fraction(0) for _ in self.names)
-        self.one: list[Form] = []
-        self.known: dict[Node, list[Unit]] = {}
+        self.unitless: Form = tuple(Fraction(0) for _ in self.names)
+        self.constraints: list[Form] = []
+        self.units: dict[Node, list[Unit]] = {}
         for node in traced.graph.graph.nodes:
             if node.op == "placeholder":
-                self.known[node] = [self._argument(node)]
+                self.units[node] = [self._argument_unit(node)]
             elif node.op == "call_function" and name_of(node) == "getitem":
-                self.known[node] = [self.known[node.args[0]][node.args[1]]]
+                self.units[node] = [self.units[node.args[0]][node.args[1]]]
             elif node.op == "call_function":
-                self.known[node] = self._results(node)
+                self.units[node] = self._result_units(node)
             elif node.op == "get_attr":
-                self.known[node] = [self.none]
+                self.units[node] = [self.unitless]
 
-    def _argument(self, node: Node) -> Form:
+    def _argument_unit(self, node: Node) -> Form:
         names = list(self.traced.arguments)
         name = next(n for n in names if self.traced.arguments[n] is node)
         return tuple(Fraction(n == name) for n in self.names)
 
-    def _results(self, node: Node) -> list[Unit]:
-        unit = self._unit(node)
+    def _result_units(self, node: Node) -> list[Unit]:
+        unit = self._call_unit(node)
         # Integers and bools have no unit, as scaling must not change them.
-        return [unit if x.is_floating_point() else self.none for x in values_of(node)]
+        return [unit if x.is_floating_point() else self.unitless for x in values_of(node)]
 
-    def _unit(self, node: Node) -> Unit:
-        name, operands = name_of(node), [unit for x in operands_of(node) for unit in self.known[x][:1]]
-        words = given(node)
+    def _call_unit(self, node: Node) -> Unit:
+        name, operands = name_of(node), [unit for x in operands_of(node) for unit in self.units[x][:1]]
+        arguments = arguments_of(node)
         if name in FILLS:
-            return _of_number(words[FILLS[name]], self.none)
-        if name in POWERS or (name == "pow" and words.get("exponent") in (2, 3)):
-            power = POWERS[name] if name in POWERS else Fraction(words["exponent"])
+            return _unit_of_number(arguments[FILLS[name]], self.unitless)
+        if name in POWERS or (name == "pow" and arguments.get("exponent") in (2, 3)):
+            power = POWERS[name] if name in POWERS else Fraction(arguments["exponent"])
             return None if operands[0] is None else tuple(power * k for k in operands[0])
         if name in PRODUCTS:
-            return self._product(words, words.get(PRODUCTS[name]) if PRODUCTS[name] else None)
-        if name == "div" and words.get("rounding_mode") is None:
-            return self._quotient(words)
-        dtype = words.get("dtype")
+            return self._product(arguments, arguments.get(PRODUCTS[name]) if PRODUCTS[name] else None)
+        if name == "div" and arguments.get("rounding_mode") is None:
+            return self._quotient(arguments)
+        dtype = arguments.get("dtype")
         # The operand of a rounding to integers, or of a bit cast, must have no unit.
-        as_numbers = dtype is None or dtype is torch.bool or (dtype.is_floating_point and name != "view")
-        if name in ALIKE and as_numbers and (name != "linalg_vector_norm" or words["ord"] == 2):
-            numbers = [words[w] for w in NUMBERS if isinstance(words.get(w), int | float)]
-            terms = [self.known[x][0] for word in words if word not in PLACES for x in nodes_in(words[word])]
-            return self._alike([*terms, *(_of_number(n, self.none) for n in numbers)])
+        keeps_unit = dtype is None or dtype is torch.bool or (dtype.is_floating_point and name != "view")
+        if name in SAME_UNIT and keeps_unit and (name != "linalg_vector_norm" or arguments["ord"] == 2):
+            numbers = [arguments[w] for w in NUMBERS if isinstance(arguments.get(w), int | float)]
+            terms = [self.units[x][0] for word in arguments if word not in PLACES for x in nodes_in(arguments[word])]
+            return self._equal_unit([*terms, *(_unit_of_number(n, self.unitless) for n in numbers)])
         for unit in operands:
-            self._alike([unit, self.none])
-        return self.none
+            self._equal_unit([unit, self.unitless])
+        return self.unitless
 
-    def _alike(self, units: Sequence[Unit]) -> Unit:
+    def _equal_unit(self, units: Sequence[Unit]) -> Unit:
         """Constrain these units to be equal and return their unit; None entries are compatible with any."""
-        known = [unit for unit in units if unit is not None]
-        self.one += [tuple(a - b for a, b in zip(known[0], unit, strict=True)) for unit in known[1:]]
-        return known[0] if known else None
+        fixed = [unit for unit in units if unit is not None]
+        self.constraints += [tuple(a - b for a, b in zip(fixed[0], unit, strict=True)) for unit in fixed[1:]]
+        return fixed[0] if fixed else None
 
-    def _product(self, words: Mapping[str, Any], added: Any) -> Unit:
-        factors = [self.known[x][0] for x in words.values() if isinstance(x, Node) and x is not added]
-        made = None if None in factors else tuple(sum(ks, Fraction(0)) for ks in zip(*factors, strict=True))
-        return self._alike([made, self.known[added][0]]) if isinstance(added, Node) else made
+    def _product(self, arguments: Mapping[str, Any], addend: Any) -> Unit:
+        factors = [self.units[x][0] for x in arguments.values() if isinstance(x, Node) and x is not addend]
+        product = None if None in factors else tuple(sum(ks, Fraction(0)) for ks in zip(*factors, strict=True))
+        return self._equal_unit([product, self.units[addend][0]]) if isinstance(addend, Node) else product
 
-    def _quotient(self, words: Mapping[str, Any]) -> Unit:
-        above, below = (self.known[x][0] if isinstance(x, Node) else self.none for x in (words["self"], words["other"]))
-        if above is None or below is None:
-            return above and self._alike([above, self.none])
-        return tuple(a - b for a, b in zip(above, below, strict=True))
+    def _quotient(self, arguments: Mapping[str, Any]) -> Unit:
+        numerator, denominator = (
+            self.units[x][0] if isinstance(x, Node) else self.unitless for x in (arguments["self"], arguments["other"])
+        )
+        if numerator is None or denominator is None:
+            return numerator and self._equal_unit([numerator, self.unitless])
+        return tuple(a - b for a, b in zip(numerator, denominator, strict=True))
 
 
-def _of_number(x: float, none: Form) -> Unit:
-    return None if x == 0 or math.isinf(x) else none
+def _unit_of_number(x: float, unitless: Form) -> Unit:
+    return None if x == 0 or math.isinf(x) else unitless
 
 
 def scaling(traced: Traced, rng: random.Random) -> Scaling | None:
@@ -131,23 +133,25 @@ def scaling(traced: Traced, rng: random.Random) -> Scaling | None:
     if any(x.dtype is torch.float16 for x in values):  # scaling would reach its denormal numbers, which round more
         return None
     units = _Units(traced)
-    basis = _nullspace(units.one, len(units.names))
+    basis = _nullspace(units.constraints, len(units.names))
     if not basis:
         return None
-    drawn = [Fraction(rng.choice((-1, 1))) for _ in basis]
-    chosen = [sum((a * v[k] for a, v in zip(drawn, basis, strict=True)), Fraction(0)) for k in range(len(units.names))]
+    coefficients = [Fraction(rng.choice((-1, 1))) for _ in basis]
+    exponents = [
+        sum((a * v[k] for a, v in zip(coefficients, basis, strict=True)), Fraction(0)) for k in range(len(units.names))
+    ]
 
     def exponent(unit: Unit) -> Fraction:
-        return sum((a * k for a, k in zip(chosen, unit or units.none, strict=True)), Fraction(0))
+        return sum((a * k for a, k in zip(exponents, unit or units.unitless, strict=True)), Fraction(0))
 
-    every = [exponent(unit) for known in units.known.values() for unit in known]
-    common, most = math.lcm(*(e.denominator for e in every)), max(map(abs, every))
-    if not most or common * most > MOST:
+    all_exponents = [exponent(unit) for known in units.units.values() for unit in known]
+    common, largest = math.lcm(*(e.denominator for e in all_exponents)), max(map(abs, all_exponents))
+    if not largest or common * largest > MOST_EXPONENT:
         return None
-    factor = common * rng.randint(1, int(MOST // (common * most)))
+    factor = common * rng.randint(1, int(MOST_EXPONENT // (common * largest)))
     return Scaling(
-        {name: e for name, k in zip(units.names, chosen, strict=True) if (e := int(factor * k))},
-        tuple(int(factor * exponent(units.known[node][0])) for node in traced.results),
+        {name: e for name, k in zip(units.names, exponents, strict=True) if (e := int(factor * k))},
+        tuple(int(factor * exponent(units.units[node][0])) for node in traced.results),
     )
 
 

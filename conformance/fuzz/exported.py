@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import compiler
 from conformance.fuzz import blame, generate, runs
-from conformance.fuzz.program import Program, arguments, bound
+from conformance.fuzz.program import Program, arguments, bind_numbers
 from conformance.judge import ladder
 from conformance.judge.subject import Subject, Truth
 from conformance.rows import Found
@@ -27,65 +27,75 @@ Far = Callable[[Tensor, Tensor, Tensor], str]
 
 KIND = "export"
 STAGE = "torch.export"  # the stage to blame if none of the compiler's stages is
-EVERY = 3  # every third program is exported, since most of its kernels are the same as under `torch.compile`
+EXPORT_INTERVAL = 3  # every third program is exported, since most of its kernels are the same as under `torch.compile`
 
 
-def found(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> Found:
+def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> Found:
     """Check a program at the first of its sizes; `far` is `check.far`."""
-    if ("graph" in options.get("what", ()) and program.index % EVERY) or generate.special(program):
+    if ("graph" in options.get("what", ()) and program.index % EXPORT_INTERVAL) or generate.has_specials(program):
         return Found()
     program = replace(program, points=program.points[:1], varying={}, gradients=())
-    target, call = compiler.target(options["target"]), bound(program, program.points[0])
-    given = tuple(arguments(program, program.points[0]).values())
+    target, call = compiler.target(options["target"]), bind_numbers(program, program.points[0])
+    tensors = tuple(arguments(program, program.points[0]).values())
     tell(STAGE)
     with torch.no_grad():
         try:
-            captured = compiler.capture(call, tuple(runs.copied(given)))
+            captured = compiler.capture(call, tuple(runs.copy_arguments(tensors)))
         except compiler.Unsupported:
             return Found()
         except Exception as error:
             if isinstance(error, compiler.CompilerError) and error.__cause__ is not None:  # torch itself failed
                 return Found()
-            bad = Found(verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}")
-            return replace(bad, repro=blame.kept(program, options, found=bad))
+            finding = Found(verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}")
+            return replace(finding, repro=blame.write_repro(program, options, found=finding))
         try:
             compiled = compiler.compile(captured, target=target)
-            results = compiled(*runs.copied(given, compiler.tensors_on(target)))
-            made = tuple(x.cpu() for x in pytree.tree_leaves(results))
+            results = compiled(*runs.copy_arguments(tensors, compiler.tensors_on(target)))
+            outputs = tuple(x.cpu() for x in pytree.tree_leaves(results))
         except compiler.Unsupported:
             return Found()
         except Exception as error:  # of any part of the compiler
-            return _blamed(program, options, tell, captured, given, (), f"{type(error).__name__}: {error}")
-        wrong = _wrong(call, given, made, far)
-        return _blamed(program, options, tell, captured, given, made, wrong) if wrong else Found()
+            return _blame_stage(program, options, tell, captured, tensors, (), f"{type(error).__name__}: {error}")
+        wrong = _eager_difference(call, tensors, outputs, far)
+        return _blame_stage(program, options, tell, captured, tensors, outputs, wrong) if wrong else Found()
 
 
-def _wrong(call: Callable[..., Any], given: Sequence[Tensor], made: Sequence[Tensor], far: Far) -> str:
+def _eager_difference(
+    call: Callable[..., Any], arguments: Sequence[Tensor], outputs: Sequence[Tensor], far: Far
+) -> str:
     """Return how results differ from eager's; "" if they do not. Strides and aliasing are not compared."""
-    needs = [False] * len(given)
-    want = runs.call(call, runs.copied(given), needs)
+    flags = [False] * len(arguments)
+    expected = runs.call(call, runs.copy_arguments(arguments), flags)
     with runs.in_f64():
-        right = runs.call(call, [runs.nearby(x) for x in runs.copied(given)], needs)
-    if len(made) != len(want.outputs):
-        return f"{len(made)} results, in eager {len(want.outputs)}"
-    for k, (a, b, c) in enumerate(zip(made, want.outputs, right.outputs, strict=True)):
-        if said := far(a, b, c):
-            return f"result {k}: {said}"
+        reference = runs.call(call, [runs.perturb(x) for x in runs.copy_arguments(arguments)], flags)
+    if len(outputs) != len(expected.outputs):
+        return f"{len(outputs)} results, in eager {len(expected.outputs)}"
+    for k, (a, b, c) in enumerate(zip(outputs, expected.outputs, reference.outputs, strict=True)):
+        if message := far(a, b, c):
+            return f"result {k}: {message}"
     return ""
 
 
-def _blamed(
-    program: Program, options: Mapping[str, Any], tell: Tell, captured: compiler.Captured, given: tuple[Tensor, ...],
-    made: Sequence[Tensor], wrong: str,
+def _blame_stage(
+    program: Program, options: Mapping[str, Any], tell: Tell, captured: compiler.Captured,
+    arguments: tuple[Tensor, ...], outputs: Sequence[Tensor], difference: str,
 ) -> Found:  # fmt: skip
     """Return the finding with the first bad stage and pass; it passes if the results are within the derived bounds."""
-    one = Subject(blame.GRAPH, bound(program, program.points[0]), given, captured, captured.inputs(given))
-    climbed = ladder.climb(captured.program, compiler.target(options["target"]))
-    row = ladder.judge(one, climbed, blame.stages(program), lambda stage: tell(f"stage {stage} of what is exported"))
-    bad = Found(verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=wrong, why=row.detail)
+    prepared = Subject(
+        blame.GRAPH, bind_numbers(program, program.points[0]), arguments, captured, captured.inputs(arguments)
+    )
+    lowered = ladder.climb(captured.program, compiler.target(options["target"]))
+    row = ladder.judge(
+        prepared, lowered, blame.stages(program), lambda stage: tell(f"stage {stage} of what is exported")
+    )
+    finding = Found(
+        verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=difference, why=row.detail
+    )
     if row.verdict == "pass":
-        said = Truth(one, climbed.equations, compiler.accuracy(climbed.lowering)).judge(one.leaves(made))
-        if made and said.ok:
-            return Found(detail=f"within the bounds of what is exported: {wrong}")
-    bad = replace(bad, first_bad_pass=row.first_bad_pass)
-    return replace(bad, repro=blame.kept(program, options, [given], [climbed.lowering], bad))
+        verdict = Truth(prepared, lowered.equations, compiler.accuracy(lowered.lowering)).judge(
+            prepared.leaves(outputs)
+        )
+        if outputs and verdict.ok:
+            return Found(detail=f"within the bounds of what is exported: {difference}")
+    finding = replace(finding, first_bad_pass=row.first_bad_pass)
+    return replace(finding, repro=blame.write_repro(program, options, [arguments], [lowered.lowering], finding))

@@ -10,35 +10,35 @@ from collections.abc import Iterable
 from conformance.fuzz.program import Number
 
 
-def named(text: str, name: str, rng: random.Random) -> tuple[str, Number] | None:
+def replace_number(text: str, name: str, rng: random.Random) -> tuple[str, Number] | None:
     """Replace a random number in the text by the name; returns the text and the number, or None if it has none.
 
-    >>> named("torch.clamp(x0, -1.5, max='2')", "k0", random.Random(0))
+    >>> replace_number("torch.clamp(x0, -1.5, max='2')", "k0", random.Random(0))
     ("torch.clamp(x0, -k0, max='2')", 1.5)
     """
-    found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
-    if not found:
+    constants = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
+    if not constants:
         return None
-    chosen = rng.choice(found)
+    chosen = rng.choice(constants)
     value = chosen.value
     assert isinstance(value, int | float)
     return f"{text[: chosen.col_offset]}{name}{text[chosen.end_col_offset :]}", value
 
 
-def filled(text: str, name: str, value: Number) -> str:
+def substitute_number(text: str, name: str, value: Number) -> str:
     """Return the text with the number in place of the name."""
     return re.sub(rf"\b{name}\b", repr(value), text)
 
 
-def used(lines: Iterable[str], name: str) -> bool:
+def is_used(lines: Iterable[str], name: str) -> bool:
     """Return whether any line contains the name."""
     return any(re.search(rf"\b{name}\b", text) for text in lines)
 
 
-def other(value: Number, call: int) -> Number:
+def later_value(value: Number, call: int) -> Number:
     """Return the number for a later call: integers stay integers, and numbers with few significant bits keep few.
 
-    >>> other(2, 1), other(0.25, 2), other(2, 0)
+    >>> later_value(2, 1), later_value(0.25, 2), later_value(2, 0)
     (3, 1.25, 2)
     """
     return value + (call if isinstance(value, int) else call / 2)

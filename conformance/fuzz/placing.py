@@ -8,14 +8,14 @@ from conformance.fuzz.drawing import Drawing, overlaps, require
 from conformance.fuzz.texts import positive_axis
 
 
-def scatter_reduced(d: Drawing) -> str:
+def scatter_reduce(d: Drawing) -> str:
     """`scatter_reduce` by sum, maximum, minimum or product, also with duplicate indices."""
     x = d.number(1)
     axis, shape = positive_axis(d), list(d.shape)
     below, shape[axis] = shape[axis], d.among(1, 3, 8, shape[axis])
-    way = d.among("sum", "amax", "amin", "prod")
+    reduction = d.among("sum", "amax", "amin", "prod")
     included = d.among("", ", include_self=False")
-    return f"{x}.scatter_reduce({axis}, {d.indices(below, *shape)}, {d.fresh(*shape)}, '{way}'{included})"
+    return f"{x}.scatter_reduce({axis}, {d.indices(below, *shape)}, {d.fresh(*shape)}, '{reduction}'{included})"
 
 
 def scatter_mean(d: Drawing) -> str:
@@ -34,21 +34,21 @@ def index_put(d: Drawing) -> str:
     return f"{x}.index_put(({index},), {d.fresh(n, *d.shape[1:])}, accumulate=True)"
 
 
-def index_filled(d: Drawing) -> str:
+def index_fill(d: Drawing) -> str:
     """`index_fill` with 0 or 1."""
     x = d.tensor(1)
     axis = d.axis()
     return f"{x}.index_fill({axis}, {d.indices(d.size(axis), d.among(1, 3))}, {d.among(0, 1)})"
 
 
-def index_copied(d: Drawing) -> str:
+def index_copy(d: Drawing) -> str:
     """`index_copy` of rows without duplicate indices."""
     x = d.tensor(1)
     n = d.up_to(1, d.size(0))
     return f"{x}.index_copy(0, {d.indices(d.size(0), n, unique_along=0)}, {d.fresh(n, *d.shape[1:])})"
 
 
-def taken_along(d: Drawing) -> str:
+def take_along_dim(d: Drawing) -> str:
     """`take` from the flattened tensor, or `take_along_dim`."""
     x = d.number(1)
     if d.chance(0.3):
@@ -57,7 +57,7 @@ def taken_along(d: Drawing) -> str:
     return f"torch.take_along_dim({x}, {d.indices(d.size(axis), *d.shape)}, {axis})"
 
 
-def replaced(d: Drawing, call: str) -> str:
+def view_scatter(d: Drawing, call: str) -> str:
     """`slice_scatter`, `select_scatter` or `diagonal_scatter`, by the first word of the name."""
     x = d.tensor(2 if call == "diagonal" else 1)
     # Eager clones the whole storage with its strides, so a write to one element could change others.
@@ -73,7 +73,7 @@ def replaced(d: Drawing, call: str) -> str:
     return f"torch.slice_scatter({x}, {d.fresh(*shape)}, {axis}, {start}, None, {step})"
 
 
-def searched(d: Drawing) -> str:
+def searchsorted(d: Drawing) -> str:
     """`bucketize` or `searchsorted`."""
     x = d.number()
     right = d.among("", ", right=True")
@@ -81,7 +81,7 @@ def searched(d: Drawing) -> str:
     return d.among(f"torch.bucketize({x}, {limits}{right})", f"torch.searchsorted({limits}, {x}{right})")
 
 
-def masked_scattered(d: Drawing, call: str) -> str:
+def masked_scatter(d: Drawing, call: str) -> str:
     """`masked_scatter`, or its in-place version, in which eager would read elements of its own memory after writing."""
     x = d.number()
     if not call.endswith("_"):
@@ -98,7 +98,7 @@ def one_hot(d: Drawing) -> str:
     return f"F.one_hot({d.indices(n, d.size(0))}, {n}).to({x}.dtype)"
 
 
-def assigned_rows(d: Drawing) -> str:
+def assign_rows(d: Drawing) -> str:
     """Assignment of a number or of rows to distinct indices."""
     x = d.tensor(1)
     n = d.up_to(1, d.size(0))
@@ -106,14 +106,14 @@ def assigned_rows(d: Drawing) -> str:
     return f"{x}[{index}] = {d.among(0, 1) if d.chance(0.5) else d.fresh(n, *d.shape[1:])}"
 
 
-def assigned_where(d: Drawing) -> str:
+def assign_where(d: Drawing) -> str:
     """Assignment of a number where a comparison of the tensor itself holds, which needs exact values."""
     x = d.number(1)
     require(d.first.exact)
     return f"{x}[{x} {d.among('> 0', '== 1', '<= -1')}] = {d.among(0, 1, -2)}"
 
 
-def scattered(d: Drawing) -> str:
+def scatter_in_place(d: Drawing) -> str:
     """`scatter_add_` with any indices, or `scatter_` of a number with distinct ones."""
     x = d.number(1)
     axis, shape = positive_axis(d), list(d.shape)

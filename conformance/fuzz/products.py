@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from conformance.fuzz import runs
-from conformance.fuzz.program import Program, function, given, needs
+from conformance.fuzz.program import Program, call_arguments, function, gradient_flags
 
 aten = torch.ops.aten
 CONTRACTIONS = {*flop_registry, aten.addbmm, aten._trilinear, aten.mkldnn_rnn_layer}
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _InfinityWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sets `found` if an operand of a contraction contains an infinity."""
 
     found = False
@@ -35,10 +35,10 @@ def _is_infinite(x: object) -> bool:
     return isinstance(x, Tensor) and x.dtype is torch.float32 and bool(torch.isinf(x).any())
 
 
-def are_infinite(program: Program) -> bool:
+def has_infinite_operands(program: Program) -> bool:
     """Return whether any f32 contraction of the program, forward or backward, has an infinite operand at any size."""
     call: Callable[..., Any] = function(program)
-    with _Watching() as watching:  # type: ignore[no-untyped-call]
+    with _InfinityWatch() as watching:  # type: ignore[no-untyped-call]
         for point in program.points:
-            runs.call(call, runs.copied(given(program, point)), needs(program))
+            runs.call(call, runs.copy_arguments(call_arguments(program, point)), gradient_flags(program))
     return bool(watching.found)

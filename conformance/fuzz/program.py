@@ -62,22 +62,22 @@ class Program:
         return len(self.points) > 1
 
 
-def number(*words: object) -> int:
+def hash_seed(*words: object) -> int:
     """Return a seed of 63 bits, a hash of the words.
 
-    >>> number(1, "x") == number(1, "x"), number(1, "x") == number(1, "y")
+    >>> hash_seed(1, "x") == hash_seed(1, "x"), hash_seed(1, "x") == hash_seed(1, "y")
     (True, False)
     """
     text = "\0".join(map(str, words))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def given(program: Program, point: Point) -> list[Any]:
+def call_arguments(program: Program, point: Point) -> list[Any]:
     """Return the arguments of a call at a point: new tensors, then numbers."""
     return [*arguments(program, point).values(), *(point[name] for name in program.numbers)]
 
 
-def needs(program: Program) -> list[bool]:
+def gradient_flags(program: Program) -> list[bool]:
     """Return for each argument whether it requires a gradient."""
     return [name in program.gradients for name in names(program)]
 
@@ -89,74 +89,74 @@ def names(program: Program) -> list[str]:
 
 def arguments(program: Program, point: Point) -> dict[str, Tensor]:
     """Make the tensors of a call at a point, by name."""
-    made = {}
+    tensors = {}
     for arg in program.args:
-        there = sized(arg, program.varying.get(arg.name, {}), point)
-        made[arg.name] = inputs.tensor(there, number(program.seed, program.index, arg.name))
+        sized_arg = with_sizes(arg, program.varying.get(arg.name, {}), point)
+        tensors[arg.name] = inputs.tensor(sized_arg, hash_seed(program.seed, program.index, arg.name))
     if program.altered is not None:
-        made = {name: _altered(x, name, program.altered) for name, x in made.items()}
-    return made
+        tensors = {name: _alter(x, name, program.altered) for name, x in tensors.items()}
+    return tensors
 
 
-def _altered(x: Tensor, name: str, altered: Altered) -> Tensor:
+def _alter(x: Tensor, name: str, altered: Altered) -> Tensor:
     """Return the altered tensor, with the layout of `x` if the sizes are unchanged and no stride is 0."""
-    made = inputs.clone_storage(x)
+    result = inputs.clone_storage(x)
     if name in altered.scales:
-        made.new_empty(0).set_(made.untyped_storage()).mul_(2.0 ** altered.scales[name])
+        result.new_empty(0).set_(result.untyped_storage()).mul_(2.0 ** altered.scales[name])
     for axis in altered.axes.get(name, ()):
-        made = taken(made, axis, altered.picked)
-        if made.is_floating_point():
+        result = pick_positions(result, axis, altered.picked)
+        if result.is_floating_point():
             gaps = [n for n, k in enumerate(altered.picked) if k < 0]
-            made.index_fill_(axis, torch.tensor(gaps, dtype=torch.long), float("nan"))
-    if made.shape != x.shape or 0 in made.stride():
-        return made
-    same = inputs.clone_storage(x)
-    return made if 0 in x.stride() else same.copy_(made)
+            result.index_fill_(axis, torch.tensor(gaps, dtype=torch.long), float("nan"))
+    if result.shape != x.shape or 0 in result.stride():
+        return result
+    copy = inputs.clone_storage(x)
+    return result if 0 in x.stride() else copy.copy_(result)
 
 
-def taken(x: Tensor, axis: int, picked: Sequence[int]) -> Tensor:
+def pick_positions(x: Tensor, axis: int, picked: Sequence[int]) -> Tensor:
     """Return the picked positions of an axis; -1 becomes position 0."""
     return x.index_select(axis, torch.tensor([max(k, 0) for k in picked], device=x.device))
 
 
-def sized(arg: Arg, axes: Mapping[int, str], point: Point) -> Arg:
+def with_sizes(arg: Arg, axes: Mapping[int, str], point: Point) -> Arg:
     """Return an argument with the sizes of a point."""
     shape = tuple(point[axes[k]] if k in axes else n for k, n in enumerate(arg.shape))
     return replace(arg, shape=shape)
 
 
-def line(program: Program) -> str:
+def as_line(program: Program) -> str:
     """Return the program as one line of Python."""
     parts = [*program.lines, f"return {', '.join(program.results)}"]
     return f"def f({', '.join(names(program))}): {'; '.join(parts)}"
 
 
-def described(program: Program) -> str:
+def describe_arguments(program: Program) -> str:
     """Describe the arguments: dtype, shape, layout, distribution, gradient; and the points."""
-    words = []
+    parts = []
     for arg in program.args:
         axes = program.varying.get(arg.name, {})
         sizes = ", ".join(axes.get(k, str(n)) for k, n in enumerate(arg.shape))
         layout = "" if arg.layout == "contig" else f" {arg.layout}"
-        needs = " with gradient" if arg.name in program.gradients else ""
-        words.append(f"{arg.name}: {arg.dtype}[{sizes}]{layout} {arg.inputs['kind']}{needs}")
+        gradient = " with gradient" if arg.name in program.gradients else ""
+        parts.append(f"{arg.name}: {arg.dtype}[{sizes}]{layout} {arg.inputs['kind']}{gradient}")
     if program.dynamic or program.numbers:
-        words += [", ".join(f"{k} = {n}" for k, n in point.items()) for point in program.points]
-    return "; ".join(words)
+        parts += [", ".join(f"{k} = {n}" for k, n in point.items()) for point in program.points]
+    return "; ".join(parts)
 
 
 def function(program: Program) -> Function:
     """Return the program as a function of its arguments."""
-    text = line(program) + "\n"
+    text = as_line(program) + "\n"
     file = f"<random program {program.seed}.{program.index}>"
     linecache.cache[file] = (len(text), None, [text], file)  # the source for tracebacks and Dynamo
     scope = dict(SCOPE)
-    made: dict[str, Function] = {}
-    exec(compile(text, file, "exec"), scope, made)
-    return made["f"]
+    defined: dict[str, Function] = {}
+    exec(compile(text, file, "exec"), scope, defined)
+    return defined["f"]
 
 
-def bound(program: Program, point: Point) -> Function:
+def bind_numbers(program: Program, point: Point) -> Function:
     """Return the program as a function of its tensors only, with the numbers of a point bound."""
-    whole, numbers = function(program), [point[name] for name in program.numbers]
-    return (lambda *tensors: whole(*tensors, *numbers)) if numbers else whole
+    call, numbers = function(program), [point[name] for name in program.numbers]
+    return (lambda *tensors: call(*tensors, *numbers)) if numbers else call

@@ -15,32 +15,36 @@ STEPS = 6  # most time steps, as each is compiled separately
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-class Fitting(TorchFunctionMode):
+class WeightCheck(TorchFunctionMode):
     """Refuses networks with weights of wrong sizes, for which PyTorch reads out of bounds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         gates = next((n for kind, n in GATES.items() if func is getattr(torch, kind)), 0)
-        require(not gates or _fits(gates, *args))
+        require(not gates or _has_valid_shapes(gates, *args))
         return func(*args, **(kwargs or {}))
 
 
-def _fits(
+def _has_valid_shapes(
     gates: int, x: Tensor, state: Tensor | Sequence[Tensor], weights: Sequence[Tensor], biased: bool, layers: int,
-    dropout: float, train: bool, both: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> bool:  # fmt: skip
     """Return whether the shapes of state and weights fit the input."""
     states = (state,) if isinstance(state, Tensor) else tuple(state)
     if x.dim() != 3 or states[0].dim() != 3:
         return False
-    width, directions, batch = states[0].shape[2], 1 + both, x.shape[0 if batch_first else 1]
-    wanted = []
+    width, directions, batch = states[0].shape[2], 1 + bidirectional, x.shape[0 if batch_first else 1]
+    weight_shapes = []
     for layer in range(layers):
         inner = directions * width if layer else x.shape[2]
-        wanted += [(gates * width, inner), (gates * width, width), *[(gates * width,)] * (2 * biased)] * directions
-    every = [*((layers * directions, batch, width) for _ in states), *wanted]
-    return every == [tuple(y.shape) for y in (*states, *weights)]
+        weight_shapes += [
+            (gates * width, inner),
+            (gates * width, width),
+            *[(gates * width,)] * (2 * biased),
+        ] * directions
+    expected = [*((layers * directions, batch, width) for _ in states), *weight_shapes]
+    return expected == [tuple(y.shape) for y in (*states, *weights)]
 
 
 def network(d: Drawing) -> str:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import compiler
-from conformance.fuzz.asked import PROGRAM
-from conformance.fuzz.corpus import dumped
-from conformance.fuzz.program import Program, described, given, line, needs
+from conformance.fuzz.asked import PROGRAM_FILE
+from conformance.fuzz.corpus import program_to_json
+from conformance.fuzz.program import Program, as_line, call_arguments, describe_arguments, gradient_flags
 from conformance.judge import ladder
 from conformance.judge.repro import write_texts
 from conformance.rows import Found, Judged
@@ -37,21 +37,23 @@ expr = '''
 dtypes = ["{dtype}"]
 tier = "smoke"
 """
-LOST = ("crash", "timeout")
+LOST_KINDS = ("crash", "timeout")
 
 
 def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
     """Write the shape file and check it; returns its path with what to do with it, or why it is of no use."""
-    found = f"Random program {program.seed}.{program.index}, reduced: {options['kind']} in {options.get('stage')}"
+    title = f"Random program {program.seed}.{program.index}, reduced: {options['kind']} in {options.get('stage')}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(shown(program, found), encoding="utf-8")
-        if options["kind"] in (*LOST, "schedule"):
+        path.write_text(shape_file(program, title), encoding="utf-8")
+        if options["kind"] in (*LOST_KINDS, "schedule"):
             return f"{path} (to be put into shapes/regressions; not tried, it was {options['kind']})"
-        row = _tried(path, options)
+        row = _check_case(path, options)
         if row.verdict != "fail":
             return f"{path} (passes as a case: what differs is around the graphs that torch.compile makes)"
-        path.write_text(shown(program, f"{found}: wrong since {row.first_bad_stage}, {row.first_bad_pass}"), "utf-8")
+        path.write_text(
+            shape_file(program, f"{title}: wrong since {row.first_bad_stage}, {row.first_bad_pass}"), "utf-8"
+        )
     except OSError as error:
         return f"(not written to {path}: {error.strerror})"
     except Exception as error:  # for example if the equations are wrong, so that there is no reference
@@ -59,13 +61,13 @@ def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
     return f"{path} (fails; it is to be put into shapes/regressions with what mends it)"
 
 
-def _tried(path: Path, options: Mapping[str, Any]) -> Judged:
+def _check_case(path: Path, options: Mapping[str, Any]) -> Judged:
     case: Case = next(iter(expand(load(path, "smoke"), "smoke")))
-    known = {"target": options["target"], "seed": 0, "threads": options.get("threads", 1)}
-    return ladder.check(to_json(case), known)
+    check_options = {"target": options["target"], "seed": 0, "threads": options.get("threads", 1)}
+    return ladder.check(to_json(case), check_options)
 
 
-def shown(program: Program, title: str) -> str:
+def shape_file(program: Program, title: str) -> str:
     """Return the text of the shape file."""
     results = ", ".join(program.results) + ("," if len(program.results) == 1 else "")
     dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
@@ -74,15 +76,15 @@ def shown(program: Program, title: str) -> str:
         f'layout = ["{arg.layout}"], inputs = {_table(arg.inputs)} }}'
         for arg in program.args
     ]
-    others = [arg.layout for arg in program.args if arg.layout != "contig"]
-    lines += [f'layouts = ["{others[0]}"]'] if others else []  # a row has one layout
+    layouts = [arg.layout for arg in program.args if arg.layout != "contig"]
+    lines += [f'layouts = ["{layouts[0]}"]'] if layouts else []  # a row has one layout
     lines += [f"grad = {json.dumps(list(program.gradients))}"] if program.gradients else []
     scales = program.altered.scales if program.altered else {}
-    first = [f"{name} = {program.points[0][name]!r}" for name in program.numbers]
-    first += [f"{name} = {name} * 2.0**{e}" for name, e in scales.items()]
+    prologue = [f"{name} = {program.points[0][name]!r}" for name in program.numbers]
+    prologue += [f"{name} = {name} * 2.0**{e}" for name, e in scales.items()]
     return TEXT.format(
-        title=f"{title}\n# {described(program)}", seed=program.seed, index=program.index,
-        expr="\n".join([*first, *program.lines, f"({results})"]), args="\n".join(lines), dtype=dtype,
+        title=f"{title}\n# {describe_arguments(program)}", seed=program.seed, index=program.index,
+        expr="\n".join([*prologue, *program.lines, f"({results})"]), args="\n".join(lines), dtype=dtype,
     )  # fmt: skip
 
 
@@ -145,12 +147,12 @@ def dump(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.py").write_text(_script(program, target, found))
         (folder / "failure.txt").write_text(f"{found.first_bad_stage}, {found.first_bad_pass}\n{found.why}\n")
-        (folder / PROGRAM).write_text(dumped(program), encoding="utf-8")
-        torch.save([given(program, point) for point in program.points], folder / "inputs.pt")
-        for number, (taken, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
+        (folder / PROGRAM_FILE).write_text(program_to_json(program), encoding="utf-8")
+        torch.save([call_arguments(program, point) for point in program.points], folder / "inputs.pt")
+        for number, (arguments, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
             graph = folder / f"graph{number}"
             write_texts(graph, lowering)
-            torch.save([x for x in taken if isinstance(x, Tensor)], graph / "inputs.pt")
+            torch.save([x for x in arguments if isinstance(x, Tensor)], graph / "inputs.pt")
     except OSError as error:
         return f"(not written to {folder}: {error.strerror})"
     return str(folder)
@@ -159,9 +161,9 @@ def dump(
 def _script(program: Program, target: str, found: Found) -> str:
     return SCRIPT.format(
         title=f"Random program {program.seed}.{program.index}: {found.first_bad_stage}, {found.first_bad_pass}.",
-        described=described(program),
-        line=line(program),
-        needs=needs(program),
+        described=describe_arguments(program),
+        line=as_line(program),
+        needs=gradient_flags(program),
         dynamic=program.dynamic,
         target=target,
     )

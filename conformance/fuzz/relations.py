@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from conformance.fuzz import axes, degrees, runs
-from conformance.fuzz.program import Altered, Program, function, given, needs, taken
+from conformance.fuzz.program import Altered, Program, call_arguments, function, gradient_flags, pick_positions
 from conformance.fuzz.runs import Run
-from conformance.fuzz.tracing import traced, values_of
+from conformance.fuzz.tracing import trace_program, values_of
 from conformance.judge import oracle
 
-RESIZED = 0.25  # share of programs that are also compiled for other sizes
+RESIZED_SHARE = 0.25  # share of programs that are also compiled for other sizes
 ROUNDINGS = 16.0  # roundings of the largest element by which results may differ without further checks
 
 
@@ -41,20 +41,20 @@ class Relation:
     exact: bool = False
     unit: float = 0.0
 
-    def follows(self, k: int, x: Tensor) -> Tensor:
+    def expected(self, k: int, x: Tensor) -> Tensor:
         """Return what result k must be, without margins, if it is `x` on the drawn data."""
         picked = [n for n in self._picked if n >= 0]
         for axis in self.axes[k]:
-            x = taken(x, axis, picked)
+            x = pick_positions(x, axis, picked)
         return x * 2.0 ** self.exponents[k] if self.exponents[k] else x
 
-    def within(self, k: int, y: Tensor) -> Tensor:
+    def without_margins(self, k: int, y: Tensor) -> Tensor:
         """Return result k without its margins."""
         for axis in self.axes[k]:
-            y = taken(y, axis, [n for n, old in enumerate(self._picked) if old >= 0])
+            y = pick_positions(y, axis, [n for n, old in enumerate(self._picked) if old >= 0])
         return y
 
-    def fits(self, k: int, y: Tensor) -> bool:
+    def has_altered_length(self, k: int, y: Tensor) -> bool:
         """Return whether the axes of result k have the length of the altered arguments, including margins."""
         return all(y.shape[axis] == len(self._picked) for axis in self.axes[k])
 
@@ -66,80 +66,82 @@ class Relation:
 
 def relations(program: Program) -> Iterator[Relation]:
     """Yield relations that hold for a program: scaling, and permutation, slicing or margins of a random batch axis."""
-    known = traced(program)
-    if known is None:
+    trace = trace_program(program)
+    if trace is None:
         return
     rng = random.Random(f"{program.seed}.{program.index} relations")
-    none: tuple[tuple[int, ...], ...] = tuple(() for _ in known.results)
-    zero = tuple(0 for _ in known.results)
-    if found := degrees.scaling(known, rng):
-        yield Relation("scaling", replace(program, altered=Altered(found.arguments)), found.results, none, True)
-    families = axes.families(known)
+    no_axes: tuple[tuple[int, ...], ...] = tuple(() for _ in trace.results)
+    zero = tuple(0 for _ in trace.results)
+    if scaling := degrees.scaling(trace, rng):
+        yield Relation("scaling", replace(program, altered=Altered(scaling.arguments)), scaling.results, no_axes, True)
+    families = axes.families(trace)
     if not families:
         return
-    one = rng.choice(families)
-    name, (axis, *_) = next(iter(one.arguments.items()))
-    n = known.arguments[name].meta["val"].shape[axis]
+    family = rng.choice(families)
+    name, (axis, *_) = next(iter(family.arguments.items()))
+    n = trace.arguments[name].meta["val"].shape[axis]
     order = rng.sample(range(n), n)
     while order == [*range(n)]:  # the identity would check nothing
         rng.shuffle(order)
-    some = sorted(rng.sample(range(n), rng.randint(1, n - 1)))
+    subset = sorted(rng.sample(range(n), rng.randint(1, n - 1)))
     margin = [*range(n), *[-1] * rng.randint(1, 5)]
     rng.shuffle(margin)
-    values = [x for node in known.graph.graph.nodes if "val" in node.meta for x in values_of(node)]
+    values = [x for node in trace.graph.graph.nodes if "val" in node.meta for x in values_of(node)]
     unit = max((oracle.UNIT[oracle.NAMES[x.dtype]] for x in values if x.is_floating_point()), default=0.0)
     chosen = [("order", order)]
-    if rng.random() < RESIZED:
-        chosen.append(rng.choice((("slice", some), ("margin", margin))))
+    if rng.random() < RESIZED_SHARE:
+        chosen.append(rng.choice((("slice", subset), ("margin", margin))))
     for kind, picked in chosen:
-        altered = Altered({}, one.arguments, tuple(picked))
-        yield Relation(kind, replace(program, altered=altered), zero, one.results, unit=unit)
+        altered = Altered({}, family.arguments, tuple(picked))
+        yield Relation(kind, replace(program, altered=altered), zero, family.results, unit=unit)
 
 
-def broken(relation: Relation, before: Run, after: Run) -> str:
+def violation(relation: Relation, before: Run, after: Run) -> str:
     """Return which result of the second call violates the relation to the first; "" if none does."""
     pairs = zip((*before.outputs, *before.inputs), (*after.outputs, *after.inputs), strict=True)
     for k, (x, y) in enumerate(pairs):
-        if not relation.fits(k, y):
+        if not relation.has_altered_length(k, y):
             return f"result {k} has shape {list(y.shape)}"
-        want, made = relation.follows(k, x), relation.within(k, y)
-        if made.shape != want.shape:
+        expected, actual = relation.expected(k, x), relation.without_margins(k, y)
+        if actual.shape != expected.shape:
             return f"result {k} has shape {list(y.shape)}"
-        if wrong := _differ(made, want, relation):
+        if wrong := _value_difference(actual, expected, relation):
             return f"with {relation.kind}, result {k}: {wrong}"
     return ""
 
 
-def _differ(made: Tensor, want: Tensor, relation: Relation) -> str:
-    if not made.is_floating_point():
-        return oracle.exact(made, want).message
+def _value_difference(actual: Tensor, expected: Tensor, relation: Relation) -> str:
+    if not actual.is_floating_point():
+        return oracle.exact(actual, expected).message
     if relation.exact:  # except for denormal numbers, which lose bits by scaling
-        least = torch.finfo(made.dtype).tiny
-        small = (made != want) & (made.abs() < least) & (want.abs() < least)
-        return oracle.exact(torch.where(small, want, made), want).message
-    a, b = made.double(), want.double()
+        least = torch.finfo(actual.dtype).tiny
+        small = (actual != expected) & (actual.abs() < least) & (expected.abs() < least)
+        return oracle.exact(torch.where(small, expected, actual), expected).message
+    a, b = actual.double(), expected.double()
     same = (a == b) | (a.isnan() & b.isnan())
-    off = torch.where(same, 0.0, torch.where(torch.isfinite(a) & torch.isfinite(b), (a - b).abs(), torch.inf))
+    errors = torch.where(same, 0.0, torch.where(torch.isfinite(a) & torch.isfinite(b), (a - b).abs(), torch.inf))
     finite = b[torch.isfinite(b)]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
-    worst = float(off.max()) if off.numel() else 0.0
+    worst = float(errors.max()) if errors.numel() else 0.0
     return "" if worst <= ROUNDINGS * relation.unit * largest else f"off by {worst:.3g}"
 
 
 def run(function: Callable[..., Any], program: Program, device: str) -> Run:
     """Call a function on the data of a program, at the first of its sizes."""
-    return runs.call(function, runs.copied(given(program, program.points[0]), device), needs(program))
+    return runs.call(
+        function, runs.copy_arguments(call_arguments(program, program.points[0]), device), gradient_flags(program)
+    )
 
 
 def holds_in_eager(relation: Relation, program: Program, device: str) -> bool:
     """Return whether the relation holds in eager; it may not if the program has a literal size or a rule is wrong."""
     eager = function(program)
     try:
-        return not broken(relation, run(eager, program, device), run(eager, relation.program, device))
+        return not violation(relation, run(eager, program, device), run(eager, relation.program, device))
     except (RuntimeError, IndexError, NotImplementedError):
         return False
 
 
-def altered(program: Program, kind: str) -> Program:
+def alter(program: Program, kind: str) -> Program:
     """Return the program with the data of its relation of that kind; unchanged if it has none."""
-    return next((one.program for one in relations(program) if one.kind == kind), program)
+    return next((relation.program for relation in relations(program) if relation.kind == kind), program)

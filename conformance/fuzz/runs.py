@@ -26,15 +26,15 @@ class Run:
 
 def call(function: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool]) -> Run:
     """Call the function on these arguments, not copies, and run backward if any needs a gradient."""
-    given = [x.requires_grad_() if need else x for x, need in zip(arguments, needs, strict=True)]
-    leaves = [x for x, need in zip(given, needs, strict=True) if need]
+    prepared = [x.requires_grad_() if need else x for x, need in zip(arguments, needs, strict=True)]
+    leaves = [x for x, need in zip(prepared, needs, strict=True) if need]
     with torch.set_grad_enabled(bool(leaves)):
-        outputs = tuple(pytree.tree_leaves(function(*given)))
+        outputs = tuple(pytree.tree_leaves(function(*prepared)))
     gradients: tuple[Tensor | None, ...] = ()
-    ends = [x for x in outputs if x.requires_grad]
-    if ends and leaves:
-        gradients = torch.autograd.grad(ends, leaves, [weights(x) for x in ends], allow_unused=True)
-    inputs = tuple(x.detach() for x in given if isinstance(x, Tensor))
+    differentiable = [x for x in outputs if x.requires_grad]
+    if differentiable and leaves:
+        gradients = torch.autograd.grad(differentiable, leaves, [weights(x) for x in differentiable], allow_unused=True)
+    inputs = tuple(x.detach() for x in prepared if isinstance(x, Tensor))
     return Run(tuple(x.detach() for x in outputs), inputs, gradients)
 
 
@@ -43,7 +43,7 @@ def weights(x: Tensor) -> Tensor:
     return ((torch.arange(x.numel(), device=x.device) * 7 % 5) - 2).to(x.dtype).reshape(x.shape)
 
 
-def copied(arguments: Sequence[Any], device: str = "cpu") -> list[Any]:
+def copy_arguments(arguments: Sequence[Any], device: str = "cpu") -> list[Any]:
     """Copy tensors with new storages and the same strides, gaps and offsets; numbers are unchanged."""
     return [clone_storage(x.detach(), device=device) if isinstance(x, Tensor) else x for x in arguments]
 
@@ -51,48 +51,48 @@ def copied(arguments: Sequence[Any], device: str = "cpu") -> list[Any]:
 FLOATING = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
-class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WideDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replaces floating-point dtypes in the arguments of calls by f64."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = pytree.tree_map(_wider, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(_widen_dtype, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _wider(x: object) -> object:
+def _widen_dtype(x: object) -> object:
     return torch.float64 if isinstance(x, torch.dtype) and x in FLOATING else x
 
 
 @contextmanager
 def in_f64() -> Iterator[None]:
-    """Compute everything within in f64, if the tensors are `widened`."""
-    before = torch.get_default_dtype()
+    """Compute everything within in f64, if the tensors are `widen`."""
+    previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with Wide():  # type: ignore[no-untyped-call]
+        with WideDtypes():  # type: ignore[no-untyped-call]
             yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)
 
 
-def widened(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Copy a tensor with its storage layout, in f64 if it is floating-point."""
     return clone_storage(x.detach(), dtype=torch.float64) if x.is_floating_point() else clone_storage(x)
 
 
-def nearby(x: Any) -> Any:
-    """Return a `widened` tensor; f64 tensors are perturbed by up to four roundings.
+def perturb(x: Any) -> Any:
+    """Return a `widen` tensor; f64 tensors are perturbed by up to four roundings.
 
     There is no wider dtype for the reference of an f64 program, so the effect of this perturbation on a result is used
     as its tolerance. Integers are not perturbed, so that functions that are discontinuous there do not jump.
     """
     if not isinstance(x, Tensor):
         return x
-    wide = widened(x)
+    wide = widen(x)
     if x.dtype is torch.float64:
         memory = torch.empty(0, dtype=torch.float64).set_(wide.untyped_storage())  # elements may overlap
-        moved = memory * (1 + 2**-50 * (2 * torch.rand_like(memory) - 1))
-        memory.copy_(torch.where(memory == memory.round(), memory, moved))
+        perturbed = memory * (1 + 2**-50 * (2 * torch.rand_like(memory) - 1))
+        memory.copy_(torch.where(memory == memory.round(), memory, perturbed))
     return wide

@@ -27,7 +27,7 @@ DEEPEST = 300  # number of first members of a space that are drawn from, log-uni
 STAGES = ("tile", "kernel", "cpp", "cuda")  # stages that depend on schedules
 
 
-class Wrong(Exception):
+class LoweringError(Exception):
     """The compiler failed to make a stage of a graph, or a schedule of a space."""
 
     def __init__(self, stage: str, said: str) -> None:
@@ -35,22 +35,25 @@ class Wrong(Exception):
         self.stage = stage
 
 
-def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
+def check_schedules(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
     """Check random schedules of a program, at the first of its sizes."""
     target = compiler.target(options["target"])
     tell("the graphs, in eager")
     try:
-        met = blame.recorded(replace(program, points=program.points[:1], varying={}))
-        for at, one in enumerate(met):
-            made = blame.subject(blame.fitting(one))
-            loops = _lowered(made, target)
-            rng = random.Random(f"{program.seed}.{program.index}.{at}")
-            for chosen in _choices(loops, target, rng):
-                _keep(chosen, options)
-                bad = _wrong(made, target, chosen, lambda stage, at=at: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
-                if bad is not None:
-                    return _finding(program, options, one, made, chosen, *bad, tell)
-    except Wrong as problem:
+        graphs = blame.record_graphs(replace(program, points=program.points[:1], varying={}))
+        for number, graph in enumerate(graphs):
+            prepared = blame.subject_of(blame.specialise_if_needed(graph))
+            loops = _lower_to_loops(prepared, target)
+            rng = random.Random(f"{program.seed}.{program.index}.{number}")
+            for schedules in _draw_assignments(loops, target, rng):
+                _save_schedules(schedules, options)
+                failure = _judge_schedules(
+                    prepared, target, schedules,
+                    lambda stage, n=number: tell(f"stage {stage} of graph {n}"),  # type: ignore[misc]
+                )  # fmt: skip
+                if failure is not None:
+                    return _finding(program, options, graph, prepared, schedules, *failure, tell)
+    except LoweringError as problem:
         return Found(verdict="fail", kind="schedule", first_bad_stage=problem.stage, detail=str(problem))
     except compiler.Unsupported as refusal:
         return Found(verdict="unsupported", detail=str(refusal))
@@ -59,65 +62,65 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
     return Found()
 
 
-def _lowered(made: Subject, target: compiler.Target) -> Any:
-    """Lower a graph to Loop IR; an error other than Unsupported becomes Wrong."""
+def _lower_to_loops(prepared: Subject, target: compiler.Target) -> Any:
+    """Lower a graph to Loop IR; an error other than Unsupported becomes LoweringError."""
     try:
-        return compiler.lower(made.program, target, until="loop").stages["loop"]
+        return compiler.lower(prepared.program, target, until="loop").stages["loop"]
     except compiler.Unsupported:
         raise
     except Exception as problem:  # of any pass
-        raise Wrong("loop", f"{type(problem).__name__}: {problem}") from problem
+        raise LoweringError("loop", f"{type(problem).__name__}: {problem}") from problem
 
 
-def _choices(loops: Any, target: compiler.Target, rng: random.Random) -> list[dict[str, compiler.Schedule]]:
+def _draw_assignments(loops: Any, target: compiler.Target, rng: random.Random) -> list[dict[str, compiler.Schedule]]:
     """Return up to DRAWN distinct assignments of a schedule to each kernel."""
-    made = [{k.name: _drawn(loops, k, target, rng) for k in loops.kernels} for _ in range(DRAWN)]
-    return [chosen for n, chosen in enumerate(made) if chosen not in made[:n]]
+    assignments = [{k.name: _draw_schedule(loops, k, target, rng) for k in loops.kernels} for _ in range(DRAWN)]
+    return [assignment for n, assignment in enumerate(assignments) if assignment not in assignments[:n]]
 
 
-def _drawn(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random) -> compiler.Schedule:
+def _draw_schedule(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random) -> compiler.Schedule:
     number = int(math.exp(rng.uniform(0.0, math.log(DEEPEST))))
     try:
         *_, last = itertools.islice(compiler.space(loops, kernel, target), number)
         return last.schedule
     except Exception as problem:  # some steps are derived from the results of earlier ones, which may fail
-        said = f"member {number} at most of the space of {kernel.name}: {type(problem).__name__}: {problem}"
-        raise Wrong("tile", said) from problem
+        message = f"member {number} at most of the space of {kernel.name}: {type(problem).__name__}: {problem}"
+        raise LoweringError("tile", message) from problem
 
 
-def _wrong(
-    made: Subject, target: compiler.Target, chosen: Schedules, tell: Tell
+def _judge_schedules(
+    prepared: Subject, target: compiler.Target, schedules: Schedules, tell: Tell
 ) -> tuple[ladder.Ladder, Judged] | None:
     """Judge a graph with these schedules; returns its lowering and row if it fails, else None."""
-    climbed = ladder.climb(made.program, target, chosen)
+    lowered = ladder.climb(prepared.program, target, schedules)
     with torch.no_grad():
-        row = ladder.judge(made, climbed, {"stages": STAGES}, tell)
-    return None if row.verdict == "pass" else (climbed, row)
+        row = ladder.judge(prepared, lowered, {"stages": STAGES}, tell)
+    return None if row.verdict == "pass" else (lowered, row)
 
 
 def _finding(
-    program: Program, options: Mapping[str, Any], one: blame.Met, made: Subject, chosen: Schedules,
-    climbed: ladder.Ladder, row: Judged, tell: Tell,
+    program: Program, options: Mapping[str, Any], graph: blame.RecordedGraph, prepared: Subject, schedules: Schedules,
+    lowered: ladder.Ladder, row: Judged, tell: Tell,
 ) -> Found:  # fmt: skip
     """Return the finding with as few schedules as possible: none if the graph fails anyway, one kernel's, or all."""
-    target, least = climbed.lowering.target, chosen
-    for fewer in ({}, *({name: schedule} for name, schedule in chosen.items())):
-        bad = _wrong(made, target, fewer, lambda stage: tell(f"stage {stage}, of fewer schedules"))
-        if bad is not None:
-            least, (climbed, row) = fewer, bad
+    target, fewest = lowered.lowering.target, schedules
+    for fewer in ({}, *({name: schedule} for name, schedule in schedules.items())):
+        failure = _judge_schedules(prepared, target, fewer, lambda stage: tell(f"stage {stage}, of fewer schedules"))
+        if failure is not None:
+            fewest, (lowered, row) = fewer, failure
             break
-    said = compiler.show_schedules(least) or "the schedules that are chosen by themselves\n"
-    bad_row = Found(
+    text = compiler.show_schedules(fewest) or "the schedules that are chosen by themselves\n"
+    finding = Found(
         verdict="fail", kind="schedule", first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass,
-        detail=f"{row.detail}\nwith\n{said}".rstrip(),
+        detail=f"{row.detail}\nwith\n{text}".rstrip(),
     )  # fmt: skip
-    _keep(least, options)
-    return replace(bad_row, repro=blame.kept(program, options, [one.inputs], [climbed.lowering], bad_row))
+    _save_schedules(fewest, options)
+    return replace(finding, repro=blame.write_repro(program, options, [graph.inputs], [lowered.lowering], finding))
 
 
-def _keep(chosen: Schedules, options: Mapping[str, Any]) -> None:
+def _save_schedules(schedules: Schedules, options: Mapping[str, Any]) -> None:
     """If an earlier process was lost, write the schedules to the repro folder before they are tried."""
     if options.get("dump") and options.get("lost"):
         folder = Path(options["dump"])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "schedules.txt").write_text(compiler.show_schedules(chosen))
+        (folder / "schedules.txt").write_text(compiler.show_schedules(schedules))

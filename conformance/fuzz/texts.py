@@ -29,7 +29,7 @@ def positive_axis(d: Drawing) -> int:
     return d.axis() % max(len(d.shape), 1)
 
 
-def axes(d: Drawing) -> str:
+def permutation(d: Drawing) -> str:
     """A permutation of all axes, joined by commas."""
     rank = len(d.shape)
     order = list(range(rank))
@@ -37,20 +37,20 @@ def axes(d: Drawing) -> str:
     return ", ".join(map(str, order))
 
 
-def unbound(d: Drawing) -> str:
+def unbind(d: Drawing) -> str:
     """The last result of `unbind`."""
     x, axis = d.tensor(1), d.axis()
     require(d.size(axis) <= MOST_PARTS)
     return f"{x}.unbind({axis})[-1]"
 
 
-def reshaped(d: Drawing, x: str) -> str:
+def reshape(d: Drawing, x: str) -> str:
     """`reshape` that joins two axes or splits one."""
     shape = d.shape
     if not shape:
         return f"{x}.reshape(1)"
     joined = d.up_to(0, len(shape) - 1)
-    words = [d.spelled(k) for k in range(len(shape))]
+    words = [d.size_text(k) for k in range(len(shape))]
     n = shape[joined]
     factor = d.among(2, 3, 4, 8)
     if d.chance(0.5) and n % factor == 0 and n > factor:
@@ -69,20 +69,20 @@ def split_by_sizes(d: Drawing) -> str:
     return f"{x}.split([{first}, {d.size(axis) - first}], {axis})"
 
 
-def expanded(d: Drawing, x: str) -> str:
+def expand(d: Drawing, x: str) -> str:
     """`expand` of all axes of size 1, possibly with a new axis in front."""
     words = [str(d.among(2, 3, 8)) if n == 1 else "-1" for n in d.shape]
     lead = [str(d.among(1, 2, 3, 7))] if d.chance(0.5) else []
     return f"{x}.expand({', '.join([*lead, *words])})"
 
 
-def padded(d: Drawing, x: str) -> str:
+def pad(d: Drawing, x: str) -> str:
     """`F.pad` in a random mode by amounts that are valid for it."""
     rank = len(d.shape)
     mode = d.among("constant", "constant", "reflect", "replicate", "circular")
     axes = d.up_to(1, min(rank, 2)) if mode == "constant" else 1
-    room = min(d.shape[rank - axes :]) if mode != "constant" else 4
-    most = max(0, min(3, room - 1))
+    shortest = min(d.shape[rank - axes :]) if mode != "constant" else 4
+    most = max(0, min(3, shortest - 1))
     low = -1 if mode == "constant" and min(d.shape[rank - axes :]) > 3 else 0
     amounts = ", ".join(str(d.up_to(low, most)) for _ in range(2 * axes))
     if mode == "constant":
@@ -95,10 +95,10 @@ def matmul(d: Drawing, call: str = "torch.matmul({}, {})") -> str:
     x = d.number(2)
     k, n = d.size(-1), d.among(1, 3, 7, 8, 16, 17, 33)
     y = d.matching(lambda t: t.dim() == 2 and t.shape[0] == k, k, n)
-    return call.format(x, y) if d.chance(0.7) else swapped(d, x)
+    return call.format(x, y) if d.chance(0.7) else left_product(d, x)
 
 
-def swapped(d: Drawing, x: str) -> str:
+def left_product(d: Drawing, x: str) -> str:
     """A product with a matrix on the left; replaces a right operand that has been picked."""
     k, n = d.size(-2), d.among(1, 3, 7, 8, 16, 17, 33)
     d.operands[1:] = []
@@ -138,8 +138,8 @@ def attention(d: Drawing) -> str:
 def conv(d: Drawing, rank: int) -> str:
     """A convolution with equal side lengths of the kernel."""
     x = d.image(rank + 2)
-    channels, room = d.size(1), min(d.shape[2:])
-    kernel = d.up_to(1, min(3, room))
+    channels, shortest = d.size(1), min(d.shape[2:])
+    kernel = d.up_to(1, min(3, shortest))
     groups = d.among(1, 1, channels)
     out = groups * d.among(1, 2, 3)
     w = d.fresh(out, channels // groups, *[kernel] * rank)
@@ -166,7 +166,7 @@ def pool(d: Drawing, kind: str, *ranks: int) -> str:
     return f"F.{kind}_pool{rank}d({x}, {options})"
 
 
-def resized(d: Drawing) -> str:
+def interpolate(d: Drawing) -> str:
     """`F.interpolate` by a factor of two or three."""
     x = d.image(4)
     mode = d.among("nearest", "bilinear")
@@ -197,7 +197,7 @@ def index_select(d: Drawing) -> str:
     return f"torch.index_select({x}, {axis}, {d.indices(d.size(axis), d.among(1, 5, 8))})"
 
 
-def indexed(d: Drawing) -> str:
+def index_tensor(d: Drawing) -> str:
     """Indexing by one or two index tensors."""
     x = d.tensor(1)
     n = d.among(1, 4, 8)
@@ -238,7 +238,7 @@ def layer_norm(d: Drawing, call: str) -> str:
     n = d.size(-1)
     require(n >= 2)
     weight = f", {d.fresh(n)}" if d.chance(0.5) else ""
-    return f"F.{call}({x}, ({d.spelled(len(d.shape) - 1)},){weight})"
+    return f"F.{call}({x}, ({d.size_text(len(d.shape) - 1)},){weight})"
 
 
 def batch_norm(d: Drawing) -> str:
@@ -260,7 +260,7 @@ def reduction(call: str, kind: str = "real") -> Text:
     return text
 
 
-def along(call: str, kind: str = "real") -> Callable[[Drawing], str]:
+def axis_call(call: str, kind: str = "real") -> Callable[[Drawing], str]:
     """A call with an axis; `kind` is the method of `Drawing` that picks the operand."""
     return lambda d: call.format(getattr(d, kind)(1), d.axis())
 
@@ -283,13 +283,13 @@ def cast(d: Drawing, *types: str) -> str:
     return f"{d.tensor()}.to(torch.{d.among(*types)})"
 
 
-def assigned(d: Drawing) -> str:
+def assign_number(d: Drawing) -> str:
     """Assignment of a number to a slice."""
     x = d.number(1)
     return f"{slices(d, x)} = {d.among(0, 1, -2)}"
 
 
-def assigned_part(d: Drawing) -> str:
+def assign_rows(d: Drawing) -> str:
     """Assignment of new rows to the last ones."""
     x = d.tensor(1)
     n = d.size(0)
@@ -297,19 +297,19 @@ def assigned_part(d: Drawing) -> str:
     return f"{x}[{n - rows}:] = {d.fresh(rows, *d.shape[1:])}"
 
 
-def reduced(call: str, kind: str = "real") -> Text:
+def axes_reduction(call: str, kind: str = "real") -> Text:
     """A reduction over several axes."""
 
     def text(d: Drawing) -> str:
         x = getattr(d, kind)(1)
         rank = len(d.shape)
-        some = tuple(d.rng.sample(range(rank), d.up_to(1, rank)))
-        return f"{x}.{call}({some}{d.among('', ', keepdim=True')})"
+        axes = tuple(d.rng.sample(range(rank), d.up_to(1, rank)))
+        return f"{x}.{call}({axes}{d.among('', ', keepdim=True')})"
 
     return text
 
 
-def summed(d: Drawing) -> str:
+def sum_in_dtype(d: Drawing) -> str:
     """A sum, cumulative sum or product in another dtype."""
     x, call = d.number(1), d.among("sum", "cumsum", "prod")
     return f"{x}.{call}({d.axis()}, dtype=torch.{d.among('float32', 'float64', 'int64', 'int32')})"
@@ -329,7 +329,7 @@ def norm(d: Drawing) -> str:
     return f"torch.linalg.vector_norm({d.real(1)}, {order}, {d.axis()})"
 
 
-def kth(d: Drawing) -> str:
+def kthvalue(d: Drawing) -> str:
     """`kthvalue`, without gradients for the same reason as `topk`."""
     x = d.number(1)
     require(not d.first.eager.requires_grad)
@@ -344,7 +344,7 @@ def median(d: Drawing) -> str:
     return f"{x}.median({d.axis()}).values"
 
 
-def by_size(d: Drawing) -> str:
+def size_arithmetic(d: Drawing) -> str:
     """Arithmetic of a tensor with one of its sizes."""
     x = d.number(1)
     return f"{x} {d.among('+', '*', '-')} {x}.size({d.axis()})"
@@ -381,27 +381,27 @@ def cdist(d: Drawing) -> str:
 def loss(d: Drawing) -> str:
     """A loss function."""
     x = d.real(1)
-    how = d.among("mean", "sum", "none")
-    plain = d.among("l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss")
-    way = d.among(plain, plain, "soft_margin", "bce", "kl_div", "nll", "smoothed")
-    match way:
+    reduction = d.among("mean", "sum", "none")
+    plain_loss = d.among("l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss")
+    kind = d.among(plain_loss, plain_loss, "soft_margin", "bce", "kl_div", "nll", "smoothed")
+    match kind:
         case "soft_margin":
-            return f"F.soft_margin_loss({x}, {d.same()}, reduction='{how}')"
+            return f"F.soft_margin_loss({x}, {d.same()}, reduction='{reduction}')"
         case "bce":
-            return f"F.binary_cross_entropy_with_logits({x}, {d.same()}.sigmoid(), reduction='{how}')"
+            return f"F.binary_cross_entropy_with_logits({x}, {d.same()}.sigmoid(), reduction='{reduction}')"
         case "kl_div":
-            return f"F.kl_div({x}, {d.same()}.sigmoid(), reduction='{how}')"
+            return f"F.kl_div({x}, {d.same()}.sigmoid(), reduction='{reduction}')"
         case "nll" | "smoothed" if len(d.shape) == 2:
             target = d.indices(d.size(1), d.size(0))
-            if way == "nll":
-                return f"F.nll_loss({x}, {target}, ignore_index={d.among(0, -100)}, reduction='{how}')"
-            return f"F.cross_entropy({x}, {target}, label_smoothing=0.125, reduction='{how}')"
+            if kind == "nll":
+                return f"F.nll_loss({x}, {target}, ignore_index={d.among(0, -100)}, reduction='{reduction}')"
+            return f"F.cross_entropy({x}, {target}, label_smoothing=0.125, reduction='{reduction}')"
         case "nll" | "smoothed":
             raise NotFitting
-    return f"F.{way}({x}, {d.same()}, reduction='{how}')"
+    return f"F.{kind}({x}, {d.same()}, reduction='{reduction}')"
 
 
-def common(d: Drawing) -> str:
+def gcd_or_lcm(d: Drawing) -> str:
     """`gcd` or `lcm`, not with special data: `torch.lcm` of the least integer crashes the process."""
     require(not d.specials)
     return f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})"
@@ -418,7 +418,7 @@ def is_in(d: Drawing) -> str:
     return f"torch.isin({d.number()}, {d.fresh(d.among(1, 3, 9))})"
 
 
-def unflattened(d: Drawing, x: str) -> str:
+def unflatten(d: Drawing, x: str) -> str:
     """`unflatten` of an axis into two."""
     axis = positive_axis(d)
     n = d.size(axis)
@@ -426,7 +426,7 @@ def unflattened(d: Drawing, x: str) -> str:
     return f"{x}.unflatten({axis}, ({factor}, -1))"
 
 
-def strided(d: Drawing) -> str:
+def as_strided(d: Drawing) -> str:
     """`as_strided` of a contiguous copy, as rows that may overlap."""
     x = d.tensor(1)
     n = d.first.eager.numel()

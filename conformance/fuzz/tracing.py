@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from conformance.fuzz.program import Program, arguments, bound
+from conformance.fuzz.program import Program, arguments, bind_numbers
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Traced:
     results: tuple[Node, ...]
 
 
-def traced(program: Program) -> Traced | None:
+def trace_program(program: Program) -> Traced | None:
     """Trace the program at the first of its sizes; None if torch cannot trace it."""
     tensors = arguments(program, program.points[0])
-    call = torch.func.functionalize(bound(program, program.points[0]))
+    call = torch.func.functionalize(bind_numbers(program, program.points[0]))
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -41,8 +41,8 @@ def traced(program: Program) -> Traced | None:
     nodes = list(graph.graph.nodes)
     inputs = dict(zip(tensors, (n for n in nodes if n.op == "placeholder"), strict=True))
     written = {n.args[0]: n for n in nodes if n.op == "call_function" and name_of(n) == "copy_"}
-    made = nodes[-1].args[0]
-    results = made if isinstance(made, tuple | list) else (made,)
+    outputs = nodes[-1].args[0]
+    results = outputs if isinstance(outputs, tuple | list) else (outputs,)
     return Traced(graph, inputs, (*results, *(written.get(node, node) for node in inputs.values())))
 
 
@@ -58,12 +58,12 @@ def name_of(node: Node) -> str:
     return str(target.overloadpacket.__name__ if isinstance(target, OpOverload) else getattr(target, "__name__", ""))
 
 
-def given(node: Node) -> dict[str, Any]:
+def arguments_of(node: Node) -> dict[str, Any]:
     """Return the arguments of a call by name, including defaults."""
     assert isinstance(node.target, OpOverload)
-    known = {arg.name: arg.default_value for arg in node.target._schema.arguments if arg.has_default_value()}
+    defaults = {arg.name: arg.default_value for arg in node.target._schema.arguments if arg.has_default_value()}
     names = [arg.name for arg in node.target._schema.arguments]
-    return known | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def operands_of(node: Node) -> list[Node]:
@@ -73,9 +73,9 @@ def operands_of(node: Node) -> list[Node]:
 
 def nodes_in(argument: Any) -> list[Node]:
     """Return the nodes in an argument, which may be a list."""
-    found: list[Node] = []
-    map_arg(argument, lambda x: found.append(x))
-    return found
+    nodes: list[Node] = []
+    map_arg(argument, lambda x: nodes.append(x))
+    return nodes
 
 
 ABSENT = torch.empty(0, dtype=torch.bool)  # stands for a result that is None
@@ -83,8 +83,8 @@ ABSENT = torch.empty(0, dtype=torch.bool)  # stands for a result that is None
 
 def values_of(node: Node) -> list[Tensor]:
     """Return the example tensors of a node's results."""
-    made = node.meta["val"]
-    return [ABSENT if x is None else x for x in made] if isinstance(made, tuple | list) else [made]
+    values = node.meta["val"]
+    return [ABSENT if x is None else x for x in values] if isinstance(values, tuple | list) else [values]
 
 
 def shapes_of(node: Node) -> list[tuple[int, ...]]:

@@ -9,18 +9,18 @@ def conv(d: Drawing, rank: int) -> str:
     """A convolution with kernel size, stride, dilation and padding drawn per axis."""
     x = d.image(rank + 2)
     channels = d.size(1)
-    sizes, steps, gaps, margins = [], [], [], []
+    sizes, strides, dilations, paddings = [], [], [], []
     for n in d.shape[2:]:
-        margin, gap = d.among(0, 0, 1, 2), d.among(1, 1, 2)
-        sizes.append(d.up_to(1, min(3, (n + 2 * margin - 1) // gap + 1)))
-        steps.append(d.among(1, 1, 2, 3))
-        gaps.append(gap)
-        margins.append(margin)
+        padding, dilation = d.among(0, 0, 1, 2), d.among(1, 1, 2)
+        sizes.append(d.up_to(1, min(3, (n + 2 * padding - 1) // dilation + 1)))
+        strides.append(d.among(1, 1, 2, 3))
+        dilations.append(dilation)
+        paddings.append(padding)
     groups = d.among(*(g for g in (1, 1, 2, channels) if channels % g == 0))
     out = groups * d.among(1, 2, 3)
     w = d.fresh(out, channels // groups, *sizes)
     bias = f", {d.fresh(out)}" if d.chance(0.3) else ""
-    options = f"stride={tuple(steps)}, padding={tuple(margins)}, dilation={tuple(gaps)}, groups={groups}"
+    options = f"stride={tuple(strides)}, padding={tuple(paddings)}, dilation={tuple(dilations)}, groups={groups}"
     return f"F.conv{rank}d({x}, {w}{bias}, {options})"
 
 
@@ -41,11 +41,11 @@ def conv_same(d: Drawing) -> str:
     return f"F.conv1d({x}, {d.fresh(d.among(1, 2), d.size(1), kernel)}, padding='{d.among('same', 'valid')}')"
 
 
-def windows(d: Drawing) -> str:
+def unfold(d: Drawing) -> str:
     """`F.unfold`, or `F.fold` of the unfolded columns."""
     x = d.image(4)
-    kernel, gap = d.up_to(1, min(3, *d.shape[2:])), d.among(1, 1, 2)
-    columns = f"F.unfold({x}, {kernel}, dilation={gap}, padding=1, stride={d.among(1, 2)})"
+    kernel, dilation = d.up_to(1, min(3, *d.shape[2:])), d.among(1, 1, 2)
+    columns = f"F.unfold({x}, {kernel}, dilation={dilation}, padding=1, stride={d.among(1, 2)})"
     if d.chance(0.5):
         return columns
     step = d.among(1, 2)
@@ -53,14 +53,14 @@ def windows(d: Drawing) -> str:
     return f"F.fold({columns}, {tuple(d.shape[2:])}, {kernel}, padding=1, stride={step})"
 
 
-def adaptive(d: Drawing, way: str, *ranks: int) -> str:
-    """Adaptive pooling (`way`: avg or max) of images of one of these ranks, to a size that may not divide theirs."""
+def adaptive_pool(d: Drawing, kind: str, *ranks: int) -> str:
+    """Adaptive pooling (`kind`: avg or max) of images of one of these ranks, to a size that may not divide theirs."""
     x = d.image(d.among(*ranks))
     rank = len(d.shape) - 2
-    return f"F.adaptive_{way}_pool{rank}d({x}, {d.among(1, 2, 3, 5)})"
+    return f"F.adaptive_{kind}_pool{rank}d({x}, {d.among(1, 2, 3, 5)})"
 
 
-def resized(d: Drawing) -> str:
+def interpolate(d: Drawing) -> str:
     """`F.interpolate` of 2-d images to a random size, in any mode."""
     x = d.image(4)
     size = (d.among(1, 2, 3, 5, 8), d.among(1, 3, 4, 7))
@@ -69,7 +69,7 @@ def resized(d: Drawing) -> str:
     return f"F.interpolate({x}, size={size}, mode='{mode}'{corners})"
 
 
-def resized_depth(d: Drawing) -> str:
+def interpolate3d(d: Drawing) -> str:
     """`F.interpolate` of 3-d images to a random size, in any mode."""
     x = d.image(5)
     size = tuple(d.among(1, 2, 3, 5) for _ in range(3))
@@ -78,7 +78,7 @@ def resized_depth(d: Drawing) -> str:
     return f"F.interpolate({x}, size={size}, mode='{mode}'{corners})"
 
 
-def shuffled(d: Drawing) -> str:
+def pixel_shuffle(d: Drawing) -> str:
     """`F.pixel_shuffle` or `F.pixel_unshuffle`."""
     x = d.tensor(4)
     if d.size(-3) % 4 == 0 and d.chance(0.5):
@@ -119,9 +119,9 @@ def attention(d: Drawing) -> str:
     q = d.image(4)
     *batch, heads, rows, width = d.shape
     length = d.among(1, 4, 8, 17)
-    fewer = d.among(heads, *(h for h in (1, 2) if heads % h == 0))
-    k, v = (d.fresh(*batch, fewer, length, width) for _ in range(2))
-    options = ", enable_gqa=True" if fewer != heads else ""
+    key_heads = d.among(heads, *(h for h in (1, 2) if heads % h == 0))
+    k, v = (d.fresh(*batch, key_heads, length, width) for _ in range(2))
+    options = ", enable_gqa=True" if key_heads != heads else ""
     options += d.among("", ", scale=0.25")
     shape = d.among((rows, length), (heads, rows, length), (*batch, 1, 1, length))
     mask = d.among("", "float", "bool")
@@ -159,20 +159,20 @@ def product(d: Drawing) -> str:
     x = d.number(2)
     shape = d.shape
     k, n = shape[-1], d.among(1, 3, 8, 17)
-    way = d.among("mv", "broadcast", "addmm", "baddbmm", "tensordot", "inner", "vecdot", "kron")
-    if way == "mv":
+    form = d.among("mv", "broadcast", "addmm", "baddbmm", "tensordot", "inner", "vecdot", "kron")
+    if form == "mv":
         return f"{x} @ {d.fresh(k)}"
-    if way == "broadcast":
+    if form == "broadcast":
         return f"{x} @ {d.fresh(d.among(1, 2), *[1] * max(0, len(shape) - 3), k, n)}"
-    if way == "addmm" and len(shape) == 2:
+    if form == "addmm" and len(shape) == 2:
         bias = d.fresh(*d.among((n,), (shape[0], n), (1, n), (shape[0], 1), ()))
         return f"torch.addmm({bias}, {x}, {d.fresh(k, n)}, beta={d.among(1, 2, 0)}, alpha={d.among(1, -1)})"
-    if way == "baddbmm" and len(shape) == 3:
+    if form == "baddbmm" and len(shape) == 3:
         return f"torch.baddbmm({d.fresh(shape[1], n)}, {x}, {d.fresh(shape[0], k, n)}, alpha=2)"
-    if way == "tensordot" and len(shape) > 2:
+    if form == "tensordot" and len(shape) > 2:
         return f"torch.tensordot({x}, {d.fresh(*shape[-2:], n)}, 2)"
-    if way == "inner":
+    if form == "inner":
         return f"torch.inner({x}, {d.fresh(n, k)})"
-    if way == "kron" and len(shape) == 2:
+    if form == "kron" and len(shape) == 2:
         return f"torch.kron({x}, {d.fresh(2, 3)})"
     return f"torch.linalg.vecdot({x}, {d.fresh(*shape)}, dim={d.axis()})"

@@ -34,9 +34,9 @@ OVERALL = "geometric mean of all"
 
 @dataclass(frozen=True)
 class Change:
-    """Since the run `since` a kernel is `ratio` times as fast as before; `chance` is the p-value.
+    """Since the run `since` a kernel is `ratio` times as fast as before; `p_value` belongs to that split.
 
-    `same` means that its code is equal, so that something else has changed.
+    `has_equal_code` means that its code is equal, so that something else has changed.
     """
 
     name: str

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 import compiler
 from compiler import Undetermined, Unsupported
 from conformance import rows
-from conformance.fuzz.check import far
+from conformance.fuzz.check import value_difference
 from conformance.judge.ladder import threads
 
 Arrays = Sequence[Any]
@@ -96,7 +96,7 @@ def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
     except Exception:  # the evaluator does not support f64 for some ops
         return wrong
     every = zip(made, wanted, exact, strict=True)
-    return wrong if any(far(a, _tensor(b), _tensor(right)) for a, b, right in every) else ""
+    return wrong if any(value_difference(a, _tensor(b), _tensor(right)) for a, b, right in every) else ""
 
 
 def _exact(case: Any, inputs: Arrays) -> Arrays:

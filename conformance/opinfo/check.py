@@ -18,7 +18,7 @@ from torch import Tensor
 import compiler
 from conformance import rows
 from conformance.fuzz import runs
-from conformance.fuzz.check import ROUNDINGS, Refused, far, largest, refuse
+from conformance.fuzz.check import ROUNDINGS, RefusedProgram, largest, raise_if_unsupported, value_difference
 from conformance.fuzz.runs import Run
 from conformance.judge.ladder import threads
 from conformance.opinfo import entries, ties
@@ -50,14 +50,14 @@ def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str]
 def _in_eager(sample: Sample) -> tuple[Run, Run] | None:
     """Run a sample in eager and in f64; None if eager fails. If f64 is not possible, eager's run is returned twice."""
     try:
-        want = runs.call(lambda *x: sample(x), runs.copied(sample.tensors, _device(sample)), sample.needs)
+        want = runs.call(lambda *x: sample(x), runs.copy_arguments(sample.tensors, _device(sample)), sample.needs)
     except Exception:
         return None
     if not want.outputs or (any(sample.needs) and not any(g is not None for g in want.gradients)):
         return None
     try:
         with runs.in_f64():
-            right = runs.call(lambda *x: sample(x), [runs.widened(x) for x in sample.tensors], sample.needs)
+            right = runs.call(lambda *x: sample(x), [runs.widen(x) for x in sample.tensors], sample.needs)
     except Exception:  # some kernels do not support f64
         return want, want
     alike = [x.shape for x in right.outputs] == [x.shape for x in want.outputs]
@@ -84,7 +84,7 @@ def _judged(
     tensors = [x for s in samples for x in s.tensors]
     needs = [n for s in samples for n in s.needs]
     try:
-        made = runs.call(compiled, runs.copied(tensors, device), needs)
+        made = runs.call(compiled, runs.copy_arguments(tensors, device), needs)
     except Exception as error:
         return _failed(error)
     if options["name"] in ties.OPEN:
@@ -102,8 +102,8 @@ def _judged(
 def _failed(error: Exception) -> dict[str, Any]:
     """Return the verdict on an exception: unsupported by the compiler, refused by torch, or an error."""
     try:
-        refuse(error)
-    except Refused as refusal:
+        raise_if_unsupported(error)
+    except RefusedProgram as refusal:
         text = str(refusal)
         return {"verdict": "unsupported", "detail": text, "missing": tuple(sorted(set(_OP.findall(text))))}
     said = (str(error).strip().splitlines() or [""])[0]
@@ -132,6 +132,6 @@ def _difference(made: Run, want: Run, right: Run) -> str:
         for k, (a, b, c) in enumerate(every):
             if (a is None) != (b is None):
                 return f"{of} {k}: {'none' if a is None else 'a tensor'}, in eager not so"
-            if a is not None and (wrong := far(a, b, b if c is None else c, lost)):
+            if a is not None and (wrong := value_difference(a, b, b if c is None else c, lost)):
                 return f"{of} {k}: {wrong}"
     return ""

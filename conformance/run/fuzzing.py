@@ -110,8 +110,11 @@ class Fuzzing:
         if self.rows:
             terminalreporter.section("random programs")
             terminalreporter.write_line(counts(self.rows))
-            if (folder := self.settings.fuzz.corpus) is not None and (folder / asked.KNOWN).is_file():
-                programs, places = len([*folder.glob("*.json")]), len((folder / asked.KNOWN).read_text().splitlines())
+            if (folder := self.settings.fuzz.corpus) is not None and (folder / asked.REACHED_FILE).is_file():
+                programs, places = (
+                    len([*folder.glob("*.json")]),
+                    len((folder / asked.REACHED_FILE).read_text().splitlines()),
+                )
                 terminalreporter.write_line(f"the corpus has {programs} programs, which reach {places} places of rules")
             terminalreporter.write_line(self.note, bold=True)
 

@@ -16,7 +16,7 @@ import pytest
 
 from conformance import rows
 from conformance.fuzz import asked
-from conformance.fuzz.asked import TRIED
+from conformance.fuzz.asked import OUTCOMES_PREFIX
 from conformance.history.baseline import Baseline, find
 from conformance.history.revisions import TextRequest
 from conformance.isolation import lock, scratch
@@ -182,7 +182,7 @@ class Runner:
         what = self.settings.fuzz.what
         source = self.settings.fuzz.options(seed, index)
         options = {"target": target, "threads": self.threads, "dump": str(folder), "what": what, **source}
-        made = source.get("program") or (str(folder / asked.PROGRAM) if source.get("entry") else "")
+        made = source.get("program") or (str(folder / asked.PROGRAM_FILE) if source.get("entry") else "")
         more = ["--mlcomp-fuzz-what", ",".join(what)] if what != asked.DEFAULT else []
         command = self._again(["--mlcomp-fuzz-only", made or str(index)], target, more)
         known = rows.Fuzz(index=index, seed=seed, target=target, command=command)
@@ -205,10 +205,10 @@ class Runner:
         start = time.monotonic()
         while True:
             reply = self._call("reduce", row.seed, row.index, more, timeout=2 * REDUCE_SECONDS)
-            lost = reply.status in (Status.CRASH, Status.TIMEOUT) and reply.at.startswith(TRIED)
+            lost = reply.status in (Status.CRASH, Status.TIMEOUT) and reply.at.startswith(OUTCOMES_PREFIX)
             if not lost or time.monotonic() - start > 2 * REDUCE_SECONDS:
                 return replies.reduced(row, reply)
-            more["outcomes"] = reply.at.removeprefix(TRIED) + ("+" if str(reply.status) == row.kind else "-")
+            more["outcomes"] = reply.at.removeprefix(OUTCOMES_PREFIX) + ("+" if str(reply.status) == row.kind else "-")
 
     def entries(self, database: str) -> list[tuple[str, str]]:
         """Return the names and dtypes of a database's entries, which are listed by the child."""

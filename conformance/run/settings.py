@@ -12,7 +12,7 @@ import pytest
 
 import compiler
 from conformance.fuzz import asked
-from conformance.fuzz.asked import Asked
+from conformance.fuzz.asked import FuzzRequest
 from conformance.judge import sanitizer
 from conformance.report import environment
 from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
@@ -67,7 +67,7 @@ class Settings:
     selftest: bool
     gate: bool
     sanitizers: tuple[str, ...]
-    fuzz: Asked  # which random programs to run
+    fuzz: FuzzRequest  # which random programs to run
     databases: dict[str, str]  # opinfo and onnx, if requested -> check or update
     ops: str  # regular expression that selects entries of databases
     samples: int  # most samples of each OpInfo entry; 0 for all
@@ -220,9 +220,9 @@ def _backend(named: str | None, entry: str) -> str | None:
     return "mlcomp"
 
 
-def _fuzz(words: list[Any], here: Path) -> Asked:
+def _fuzz(words: list[Any], here: Path) -> FuzzRequest:
     try:
-        return asked.read(*words, here=here)
+        return asked.read_options(*words, here=here)
     except ValueError as problem:
         raise pytest.UsageError(str(problem)) from None
 

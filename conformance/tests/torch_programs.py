@@ -224,7 +224,7 @@ def difference_of(backend: str, program: Program, seed: int) -> str:
 
 def _right(program: Program, eager: Callable[..., Any], given: Sequence[Tensor]) -> Outcome:
     with runs.in_f64():
-        return outcome(eager, [runs.nearby(x) for x in given], program.way.mode)
+        return outcome(eager, [runs.perturb(x) for x in given], program.way.mode)
 
 
 def compared(

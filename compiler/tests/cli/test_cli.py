@@ -466,7 +466,7 @@ def test_an_interrupt_while_loading_ends_the_process() -> None:
     program = """
 import os, signal, time
 from compiler.cli import sources
-with sources.loading():
+with sources.interruptible_import():
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)

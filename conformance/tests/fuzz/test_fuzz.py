@@ -21,9 +21,9 @@ from torch import Tensor
 
 import compiler
 from conformance.fuzz import asked, blame, check, exported, generate, reduce, runs
-from conformance.fuzz.drawing import REFUSED, Drawing, NotFitting, Value
+from conformance.fuzz.drawing import DISCARDING, Drawing, NotFitting, Value
 from conformance.fuzz.operations import OPERATIONS, Row
-from conformance.fuzz.program import Program, arguments, function, given, line, needs
+from conformance.fuzz.program import Program, arguments, as_line, call_arguments, function, gradient_flags
 from conformance.fuzz.runs import Run
 from conformance.judge import ladder
 from conformance.shapes import inputs
@@ -50,29 +50,29 @@ def drawn() -> list[Program]:
 
 def test_a_program_is_what_its_numbers_say(drawn: list[Program]) -> None:
     assert generate.program(SEED, 17) == drawn[17]
-    assert len({line(program) for program in drawn}) > 25, SEED
+    assert len({as_line(program) for program in drawn}) > 25, SEED
     for program in drawn:
-        ast.parse(line(program))
-        assert 1 <= len(program.lines) <= generate.MOST_CALLS, line(program)
+        ast.parse(as_line(program))
+        assert 1 <= len(program.lines) <= generate.MOST_CALLS, as_line(program)
 
 
 def test_eager_runs_every_program_and_f64_agrees(drawn: list[Program]) -> None:
     for program in drawn:
         for point in program.points:
-            taken, needed = given(program, point), needs(program)
-            made = runs.call(function(program), runs.copied(taken), needed)
+            taken, needed = call_arguments(program, point), gradient_flags(program)
+            made = runs.call(function(program), runs.copy_arguments(taken), needed)
             with runs.in_f64():
-                right = runs.call(function(program), [runs.nearby(x) for x in taken], needed)
-            assert check.compared(made, made, right) is None, (SEED, line(program))
+                right = runs.call(function(program), [runs.perturb(x) for x in taken], needed)
+            assert check.compare_runs(made, made, right) is None, (SEED, as_line(program))
 
 
 def test_programs_have_everything_that_is_promised() -> None:
     many = [generate.program(3, index) for index in range(120)]  # the same ones in each run
-    text = " ".join(map(line, many))
+    text = " ".join(map(as_line, many))
     assert sum(bool(program.gradients) for program in many) >= 12
     assert sum(program.dynamic for program in many) >= 8
     assert sum(len(program.results) > 1 for program in many) >= 40
-    assert sum("_(" in line(program) for program in many) >= 10
+    assert sum("_(" in as_line(program) for program in many) >= 10
     calls = [[re.sub(r"\bt\d+\b", "t", text) for text in program.lines] for program in many]
     assert sum(bool(program.numbers) for program in many) >= 6
     assert sum(len(set(texts)) < len(texts) for texts in calls) >= 10, "layers that follow each other"
@@ -92,7 +92,7 @@ def test_what_does_not_fit_an_operand_is_drawn_again(shape: tuple[int, ...]) -> 
         d.values = {
             n: Value(n, x, x, True, True) for n, x in ((n, torch.zeros(s, dtype=inputs.DTYPES[t])) for n, s, t in kinds)
         }
-        with contextlib.suppress(*REFUSED):
+        with contextlib.suppress(*DISCARDING):
             assert row.text(d), (SEED, row.name)
 
 
@@ -142,16 +142,16 @@ def test_networks_run_only_where_their_weights_fit(kind: str, rows: int) -> None
 def _is_drawn(row: Row, attempt: int) -> bool:
     rng = random.Random(f"{SEED} {row.name} {attempt}")
     d = Drawing(SEED, attempt, rng, ("f32", "i64", "bool", "f16")[attempt % 4], integers=attempt % 3 > 0)
-    with contextlib.suppress(*REFUSED):
+    with contextlib.suppress(*DISCARDING):
         d.start()
-        d.keep()
+        d.accept()
         text = row.text(d)
-        return bool(generate._changed(d, row, text, ()) if row.changes else generate._added(d, row, text, 0))
+        return bool(generate._add_mutation(d, row, text, ()) if row.mutates else generate._add_call(d, row, text, 0))
     return False
 
 
 def test_a_sound_compiler_passes() -> None:
-    row = check.checked(PLAIN, OPTIONS, told)
+    row = check.check_program(PLAIN, OPTIONS, told)
     assert row.verdict == "pass", (SEED, row)
 
 
@@ -167,14 +167,14 @@ def test_a_sound_compiler_passes() -> None:
 def test_infinite_factors_of_products_in_tf32_are_left_out(text: str, value: float, target: str, *, gap: bool) -> None:
     args = (Arg("x0", (7, 7), "f32", inputs={"kind": "choice", "values": (value,)}), Arg("x1", (7, 7), "f32"))
     made = Program(SEED, 33, args, (f"t0 = {text}",), ("t0",))
-    assert bool(check.left_out(made, compiler.target(target))) == gap
+    assert bool(check.reason_to_skip(made, compiler.target(target))) == gap
 
 
 def test_gradients_and_sizes_that_vary_pass() -> None:
     varying = replace(
         PLAIN, gradients=("x0",), points=({"n": 6}, {"n": 3}, {"n": 17}), varying={"x0": {0: "n"}}, index=1
     )
-    row = check.checked(varying, OPTIONS, told)
+    row = check.check_program(varying, OPTIONS, told)
     assert row.verdict == "pass", (SEED, row)
 
 
@@ -188,7 +188,7 @@ def test_a_wrong_text_is_found_and_its_pass_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("compiler.pass_order.cpp.render", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the pass is right
     planted = replace(PLAIN, index=2, lines=(f"t0 = x0 * {CONSTANT} - 3", *PLAIN.lines[1:]))
-    row = check.checked(planted, OPTIONS | {"dump": str(tmp_path / "repro")}, told)
+    row = check.check_program(planted, OPTIONS | {"dump": str(tmp_path / "repro")}, told)
     assert (row.verdict, row.kind) == ("fail", "value"), (SEED, row)
     assert row.first_bad_stage == "cpp" and (row.first_bad_pass or "").startswith("render#"), row
     assert (tmp_path / "repro" / "graph0" / "kernel.cpp").exists()
@@ -199,12 +199,14 @@ def test_a_wrong_pass_in_the_middle_is_found_and_named(monkeypatch: pytest.Monke
     pass_order = importlib.import_module("compiler.pass_order")  # not of the public surface
     compose, ir = pass_order.compose, compiler.IRS["tensor"]
 
-    def wrong(*given: Any) -> Any:
-        return ir.parse(ir.show(compose(*given)).replace(" * ", " + ", 1))
+    def wrong(*call_arguments: Any) -> Any:
+        return ir.parse(ir.show(compose(*call_arguments)).replace(" * ", " + ", 1))
 
     monkeypatch.setattr("compiler.pass_order.compose", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
-    row = check.checked(replace(PLAIN, index=10, lines=(f"t0 = x0 * {CONSTANT} + 4", *PLAIN.lines[1:])), OPTIONS, told)
+    row = check.check_program(
+        replace(PLAIN, index=10, lines=(f"t0 = x0 * {CONSTANT} + 4", *PLAIN.lines[1:])), OPTIONS, told
+    )
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "value", "tensor"), (SEED, row)
     assert (row.first_bad_pass or "").startswith("compose#"), row
 
@@ -214,7 +216,7 @@ def test_a_pass_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
         raise IndexError("no such axis")
 
     monkeypatch.setattr("compiler.pass_order.fuse", wrong)
-    row = check.checked(replace(PLAIN, lines=("t0 = x0 - 77", *PLAIN.lines[1:])), OPTIONS, told)
+    row = check.check_program(replace(PLAIN, lines=("t0 = x0 - 77", *PLAIN.lines[1:])), OPTIONS, told)
     assert (row.verdict, row.kind) == ("fail", "exception") and "no such axis" in row.detail, row
     assert (row.first_bad_pass or "").startswith("fuse#"), row
 
@@ -222,11 +224,11 @@ def test_a_pass_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = {**OPTIONS, "what": ("schedule",), "dump": str(tmp_path / "repro")}
     program = replace(PLAIN, index=11)
-    assert check.checked(program, options, told).verdict == "pass", SEED
+    assert check.check_program(program, options, told).verdict == "pass", SEED
     render = importlib.import_module("compiler.pass_order").cpp.render  # not of the public surface
     target = compiler.target("cpu")
-    (met,) = blame.recorded(program)
-    sound = compiler.lower(blame.subject(met).program, target).stages["cpp"]
+    (met,) = blame.record_graphs(program)
+    sound = compiler.lower(blame.subject_of(met).program, target).stages["cpp"]
 
     def wrong(*args: Any, **kwargs: Any) -> str:
         text: str = render(*args, **kwargs)
@@ -234,7 +236,7 @@ def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest
 
     monkeypatch.setattr("compiler.pass_order.cpp.render", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))
-    row = check.checked(program, options, told)
+    row = check.check_program(program, options, told)
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "schedule", "cpp"), (SEED, row)
     (kernel,) = compiler.read_schedules(row.detail.partition("with\n")[2], None, target)
     assert kernel.startswith("mul_relu"), row.detail
@@ -246,27 +248,29 @@ def test_a_rule_that_no_graph_of_torch_compile_reaches_is_found_wrong(
     modes = importlib.import_module("compiler.passes.torch_to_tensor.join")._MODES  # not of the public surface
     options = OPTIONS | {"what": asked.DEFAULT}
 
-    def padded(*before: str, index: int = exported.EVERY, by: int = 1) -> Program:
+    def padded(*before: str, index: int = exported.EXPORT_INTERVAL, by: int = 1) -> Program:
         lines = (*before, f"t0 = F.pad(x0, ({by}, 2), mode='circular')", "t1 = t0 + 1")
         return replace(PLAIN, index=index, lines=lines, results=("t1",))
 
-    assert check.checked(padded(), options, told).verdict == "pass", SEED
+    assert check.check_program(padded(), options, told).verdict == "pass", SEED
     monkeypatch.setitem(modes, "circular", modes["replicate"])
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the rule is right
-    row = check.checked(padded(by=3), options | {"dump": str(tmp_path)}, told)
+    row = check.check_program(padded(by=3), options | {"dump": str(tmp_path)}, told)
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", exported.KIND, "tensor"), (SEED, row)
     assert (row.first_bad_pass or "").startswith("decompose#") and (tmp_path / "graph0" / "kernel.cpp").exists(), row
-    assert reduce.goes_wrong(padded(by=3, index=1), options | {"kind": row.kind})
-    assert check.checked(padded(by=3, index=1), options, told).verdict == "pass", "one of some is exported"
+    assert reduce.fails_alike(padded(by=3, index=1), options | {"kind": row.kind})
+    assert check.check_program(padded(by=3, index=1), options, told).verdict == "pass", "one of some is exported"
     special = replace(X, inputs={"kind": "choice", "values": (1.0, float("inf"))})
-    assert check.checked(replace(padded(by=3), args=(special,)), options, told).verdict == "pass", "it may be left open"
+    assert check.check_program(replace(padded(by=3), args=(special,)), options, told).verdict == "pass", (
+        "it may be left open"
+    )
     # What is exported must leave its arguments as they are.
-    assert check.checked(padded("x0.add_(1)", by=3), options, told).verdict == "pass", SEED
+    assert check.check_program(padded("x0.add_(1)", by=3), options, told).verdict == "pass", SEED
 
 
 def test_what_torch_has_no_graph_of_has_no_schedules() -> None:
     turned = replace(PLAIN, lines=("x0.unsqueeze_(0)", "t1 = x0 + 1"), results=("t1",))
-    row = check.checked(turned, {**OPTIONS, "what": ("schedule",)}, told)
+    row = check.check_program(turned, {**OPTIONS, "what": ("schedule",)}, told)
     assert (row.verdict, row.kind) == ("torch", "exception"), row
 
 
@@ -289,8 +293,8 @@ def test_what_a_backend_gets_wrong_is_named(
         return lambda *xs: tuple(change(x) for x in function(program)(*xs)) if options["backend"] == "mlcomp" else None
 
     monkeypatch.setattr(check, "fresh_compiled", wrong)
-    monkeypatch.setattr(check, "same_as_aot", lambda *given: False)
-    found = check.difference(replace(PLAIN, args=(replace(X, layout="contig"),)), "cpu")
+    monkeypatch.setattr(check, "same_as_aot", lambda *call_arguments: False)
+    found = check.find_difference(replace(PLAIN, args=(replace(X, layout="contig"),)), "cpu")
     assert found is not None and found.kind == kind, found
 
 
@@ -301,7 +305,7 @@ def test_torchs_own_compiler_is_asked_where_the_program_ran(monkeypatch: pytest.
     monkeypatch.setattr(compiler, "on_gpu", lambda target: target.kind == "cuda")
     monkeypatch.setattr(compiler, "tensors_on", lambda target: target.kind)
     monkeypatch.setattr(check, "_any_difference", differing)
-    row = check.checked(PLAIN, {"target": "sm_90a", "what": ("graph",)}, told)
+    row = check.check_program(PLAIN, {"target": "sm_90a", "what": ("graph",)}, told)
     assert (row.verdict, row.kind) == ("torch", "stride"), row
 
 
@@ -314,15 +318,15 @@ def test_results_may_lie_as_torch_traces_them_but_no_other_way(
     points = ({"n": 12, "m": 21}, {"n": 5, "m": 40}) if dynamic else ({},)
     varying = {"x0": {0: "n", 1: "m"}, "x1": {0: "m", 1: "n"}} if dynamic else {}
     made = Program(SEED, 30, args, ("t0 = torch.maximum(x0, x1.t() > 0)",), ("t0",), (), points, varying)
-    assert function(made)(*given(made, points[0])).stride() == (1, 12)
+    assert function(made)(*call_arguments(made, points[0])).stride() == (1, 12)
 
     def backend(program: Program, **options: Any) -> Callable[..., Tensor]:
         return lambda *xs: function(made)(*xs).contiguous()
 
     monkeypatch.setattr(check, "fresh_compiled", backend)
-    assert check.difference(made, "cpu") is None
-    monkeypatch.setattr(inputs, "promised", lambda *given, **how: None)
-    found = check.difference(made, "cpu")
+    assert check.find_difference(made, "cpu") is None
+    monkeypatch.setattr(inputs, "promised", lambda *call_arguments, **how: None)
+    found = check.find_difference(made, "cpu")
     assert found is not None and found.kind == "stride", found
 
 
@@ -335,7 +339,7 @@ def test_a_fault_that_only_costs_compilations_is_one(monkeypatch: pytest.MonkeyP
     lower = compiler.lower
     monkeypatch.setattr("compiler.pipeline.lower", failing)
     varying = replace(PLAIN, points=({"n": 6}, {"n": 9}), varying={"x0": {0: "n"}})
-    found = check.difference(varying, "cpu")
+    found = check.find_difference(varying, "cpu")
     assert found is not None and found.kind == "warning" and "planted" in found.message, found
 
 
@@ -345,8 +349,8 @@ def test_a_graph_of_sizes_that_it_is_not_given_is_judged_at_those_of_its_call() 
     points = ({"n": 11, "m": 19}, {"n": 24, "m": 5})
     varying = {"x0": {0: "m", 1: "n"}, "x1": {0: "m"}}
     made = Program(SEED, 31, args, lines, ("t1",), (), points, varying)
-    for one in blame.recorded(made):
-        subject = blame.subject(blame.fitting(one))
+    for one in blame.record_graphs(made):
+        subject = blame.subject_of(blame.specialise_if_needed(one))
         row = ladder.judge(subject, ladder.climb(subject.program, compiler.target("cpu")), {}, told)
         assert row.verdict == "pass", (SEED, row)
 
@@ -355,8 +359,8 @@ def test_a_graph_that_is_not_lowered_for_all_sizes_is_judged_at_those_of_its_cal
     args = (Arg("x0", (1, 11, 19, 3), "f32"),)
     points, varying = ({"n": 11, "m": 19}, {"n": 24, "m": 2}), {"x0": {1: "n", 2: "m"}}
     lines = ("t0 = F.group_norm(torch.diag_embed(x0), 1)",)
-    for one in blame.recorded(Program(SEED, 32, args, lines, ("t0",), (), points, varying)):
-        climbed = ladder.climb(blame.subject(blame.fitting(one)).program, compiler.target("cpu"))
+    for one in blame.record_graphs(Program(SEED, 32, args, lines, ("t0",), (), points, varying)):
+        climbed = ladder.climb(blame.subject_of(blame.specialise_if_needed(one)).program, compiler.target("cpu"))
         assert climbed.error is None and climbed.equations is not None
 
 
@@ -365,8 +369,8 @@ def test_what_cancels_is_held_to_the_bounds_of_the_graphs(
     monkeypatch: pytest.MonkeyPatch, off: float, *, alike: bool
 ) -> None:
     # Equal values have no variance: eager gives 0, and sums in any order nearly so.
-    def otherwise(*given: Any, backend: Any, **options: Any) -> list[Run]:
-        found = called(*given, backend=backend, **options)
+    def otherwise(*call_arguments: Any, backend: Any, **options: Any) -> list[Run]:
+        found = called(*call_arguments, backend=backend, **options)
         return (
             found if backend != "mlcomp" else [Run(moved(r.outputs, off), r.inputs, moved(r.gradients)) for r in found]
         )
@@ -374,11 +378,11 @@ def test_what_cancels_is_held_to_the_bounds_of_the_graphs(
     def moved(xs: Sequence[Tensor | None], off: float = 0.0) -> tuple[Tensor, ...]:
         return tuple(x * (1 + 2.0**-22) + off for x in xs if x is not None)
 
-    called = blame._called
-    monkeypatch.setattr(blame, "_called", otherwise)
+    called = blame._call_compiled
+    monkeypatch.setattr(blame, "_call_compiled", otherwise)
     lines = (f"t0 = (x0 * 0 + {CONSTANT}).exp().var(1)", "t1 = x0.exp().var(1)")
     made = replace(PLAIN, lines=lines, results=("t0", "t1"), gradients=("x0",))
-    assert blame._alike(made, compiler.target("cpu")) is alike, f"seed {SEED}"
+    assert blame._equals_last_stages(made, compiler.target("cpu")) is alike, f"seed {SEED}"
 
 
 def test_bounds_are_known_of_views_of_what_a_graph_gave() -> None:
@@ -386,13 +390,13 @@ def test_bounds_are_known_of_views_of_what_a_graph_gave() -> None:
     bounded = compiler.Bounded(whole.double().numpy(), *(np.random.default_rng(SEED).random((3, 4, 6))))
     known = [(torch.randn(4, 6), compiler.Bounded(np.zeros((4, 6)))), (whole, bounded)]
     for view in (whole, whole.t(), whole[1:3, ::2], whole[2]):
-        found = blame._bounded(view, known)
+        found = blame._bounds_of(view, known)
         assert found is not None and np.array_equal(found.v, view.double().numpy()), SEED
         assert bounded.e1 is not None and found.e1 is not None and found.e1.shape == tuple(view.shape)
         assert all(bounded.e1[bounded.v == v] == e for v, e in zip(found.v.flat, found.e1.flat, strict=True)), SEED
-    often = blame._bounded(whole[1].expand(3, 6), known)  # one error in many places is shared by them
+    often = blame._bounds_of(whole[1].expand(3, 6), known)  # one error in many places is shared by them
     assert often is not None and often.v.shape == (3, 6) and not np.any(often.e2)
-    assert all(blame._bounded(x, known) is None for x in (whole.clone(), whole.view(torch.int32), whole[:0], 3))
+    assert all(blame._bounds_of(x, known) is None for x in (whole.clone(), whole.view(torch.int32), whole[:0], 3))
 
 
 def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,29 +413,29 @@ def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest
         return run
 
     monkeypatch.setattr(check, "fresh_compiled", reusing)
-    found = check.difference(PLAIN, "cpu")
+    found = check.find_difference(PLAIN, "cpu")
     assert found is not None and found.kind == "reuse", found
     monkeypatch.setattr(check, "fresh_compiled", lambda program, **options: lambda x: x.clone().add_(1))
-    found = check.difference(replace(PLAIN, lines=("t0 = x0.add_(1)",), results=("t0",)), "cpu")
+    found = check.find_difference(replace(PLAIN, lines=("t0 = x0.add_(1)",), results=("t0",)), "cpu")
     assert found is not None and found.message.startswith("input 0"), found
 
 
 def test_outputs_that_share_storage_are_told_from_others() -> None:
     x = torch.randn(4)
     apart, together = Run((x, x.clone()), ()), Run((x, x[:]), ())
-    wrong = check.compared(apart, together, together)
+    wrong = check.compare_runs(apart, together, together)
     assert wrong is not None and wrong.kind == "alias"
 
 
 def test_graphs_are_recorded_with_their_inputs() -> None:
-    met = blame.recorded(replace(PLAIN, gradients=("x0",)))
+    met = blame.record_graphs(replace(PLAIN, gradients=("x0",)))
     assert len(met) == 2  # forward and backward
     assert torch.equal(met[0].inputs[0], arguments(PLAIN, {})["x0"])
 
 
 def test_what_pytorch_itself_does_otherwise_is_not_counted() -> None:
     lines = ("t0 = x0.abs() + 5", "t1 = t0.expand(3, -1, -1)", "t2 = t1.detach()", "t1.zero_()")
-    row = check.checked(replace(PLAIN, lines=lines, results=("t2", "t1"), index=20), OPTIONS, told)
+    row = check.check_program(replace(PLAIN, lines=lines, results=("t2", "t1"), index=20), OPTIONS, told)
     assert row.verdict == "torch", (SEED, row)
 
 
@@ -439,7 +443,7 @@ def test_results_that_are_views_of_each_other_are_judged_too() -> None:
     views = replace(
         PLAIN, lines=(f"t0 = x0 * {CONSTANT} + 9", "t1 = t0[1:]"), results=("t1", "t0.mT"), gradients=("x0",)
     )
-    named, cleared = blame.blamed(views, OPTIONS, told)
+    named, cleared = blame.blame_program(views, OPTIONS, told)
     assert cleared, (SEED, named)
 
 

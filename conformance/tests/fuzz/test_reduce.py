@@ -12,8 +12,8 @@ import pytest
 
 import compiler
 from conformance.fuzz import generate, reduce
-from conformance.fuzz.asked import TRIED
-from conformance.fuzz.program import Program, line
+from conformance.fuzz.asked import OUTCOMES_PREFIX
+from conformance.fuzz.program import Program, as_line
 from conformance.judge import ladder
 from conformance.shapes.cases import Arg, to_json
 from conformance.shapes.expand import expand
@@ -34,8 +34,8 @@ def told(at: str) -> None:
 
 
 def test_what_does_not_matter_goes() -> None:
-    least = reduce.reduced(LONG, lambda program: "* 3.25" in line(program))
-    assert len(least.lines) == 1 and len(least.args) == 1 and not least.gradients, line(least)
+    least = reduce.minimise(LONG, lambda program: "* 3.25" in as_line(program))
+    assert len(least.lines) == 1 and len(least.args) == 1 and not least.gradients, as_line(least)
     (arg,) = least.args
     assert (set(arg.shape), arg.dtype, arg.layout, arg.inputs["kind"]) == ({1}, "f32", "contig", "ones"), arg
 
@@ -43,10 +43,10 @@ def test_what_does_not_matter_goes() -> None:
 def test_what_matters_stays() -> None:
     def fails(program: Program) -> bool:
         shapes = [arg.shape for arg in program.args]
-        return ".add_(2)" in line(program) and bool(program.gradients) and any(n >= 5 for s in shapes for n in s)
+        return ".add_(2)" in as_line(program) and bool(program.gradients) and any(n >= 5 for s in shapes for n in s)
 
-    least = reduce.reduced(LONG, fails)
-    assert fails(least) and least.gradients == ("x0",) and len(least.lines) <= 3, line(least)
+    least = reduce.minimise(LONG, fails)
+    assert fails(least) and least.gradients == ("x0",) and len(least.lines) <= 3, as_line(least)
     assert max(n for arg in least.args for n in arg.shape) == 5, least.args
 
 
@@ -57,9 +57,9 @@ def test_programs_of_every_kind_can_be_reduced() -> None:
             continue
         text = random.Random(SEED + index).choice(program.lines).partition(" = ")[2] or program.lines[0]
         call = text.partition("(")[0][-12:]
-        least = reduce.reduced(program, lambda p, call=call: call in line(p))  # type: ignore[misc]
-        assert call in line(least) and len(least.lines) <= len(program.lines), (SEED, index)
-        assert len(least.lines) <= 5, (SEED, index, line(least))
+        least = reduce.minimise(program, lambda p, call=call: call in as_line(p))  # type: ignore[misc]
+        assert call in as_line(least) and len(least.lines) <= len(program.lines), (SEED, index)
+        assert len(least.lines) <= 5, (SEED, index, as_line(least))
 
 
 def test_trials_of_another_process_are_not_made_again() -> None:
@@ -67,14 +67,14 @@ def test_trials_of_another_process_are_not_made_again() -> None:
 
     def fails(program: Program) -> bool:
         asked.append(program)
-        return "* 3.25" in line(program)
+        return "* 3.25" in as_line(program)
 
     whole = reduce.Trials(fails)
-    least, count = reduce.reduced(LONG, whole), len(asked)
+    least, count = reduce.minimise(LONG, whole), len(asked)
     said: list[str] = []
-    rest = reduce.Trials(fails, said.append, whole.done[: count - 3])
-    assert reduce.reduced(LONG, rest) == least and len(asked) == count + 3
-    assert said[0] == TRIED + whole.done[: count - 3]
+    rest = reduce.Trials(fails, said.append, whole.outcomes[: count - 3])
+    assert reduce.minimise(LONG, rest) == least and len(asked) == count + 3
+    assert said[0] == OUTCOMES_PREFIX + whole.outcomes[: count - 3]
 
 
 def test_a_planted_miscompile_becomes_a_shape_file_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from conformance.fuzz import axes, check, generate, regression, relations
-from conformance.fuzz.program import Altered, Program, arguments, function, line
-from conformance.fuzz.tracing import traced
+from conformance.fuzz.program import Altered, Program, arguments, as_line, function
+from conformance.fuzz.tracing import trace_program
 from conformance.shapes.cases import Arg
 
 SEED = random.SystemRandom().randrange(2**31)
@@ -29,7 +29,7 @@ def program(*lines: str, args: tuple[Arg, ...] = (SQUARE,), **more: Any) -> Prog
 
 
 def batches(*lines: str, args: tuple[Arg, ...] = (SQUARE,)) -> list[tuple[dict[str, Any], Any]]:
-    known = traced(program(*lines, args=args))
+    known = trace_program(program(*lines, args=args))
     assert known is not None
     return [(dict(one.arguments), one.results[0]) for one in axes.families(known)]
 
@@ -44,8 +44,8 @@ def test_eager_keeps_every_relation() -> None:
         for one in relations.relations(drawn):
             met[one.kind] += 1
             if one.kind in ("scaling", "order"):  # the text of a program may name a size
-                said = relations.broken(one, before, relations.run(function(one.program), one.program, "cpu"))
-                assert not said, (SEED, index, line(drawn), said)
+                said = relations.violation(one, before, relations.run(function(one.program), one.program, "cpu"))
+                assert not said, (SEED, index, as_line(drawn), said)
     assert met, SEED
 
 
@@ -73,7 +73,7 @@ def test_a_call_may_leave_out_results() -> None:
     args = tuple(Arg(f"x{k}", shape, "f32") for k, shape in enumerate(shapes))
     options = "True, 1, 0.0, False, False, True"
     made = program(f"t0 = torch.lstm(x0, (x1, x2), [x3, x4, x5, x6], {options})[0]", args=args)
-    known = traced(made)
+    known = trace_program(made)
     assert known is not None and any(None in n.meta["val"] for n in known.graph.graph.nodes if "rnn_layer" in n.name)
     assert not [*relations.relations(made)]
 
@@ -100,7 +100,7 @@ def test_a_result_whose_size_the_program_names_breaks_no_relation(monkeypatch: p
     part = replace(drawn, altered=Altered({}, {"x0": (0,)}, (0, 3, 4)))
     claimed = relations.Relation("slice", part, (0, 0), ((0,), (0,)), unit=1e-7)
     monkeypatch.setattr(check, "relations_of", lambda drawn: [claimed])
-    assert check.first_broken(drawn, function(drawn), "cpu") is None, SEED
+    assert check.first_broken_relation(drawn, function(drawn), "cpu") is None, SEED
 
 
 def test_altered_data_lie_as_those_drawn() -> None:
@@ -124,22 +124,22 @@ def test_what_only_a_relation_shows_is_found_and_named(monkeypatch: pytest.Monke
     lines = (f"t0 = -(x0.abs() * {CONSTANT})", "t1 = t0.amax(1)")
     for index in range(100):  # one whose data are scaled up
         planted = replace(program(*lines), index=index)
-        altered = relations.altered(planted, "scaling").altered
+        altered = relations.alter(planted, "scaling").altered
         if altered is not None and altered.scales["x0"] > 20:
             break
     options = {"target": "cpu", "dump": str(tmp_path / "repro")}
-    alone = check.checked(planted, {**options, "what": ("graph",)}, lambda at: None)
+    alone = check.check_program(planted, {**options, "what": ("graph",)}, lambda at: None)
     assert alone.verdict == "pass", (SEED, alone)
-    row = check.checked(planted, {**options, "what": ("relation",)}, lambda at: None)
+    row = check.check_program(planted, {**options, "what": ("relation",)}, lambda at: None)
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "scaling", "cpp"), (SEED, row)
-    text = regression.shown(relations.altered(planted, "scaling"), "scaled")
+    text = regression.shape_file(relations.alter(planted, "scaling"), "scaled")
     assert "x0 = x0 * 2.0**" in text
     (x,) = torch.load(tmp_path / "repro" / "inputs.pt")[0]
     assert float(x.abs().max()) > 2**20
 
 
 def test_another_order_a_part_and_margins_are_told_from_what_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relations, "RESIZED", 1.0)
+    monkeypatch.setattr(relations, "RESIZED_SHARE", 1.0)
     drawn = program("t0 = x0.exp().sum(1)")
     kinds: dict[str, relations.Relation] = {}
     for index in itertools.count():  # each draws an order, and a part or margins
@@ -155,5 +155,5 @@ def test_another_order_a_part_and_margins_are_told_from_what_they_are_not(monkey
         drawn = replace(one.program, altered=None)
         for made, found in ((call, False), (wrong, True)):
             monkeypatch.setattr(check, "relations_of", lambda _, one=one: [one])
-            said = check.first_broken(drawn, made, "cpu")
+            said = check.first_broken_relation(drawn, made, "cpu")
             assert (said is not None and said.kind == one.kind) == found, (SEED, one.kind, said)

@@ -70,7 +70,7 @@ import sys
 from pathlib import Path
 from conformance.history import revisions
 
-revisions.records([revisions.Revision("some", "", Path(sys.argv[1]))], revisions.Asked((), ("cpu",)), 1)
+revisions.records([revisions.Revision("some", "", Path(sys.argv[1]))], revisions.TextRequest((), ("cpu",)), 1)
 """
 
 
