@@ -72,25 +72,25 @@ class Row:
     graphs: int = 0
 
 
-def config(library: Any, name: str, values: Sequence[int]) -> Any:
+def small_config(library: Any, name: str, values: Sequence[int]) -> Any:
     """Return the configuration of an architecture with the settings of `SMALL[value]` reduced, for each of `values`."""
-    made = library.AutoConfig.for_model(name)
-    known = made.to_dict()
+    configuration = library.AutoConfig.for_model(name)
+    defaults = configuration.to_dict()
     for value in values:
         for word in SMALL[value].split():
-            is_count = isinstance(known.get(word), int) and not isinstance(known[word], bool)
-            if hasattr(made, word) and (is_count or word == "vocab_size"):
-                setattr(made, word, value)
-    types = getattr(made, "layer_types", None)
+            is_count = isinstance(defaults.get(word), int) and not isinstance(defaults[word], bool)
+            if hasattr(configuration, word) and (is_count or word == "vocab_size"):
+                setattr(configuration, word, value)
+    types = getattr(configuration, "layer_types", None)
     if types:
-        made.layer_types = list(types[:1]) + list(types[-1:])
+        configuration.layer_types = list(types[:1]) + list(types[-1:])
     for word in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        if word == "pad_token_id" or getattr(made, word, None) is not None:
-            setattr(made, word, 1)
-    return made
+        if word == "pad_token_id" or getattr(configuration, word, None) is not None:
+            setattr(configuration, word, 1)
+    return configuration
 
 
-def small(library: Any, name: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
+def small_model(library: Any, name: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
     """Return a small model that runs in eager, its inputs and its result.
 
     If a model with all of the small values fails, one with few layers and the default widths is tried.
@@ -98,48 +98,48 @@ def small(library: Any, name: str) -> tuple[Any, dict[str, torch.Tensor], torch.
     problem: Exception = ValueError("it is too large")
     for values in (tuple(SMALL), (99, 2)):
         try:
-            chosen = config(library, name, values)
+            configuration = small_config(library, name, values)
             with torch.device("meta"):
-                size = sum(p.numel() for p in library.AutoModel.from_config(chosen).parameters())
+                size = sum(p.numel() for p in library.AutoModel.from_config(configuration).parameters())
             if size < LARGEST:
-                model = library.AutoModel.from_config(chosen).eval()
-                given = arguments(model)
-                return model, given, result(model, given)
+                model = library.AutoModel.from_config(configuration).eval()
+                inputs = random_inputs(model)
+                return model, inputs, main_result(model, inputs)
         except Exception as error:  # the small widths may be inconsistent for this architecture
             problem = error
     raise problem
 
 
-def arguments(model: Any) -> dict[str, torch.Tensor]:
+def random_inputs(model: Any) -> dict[str, torch.Tensor]:
     """Return a batch of two random token sequences or images, according to the name of the model's main input."""
-    source = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     if model.main_input_name == "pixel_values":
         size = getattr(model.config, "image_size", None) or 64
         height, width = size if isinstance(size, Sequence) else (size, size)
-        return {"pixel_values": torch.randn(2, model.config.num_channels, height, width, generator=source)}
-    tokens = torch.randint(3, model.config.get_text_config().vocab_size, (2, 12), generator=source)
-    given = {"input_ids": tokens}
+        return {"pixel_values": torch.randn(2, model.config.num_channels, height, width, generator=generator)}
+    tokens = torch.randint(3, model.config.get_text_config().vocab_size, (2, 12), generator=generator)
+    inputs = {"input_ids": tokens}
     if model.config.is_encoder_decoder:
-        given["decoder_input_ids"] = tokens[:, :7]
-    return given
+        inputs["decoder_input_ids"] = tokens[:, :7]
+    return inputs
 
 
-def result(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def main_result(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Call the model and return its main result: the last hidden state, or else its first output."""
     kind = next(p.dtype for p in model.parameters())
-    words: dict[str, Any] = {k: v.to(kind) if v.is_floating_point() else v for k, v in given.items()}
+    arguments: dict[str, Any] = {k: v.to(kind) if v.is_floating_point() else v for k, v in inputs.items()}
     torch.manual_seed(0)
-    made = model(**words)
-    first = made.last_hidden_state if "last_hidden_state" in made else made[0]
+    outputs = model(**arguments)
+    first = outputs.last_hidden_state if "last_hidden_state" in outputs else outputs[0]
     return first if isinstance(first, torch.Tensor) else first[0]
 
 
-def _wide(model: Any) -> Any:
+def _in_f64(model: Any) -> Any:
     """Return an f64 copy of the model; its experts use the eager implementation, as torch has no f64 grouped matmul."""
-    made = copy.deepcopy(model).double()
+    wide = copy.deepcopy(model).double()
     with contextlib.suppress(AttributeError, ValueError):
-        made.set_experts_implementation("eager")
-    return made
+        wide.set_experts_implementation("eager")
+    return wide
 
 
 def run(name: str, dtype: str) -> Row:
@@ -149,42 +149,46 @@ def run(name: str, dtype: str) -> Row:
     start = time.monotonic()
     try:
         with torch.no_grad():
-            model, given, _ = small(library, name)
+            model, inputs, _ = small_model(library, name)
             model = model.to(TYPES[dtype])
-            eager = result(model, given).double()
-            exact = result(_wide(model), given)
+            eager = main_result(model, inputs).double()
+            exact = main_result(_in_f64(model), inputs)
     except Exception as problem:  # these settings alone cannot make some architectures small
-        return Row(name, dtype, "eager", why=_said(problem))
+        return Row(name, dtype, "eager", why=_one_line(problem))
     before = Counter(torch._dynamo.utils.counters["stats"])
-    with warnings.catch_warnings(record=True) as heard, torch.no_grad():
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         try:
-            ours = result(torch.compile(model, backend="mlcomp"), given).double()
+            ours = main_result(torch.compile(model, backend="mlcomp"), inputs).double()
         except Exception as problem:
-            return Row(name, dtype, "error", time.monotonic() - start, _said(problem))
+            return Row(name, dtype, "error", time.monotonic() - start, _one_line(problem))
     seconds = time.monotonic() - start
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before["unique_graphs"]
-    left = "; ".join(_said(w.message) for w in heard if type(w.message).__name__ == "FallbackWarning")
-    off, theirs = (float((x - exact).abs().max()) for x in (ours, eager))
-    allowed = 4 * theirs + torch.finfo(TYPES[dtype]).eps * float(exact.abs().max())
-    if not off <= allowed:
-        return Row(name, dtype, "wrong", seconds, f"off by {off:.3g}, eager by {theirs:.3g}; {left}", graphs)
-    return Row(name, dtype, "parts" if left else "whole", seconds, left, graphs)
+    fallbacks = "; ".join(_one_line(w.message) for w in caught if type(w.message).__name__ == "FallbackWarning")
+    our_error, eager_error = (float((x - exact).abs().max()) for x in (ours, eager))
+    allowed = 4 * eager_error + torch.finfo(TYPES[dtype]).eps * float(exact.abs().max())
+    if not our_error <= allowed:
+        return Row(
+            name, dtype, "wrong", seconds, f"off by {our_error:.3g}, eager by {eager_error:.3g}; {fallbacks}", graphs
+        )
+    return Row(name, dtype, "parts" if fallbacks else "whole", seconds, fallbacks, graphs)
 
 
-def _said(problem: object) -> str:
+def _one_line(problem: object) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:600]
 
 
-def _apart(name: str, dtype: str) -> Row:
+def _run_in_process(name: str, dtype: str) -> Row:
     """Run one architecture in a child process, since it may crash or hang."""
     context = multiprocessing.get_context("fork")
-    hear, tell = context.Pipe(duplex=False)
-    child = context.Process(target=_tell, args=(tell, name, dtype))
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_send_row, args=(sender, name, dtype))
     child.start()
-    tell.close()
+    sender.close()
     try:
-        row: Row = hear.recv() if hear.poll(SECONDS) else Row(name, dtype, "error", SECONDS, "it did not end in time")
+        row: Row = (
+            receiver.recv() if receiver.poll(SECONDS) else Row(name, dtype, "error", SECONDS, "it did not end in time")
+        )
     except EOFError:
         row = Row(name, dtype, "error", why="its process died")
     child.kill()
@@ -195,9 +199,9 @@ def _apart(name: str, dtype: str) -> Row:
     return row
 
 
-def _tell(tell: Any, name: str, dtype: str) -> None:
+def _send_row(sender: Any, name: str, dtype: str) -> None:
     torch.set_num_threads(1)
-    tell.send(run(name, dtype))
+    sender.send(run(name, dtype))
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -217,11 +221,11 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dtype", choices=tuple(TYPES), default="f32")
     parser.add_argument("--jobs", type=int, default=1, help="number of architectures at a time")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     importlib.import_module("transformers.models.auto.modeling_auto")
-    chosen = [name for name in NAMES if re.search(given.regex, name)]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        rows = list(pool.map(partial(_apart, dtype=given.dtype), chosen))
+    names = [name for name in NAMES if re.search(options.regex, name)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(partial(_run_in_process, dtype=options.dtype), names))
     print(page(rows))
     return int(any(r.verdict in ("wrong", "error") for r in rows))
 

@@ -210,18 +210,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("conformance.run.instructions")
         return
     if config.getoption("mlcomp"):
-        _root_again(config)
+        _redetermine_root(config)
         # Imported by name, so that only a run with --mlcomp pays for it.
-        alone = {"mlcomp_replay": "replay", "mlcomp_bisect": "bisecting"}
-        work = next((module for option, module in alone.items() if config.getoption(option)), "session")
+        exclusive = {"mlcomp_replay": "replay", "mlcomp_bisect": "bisecting"}
+        work = next((module for option, module in exclusive.items() if config.getoption(option)), "session")
         config.pluginmanager.import_plugin(f"conformance.run.{work}")
         return
-    stray = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]
-    if stray:
-        raise pytest.UsageError(f"{stray[0]} does nothing without --mlcomp: add it")
+    unused = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]
+    if unused:
+        raise pytest.UsageError(f"{unused[0]} does nothing without --mlcomp: add it")
 
 
-def _root_again(config: pytest.Config) -> None:
+def _redetermine_root(config: pytest.Config) -> None:
     """Determine pytest's root folder, to which item ids are relative, again if an option's value was taken for a path.
 
     pytest determines the root before it loads plugins and knows their options, so it takes the value in
@@ -231,8 +231,8 @@ def _root_again(config: pytest.Config) -> None:
     words = [str(word) for word in config.invocation_params.args]
     values = [value for word, value in itertools.pairwise(words) if word.startswith("--mlcomp-")]
     here = config.invocation_params.dir
-    chosen = config.option.rootdir or config.option.inifilename
-    if chosen or not any(os.path.exists(here / value) for value in values if not value.startswith("-")):
+    is_fixed = config.option.rootdir or config.option.inifilename
+    if is_fixed or not any(os.path.exists(here / value) for value in values if not value.startswith("-")):
         return
     with contextlib.suppress(AttributeError, TypeError):
         root, inipath, settings, _ = findpaths.determine_setup(

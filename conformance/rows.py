@@ -58,7 +58,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran(Item):
+class RunItem(Item):
     """An item that ran; `first_loss` says how the process of a first try died, `reason` why a failure is expected."""
 
     seconds: float = 0.0
@@ -67,7 +67,7 @@ class Ran(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blamed:
+class BlamedVerdict:
     """A verdict; for a bad one also the stage and pass to blame, and the folder of the files that reproduce it."""
 
     verdict: str = "fail"
@@ -78,7 +78,7 @@ class Blamed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged(Blamed):
+class CaseResult(BlamedVerdict):
     """The result of running a case: its stages, their `texts`, and the schedules that could not be applied."""
 
     stages: tuple[Stage, ...] = ()
@@ -87,7 +87,7 @@ class Judged(Blamed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(Ran, Judged):
+class Check(RunItem, CaseResult):
     """The row of a checked case."""
 
     KEYS: ClassVar = (
@@ -123,7 +123,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
+class BaselineComparison:
     """Our kernel against the stored kernel of a baseline; `speedup` is the stored kernel's time over ours.
 
     `identity` is the digest of our code and its headers. `verdict` is "" if there was no race, and "unbuilt" if the
@@ -149,7 +149,7 @@ class Against:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class RaceResult:
     """The result of a race: microseconds per call, the speedup over the fastest rival, raw samples in seconds.
 
     `over` has the speedup over each rival, `wall_us` the time of one call including the wait for the device, `cached`
@@ -177,13 +177,13 @@ class Timed:
     cached: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     budget: tuple[Budget, ...] = ()
-    against: Against = field(default_factory=Against)
+    against: BaselineComparison = field(default_factory=BaselineComparison)
     source: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Ran, Timed):
+class Bench(RunItem, RaceResult):
     """The row of a benchmark; `cliffs` has a sentence for each way in which it is a cliff (see `report/replies.py`)."""
 
     KEYS: ClassVar = (
@@ -263,7 +263,7 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planted:
+class PlantedMutant:
     """A planted miscompile, whether the checks caught it, and how."""
 
     COLUMNS: ClassVar[Columns] = {n: n for n in ("target", "stage", "case", "mutation", "how")}
@@ -292,7 +292,7 @@ class SelfTest:
 
     KEYS: ClassVar = ("planted", "caught", "false_alarms")
 
-    rows: tuple[Planted, ...] = ()
+    rows: tuple[PlantedMutant, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     verdict: str = "pass"
     detail: str = ""
@@ -319,7 +319,7 @@ class Fitness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found(Blamed):
+class FuzzResult(BlamedVerdict):
     """The result of a random program: the kind of difference, and why its stage and pass are blamed."""
 
     verdict: str = "pass"
@@ -328,7 +328,7 @@ class Found(Blamed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fuzz(Found):
+class Fuzz(FuzzResult):
     """The row of a random program: its number, seed, source line, arguments and result."""
 
     index: int
@@ -370,8 +370,8 @@ def name(row: Item, *, bench: bool | None = None) -> str:
     >>> name(Bench(id="relu[N4.f32]", file="x.toml", suite="x", op="relu", target="cpu", dtype="f32", family="x"))
     'relu[N4.f32-cpu-bench]'
     """
-    ends = isinstance(row, Bench) if bench is None else bench
-    words = (row.id.removesuffix("]"), row.target, *(["bench"] if ends else []))
+    is_bench = isinstance(row, Bench) if bench is None else bench
+    words = (row.id.removesuffix("]"), row.target, *(["bench"] if is_bench else []))
     return "-".join(words) + ("]" if "[" in row.id else "")
 
 
@@ -386,9 +386,9 @@ def worst_error(stages: Iterable[Stage]) -> float | None:
     return max((stage.err_over_tol for stage in stages if stage.err_over_tol is not None), default=None)
 
 
-def shown(of: str | Callable[[Any], object], row: object) -> object:
+def cell(column: str | Callable[[Any], object], row: object) -> object:
     """Return the cell of a row for one entry of `COLUMNS`."""
-    return getattr(row, of) if isinstance(of, str) else of(row)
+    return getattr(row, column) if isinstance(column, str) else column(row)
 
 
 # ---- JSON
@@ -447,10 +447,10 @@ def _read(hint: Any, item: Any) -> Any:
         case dict() if dataclasses.is_dataclass(hint):
             return from_json(hint, item)  # type: ignore[arg-type]
         case dict() if get_origin(hint) is not None and len(arguments) == 2:
-            return {key: _read(arguments[1], one) for key, one in item.items()}
+            return {key: _read(arguments[1], element) for key, element in item.items()}
         case list():
-            within = next((one for one in (hint, *arguments) if get_origin(one) is tuple), None)
-            return tuple(_read(get_args(within)[0], one) for one in item) if within else item
+            tuple_hint = next((element for element in (hint, *arguments) if get_origin(element) is tuple), None)
+            return tuple(_read(get_args(tuple_hint)[0], element) for element in item) if tuple_hint else item
         case float() if not math.isfinite(item):
             return None
         case _:

@@ -29,36 +29,38 @@ Work = Callable[[Any, Turn], Iterator[tuple[str, Row]]]
 
 
 def parser(
-    package: str, about: str | None, does: str, known: Collection[str], timed: str, rivals: Collection[str]
+    package: str, description: str | None, verb: str, models: Collection[str], timed: str, rivals: Collection[str]
 ) -> argparse.ArgumentParser:
     """Return the argument parser shared by the commands that run models: names, device, size, seed and rivals.
 
-    `does` and `timed` complete the help texts; `known` are the names of models, `rivals` those of contestants.
+    `verb` and `timed` complete the help texts; `models` are the names of models, `rivals` those of contestants.
     """
-    made = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
-    made.add_argument("names", nargs="*", metavar="MODEL", help=f"models to {does}: {', '.join(known)} (default: all)")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    made.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser(prog=f"python -m {package}", description=description)
+    argument_parser.add_argument(
+        "names", nargs="*", metavar="MODEL", help=f"models to {verb}: {', '.join(models)} (default: all)"
+    )
+    argument_parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    argument_parser.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
+    argument_parser.add_argument("--seed", type=int, default=0)
+    argument_parser.add_argument(
         "--race", nargs="*", metavar="RIVAL", choices=tuple(rivals),
         help=f"time {timed} against these of {', '.join(rivals)} (default: the first three)",
     )  # fmt: skip
-    return made
+    return argument_parser
 
 
 def parse(
-    parser: argparse.ArgumentParser, words: Sequence[str] | None, known: Collection[str], rivals: Collection[str]
+    parser: argparse.ArgumentParser, words: Sequence[str] | None, models: Collection[str], rivals: Collection[str]
 ) -> argparse.Namespace:
     """Parse the arguments, with all models by default; an unknown model or a missing GPU is a usage error."""
-    given = parser.parse_args(words)
-    if unknown := set(given.names) - set(known):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    if given.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(words)
+    if unknown := set(options.names) - set(models):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(models)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is no GPU")
-    given.names = given.names or list(known)
-    given.race = () if given.race is None else tuple(given.race or list(rivals)[:3])
-    return given
+    options.names = options.names or list(models)
+    options.race = () if options.race is None else tuple(options.race or list(rivals)[:3])
+    return options
 
 
 def run(jobs: Sequence[Job], work: Work) -> list[dict[str, Row]]:
@@ -70,47 +72,47 @@ def run(jobs: Sequence[Job], work: Work) -> list[dict[str, Row]]:
     context = multiprocessing.get_context("spawn")
     ready, lock = context.Barrier(len(jobs)), context.Lock()
     with ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(lambda job: _one(job, work, ready, lock), jobs))
+        return list(pool.map(lambda job: _run_job(job, work, ready, lock), jobs))
 
 
-def _one(job: Job, work: Work, ready: Any, lock: Any) -> dict[str, Row]:
+def _run_job(job: Job, work: Work, ready: Any, lock: Any) -> dict[str, Row]:
     context = multiprocessing.get_context("spawn")
-    hear, tell = context.Pipe(duplex=False)
-    child = context.Process(target=_tell, args=(tell, job, work, ready, lock))
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_send_rows, args=(sender, job, work, ready, lock))
     child.start()
-    tell.close()
-    found: dict[str, Row] = {}
+    sender.close()
+    rows: dict[str, Row] = {}
     try:
-        while hear.poll(SECONDS):
-            kind, row = hear.recv()
-            found[kind] = row
+        while receiver.poll(SECONDS):
+            kind, row = receiver.recv()
+            rows[kind] = row
             print(*row, sep="  ", file=sys.stderr)
-        found["problem"] = [job.name, "it did not end in time"]
+        rows["problem"] = [job.name, "it did not end in time"]
     except EOFError:
         child.join()
         if child.exitcode:
-            found["problem"] = [job.name, f"its process ended with {child.exitcode}"]
+            rows["problem"] = [job.name, f"its process ended with {child.exitcode}"]
     child.kill()
-    return found
+    return rows
 
 
-def _tell(tell: Any, job: Job, work: Work, ready: Any, lock: Any) -> None:
+def _send_rows(sender: Any, job: Job, work: Work, ready: Any, lock: Any) -> None:
     """Main function of a job's process: send its rows, or the error that ended it.
 
     A job that never asked for its turn joins the barrier at its end, so that the others do not wait for it.
     """
-    waited = False
+    has_waited = False
 
     def turn() -> Any:
-        nonlocal waited
-        waited = True
+        nonlocal has_waited
+        has_waited = True
         ready.wait(SECONDS)
         return lock
 
     try:
-        for found in work(job, turn):
-            tell.send(found)
+        for row in work(job, turn):
+            sender.send(row)
     except Exception as problem:
-        tell.send(("problem", [job.name, f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]]))
-    if not waited:
+        sender.send(("problem", [job.name, f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]]))
+    if not has_waited:
         ready.wait(SECONDS)

@@ -21,11 +21,11 @@ import compiler
 from conformance import rows
 from conformance.bench import duel, roofline, stored
 from conformance.bench.duel import Clock, Protocol, Samples
-from conformance.bench.emitted import Stored
+from conformance.bench.emitted import StoredKernel
 from conformance.isolation.lock import Quiet
 from conformance.judge import device, ladder, oracle, systems, tampering
 from conformance.judge.systems import EAGER, BuiltFunction, Function
-from conformance.rows import BASELINE, COMPILE, OURS, Against, Budget, Speedup, Timed
+from conformance.rows import BASELINE, COMPILE, OURS, BaselineComparison, Budget, RaceResult, Speedup
 from conformance.shapes import cases, inputs, modules
 from conformance.shapes.cases import BenchCase, Case
 from conformance.shapes.toml_values import CaseError
@@ -40,13 +40,13 @@ PROTOCOLS = {"quick": duel.QUICK, "full": duel.FULL}
 MIN_EFFECT = {"quick": 0.05, "full": 0.02}
 IMPLAUSIBLE_SPEEDUP = 10.0
 # Process time over thread time; above this, a significant part of the work ran on threads that were not timed.
-STRAY_THREADS = 1.25
+MOST_THREAD_RATIO = 1.25
 # glibc's parameters: free memory at the top of the heap before it is returned; number of blocks allocated by mmap.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 KEPT_BYTES, MAPPED_BLOCKS = 1 << 30, 65536
 
 
-class Wrong(Exception):
+class InvalidBenchmark(Exception):
     """Our executable must not be timed: its result is wrong, not reproducible, or overwritten by a later call."""
 
 
@@ -60,7 +60,7 @@ class Settings:
     vs: tuple[str, ...] | None = None
     seed: int = 0
     system: str = systems.OURS
-    stored: Stored | None = None  # a baseline's kernel to race as well
+    stored: StoredKernel | None = None  # a baseline's kernel to race as well
     min_effect: float = 0.03  # the smallest slowdown against the stored kernel to detect
 
     def __post_init__(self) -> None:
@@ -107,27 +107,27 @@ class Contest:
 
     built: Mapping[str, BuiltFunction]
     skipped: Mapping[str, str] = field(default_factory=dict)
-    against: Against = field(default_factory=Against)
+    against: BaselineComparison = field(default_factory=BaselineComparison)
 
     @property
     def rivals(self) -> tuple[str, ...]:
         return tuple(name for name in self.built if name not in (OURS, BASELINE))
 
 
-def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet = nullcontext) -> Timed:
+def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet = nullcontext) -> RaceResult:
     """Race one case and return the result; an error of any kind becomes its verdict and message."""
     case = cases.from_json(case_json)
-    known = options.get("stored")
-    settings = Settings(**{**options, "stored": Stored(**known) if known else None})
+    stored_kernel = options.get("stored")
+    settings = Settings(**{**options, "stored": StoredKernel(**stored_kernel) if stored_kernel else None})
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, COMPILE)
-    with torch.no_grad(), kept_memory(), ladder.threads(settings.threads):
+    with torch.no_grad(), reuse_memory(), ladder.threads(settings.threads):
         try:
             if cases.kind_of(settings.target) == "cuda" and settings.where == "cpu":
-                raise Wrong(f"no GPU of this machine runs code for {settings.target}")
+                raise InvalidBenchmark(f"no GPU of this machine runs code for {settings.target}")
             subject = prepare(case, settings.seed, settings.where)
             # Tensors that the case's expression creates, such as masks, must be on the device of its inputs.
             with torch.device("cuda") if settings.where == "cuda" else nullcontext():
-                build = systems.build if case.entry == "export" else _through_torch
+                build = systems.build if case.entry == "export" else _build_through_torch
                 row = measure(subject, vs, settings, quiet, oracle.quick_compare, build)
             budget = judge_budget(case.budget if isinstance(case, BenchCase) else {}, settings.target, row)
             return replace(row, budget=budget)
@@ -135,17 +135,17 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet =
             return failure(inputs.fault(case, settings.seed) or error)
 
 
-def _through_torch(name: str, function: Function, given: Tensors, target: str) -> BuiltFunction:
+def _build_through_torch(name: str, function: Function, inputs: Tensors, target: str) -> BuiltFunction:
     """Build a contestant, ours through `torch.compile` as users call it."""
     return (
-        systems.build(name, function, given, target)
+        systems.build(name, function, inputs, target)
         if name != OURS
-        else systems.build_through_torch(name, function, given)
+        else systems.build_through_torch(name, function, inputs)
     )
 
 
 @contextmanager
-def kept_memory() -> Iterator[None]:
+def reuse_memory() -> Iterator[None]:
     """Make glibc reuse the memory of outputs from call to call, for every contestant and regardless of what ran before.
 
     By default glibc maps blocks above 32 MiB anew in every call, unless the heap happens to have a hole for them. The
@@ -168,16 +168,16 @@ def prepare(case: Case, seed: int, where: str = "cpu") -> Subject:
     """Return the case's function with its constant arguments bound, its inputs and the reference, on device `where`."""
     tensors = {name: tensor.to(where) for name, tensor in inputs.make(case, seed).items()}
     function, arguments = inputs.bind(case, tensors)
-    whole = inputs.function(case)
+    unbound = inputs.function(case)
     for module in _modules(function):
         module.to(where)
-    for module in _modules(whole):
+    for module in _modules(unbound):
         module.to(where).double()  # a separate copy of the weights, already rounded to the case's dtype
     weights = [tensor for module in _modules(function) for tensor in (*module.parameters(), *module.buffers())]
 
     def reference() -> object:
         with compiler.FirstOfEqual():
-            return whole(*map(inputs.widened, tensors.values()))
+            return unbound(*map(inputs.widened, tensors.values()))
 
     return Subject(function, arguments, reference, weights)
 
@@ -190,25 +190,25 @@ def measure(
     compare: Compare,
     build: Build = systems.build,
     clock: Clock | None = None,
-) -> Timed:
+) -> RaceResult:
     """Build all contestants, check ours, race them while holding the machine lock, and return the judged row."""
     contest = assemble(subject, vs, settings, build)
     check(contest.built[OURS].call, subject, compare)
     if BASELINE in contest.built:
-        contest = _stored_is_right(contest, subject, compare)
-    needed = roofline.work(subject.function, subject.inputs, subject.weights)
+        contest = _drop_wrong_stored_kernel(contest, subject, compare)
+    work = roofline.work(subject.function, subject.inputs, subject.weights)
     with quiet(), systems.best_attention(subject.function, subject.inputs) as attention:
-        samples, stray = _race(contest, subject.inputs, settings, clock)
-        against = _beside(contest, subject.inputs, settings, clock)
+        samples, thread_ratio = _race(contest, subject.inputs, settings, clock)
+        against = _race_stored_kernel(contest, subject.inputs, settings, clock)
         dtype = _dominant_dtype((*subject.inputs, *subject.weights))
         on_gpu = settings.where == "cuda"
         limits = roofline.device_limits(dtype) if on_gpu else roofline.limits(settings.threads, dtype)
-        walls = _walls(contest, subject.inputs) if on_gpu else {}
+        walls = _wall_microseconds(contest, subject.inputs) if on_gpu else {}
     if names := tampering.restore_functions():
-        raise Wrong(f"{names} was replaced by something else while it was timed")
-    share = roofline.seconds(needed, limits) / samples.median(OURS)
+        raise InvalidBenchmark(f"{names} was replaced by something else while it was timed")
+    share = roofline.seconds(work, limits) / samples.median(OURS)
     row = replace(summarise(samples, contest, settings), wall_us=walls, roofline=share, attention=attention)
-    return replace(row, against=against, message="; ".join(suspicions(row, stray)))
+    return replace(row, against=against, message="; ".join(suspicions(row, thread_ratio)))
 
 
 def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
@@ -216,63 +216,65 @@ def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Bui
     try:
         subject.function(*subject.inputs)
     except Exception as error:  # the case's expression itself fails: no contestant is to blame
-        raise Wrong(f"eager itself fails: {_brief(error)}") from error
+        raise InvalidBenchmark(f"eager itself fails: {_one_line(error)}") from error
     built = {OURS: build(settings.system, subject.function, subject.inputs, settings.target)}
     skipped: dict[str, str] = {}
     for name in dict.fromkeys((EAGER, *vs)):
         try:
             built[name] = build(name, subject.function, subject.inputs, settings.target)
         except Exception as error:  # a rival may be any backend and raise anything
-            skipped[name] = _brief(error)
-    against, again = stored.contestant(settings.stored, built[OURS], subject.inputs)
-    return Contest(built | ({BASELINE: again} if again else {}), skipped, against)
+            skipped[name] = _one_line(error)
+    against, stored_kernel = stored.contestant(settings.stored, built[OURS], subject.inputs)
+    return Contest(built | ({BASELINE: stored_kernel} if stored_kernel else {}), skipped, against)
 
 
 def check(ours: Function, subject: Subject, compare: Compare) -> None:
-    """Raise Wrong if ours changes its inputs, is wrong, differs between two calls, or reuses the memory of results."""
-    held = (*subject.inputs, *subject.weights)
-    copies = [tensor.clone() for tensor in held]
+    """Raise InvalidBenchmark if ours changes inputs, is wrong, differs between calls, or reuses results' memory."""
+    operands = (*subject.inputs, *subject.weights)
+    copies = [tensor.clone() for tensor in operands]
     first, second = ours(*subject.inputs), ours(*subject.inputs)
     expected = subject.function(*subject.inputs)
-    if not all(map(_identical, held, copies)):
-        raise Wrong("running it changed its inputs")
-    right, error_over_tol, message = compare(first, expected, subject.reference)
-    if not right:
-        raise Wrong(f"wrong result: {message} (error over tolerance {error_over_tol:.3g})")
-    if not all(map(_identical, _leaves(first), _leaves(second))):
-        raise Wrong("two runs on the same inputs gave different results")
+    if not all(map(_is_equal, operands, copies)):
+        raise InvalidBenchmark("running it changed its inputs")
+    is_right, error_over_tol, message = compare(first, expected, subject.reference)
+    if not is_right:
+        raise InvalidBenchmark(f"wrong result: {message} (error over tolerance {error_over_tol:.3g})")
+    if not all(map(_is_equal, _leaves(first), _leaves(second))):
+        raise InvalidBenchmark("two runs on the same inputs gave different results")
     reused = _storages(first) & _storages(second)
-    if reused - _storages(held) - _storages(expected):
-        raise Wrong("two calls returned the same memory: the second overwrites the result of the first")
+    if reused - _storages(operands) - _storages(expected):
+        raise InvalidBenchmark("two calls returned the same memory: the second overwrites the result of the first")
 
 
-def _stored_is_right(contest: Contest, subject: Subject, compare: Compare) -> Contest:
+def _drop_wrong_stored_kernel(contest: Contest, subject: Subject, compare: Compare) -> Contest:
     """Return the contest, without the stored kernel if its result is wrong, as its time would be meaningless."""
-    made = contest.built[BASELINE].call(*subject.inputs)
-    right, _, message = compare(made, subject.function(*subject.inputs), subject.reference)
-    if right:
+    result = contest.built[BASELINE].call(*subject.inputs)
+    is_right, _, message = compare(result, subject.function(*subject.inputs), subject.reference)
+    if is_right:
         return contest
     others = {name: built for name, built in contest.built.items() if name != BASELINE}
-    return replace(contest, built=others, against=stored.unbuilt(contest.against, f"its result is wrong: {message}"))
+    return replace(
+        contest, built=others, against=stored.unbuilt_row(contest.against, f"its result is wrong: {message}")
+    )
 
 
-def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
+def summarise(samples: Samples, contest: Contest, settings: Settings) -> RaceResult:
     """Return the times, and the speedup over the fastest rival with its interval and verdict."""
     best = duel.fastest(samples, contest.rivals)
-    over = {name: duel.ratio(samples, name, OURS) for name in contest.rivals}
+    ratios = {name: duel.ratio(samples, name, OURS) for name in contest.rivals}
     micros = {name: samples.median(name) * 1e6 for name in samples.names}
     ours = contest.built[OURS]
-    return Timed(
+    return RaceResult(
         ours_us=micros[OURS],
         eager_us=micros[EAGER],
         compile_us=micros.get(COMPILE, micros.get("max-autotune")),
-        speedup=over[best].median,
-        ci=(over[best].low, over[best].high),
-        verdict=str(duel.verdict(over[best], settings.effect)),
+        speedup=ratios[best].median,
+        ci=(ratios[best].low, ratios[best].high),
+        verdict=str(duel.verdict(ratios[best], settings.effect)),
         best=best,
-        over={name: Speedup(speedup=one.median, ci=(one.low, one.high)) for name, one in over.items()},
+        over={name: Speedup(speedup=ratio.median, ci=(ratio.low, ratio.high)) for name, ratio in ratios.items()},
         repeats=dict(zip(samples.names, samples.repeats, strict=True)),
-        samples={name: tuple(float(f"{value:.5g}") for value in samples.of(name)) for name in samples.names},
+        samples={name: tuple(float(f"{value:.5g}") for value in samples.times_of(name)) for name in samples.names},
         compile_seconds=ours.compile_seconds,
         rival_compile_seconds={name: contest.built[name].compile_seconds for name in contest.rivals},
         cached=tuple(name for name in contest.rivals if contest.built[name].cached),
@@ -284,7 +286,7 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
     )
 
 
-def suspicions(row: Timed, stray: float) -> list[str]:
+def suspicions(row: RaceResult, thread_ratio: float) -> list[str]:
     """Return reasons to doubt the row: an implausible speedup or share of the roofline, or work on other threads."""
     doubts = []
     speedup, share = row.speedup or 0.0, row.roofline or 0.0
@@ -294,21 +296,21 @@ def suspicions(row: Timed, stray: float) -> list[str]:
         doubts.append(f"suspect: {share:.0%} of what this machine can do")
     elif share > roofline.EXACT:
         doubts.append(f"{share:.0%} of the roofline: its bandwidth or arithmetic was measured too low")
-    if stray > STRAY_THREADS:
-        doubts.append(f"suspect: other threads worked too, {stray:.1f}x the time of the thread that was timed")
+    if thread_ratio > MOST_THREAD_RATIO:
+        doubts.append(f"suspect: other threads worked too, {thread_ratio:.1f}x the time of the thread that was timed")
     return doubts
 
 
-def judge_budget(budget: Mapping[str, Mapping[str, float]], target: str, row: Timed) -> tuple[Budget, ...]:
+def judge_budget(budget: Mapping[str, Mapping[str, float]], target: str, row: RaceResult) -> tuple[Budget, ...]:
     """Judge the limits that the case sets for this target; `unproven` means that the limit lies in the interval."""
     limits = [rule for selector, rules in budget.items() if cases.matches(selector, target) for rule in rules.items()]
-    return tuple(judged for name, limit in limits if (judged := _judge(name, limit, row)))
+    return tuple(budget_row for name, limit in limits if (budget_row := _judge_limit(name, limit, row)))
 
 
-def failure(error: Exception) -> Timed:
+def failure(error: Exception) -> RaceResult:
     """Return the row of a benchmark that failed with this error."""
     verdict = "unsupported" if isinstance(error, compiler.Unsupported) else "fail"
-    return Timed(verdict=verdict, message=_brief(error))
+    return RaceResult(verdict=verdict, message=_one_line(error))
 
 
 def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitness:
@@ -326,8 +328,8 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
             kernels, clock = device.capture_graphs(kernels)[0], device.clock
         else:
             clock = tampering.original_clock(settings.clock_name)
-        found = duel.aa_check(kernels, clock, rng, settings.effect, settings.protocol)
-    return rows.Fitness(fit=found.fit, message=found.message)
+        result = duel.aa_check(kernels, clock, rng, settings.effect, settings.protocol)
+    return rows.Fitness(fit=result.fit, message=result.message)
 
 
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
@@ -335,71 +337,79 @@ def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock
     calls = {name: partial(contest.built[name].call, *arguments) for name in (OURS, *contest.rivals)}
     if settings.clock_name == "device" and clock is None:
         return _race_on_device(contest, calls, settings), 1.0
-    decided = partial(_decided, rivals=contest.rivals, settings=settings)
+    is_decided = partial(_is_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
-    ticks = clock or tampering.original_clock(settings.clock_name)
-    samples = duel.race(calls, ticks, rng, settings.protocol, decided)
-    stray = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
-    return samples, stray if clock is None and settings.clock_name == "thread_time_ns" else 1.0
+    race_clock = clock or tampering.original_clock(settings.clock_name)
+    samples = duel.race(calls, race_clock, rng, settings.protocol, is_decided)
+    thread_ratio = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
+    return samples, thread_ratio if clock is None and settings.clock_name == "thread_time_ns" else 1.0
 
 
 def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]], settings: Settings) -> Samples:
     """Race CUDA graphs that contain many calls each, and return the time per call."""
     graphs, copies = device.capture_graphs(calls)
-    decided = partial(_decided, rivals=contest.rivals, settings=settings)
+    is_decided = partial(_is_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
-    found = duel.race(graphs, device.clock, rng, settings.protocol, decided)
-    return replace(found, seconds=found.seconds / copies)
+    samples = duel.race(graphs, device.clock, rng, settings.protocol, is_decided)
+    return replace(samples, seconds=samples.seconds / copies)
 
 
-def _beside(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> Against:
+def _race_stored_kernel(
+    contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None
+) -> BaselineComparison:
     """Race ours against the stored kernel alone, as other contestants would use up most of the time budget."""
     if BASELINE not in contest.built:
         return contest.against
-    both = {name: contest.built[name].call for name in (OURS, BASELINE)}
-    own = None if settings.clock_name == "device" else tampering.original_clock(settings.clock_name)
-    decided = partial(stored.decided, effect=settings.min_effect)
-    protocol = stored.longer(settings.protocol)
-    samples = stored.race(both, arguments, clock or own, settings.seed, protocol, decided)
+    calls = {name: contest.built[name].call for name in (OURS, BASELINE)}
+    default_clock = None if settings.clock_name == "device" else tampering.original_clock(settings.clock_name)
+    is_decided = partial(stored.is_race_decided, effect=settings.min_effect)
+    protocol = stored.longer_protocol(settings.protocol)
+    samples = stored.race(calls, arguments, clock or default_clock, settings.seed, protocol, is_decided)
     return stored.judge(samples, contest.against, settings.min_effect)
 
 
-def _walls(contest: Contest, arguments: Tensors) -> dict[str, float]:
+def _wall_microseconds(contest: Contest, arguments: Tensors) -> dict[str, float]:
     """Return the microseconds of one call of each contestant, including the wait for the device."""
     return {name: device.wall_seconds(partial(b.call, *arguments)) * 1e6 for name, b in contest.built.items()}
 
 
-def _decided(samples: Samples, rivals: Sequence[str], settings: Settings) -> bool:
+def _is_decided(samples: Samples, rivals: Sequence[str], settings: Settings) -> bool:
     measured = duel.ratio(samples, duel.fastest(samples, rivals), OURS)
     return duel.verdict(measured, settings.effect) is not duel.Verdict.AMBIGUOUS
 
 
-def _judge(name: str, limit: float, row: Timed) -> Budget | None:
+def _judge_limit(name: str, limit: float, row: RaceResult) -> Budget | None:
     """Judge one limit; None if the row lacks the figure that it limits, for example because the rival was skipped."""
     rivals = {"min_speedup_eager": EAGER, "min_speedup_compile": COMPILE}
     figures = {"min_roofline": row.roofline, "max_compile_s": row.compile_seconds, "max_kernels": row.kernels}
-    ends = row.ci
+    interval = row.ci
     if name in rivals:
-        ends = row.over[rivals[name]].ci if rivals[name] in row.over else None
+        interval = row.over[rivals[name]].ci if rivals[name] in row.over else None
     elif name in figures:
         figure = figures[name]
-        ends = None if figure is None else (figure, figure)
-    if ends is None:
+        interval = None if figure is None else (figure, figure)
+    if interval is None:
         return None
-    surely, surely_not = (
-        (ends[0] >= limit, ends[1] < limit) if name[:3] == "min" else (ends[1] <= limit, ends[0] > limit)
+    is_met, is_missed = (
+        (interval[0] >= limit, interval[1] < limit)
+        if name[:3] == "min"
+        else (interval[1] <= limit, interval[0] > limit)
     )
-    verdict = "met" if surely else "missed" if surely_not else "unproven"
+    verdict = "met" if is_met else "missed" if is_missed else "unproven"
     return Budget(name=name, limit=limit, verdict=verdict)
 
 
-def _brief(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """Return the error on one line of at most 600 characters. It keeps all lines of the message: in torch's messages
     the informative part is rarely the first line."""
     text = " ".join(str(error).split())
     text = text if len(text) <= 600 else text[:597] + "..."
-    return text if isinstance(error, Wrong | CaseError | compiler.CompilerError) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, InvalidBenchmark | CaseError | compiler.CompilerError)
+        else f"{type(error).__name__}: {text}"
+    )
 
 
 def _leaves(result: object) -> list[torch.Tensor]:
@@ -410,7 +420,7 @@ def _storages(result: object) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in _leaves(result) if leaf.numel()}
 
 
-def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether dtype, shape and all values are equal, with NaN equal to NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
@@ -419,8 +429,8 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _modules(function: Function) -> list[torch.nn.Module]:
     """Return the modules whose weights a case's function uses: the function itself and those named in its text."""
-    own = [function] if isinstance(function, torch.nn.Module) else []
-    return [*own, *modules.of(function).values()]
+    itself = [function] if isinstance(function, torch.nn.Module) else []
+    return [*itself, *modules.of(function).values()]
 
 
 def _dominant_dtype(tensors: Tensors) -> torch.dtype:

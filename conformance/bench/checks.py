@@ -32,35 +32,40 @@ BAR = 0.03
 
 def cost(case: BenchCase, target: str, bar: float, seconds: float, seed: int) -> duel.Ratio | None:
     """Return the time with checks over that without, raced until decided against the bar; None for equal texts."""
-    made = subject.prepare(case, seed)
-    checked, unchecked = (_built(made, target, how) for how in ("async", "off"))
+    prepared = subject.prepare(case, seed)
+    checked, unchecked = (_compile(prepared, target, check_indices) for check_indices in ("async", "off"))
     if checked.source == unchecked.source:
         return None
-    both = {OURS: checked, BASELINE: unchecked}
-    protocol = replace(stored.longer(duel.QUICK), budget_ns=int(seconds * 1e9))
+    calls = {OURS: checked, BASELINE: unchecked}
+    protocol = replace(stored.longer_protocol(duel.QUICK), budget_ns=int(seconds * 1e9))
     samples = stored.race(
-        both, made.arguments, time.thread_time_ns, seed, protocol, lambda found: said(_ratio(found), bar) != "?"
+        calls,
+        prepared.arguments,
+        time.thread_time_ns,
+        seed,
+        protocol,
+        lambda raced: side_of_bar(_ratio(raced), bar) != "?",
     )
     return _ratio(samples)
 
 
-def _built(made: subject.Subject, target: str, how: str) -> compiler.Executable:
+def _compile(prepared: subject.Subject, target: str, check_indices: str) -> compiler.Executable:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compiler.UncheckedWarning)
-        return compiler.compile(made.captured, target=target, threads=1, check_indices=how)
+        return compiler.compile(prepared.captured, target=target, threads=1, check_indices=check_indices)
 
 
 def _ratio(samples: Samples) -> duel.Ratio:
     return duel.ratio(samples, OURS, BASELINE)
 
 
-def said(found: duel.Ratio, bar: float) -> str:
+def side_of_bar(ratio: duel.Ratio, bar: float) -> str:
     """Say on which side of the bar the whole interval lies, or "?" if it contains the bar.
 
-    >>> [said(duel.Ratio(1.03, *ends, 60, 0.99), 0.03) for ends in ((1.0, 1.02), (1.05, 1.1), (1.01, 1.05))]
+    >>> [side_of_bar(duel.Ratio(1.03, *ends, 60, 0.99), 0.03) for ends in ((1.0, 1.02), (1.05, 1.1), (1.01, 1.05))]
     ['within', 'over', '?']
     """
-    return "within" if found.high <= 1 + bar else "over" if found.low > 1 + bar else "?"
+    return "within" if ratio.high <= 1 + bar else "over" if ratio.low > 1 + bar else "?"
 
 
 def main(words: Sequence[str]) -> int:
@@ -72,19 +77,19 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--bar", type=float, default=BAR, help="the share that checks may cost (default: 0.03)")
     parser.add_argument("--seconds", type=float, default=12, help="that a race lasts at most (default: 12)")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(words)
-    targets = given.target or ["cpu", *(name for name in compiler.cpus() if name == "cpu:avx2")]
-    over = False
+    options = parser.parse_args(words)
+    targets = options.target or ["cpu", *(name for name in compiler.cpus() if name == "cpu:avx2")]
+    exceeds_bar = False
     for target in targets:
-        for case in tuning.chosen(given.files or [FAMILIES], target, given.only):
-            with torch.no_grad(), benchmark.kept_memory(), ladder.threads(1):
-                found = cost(case, target, given.bar, given.seconds, given.seed)
-            if found is not None:
-                where = said(found, given.bar)
-                over = over or where == "over"
-                interval = f"{found.median:.3f} [{found.low:.3f}, {found.high:.3f}]"
-                print(f"{interval} {where:6} {target:10} {case.id}, {found.rounds} rounds", flush=True)
-    return int(over)
+        for case in tuning.select_benchmarks(options.files or [FAMILIES], target, options.only):
+            with torch.no_grad(), benchmark.reuse_memory(), ladder.threads(1):
+                ratio = cost(case, target, options.bar, options.seconds, options.seed)
+            if ratio is not None:
+                side = side_of_bar(ratio, options.bar)
+                exceeds_bar = exceeds_bar or side == "over"
+                interval = f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+                print(f"{interval} {side:6} {target:10} {case.id}, {ratio.rounds} rounds", flush=True)
+    return int(exceeds_bar)
 
 
 if __name__ == "__main__":

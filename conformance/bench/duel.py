@@ -66,11 +66,11 @@ class Samples:
     def rounds(self) -> int:
         return int(self.seconds.shape[0])
 
-    def of(self, name: str) -> NDArray[np.float64]:
+    def times_of(self, name: str) -> NDArray[np.float64]:
         return self.seconds[:, self.names.index(name)]
 
     def median(self, name: str) -> float:
-        return float(np.median(self.of(name)))
+        return float(np.median(self.times_of(name)))
 
 
 @dataclass(frozen=True)
@@ -104,31 +104,31 @@ def race(
     clock: Clock,
     rng: np.random.Generator,
     protocol: Protocol = QUICK,
-    decided: Callable[[Samples], bool] | None = None,
-    alike: Collection[str] = (),
+    is_decided: Callable[[Samples], bool] | None = None,
+    equal_repeats: Collection[str] = (),
 ) -> Samples:
-    """Time every contestant once per round, in random order; stop at the first look at which `decided` is true.
+    """Time every contestant once per round, in random order; stop at the first look at which `is_decided` is true.
 
     The looks are fixed before the first sample, from the calibration alone, so that stopping early cannot favour a
-    side. The contestants in `alike` get the same number of calls per sample, because the first call after another
-    contestant's is slower than the rest.
+    side. The contestants in `equal_repeats` get the same number of calls per sample, because the first call after
+    another contestant's is slower than the rest.
     """
     names = tuple(contestants)
     calls = [contestants[name] for name in names]
     with _no_garbage_collection():
-        once = [_calibrate(call, clock, protocol.sample_ns) for call in calls]
-        least = min((once[names.index(name)] for name in alike), default=math.inf)
+        call_ticks = [_calibrate(call, clock, protocol.sample_ns) for call in calls]
+        fewest_ticks = min((call_ticks[names.index(name)] for name in equal_repeats), default=math.inf)
         shapes = [
-            _bursts(min(each, least) if name in alike else each, protocol)
-            for name, each in zip(names, once, strict=True)
+            _burst_shape(min(ticks, fewest_ticks) if name in equal_repeats else ticks, protocol)
+            for name, ticks in zip(names, call_ticks, strict=True)
         ]
         repeats = tuple(bursts * calls for bursts, calls in shapes)
-        looks = plan(protocol, sum(map(operator.mul, repeats, once)))
+        looks = plan(protocol, sum(map(operator.mul, repeats, call_ticks)))
         rows: list[list[float]] = []
         for look in looks:
             rows += [_round(calls, shapes, clock, rng) for _ in range(look - len(rows))]
             samples = Samples(names, np.array(rows) * 1e-9, repeats, len(looks))
-            if decided is not None and decided(samples):
+            if is_decided is not None and is_decided(samples):
                 break
     return samples
 
@@ -136,18 +136,18 @@ def race(
 def plan(protocol: Protocol, round_ns: float) -> tuple[int, ...]:
     """Return the looks that fit the budget if a round takes `round_ns`; at least one, of at least `fewest_rounds`."""
     affordable = max(protocol.fewest_rounds, int(protocol.budget_ns / max(round_ns, 1)))
-    whole = tuple(look for look in protocol.looks if look <= affordable)
+    affordable_looks = tuple(look for look in protocol.looks if look <= affordable)
     last = min(affordable, protocol.looks[-1])
     # A last look only a few rounds after the previous one would cost confidence and add no information.
-    return whole if whole and last < 1.5 * whole[-1] else (*whole, last)
+    return affordable_looks if affordable_looks and last < 1.5 * affordable_looks[-1] else (*affordable_looks, last)
 
 
 def ratio(samples: Samples, a: str, b: str, confidence: float = CONFIDENCE) -> Ratio:
     """Return the time of `a` over that of `b`; above 1, `b` is faster. The error is split evenly among the looks."""
-    logs = np.log(samples.of(a)) - np.log(samples.of(b))
+    logs = np.log(samples.times_of(a)) - np.log(samples.times_of(b))
     low, high, reached = interval(logs, 1 - (1 - confidence) / samples.looks)
-    held = 1 - (1 - reached) * samples.looks
-    return Ratio(math.exp(float(np.median(logs))), math.exp(low), math.exp(high), samples.rounds, held)
+    overall = 1 - (1 - reached) * samples.looks
+    return Ratio(math.exp(float(np.median(logs))), math.exp(low), math.exp(high), samples.rounds, overall)
 
 
 def interval(values: NDArray[np.float64], confidence: float) -> tuple[float, float, float]:
@@ -179,25 +179,25 @@ def verdict(measured: Ratio, min_effect: float) -> Verdict:
     return Verdict.SAME if same else Verdict.AMBIGUOUS
 
 
-def chance_of_no_more(samples: Samples, a: str, b: str, effect: float) -> float:
+def slowdown_p_value(samples: Samples, a: str, b: str, effect: float) -> float:
     """Return the p-value of the hypothesis that `a` is slower than `b` by at most `effect`, from a sign test.
 
     The test counts the rounds in which `a` took longer by more than `effect`, and assumes only that rounds are
     identically distributed. It is multiplied by the number of planned looks (Bonferroni).
     """
-    over = int((np.log(samples.of(a)) - np.log(samples.of(b)) > math.log1p(effect)).sum())
+    over = int((np.log(samples.times_of(a)) - np.log(samples.times_of(b)) > math.log1p(effect)).sum())
     tail: float = sum(math.comb(samples.rounds, k) for k in range(over, samples.rounds + 1)) / 2**samples.rounds
     return min(1.0, tail * samples.looks)
 
 
-def discoveries(chances: Sequence[float], rate: float = 1 - CONFIDENCE) -> frozenset[int]:
+def discoveries(p_values: Sequence[float], rate: float = 1 - CONFIDENCE) -> frozenset[int]:
     """Return the indices of the p-values that are significant at this false discovery rate (Benjamini-Hochberg).
 
     >>> sorted(discoveries([0.004, 0.2, 0.0001, 0.02]))
     [0, 2]
     """
-    order = sorted(range(len(chances)), key=lambda n: chances[n])
-    last = max((k for k, n in enumerate(order, 1) if chances[n] <= rate * k / len(chances)), default=0)
+    order = sorted(range(len(p_values)), key=lambda n: p_values[n])
+    last = max((k for k, n in enumerate(order, 1) if p_values[n] <= rate * k / len(p_values)), default=0)
     return frozenset(order[:last])
 
 
@@ -205,7 +205,7 @@ def fastest(samples: Samples, names: Sequence[str]) -> str:
     """Return the fastest contestant of `names` by the medians of the paired ratios."""
     best = names[0]
     for name in names[1:]:
-        if float(np.median(np.log(samples.of(best)) - np.log(samples.of(name)))) > 0:
+        if float(np.median(np.log(samples.times_of(best)) - np.log(samples.times_of(name)))) > 0:
             best = name
     return best
 
@@ -267,10 +267,10 @@ def _calibrate(call: Callable[[], object], clock: Clock, sample_ns: int) -> floa
     return max(elapsed, 1) / repeats
 
 
-def _bursts(once: float, protocol: Protocol) -> tuple[int, int]:
-    """Return the number of bursts in a sample and of calls in a burst, for calls of `once` ticks."""
-    calls = max(1, min(REPEATS_CAP // protocol.bursts, math.ceil(protocol.sample_ns / protocol.bursts / once)))
-    return min(protocol.bursts, max(1, math.ceil(protocol.sample_ns / (calls * once)))), calls
+def _burst_shape(call_ticks: float, protocol: Protocol) -> tuple[int, int]:
+    """Return the number of bursts in a sample and of calls in a burst, for calls of `call_ticks` ticks."""
+    calls = max(1, min(REPEATS_CAP // protocol.bursts, math.ceil(protocol.sample_ns / protocol.bursts / call_ticks)))
+    return min(protocol.bursts, max(1, math.ceil(protocol.sample_ns / (calls * call_ticks)))), calls
 
 
 @cache

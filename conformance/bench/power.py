@@ -8,7 +8,7 @@ the kernel of each benchmark against N twins, one after the other, with the prot
 stored kernels and without stopping early. `judge` composes runs from these races; a run has one race of every kernel
 and is judged as a benchmark run is. First it judges the recorded runs (run n has the n-th race of each kernel), then
 `--runs` runs resampled from the recorded races in blocks of rounds, since a disturbance lasts longer than a round. A
-planted slowdown multiplies the times of one random kernel of a run; each of PLANTED is planted in turn.
+planted slowdown multiplies the times of one random kernel of a run; each of PLANTED_SLOWDOWNS is planted in turn.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ import compiler
 from conformance.bench import benchmark, duel, emitted, stored
 from conformance.bench.duel import Samples, Verdict
 from conformance.judge import ladder, systems
-from conformance.rows import BASELINE, OURS, Against
+from conformance.rows import BASELINE, OURS, BaselineComparison
 from conformance.shapes.cases import BenchCase
 from conformance.shapes.files import below, benches, find_shapes, load
 
 Logs = NDArray[np.float64]  # log of our time over the twin's, a row for each race and a column for each round
 BLOCK = 8  # number of neighbouring rounds that are resampled together
-PLANTED = (0.03, 0.05, 0.10, -0.10)
+PLANTED_SLOWDOWNS = (0.03, 0.05, 0.10, -0.10)
 
 
 def record(cases: Sequence[BenchCase], races: int, target: str, file: Path) -> None:
     """Write the log ratios of the races to the file, with the key "benchmark-id number-of-looks"."""
-    found: dict[str, Logs] = {}
+    logs_by_key: dict[str, Logs] = {}
     for case in cases:
         settings = benchmark.Settings(target=target)
         try:
-            with torch.no_grad(), benchmark.kept_memory(), ladder.threads(1):
+            with torch.no_grad(), benchmark.reuse_memory(), ladder.threads(1):
                 rows, looks = _races(case, settings, races)
         except Exception as error:  # for example an unsupported op
             print(f"{case.id} left out: {type(error).__name__}: {error}"[:200], file=sys.stderr)
             continue
-        found[f"{case.id} {looks}"] = rows
-        np.savez(file, **found)  # type: ignore[arg-type]
+        logs_by_key[f"{case.id} {looks}"] = rows
+        np.savez(file, **logs_by_key)  # type: ignore[arg-type]
         bias = 100 * np.median(rows, axis=1)
         print(f"{case.id}: {rows.shape[1]} rounds, medians {bias.min():+.2f} % to {bias.max():+.2f} %", file=sys.stderr)
 
@@ -60,43 +60,43 @@ def _races(case: BenchCase, settings: benchmark.Settings, races: int) -> tuple[L
     ours = systems.build(systems.OURS, subject.function, subject.inputs, settings.target)
     text, headers = ours.call.source, compiler.headers(ours.call.code.target)  # type: ignore[attr-defined]
     clock = None if settings.clock_name == "device" else time.thread_time_ns
-    protocol = stored.longer(settings.protocol)
-    found = []
+    protocol = stored.longer_protocol(settings.protocol)
+    results = []
     for n in range(races):
         twin = emitted.self_contained(f"{text}\nstruct mlcomp_twin{n};\n", headers)
-        then = compiler.rebuild(ours.call, twin)  # type: ignore[arg-type]
-        both: dict[str, Callable[..., object]] = {OURS: ours.call, BASELINE: then}
-        found.append(stored.race(both, subject.inputs, clock, n, protocol))
-    rounds = min(samples.rounds for samples in found)
-    logs = [np.log(samples.of(OURS)[:rounds] / samples.of(BASELINE)[:rounds]) for samples in found]
-    return np.array(logs), found[0].looks
+        twin_call = compiler.rebuild(ours.call, twin)  # type: ignore[arg-type]
+        calls: dict[str, Callable[..., object]] = {OURS: ours.call, BASELINE: twin_call}
+        results.append(stored.race(calls, subject.inputs, clock, n, protocol))
+    rounds = min(samples.rounds for samples in results)
+    logs = [np.log(samples.times_of(OURS)[:rounds] / samples.times_of(BASELINE)[:rounds]) for samples in results]
+    return np.array(logs), results[0].looks
 
 
-def judged(logs: Sequence[float] | Logs, looks: int, effect: float) -> Against:
+def judge_race(logs: Sequence[float] | Logs, looks: int, effect: float) -> BaselineComparison:
     """Judge the log ratios of one race, stopped at the first look at which the rule decides."""
-    whole = np.exp(np.stack([np.asarray(logs), np.zeros(len(logs))], axis=1))
+    times = np.exp(np.stack([np.asarray(logs), np.zeros(len(logs))], axis=1))
     for look in (*stored.LOOKS[: looks - 1], len(logs)):
-        samples = Samples((OURS, BASELINE), whole[:look], (1, 1), looks)
-        if stored.decided(samples, effect):
+        samples = Samples((OURS, BASELINE), times[:look], (1, 1), looks)
+        if stored.is_race_decided(samples, effect):
             break
-    return stored.judge(samples, Against(), effect)
+    return stored.judge(samples, BaselineComparison(), effect)
 
 
-def drawn(rows: Logs, rng: np.random.Generator) -> Logs:
+def resample(rows: Logs, rng: np.random.Generator) -> Logs:
     """Resample one of the races, chosen at random, in blocks of BLOCK rounds; the result has as many rounds."""
     race: Logs = rows[rng.integers(len(rows))]
     starts = rng.integers(0, len(race), -(-len(race) // BLOCK))
-    places = (starts[:, None] + np.arange(BLOCK)).ravel()[: len(race)]
-    found: Logs = race[places % len(race)]
-    return found
+    positions = (starts[:, None] + np.arange(BLOCK)).ravel()[: len(race)]
+    resampled: Logs = race[positions % len(race)]
+    return resampled
 
 
-def verdicts(found: Sequence[Against]) -> list[str]:
+def verdicts(rows: Sequence[BaselineComparison]) -> list[str]:
     """Return the verdicts of a run; SLOWER becomes AMBIGUOUS if it fails the correction for multiple tests."""
-    stands = duel.discoveries([one.chance or 0.0 for one in found])
+    significant = duel.discoveries([row.chance or 0.0 for row in rows])
     return [
-        one.verdict if one.verdict != Verdict.SLOWER or n in stands else str(Verdict.AMBIGUOUS)
-        for n, one in enumerate(found)
+        row.verdict if row.verdict != Verdict.SLOWER or n in significant else str(Verdict.AMBIGUOUS)
+        for n, row in enumerate(rows)
     ]
 
 
@@ -104,28 +104,31 @@ def judge(races: dict[str, Logs], runs: int, effect: float) -> list[str]:
     """Return a line for each kind of run: the counts of verdicts on twins and on kernels with a planted slowdown."""
     kernels = [(rows, int(key.rpartition(" ")[2])) for key, rows in races.items()]
     rng = np.random.default_rng(0)
-    real = min(len(rows) for rows, _ in kernels)
-    lines = [f"{len(kernels)} kernels; least effect {effect:.1%}, bar {stored.bar(effect):.2%}"]
-    twins = [[judged(rows[n], looks, effect) for rows, looks in kernels] for n in range(real)]
-    lines.append(f"twins, {real} runs as they were: {_counted([v for run in twins for v in verdicts(run)])}")
-    said: Counter[str] = Counter()
-    alarmed, found = 0, {planted: Counter[str]() for planted in PLANTED}
+    recorded = min(len(rows) for rows, _ in kernels)
+    lines = [f"{len(kernels)} kernels; least effect {effect:.1%}, bar {stored.threshold(effect):.2%}"]
+    twins = [[judge_race(rows[n], looks, effect) for rows, looks in kernels] for n in range(recorded)]
+    lines.append(f"twins, {recorded} runs as they were: {_show_counts([v for run in twins for v in verdicts(run)])}")
+    counts: Counter[str] = Counter()
+    alarmed, planted_counts = 0, {planted: Counter[str]() for planted in PLANTED_SLOWDOWNS}
     for _ in range(runs):
-        logs = [drawn(rows, rng) for rows, _ in kernels]
-        run = [judged(some, looks, effect) for some, (_, looks) in zip(logs, kernels, strict=True)]
-        said.update(now := verdicts(run))
-        alarmed += str(Verdict.SLOWER) in now
-        at = int(rng.integers(len(kernels)))
-        for planted, counted in found.items():
-            one = judged(logs[at] + math.log1p(planted), kernels[at][1], effect)
-            counted[verdicts([*run[:at], one, *run[at + 1 :]])[at]] += 1
-    lines.append(f"twins, {runs} runs drawn: {_counted(said.elements())}; {alarmed} runs with an alarm")
-    lines += [f"planted {planted:+.0%}, {runs} runs drawn: {_counted(c.elements())}" for planted, c in found.items()]
+        logs = [resample(rows, rng) for rows, _ in kernels]
+        run = [judge_race(race_logs, looks, effect) for race_logs, (_, looks) in zip(logs, kernels, strict=True)]
+        counts.update(run_verdicts := verdicts(run))
+        alarmed += str(Verdict.SLOWER) in run_verdicts
+        kernel = int(rng.integers(len(kernels)))
+        for planted, verdict_counts in planted_counts.items():
+            slowed = judge_race(logs[kernel] + math.log1p(planted), kernels[kernel][1], effect)
+            verdict_counts[verdicts([*run[:kernel], slowed, *run[kernel + 1 :]])[kernel]] += 1
+    lines.append(f"twins, {runs} runs drawn: {_show_counts(counts.elements())}; {alarmed} runs with an alarm")
+    lines += [
+        f"planted {planted:+.0%}, {runs} runs drawn: {_show_counts(c.elements())}"
+        for planted, c in planted_counts.items()
+    ]
     return lines
 
 
-def _counted(said: Iterable[str]) -> str:
-    counted = Counter(said)
+def _show_counts(names: Iterable[str]) -> str:
+    counted = Counter(names)
     return ", ".join(f"{n} {verdict} ({n / counted.total():.1%})" for verdict, n in sorted(counted.items()))
 
 
@@ -145,14 +148,14 @@ def main(words: Sequence[str]) -> int:
         default=0.03,
         help="smallest slowdown to detect, see --mlcomp-min-effect (default: 0.03)",
     )
-    given = parser.parse_args(words)
-    if given.what == "record":
-        files = below(given.shapes or [find_shapes() / "ops"])
+    options = parser.parse_args(words)
+    if options.what == "record":
+        files = below(options.shapes or [find_shapes() / "ops"])
         cases = [case for file in files for case in benches(load(file, "smoke"), "smoke")]
-        record(cases[:: -(-len(cases) // given.first)], given.races, given.target, given.file)
+        record(cases[:: -(-len(cases) // options.first)], options.races, options.target, options.file)
         return 0
-    with np.load(given.file) as held:
-        print("\n".join(judge({key: held[key] for key in held.files}, given.runs, given.effect)))
+    with np.load(options.file) as arrays:
+        print("\n".join(judge({key: arrays[key] for key in arrays.files}, options.runs, options.effect)))
     return 0
 
 

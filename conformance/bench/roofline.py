@@ -155,7 +155,7 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read = {tensor.untyped_storage().data_ptr(): 0 for tensor in inputs}
-        self.held = list(inputs)
+        self.kept_alive = list(inputs)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
@@ -164,10 +164,10 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gathers = func.name().partition(".")[0] in GATHERS
             for position, tensor in enumerate(tensors):
                 cap = _storage_bytes(_tensors(result)) if gathers and position == 0 else None
-                self._note(tensor, cap)
+                self._record_read(tensor, cap)
         return result
 
-    def _note(self, tensor: torch.Tensor, cap: int | None) -> None:
+    def _record_read(self, tensor: torch.Tensor, cap: int | None) -> None:
         address = tensor.untyped_storage().data_ptr()
         if address in self.read:
             touched = _distinct_bytes(tensor)

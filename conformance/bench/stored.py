@@ -33,10 +33,10 @@ import torch
 import compiler
 from conformance.bench import duel, emitted
 from conformance.bench.duel import Clock, Protocol, Samples, Verdict
-from conformance.bench.emitted import Stored
+from conformance.bench.emitted import StoredKernel
 from conformance.judge import device
 from conformance.judge.systems import BuiltFunction
-from conformance.rows import BASELINE, OURS, Against
+from conformance.rows import BASELINE, OURS, BaselineComparison
 from conformance.shapes.inputs import clone_storage
 
 FEWEST_ROUNDS = 20  # with fewer, no finding could survive the correction for the many cases of a run
@@ -44,60 +44,60 @@ LOOKS = (20, 60, 180, 540, 1620)
 BUDGET_NS = 12_000_000_000  # a race undecided by then stays AMBIGUOUS; most are decided at the first looks
 SETS = 3  # copies of the operands that alternate, so that no address of data favours a contestant
 MOST_BYTES = 1 << 28  # larger operands are not copied
-STANDS = 1e-5  # a p-value that is significant even among the thousand benchmarks of a run
+MOST_P_VALUE = 1e-5  # a p-value that is significant even among the thousand benchmarks of a run
 
 
 def contestant(
-    stored: Stored | None, ours: BuiltFunction, inputs: Sequence[torch.Tensor]
-) -> tuple[Against, BuiltFunction | None]:
+    stored: StoredKernel | None, ours: BuiltFunction, inputs: Sequence[torch.Tensor]
+) -> tuple[BaselineComparison, BuiltFunction | None]:
     """Rebuild the stored kernel as a contestant. Returns None with the reason if there is nothing to race."""
-    made = ours.call
-    if not isinstance(made, compiler.Executable):
-        return Against(), None
-    headers = compiler.headers(made.code.target)
-    identity = emitted.identity(made.source, headers)
+    executable = ours.call
+    if not isinstance(executable, compiler.Executable):
+        return BaselineComparison(), None
+    headers = compiler.headers(executable.code.target)
+    identity = emitted.identity(executable.source, headers)
     if stored is None:
-        return Against(identity=identity), None
-    known = Against(baseline=stored.baseline, identity=identity)
+        return BaselineComparison(identity=identity), None
+    comparison = BaselineComparison(baseline=stored.baseline, identity=identity)
     if emitted.identity(stored.text, stored.headers) == identity:
-        return replace(known, verdict=str(Verdict.SAME), why="equal code"), None
+        return replace(comparison, verdict=str(Verdict.SAME), why="equal code"), None
     try:
-        again = compiler.rebuild(made, emitted.self_contained(stored.text, stored.headers))
-        again(*inputs)
+        rebuilt = compiler.rebuild(executable, emitted.self_contained(stored.text, stored.headers))
+        rebuilt(*inputs)
     except Exception as error:  # an old text may fail to build or run in any way; the reason is reported
-        return unbuilt(known, f"{type(error).__name__}: {error}"), None
-    return known, BuiltFunction(BASELINE, again)
+        return unbuilt_row(comparison, f"{type(error).__name__}: {error}"), None
+    return comparison, BuiltFunction(BASELINE, rebuilt)
 
 
-def unbuilt(known: Against, why: str) -> Against:
+def unbuilt_row(comparison: BaselineComparison, reason: str) -> BaselineComparison:
     """Return the row of a stored kernel that cannot be raced."""
-    return replace(known, verdict="unbuilt", why=" ".join(why.split())[:300])
+    return replace(comparison, verdict="unbuilt", why=" ".join(reason.split())[:300])
 
 
-def longer(protocol: Protocol) -> Protocol:
+def longer_protocol(protocol: Protocol) -> Protocol:
     """Return the protocol for races against a stored kernel: more looks and a larger budget."""
     budget = max(BUDGET_NS, protocol.budget_ns)
     return replace(protocol, looks=LOOKS, budget_ns=budget, fewest_rounds=max(FEWEST_ROUNDS, protocol.fewest_rounds))
 
 
 def race(
-    both: Mapping[str, Callable[..., object]],
+    kernels: Mapping[str, Callable[..., object]],
     operands: Sequence[torch.Tensor],
     clock: Clock | None,
     seed: int,
     protocol: Protocol,
-    decided: Callable[[Samples], bool] | None = None,
+    is_decided: Callable[[Samples], bool] | None = None,
 ) -> Samples:
     """Race two kernels on alternating copies of the operands; `clock=None` means device time on a GPU."""
-    calls, rng = taking_turns(both, operands), np.random.default_rng(seed)
+    calls, rng = with_alternating_operands(kernels, operands), np.random.default_rng(seed)
     if clock is not None:
-        return duel.race(calls, clock, rng, protocol, decided, calls)
+        return duel.race(calls, clock, rng, protocol, is_decided, calls)
     graphs, copies = device.capture_graphs(calls)
-    found = duel.race(graphs, device.clock, rng, replace(protocol, bursts=1), decided, calls)
-    return replace(found, seconds=found.seconds / copies)
+    samples = duel.race(graphs, device.clock, rng, replace(protocol, bursts=1), is_decided, calls)
+    return replace(samples, seconds=samples.seconds / copies)
 
 
-def taking_turns(
+def with_alternating_operands(
     calls: Mapping[str, Callable[..., object]], operands: Sequence[torch.Tensor]
 ) -> dict[str, Callable[[], object]]:
     """Return the calls bound to alternating copies of the operands; each call of any contestant takes the next copy.
@@ -107,53 +107,55 @@ def taking_turns(
     of a round had its operands in the cache, and times of equal code differed by up to 80 % within a round.
     """
     size = sum(x.untyped_storage().nbytes() for x in operands)
-    many = 1 if size > MOST_BYTES else SETS
-    copies = [operands, *(tuple(map(clone_storage, operands)) for _ in range(many - 1))]
-    turns = itertools.cycle(range(many))
+    count = 1 if size > MOST_BYTES else SETS
+    copies = [operands, *(tuple(map(clone_storage, operands)) for _ in range(count - 1))]
+    turns = itertools.cycle(range(count))
 
-    def in_turns(call: Callable[..., object]) -> Callable[[], object]:
-        bound = [partial(call, *one) for one in copies]
+    def bind(call: Callable[..., object]) -> Callable[[], object]:
+        bound = [partial(call, *operands_copy) for operands_copy in copies]
         return lambda: bound[next(turns)]()
 
-    return {name: in_turns(call) for name, call in calls.items()}
+    return {name: bind(call) for name, call in calls.items()}
 
 
-def bar(effect: float) -> float:
+def threshold(effect: float) -> float:
     """Return the slowdown that a SLOWER kernel significantly exceeds: half of the effect to detect."""
     return math.sqrt(1 + effect) - 1
 
 
-def verdict(found: duel.Ratio, effect: float) -> Verdict:
+def verdict(ratio: duel.Ratio, effect: float) -> Verdict:
     """Judge ours by the ratio of the stored kernel's time to ours, by the rule of this module.
 
     >>> intervals = (0.96, 0.98), (0.99, 1.02), (0.96, 1.0)
     >>> [str(verdict(duel.Ratio(1.0, *ends, 60, 0.99), 0.03)) for ends in intervals]
     ['SLOWER', 'SAME', 'AMBIGUOUS']
     """
-    said = duel.verdict(found, bar(effect))
-    return said if said in (Verdict.SLOWER, Verdict.FASTER) else duel.verdict(found, effect)
+    significant = duel.verdict(ratio, threshold(effect))
+    return significant if significant in (Verdict.SLOWER, Verdict.FASTER) else duel.verdict(ratio, effect)
 
 
-def decided(samples: Samples, effect: float) -> bool:
+def is_race_decided(samples: Samples, effect: float) -> bool:
     """Return whether the verdict is known and, if it is SLOWER, significant among all benchmarks of a run."""
-    said = verdict(duel.ratio(samples, BASELINE, OURS), effect)
-    return said is not Verdict.AMBIGUOUS and (said is not Verdict.SLOWER or _chance(samples, effect) <= STANDS)
-
-
-def judge(samples: Samples, known: Against, effect: float) -> Against:
-    """Return the row of a race with a stored kernel; `speedup` above 1 means that ours is faster."""
-    found = duel.ratio(samples, BASELINE, OURS)
-    return replace(
-        known,
-        verdict=str(verdict(found, effect)),
-        speedup=found.median,
-        ci=(found.low, found.high),
-        chance=_chance(samples, effect),
-        least=(1 + bar(effect)) * math.sqrt(found.high / found.low) - 1,
-        rounds=found.rounds,
+    current = verdict(duel.ratio(samples, BASELINE, OURS), effect)
+    return current is not Verdict.AMBIGUOUS and (
+        current is not Verdict.SLOWER or _p_value(samples, effect) <= MOST_P_VALUE
     )
 
 
-def _chance(samples: Samples, effect: float) -> float:
+def judge(samples: Samples, comparison: BaselineComparison, effect: float) -> BaselineComparison:
+    """Return the row of a race with a stored kernel; `speedup` above 1 means that ours is faster."""
+    ratio = duel.ratio(samples, BASELINE, OURS)
+    return replace(
+        comparison,
+        verdict=str(verdict(ratio, effect)),
+        speedup=ratio.median,
+        ci=(ratio.low, ratio.high),
+        chance=_p_value(samples, effect),
+        least=(1 + threshold(effect)) * math.sqrt(ratio.high / ratio.low) - 1,
+        rounds=ratio.rounds,
+    )
+
+
+def _p_value(samples: Samples, effect: float) -> float:
     """Return the p-value of the hypothesis that ours is slower by no more than the bar."""
-    return duel.chance_of_no_more(samples, OURS, BASELINE, bar(effect))
+    return duel.slowdown_p_value(samples, OURS, BASELINE, threshold(effect))

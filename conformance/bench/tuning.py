@@ -17,7 +17,7 @@ from conformance.shapes.cases import TIERS, BenchCase, runs_on
 from conformance.shapes.files import ShapeFileError, below, benches, load
 
 
-def chosen(files: Sequence[Path], target: str, only: str) -> list[BenchCase]:
+def select_benchmarks(files: Sequence[Path], target: str, only: str) -> list[BenchCase]:
     """Return the benchmarks of shape files that run on the target and whose id contains a match of `only`."""
     cases = [case for path in below(files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
     return [case for case in cases if runs_on(case, target) and re.search(only, case.id)]
@@ -28,11 +28,11 @@ def programs(cases: Sequence[BenchCase], seed: int) -> Iterator[tuple[Any, list[
     for number, case in enumerate(cases, 1):
         print(f"{number} of {len(cases)}: {case.id}", file=sys.stderr, flush=True)
         try:
-            made = subject.prepare(case, seed)
+            prepared = subject.prepare(case, seed)
         except Exception as problem:  # torch may raise anything during capture
             print(f"{case.id}: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
             continue
-        yield made.program, list(made.tensors)
+        yield prepared.program, list(prepared.tensors)
 
 
 def main(words: Sequence[str]) -> int:
@@ -47,25 +47,25 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--strategy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-v", dest="verbose", action="store_true")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        cases = chosen(given.files, given.target, given.only)
+        cases = select_benchmarks(options.files, options.target, options.only)
     except (ShapeFileError, re.error) as problem:
         parser.error(str(problem))
     if not cases:
-        parser.error(f"no benchmark of these files is for {given.target} and has {given.only!r} in its id")
-    wish = compiler.Wish(
-        compiler.limits(given.effort, given.budget, given.trials),
-        seed=given.seed,
-        tell=(lambda text: print(text, file=sys.stderr, flush=True)) if given.verbose else lambda _: None,
-        **({"strategy": given.strategy} if given.strategy else {}),
+        parser.error(f"no benchmark of these files is for {options.target} and has {options.only!r} in its id")
+    request = compiler.Wish(
+        compiler.limits(options.effort, options.budget, options.trials),
+        seed=options.seed,
+        tell=(lambda text: print(text, file=sys.stderr, flush=True)) if options.verbose else lambda _: None,
+        **({"strategy": options.strategy} if options.strategy else {}),
     )
     status = 0
     try:
         with torch.no_grad():
-            for found in compiler.tune(programs(cases, given.seed), compiler.target(given.target), wish):
-                print(found, flush=True)
-                status = 130 if found.interrupted else status or int(bool(found.problem))
+            for result in compiler.tune(programs(cases, options.seed), compiler.target(options.target), request):
+                print(result, flush=True)
+                status = 130 if result.interrupted else status or int(bool(result.problem))
     except compiler.CompilerError as problem:
         print(f"mlcomp tune: {problem}", file=sys.stderr)
         return 1

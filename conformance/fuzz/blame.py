@@ -27,13 +27,13 @@ from conformance.fuzz.drawing import is_large
 from conformance.fuzz.program import Program, call_arguments, function, gradient_flags
 from conformance.judge import ladder, oracle
 from conformance.judge.subject import Subject
-from conformance.rows import Found
+from conformance.rows import FuzzResult
 from conformance.shapes.cases import STAGES, Case
 from conformance.shapes.inputs import clone_storage
 
 QUICK = tuple(stage for stage in STAGES if stage not in ("tile", "kernel"))  # stages not executed by loops in Python
 BACKEND = "torch.compile"  # the stage to blame if no graph is
-UNKNOWN = Found(verdict="fail", first_bad_stage=BACKEND)
+UNKNOWN = FuzzResult(verdict="fail", first_bad_stage=BACKEND)
 GRAPH = Case(
     id="graph", file="", line=0, suite="fuzz", op="graph", expr="", args=(), dims={}, params={}, consts={},
     dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
@@ -53,7 +53,7 @@ class RecordedGraph:
     inputs: tuple[Any, ...]
 
 
-def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Found, bool]:
+def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[FuzzResult, bool]:
     """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds."""
     target = compiler.target(options["target"])
     found, cleared = UNKNOWN, False
@@ -92,7 +92,7 @@ def write_repro(
     options: Mapping[str, Any],
     inputs: Sequence[Sequence[Any]] = (),
     lowerings: Sequence[compiler.Lowering] = (),
-    found: Found = UNKNOWN,
+    found: FuzzResult = UNKNOWN,
 ) -> str:
     """Write the repro folder if the options ask for one; returns its path or ""."""
     if not options.get("dump"):
@@ -106,7 +106,7 @@ def _first_bad(
     lowerings: list[compiler.Lowering],
     stage_options: Stages,
     tell: Callable[[str], None],
-) -> Found | None:
+) -> FuzzResult | None:
     """Judge a graph by the ladder; None if it passes. Its lowering is appended to `lowerings`."""
     prepared = subject_of(specialise_if_needed(recorded))
     lowered = ladder.climb(prepared.program, target)

@@ -96,14 +96,14 @@ def check_program(program: Program, options: Mapping[str, Any], tell: Tell) -> r
     return replace(known, **vars(_run_checks(program, options, tell)))
 
 
-def _run_checks(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
+def _run_checks(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
     """Run the requested checks of a program."""
     what = options.get("what", asked.DEFAULT)
     if why := reason_to_skip(program, compiler.target(options["target"])):
-        return rows.Found(verdict="unsupported", detail=why)
+        return rows.FuzzResult(verdict="unsupported", detail=why)
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _check_compiled(program, options, tell) if {*COMPILED_CHECKS} & {*what} else rows.Found()
+        found = _check_compiled(program, options, tell) if {*COMPILED_CHECKS} & {*what} else rows.FuzzResult()
         if "export" in what and _may_continue(found, options):
             found = exported.check_exported(program, options, tell, value_difference)
         return (
@@ -123,12 +123,12 @@ def reason_to_skip(program: Program, target: compiler.Target) -> str:
     return ""
 
 
-def _may_continue(found: rows.Found, options: Mapping[str, Any]) -> bool:
+def _may_continue(found: rows.FuzzResult, options: Mapping[str, Any]) -> bool:
     """Return whether nothing is wrong so far, or a process was lost and no graph is to blame."""
     return found.verdict == "pass" or bool(options.get("lost") and found.first_bad_stage == blame.BACKEND)
 
 
-def _check_compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
+def _check_compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
     """Check a program under `torch.compile`."""
     if options.get("lost"):
         return blame.blame_program(program, options, tell)[0]
@@ -136,13 +136,13 @@ def _check_compiled(program: Program, options: Mapping[str, Any], tell: Tell) ->
     try:
         wrong = find_difference(program, options["target"], options.get("what", asked.DEFAULT))
     except RefusedProgram as refusal:
-        return rows.Found(verdict="unsupported", detail=str(refusal))
-    return rows.Found() if wrong is None else _attribute(program, wrong, options, tell)
+        return rows.FuzzResult(verdict="unsupported", detail=str(refusal))
+    return rows.FuzzResult() if wrong is None else _attribute(program, wrong, options, tell)
 
 
-def _attribute(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.Found:
+def _attribute(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
     """Attribute a difference: to PyTorch, to a stage or the backend of ours, or to rounding within the bounds."""
-    torch_finding = rows.Found(verdict="torch", kind=found.kind, detail=found.message)
+    torch_finding = rows.FuzzResult(verdict="torch", kind=found.kind, detail=found.message)
     device = compiler.tensors_on(compiler.target(options["target"]))
     tell("aot_eager")
     if found.kind != "value" and same_as_aot(program, found, device):
@@ -154,7 +154,7 @@ def _attribute(program: Program, found: Difference, options: Mapping[str, Any], 
     if found.kind in KINDS_WITHIN_BOUNDS and cleared:
         if found.kind == "value" and same_as_aot(program, found, device):
             return torch_finding
-        return rows.Found(detail=f"within the bounds of each graph: {found.message}")
+        return rows.FuzzResult(detail=f"within the bounds of each graph: {found.message}")
     return replace(blamed, kind=found.kind, detail=found.message)
 
 

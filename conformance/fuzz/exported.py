@@ -20,7 +20,7 @@ from conformance.fuzz import blame, generate, runs
 from conformance.fuzz.program import Program, arguments, bind_numbers
 from conformance.judge import ladder
 from conformance.judge.subject import Subject, Truth
-from conformance.rows import Found
+from conformance.rows import FuzzResult
 
 Tell = Callable[[str], None]
 Far = Callable[[Tensor, Tensor, Tensor], str]
@@ -30,10 +30,10 @@ STAGE = "torch.export"  # the stage to blame if none of the compiler's stages is
 EXPORT_INTERVAL = 3  # every third program is exported, since most of its kernels are the same as under `torch.compile`
 
 
-def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> Found:
+def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> FuzzResult:
     """Check a program at the first of its sizes; `far` is `check.far`."""
     if ("graph" in options.get("what", ()) and program.index % EXPORT_INTERVAL) or generate.has_specials(program):
-        return Found()
+        return FuzzResult()
     program = replace(program, points=program.points[:1], varying={}, gradients=())
     target, call = compiler.target(options["target"]), bind_numbers(program, program.points[0])
     tensors = tuple(arguments(program, program.points[0]).values())
@@ -42,22 +42,24 @@ def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far
         try:
             captured = compiler.capture(call, tuple(runs.copy_arguments(tensors)))
         except compiler.Unsupported:
-            return Found()
+            return FuzzResult()
         except Exception as error:
             if isinstance(error, compiler.CompilerError) and error.__cause__ is not None:  # torch itself failed
-                return Found()
-            finding = Found(verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}")
+                return FuzzResult()
+            finding = FuzzResult(
+                verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}"
+            )
             return replace(finding, repro=blame.write_repro(program, options, found=finding))
         try:
             compiled = compiler.compile(captured, target=target)
             results = compiled(*runs.copy_arguments(tensors, compiler.tensors_on(target)))
             outputs = tuple(x.cpu() for x in pytree.tree_leaves(results))
         except compiler.Unsupported:
-            return Found()
+            return FuzzResult()
         except Exception as error:  # of any part of the compiler
             return _blame_stage(program, options, tell, captured, tensors, (), f"{type(error).__name__}: {error}")
         wrong = _eager_difference(call, tensors, outputs, far)
-        return _blame_stage(program, options, tell, captured, tensors, outputs, wrong) if wrong else Found()
+        return _blame_stage(program, options, tell, captured, tensors, outputs, wrong) if wrong else FuzzResult()
 
 
 def _eager_difference(
@@ -79,7 +81,7 @@ def _eager_difference(
 def _blame_stage(
     program: Program, options: Mapping[str, Any], tell: Tell, captured: compiler.Captured,
     arguments: tuple[Tensor, ...], outputs: Sequence[Tensor], difference: str,
-) -> Found:  # fmt: skip
+) -> FuzzResult:  # fmt: skip
     """Return the finding with the first bad stage and pass; it passes if the results are within the derived bounds."""
     prepared = Subject(
         blame.GRAPH, bind_numbers(program, program.points[0]), arguments, captured, captured.inputs(arguments)
@@ -88,7 +90,7 @@ def _blame_stage(
     row = ladder.judge(
         prepared, lowered, blame.stages(program), lambda stage: tell(f"stage {stage} of what is exported")
     )
-    finding = Found(
+    finding = FuzzResult(
         verdict="fail", kind=KIND, first_bad_stage=row.first_bad_stage or STAGE, detail=difference, why=row.detail
     )
     if row.verdict == "pass":
@@ -96,6 +98,6 @@ def _blame_stage(
             prepared.leaves(outputs)
         )
         if outputs and verdict.ok:
-            return Found(detail=f"within the bounds of what is exported: {difference}")
+            return FuzzResult(detail=f"within the bounds of what is exported: {difference}")
     finding = replace(finding, first_bad_pass=row.first_bad_pass)
     return replace(finding, repro=blame.write_repro(program, options, [arguments], [lowered.lowering], finding))

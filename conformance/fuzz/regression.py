@@ -20,7 +20,7 @@ from conformance.fuzz.corpus import program_to_json
 from conformance.fuzz.program import Program, as_line, call_arguments, describe_arguments, gradient_flags
 from conformance.judge import ladder
 from conformance.judge.repro import write_texts
-from conformance.rows import Found, Judged
+from conformance.rows import CaseResult, FuzzResult
 from conformance.shapes.cases import FLOATS, Case, to_json
 from conformance.shapes.expand import expand
 from conformance.shapes.files import load
@@ -61,7 +61,7 @@ def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
     return f"{path} (fails; it is to be put into shapes/regressions with what mends it)"
 
 
-def _check_case(path: Path, options: Mapping[str, Any]) -> Judged:
+def _check_case(path: Path, options: Mapping[str, Any]) -> CaseResult:
     case: Case = next(iter(expand(load(path, "smoke"), "smoke")))
     check_options = {"target": options["target"], "seed": 0, "threads": options.get("threads", 1)}
     return ladder.check(to_json(case), check_options)
@@ -140,7 +140,7 @@ def dump(
     target: str,
     inputs: Sequence[Sequence[Any]],
     lowerings: Sequence[compiler.Lowering],
-    found: Found,
+    found: FuzzResult,
 ) -> str:
     """Write the repro folder; returns its path, or why it could not be written."""
     try:
@@ -158,7 +158,7 @@ def dump(
     return str(folder)
 
 
-def _script(program: Program, target: str, found: Found) -> str:
+def _script(program: Program, target: str, found: FuzzResult) -> str:
     return SCRIPT.format(
         title=f"Random program {program.seed}.{program.index}: {found.first_bad_stage}, {found.first_bad_pass}.",
         described=describe_arguments(program),

@@ -17,7 +17,7 @@ from conformance.fuzz import blame
 from conformance.fuzz.program import Program
 from conformance.judge import ladder
 from conformance.judge.subject import Subject
-from conformance.rows import Found, Judged
+from conformance.rows import CaseResult, FuzzResult
 
 Tell = Callable[[str], None]
 Schedules = Mapping[str, compiler.Schedule]
@@ -35,7 +35,7 @@ class LoweringError(Exception):
         self.stage = stage
 
 
-def check_schedules(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
+def check_schedules(program: Program, options: Mapping[str, Any], tell: Tell) -> FuzzResult:
     """Check random schedules of a program, at the first of its sizes."""
     target = compiler.target(options["target"])
     tell("the graphs, in eager")
@@ -54,12 +54,12 @@ def check_schedules(program: Program, options: Mapping[str, Any], tell: Tell) ->
                 if failure is not None:
                     return _finding(program, options, graph, prepared, schedules, *failure, tell)
     except LoweringError as problem:
-        return Found(verdict="fail", kind="schedule", first_bad_stage=problem.stage, detail=str(problem))
+        return FuzzResult(verdict="fail", kind="schedule", first_bad_stage=problem.stage, detail=str(problem))
     except compiler.Unsupported as refusal:
-        return Found(verdict="unsupported", detail=str(refusal))
+        return FuzzResult(verdict="unsupported", detail=str(refusal))
     except torch._dynamo.exc.Unsupported as refusal:  # by Dynamo, for any backend
-        return Found(verdict="torch", kind="exception", detail=str(refusal))
-    return Found()
+        return FuzzResult(verdict="torch", kind="exception", detail=str(refusal))
+    return FuzzResult()
 
 
 def _lower_to_loops(prepared: Subject, target: compiler.Target) -> Any:
@@ -90,7 +90,7 @@ def _draw_schedule(loops: Any, kernel: Any, target: compiler.Target, rng: random
 
 def _judge_schedules(
     prepared: Subject, target: compiler.Target, schedules: Schedules, tell: Tell
-) -> tuple[ladder.Ladder, Judged] | None:
+) -> tuple[ladder.Ladder, CaseResult] | None:
     """Judge a graph with these schedules; returns its lowering and row if it fails, else None."""
     lowered = ladder.climb(prepared.program, target, schedules)
     with torch.no_grad():
@@ -100,8 +100,8 @@ def _judge_schedules(
 
 def _finding(
     program: Program, options: Mapping[str, Any], graph: blame.RecordedGraph, prepared: Subject, schedules: Schedules,
-    lowered: ladder.Ladder, row: Judged, tell: Tell,
-) -> Found:  # fmt: skip
+    lowered: ladder.Ladder, row: CaseResult, tell: Tell,
+) -> FuzzResult:  # fmt: skip
     """Return the finding with as few schedules as possible: none if the graph fails anyway, one kernel's, or all."""
     target, fewest = lowered.lowering.target, schedules
     for fewer in ({}, *({name: schedule} for name, schedule in schedules.items())):
@@ -110,7 +110,7 @@ def _finding(
             fewest, (lowered, row) = fewer, failure
             break
     text = compiler.show_schedules(fewest) or "the schedules that are chosen by themselves\n"
-    finding = Found(
+    finding = FuzzResult(
         verdict="fail", kind="schedule", first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass,
         detail=f"{row.detail}\nwith\n{text}".rstrip(),
     )  # fmt: skip

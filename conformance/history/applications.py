@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import compiler
-from conformance.bench.emitted import kernels, normal
+from conformance.bench.emitted import kernels, normalise
 from conformance.history import texts
 from conformance.judge import ladder, subject
 from conformance.shapes import cases
@@ -35,7 +35,7 @@ def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any
             schedules = compiler.read_schedules(steps, program, machine) if steps else None
             lowering = compiler.lower(program, machine, schedules, trace=applications.append)
         text = lowering.stages[compiler.stages(machine)[-1]]
-        answer["text"], answer["kernels"] = normal(text), kernels(text)
+        answer["text"], answer["kernels"] = normalise(text), kernels(text)
         answer["schedules"] = compiler.show_schedules(lowering.schedules)
     except Exception as error:  # a failure of the revision's compiler is part of the answer
         answer["error"] = f"{type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ from typing import Any
 import compiler
 from conformance import rows
 from conformance.bench import emitted
-from conformance.bench.emitted import Stored
+from conformance.bench.emitted import StoredKernel
 from conformance.history import revisions, texts
 from conformance.rows import OURS, Bench, Check
 from conformance.shapes.cases import kind_of
@@ -45,19 +45,19 @@ class Baseline:
     folder: Path | None = None
     record: texts.Record | None = None
 
-    def stored(self, row: rows.Item) -> Stored | None:
+    def stored(self, row: rows.Item) -> StoredKernel | None:
         """Return the stored kernel of a benchmark, or None."""
         if self.record is not None:
             text = self.record.get(f"{row.target} {row.id}")
             headers = self.record.get(f"{kind_of(row.target)} {texts.HEADERS}")
             # If the compiler refused the case, the record has its message instead of a text.
             is_known = text is not None and headers is not None and text.startswith("// ")
-            return Stored(self.name, text or "", emitted.unpacked(headers or "")) if is_known else None
+            return StoredKernel(self.name, text or "", emitted.unpack_headers(headers or "")) if is_known else None
         entry = self.entry(row)
         if entry is None or self.folder is None:
             return None
         headers = _read(self.folder / "headers" / f"{entry['headers']}.txt")
-        return Stored(self.name, _read(self.folder / "kernels" / entry["text"]), emitted.unpacked(headers))
+        return StoredKernel(self.name, _read(self.folder / "kernels" / entry["text"]), emitted.unpack_headers(headers))
 
     def entry(self, row: rows.Item) -> dict[str, Any] | None:
         """Return the stored `.json` entry of a benchmark, or None."""

@@ -75,7 +75,7 @@ class Search:
         packed = record.get(f"{kind_of(self.target)} {texts.HEADERS}")
         if not text.startswith("// ") or packed is None:
             raise Inconclusive(text.splitlines()[0] if text else "emits nothing that can be built again")
-        headers = emitted.unpacked(packed)
+        headers = emitted.unpack_headers(packed)
         return emitted.identity(text, headers), {"text": text, "headers": headers}
 
     def judge_commit(self, name: str) -> str:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import compiler
-from conformance.bench.emitted import normal, packed
+from conformance.bench.emitted import normalise, pack_headers
 from conformance.shapes.cases import TIERS, Case, runs_on
 from conformance.shapes.files import below, benches, expand, find_shapes, load
 
@@ -51,7 +51,7 @@ def case_texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
         if hasattr(compiler, "forget_kernels"):  # some revisions lack it
             compiler.forget_kernels()
         try:
-            yield name, normal(compiler.lower(program, target).stages[compiler.stages(target)[-1]])
+            yield name, normalise(compiler.lower(program, target).stages[compiler.stages(target)[-1]])
         except Exception as error:  # a refusal or an error of a pass must stay the same as well
             yield name, f"{type(error).__name__}: {error}"
 
@@ -98,7 +98,7 @@ def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each kind of target with its headers as one text; none for revisions without `compiler.headers`."""
     kinds = {compiler.target(name).kind: name for name in targets} if hasattr(compiler, "headers") else {}
     for kind, name in kinds.items():
-        yield kind, packed(compiler.headers(compiler.target(name)))
+        yield kind, pack_headers(compiler.headers(compiler.target(name)))
 
 
 def _cases(path: Path, tier: str, timed: bool = False) -> Iterator[Case]:

@@ -59,9 +59,9 @@ def speed(
         ratio = ratio_of(samples)
         return ratio.low > threshold or ratio.high < threshold
 
-    longest = stored.longer(replace(duel.FULL, budget_ns=int(BUDGET_FACTOR * duel.FULL.budget_ns)))
+    longest = stored.longer_protocol(replace(duel.FULL, budget_ns=int(BUDGET_FACTOR * duel.FULL.budget_ns)))
     clock = None if where == "cuda" else time.thread_time_ns
-    with torch.no_grad(), benchmark.kept_memory(), quiet():
+    with torch.no_grad(), benchmark.reuse_memory(), quiet():
         ratio = ratio_of(stored.race({"good": first, "text": second}, subject.inputs, clock, seed, longest, is_decided))
     return ratio.median, ratio.low, ratio.high
 

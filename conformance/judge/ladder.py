@@ -26,7 +26,7 @@ from conformance.judge import foreign, oracle, repro, sanitizer, subject, system
 from conformance.judge.oracle import Verdict
 from conformance.judge.sanitizer import Watch
 from conformance.judge.subject import Subject, Tensors, Truth
-from conformance.rows import Judged, Stage
+from conformance.rows import CaseResult, Stage
 from conformance.shapes import cases, inputs
 from conformance.shapes.cases import Case
 from conformance.shapes.toml_values import CaseError, briefly
@@ -99,7 +99,7 @@ class Ladder:
         return replace(self.lowering, stages={**self.lowering.stages, stage: program})
 
 
-def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell = lambda stage: None) -> Judged:
+def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell = lambda stage: None) -> CaseResult:
     """Check one case and return its row. With the option `lost`, the row of a lost process, only write its files."""
     case = cases.from_json(case_json)
     with threads(options.get("threads", 1)), torch.no_grad():
@@ -111,13 +111,13 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
                 return _judge_backend(prepared, {**options, "backend": backend})
             ladder = lowered_ahead[1] if lowered_ahead else climb(prepared.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
-            return Judged(verdict="unsupported", detail=str(refusal))
+            return CaseResult(verdict="unsupported", detail=str(refusal))
         except Exception as problem:  # of the case's module or program, or of the capture
             return unjudged(case, options["seed"], problem, "capture")
         if isinstance(ladder.error, compiler.Unsupported):
-            return Judged(verdict="unsupported", detail=str(ladder.error))
+            return CaseResult(verdict="unsupported", detail=str(ladder.error))
         if lost := options.get("lost"):
-            return _with_dump(prepared, ladder, options, rows.from_json(Judged, lost))
+            return _with_dump(prepared, ladder, options, rows.from_json(CaseResult, lost))
         judge_function = judge_refusal if case.raises is not None else judge if case.dynamic is None else judge_all
         row = judge_function(prepared, ladder, options, tell)
         return replace(row, texts=repro.texts(ladder.lowering)) if options.get("texts") else row
@@ -147,17 +147,17 @@ def _key_of(case_json: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     return json.dumps((case_json, options["seed"], options["target"]), sort_keys=True, default=str)
 
 
-def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Judged:
+def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> CaseResult:
     """Return the row of a case that cannot be judged; its shape file is to blame if PyTorch cannot run it either."""
     fault: Exception | None = problem if isinstance(problem, CaseError) else None
     if fault is None and case.expr:  # a case given as a graph has no expression
         fault = inputs.fault(case, seed)
     if fault is not None:
-        return Judged(detail=str(fault))
+        return CaseResult(detail=str(fault))
     is_own_error = isinstance(problem, compiler.CompilerError)  # its message suffices without a traceback
     trace = "" if is_own_error else "\n" + "".join(traceback.format_exception(problem, limit=-4))
     detail = (str(problem) if is_own_error else briefly(problem)) + trace
-    return Judged(first_bad_stage="torch", first_bad_pass=culprit, detail=detail)
+    return CaseResult(first_bad_stage="torch", first_bad_pass=culprit, detail=detail)
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def climb(program: Any, target: compiler.Target, schedules: Mapping[str, Any] | 
         return Ladder(compiler.Lowering(stages, target, {}), tuple(applications), error)
 
 
-def judge_all(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
+def judge_all(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> CaseResult:
     """Judge a case with dynamic sizes, lowered once, at each of its sizes; stages have the worst error of all sizes."""
     judged, points = [], list(subject.points(prepared, options["seed"]))
     for point in points:
@@ -223,7 +223,7 @@ def _worst_stage(stages: Sequence[Stage]) -> Stage:
     return replace(worst, seconds=round(sum(row.seconds or 0.0 for row in stages), 4))
 
 
-def judge(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
+def judge(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> CaseResult:
     """Run the requested stages and return the row, with the first bad stage and the pass that caused it."""
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     # Not on the GPU under a sanitizer, which would watch PyTorch's kernels as well.
@@ -277,27 +277,27 @@ def _judge_stages(
     return (*(row for row in judged if row.stage != unreached.stage), unreached)
 
 
-def _case_row(ladder: Ladder, stages: tuple[Stage, ...], remarks: Sequence[str] = ()) -> Judged:
+def _case_row(ladder: Ladder, stages: tuple[Stage, ...], remarks: Sequence[str] = ()) -> CaseResult:
     """Return the row of a case from its stages."""
     fallbacks = _fallbacks(ladder)
     first_bad = next((row for row in stages if row.verdict != "pass"), None)
     if first_bad is None:
-        return Judged(verdict="pass", stages=stages, detail="\n".join(remarks), fallbacks=fallbacks)
+        return CaseResult(verdict="pass", stages=stages, detail="\n".join(remarks), fallbacks=fallbacks)
     detail = "\n".join((*remarks, f"{first_bad.stage}: {first_bad.message}"))
-    return Judged(first_bad_stage=first_bad.stage, stages=stages, detail=detail, fallbacks=fallbacks)
+    return CaseResult(first_bad_stage=first_bad.stage, stages=stages, detail=detail, fallbacks=fallbacks)
 
 
-def _with_dump(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], row: Judged) -> Judged:
+def _with_dump(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], row: CaseResult) -> CaseResult:
     return replace(row, repro=repro.dump(Path(options["dump"]), prepared, ladder.lowering, row))
 
 
-def judge_refusal(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
+def judge_refusal(prepared: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> CaseResult:
     """Check a case that eager refuses: every stage and the compiled function must raise the same exception."""
     expected = str(prepared.case.raises)
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     complaint = _exception_complaint(expected, lambda: prepared.function(*prepared.arguments))
     if complaint:
-        return Judged(first_bad_stage="torch", detail=f"eager itself {complaint}")
+        return CaseResult(first_bad_stage="torch", detail=f"eager itself {complaint}")
 
     def verdict(stage: str) -> Verdict:
         message = _refusal_complaint(prepared, ladder.lowering, stage, expected, watch)
@@ -448,9 +448,9 @@ def blamed_application(truth: Truth, ladder: Ladder, stage: str) -> str | None:
     return None
 
 
-def _judge_backend(prepared: Subject, options: Mapping[str, Any]) -> Judged:
+def _judge_backend(prepared: Subject, options: Mapping[str, Any]) -> CaseResult:
     """Check a case through a torch.compile backend; only its results are judged."""
     stage = foreign.judge(prepared, options["backend"], options["target"], options["seed"])
     if stage.verdict == "pass":
-        return Judged(verdict="pass", stages=(stage,))
-    return Judged(first_bad_stage=stage.stage, stages=(stage,), detail=stage.message)
+        return CaseResult(verdict="pass", stages=(stage,))
+    return CaseResult(first_bad_stage=stage.stage, stages=(stage,), detail=stage.message)

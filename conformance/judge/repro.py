@@ -9,7 +9,7 @@ import torch
 
 import compiler
 from conformance.judge.subject import Subject
-from conformance.rows import Judged
+from conformance.rows import CaseResult
 from conformance.shapes import inputs, modules
 from conformance.shapes.cases import to_json
 
@@ -70,7 +70,7 @@ MODULE = """
 """
 
 
-def dump(folder: Path, prepared: Subject, lowering: compiler.Lowering, row: Judged) -> str:
+def dump(folder: Path, prepared: Subject, lowering: compiler.Lowering, row: CaseResult) -> str:
     """Write the folder that reproduces a failure; returns its path, or why it could not be written."""
     case = prepared.case
     try:
@@ -113,7 +113,7 @@ def _arguments(prepared: Subject) -> dict[str, torch.Tensor]:
     return tensors | {f"weight_of_{n}": x for n, x in enumerate(arguments)}
 
 
-def _script(prepared: Subject, lowering: compiler.Lowering, folder: Path, row: Judged) -> str:
+def _script(prepared: Subject, lowering: compiler.Lowering, folder: Path, row: CaseResult) -> str:
     case = prepared.case
     text = inputs.source(case)
     name = text.split("def ", 1)[1].split("(", 1)[0]
@@ -136,7 +136,7 @@ def _script(prepared: Subject, lowering: compiler.Lowering, folder: Path, row: J
     )
 
 
-def _title(name: str, row: Judged) -> str:
+def _title(name: str, row: CaseResult) -> str:
     if row.verdict in ("crash", "timeout"):
         return f"{name} loses its process in stage {row.first_bad_stage} ({row.verdict})."
     return f"{name} fails in stage {row.first_bad_stage}, pass {row.first_bad_pass}."

@@ -54,7 +54,7 @@ class Unmutated:
 def run(options: Mapping[str, Any]) -> rows.SelfTest:
     """Run the self-test; `options` has targets and seed."""
     rng = random.Random(options["seed"])
-    planted: list[rows.Planted] = []
+    planted: list[rows.PlantedMutant] = []
     alarms: list[rows.Alarm] = []
     with ladder.threads(1), torch.no_grad():  # a forked process must not use threads
         for target in options["targets"]:
@@ -126,7 +126,7 @@ def _patience(lowering: compiler.Lowering, stage: str) -> float:
     return PATIENCE if ladder.is_native(lowering.target, stage) else 0.0
 
 
-def plant(unmutated: Unmutated, stage: str, rng: random.Random) -> Iterator[rows.Planted]:
+def plant(unmutated: Unmutated, stage: str, rng: random.Random) -> Iterator[rows.PlantedMutant]:
     """Yield up to PLANTED mutants of one stage that compute something else, each with the result of the check."""
     program = unmutated.ladder.lowering.stages[stage]
     remaining = PLANTED
@@ -135,7 +135,7 @@ def plant(unmutated: Unmutated, stage: str, rng: random.Random) -> Iterator[rows
         if verdict is None:
             continue
         outcome = f"error over tolerance {verdict.err_over_tol:.3g}" if verdict.ok else verdict.message
-        yield rows.Planted(
+        yield rows.PlantedMutant(
             target=unmutated.ladder.lowering.target.name, stage=stage, case=unmutated.truth.subject.case.id,
             mutation=mutation, caught=not verdict.ok, how=outcome,
         )  # fmt: skip

@@ -32,10 +32,10 @@ def describe(case: Case, target: str, file: str) -> rows.Item:
 
 def check(known: rows.Item, reply: Reply) -> rows.Check:
     """Return the row of a check item."""
-    found, (verdict, detail) = _value(rows.Judged, reply, CHECK_VERDICTS[:5])
+    found, (verdict, detail) = _value(rows.CaseResult, reply, CHECK_VERDICTS[:5])
     if found is None:
         at = reply.at if reply.status in (Status.CRASH, Status.TIMEOUT) else ""
-        found = rows.Judged(verdict=verdict, detail=detail, first_bad_stage=at or None)
+        found = rows.CaseResult(verdict=verdict, detail=detail, first_bad_stage=at or None)
     return rows.Check(**vars(known), **vars(found), seconds=round(reply.seconds, 4), first_loss=reply.first_loss)
 
 
@@ -51,8 +51,8 @@ def joined(found: Sequence[rows.Check]) -> rows.Check:
 
 def bench(known: rows.Item, family: str, reply: Reply) -> rows.Bench:
     """Return the row of a benchmark, with all remarks in its detail."""
-    found, (verdict, detail) = _value(rows.Timed, reply, (*BENCH_VERDICTS, "fail", "unsupported"))
-    found = found or rows.Timed(verdict=verdict, message=detail)
+    found, (verdict, detail) = _value(rows.RaceResult, reply, (*BENCH_VERDICTS, "fail", "unsupported"))
+    found = found or rows.RaceResult(verdict=verdict, message=detail)
     row = rows.Bench(
         **vars(known), **vars(found), family=family, seconds=round(reply.seconds, 4), first_loss=reply.first_loss
     )
@@ -70,14 +70,14 @@ def undecided(row: rows.Bench) -> rows.Bench:
     return replace(row, verdict="AMBIGUOUS", detail="; ".join(filter(None, (row.detail, "on an unfit machine"))))
 
 
-def cliffs(row: rows.Timed) -> tuple[str, ...]:
+def cliffs(row: rows.RaceResult) -> tuple[str, ...]:
     """Return why a benchmark is a cliff: whole interval below CLIFF, or compile time above COMPILE_CLIFF × Inductor's.
 
     Compile times are not compared if Inductor took its result from a cache.
 
-    >>> cliffs(rows.Timed(over={"eager": rows.Speedup(speedup=0.02, ci=(0.015, 0.03))}))
+    >>> cliffs(rows.RaceResult(over={"eager": rows.Speedup(speedup=0.02, ci=(0.015, 0.03))}))
     ('0.02 of the speed of eager, below 0.5',)
-    >>> cliffs(rows.Timed(compile_seconds=61.0, rival_compile_seconds={"compile": 4.0}))
+    >>> cliffs(rows.RaceResult(compile_seconds=61.0, rival_compile_seconds={"compile": 4.0}))
     ('compiled in 61 s, Inductor in 4 s: more than 5 times as long',)
     """
     found = []

@@ -67,7 +67,7 @@ def selftest(row: rows.SelfTest, style: str = "simple") -> str:
     share = f" ({row.caught / row.planted:.1%})" if row.planted else ""
     text = f"self-test: {row.caught} of {row.planted} planted miscompiles caught{share}, "
     text += f"{row.false_alarms} false alarms"
-    missed = columns([one for one in row.rows if not one.caught], rows.Planted.COLUMNS, style)
+    missed = columns([one for one in row.rows if not one.caught], rows.PlantedMutant.COLUMNS, style)
     return f"{text}\n\nnot caught:\n\n{missed}" if missed else text
 
 
@@ -129,7 +129,7 @@ def lost(benches: Iterable[Bench]) -> list[Bench]:
 
 def columns(found: Sequence[object], shown: Columns, style: str = "github", limit: int | None = None) -> str:
     """Return a table of rows, at most `limit`; empty columns are left out."""
-    cells = {header: [rows.shown(of, row) for row in found] for header, of in shown.items()}
+    cells = {header: [rows.cell(of, row) for row in found] for header, of in shown.items()}
     filled = {header: column[:limit] for header, column in cells.items() if any(x not in (None, "") for x in column)}
     text = table(list(zip(*filled.values(), strict=True)), list(filled), style)
     return text + (f"\n… and {len(found) - limit} more" if limit is not None and len(found) > limit else "")

@@ -32,10 +32,10 @@ class Bisect(Question):
     def runtest(self) -> None:
         """Run `mlcomp bisect`; the item fails if it has no answer."""
         config = self.config
-        case, chosen = str(config.getoption("mlcomp_bisect")), config.stash[settings.KEY]
+        case, options = str(config.getoption("mlcomp_bisect")), config.stash[settings.KEY]
         kind = "--speed" if case.removesuffix("]").endswith("-bench") else "--value"
-        good, seed = chosen.baseline or "HEAD", config.getoption("mlcomp_seed") or 0
-        words = [case, "--good", good, kind, "--target", chosen.targets[0], "--seed", str(seed)]
+        good, seed = options.baseline or "HEAD", config.getoption("mlcomp_seed") or 0
+        words = [case, "--good", good, kind, "--target", options.targets[0], "--seed", str(seed)]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = bisect.main(words)

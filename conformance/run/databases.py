@@ -14,13 +14,13 @@ from conformance import rows
 from conformance.opinfo import ratchet
 from conformance.report import environment, replies, tables, writer
 from conformance.run.items import RUNNER, Failed, Item
-from conformance.run.sections import Alone
+from conformance.run.sections import FilelessItem
 from conformance.run.settings import Settings
 from conformance.shapes.cases import kind_of
 
 PROPERTY = "mlcomp-database"  # the user property that carries rows to the controller
 VERDICTS = ("pass", "unsupported", "torch", "wrong", "error", "crash", "timeout")
-LISTED = 60  # most missing ops in the page
+MOST_LISTED = 60  # most missing ops in the page
 ALL = "(all)"
 
 
@@ -30,7 +30,7 @@ class Source:
 
     word: str
     title: str
-    says: str
+    description: str
 
 
 SOURCES = (
@@ -41,12 +41,12 @@ SOURCES = (
 )
 
 
-class Entry(Item, Alone):
+class Entry(Item, FilelessItem):
     """The item of an entry in one dtype."""
 
-    def __init__(self, *, kind: str, entry: tuple[str, str], target: str, passed: bool, **known: Any) -> None:
+    def __init__(self, *, kind: str, entry: tuple[str, str], target: str, passed: bool, **options: Any) -> None:
         self.kind = kind
-        super().__init__(**known)
+        super().__init__(**options)
         self.entry, self.target, self.passed = entry, target, passed
 
     def runtest(self) -> None:
@@ -58,8 +58,8 @@ class Entry(Item, Alone):
         if row.verdict in ("unsupported", "torch") and not self.passed:
             pytest.xfail(row.detail)
         if row.verdict != "pass":
-            before = " (has passed before)" if self.passed else ""
-            raise Failed(f"{row.name} as {row.dtype}: {row.verdict}{before}: {row.detail}\nagain: {row.command}")
+            note = " (has passed before)" if self.passed else ""
+            raise Failed(f"{row.name} as {row.dtype}: {row.verdict}{note}: {row.detail}\nagain: {row.command}")
 
 
 class Database:
@@ -73,19 +73,19 @@ class Database:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Add the items before `-k` and `-m` select."""
-        wanted, word = re.compile(self.settings.ops), self.source.word
-        chosen = [e for e in self.config.stash[RUNNER].entries(word) if wanted.search(":".join(e))]
+        pattern, word = re.compile(self.settings.ops), self.source.word
+        entries = [e for e in self.config.stash[RUNNER].entries(word) if pattern.search(":".join(e))]
         for target in self.settings.targets:
             passed = ratchet.known(word, kind_of(target))
-            for entry in chosen:
-                known = {"kind": word, "entry": entry, "target": target, "passed": entry in passed}
-                items.append(Entry.from_parent(session, name=f"mlcomp-{word}[{'.'.join(entry)}-{target}]", **known))
+            for entry in entries:
+                options = {"kind": word, "entry": entry, "target": target, "passed": entry in passed}
+                items.append(Entry.from_parent(session, name=f"mlcomp-{word}[{'.'.join(entry)}-{target}]", **options))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the row of an item."""
         if report.when == "call":
-            found = [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
-            self.rows += [row for row in found if isinstance(row, rows.OpInfo) and row.source == self.source.word]
+            received = [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
+            self.rows += [row for row in received if isinstance(row, rows.OpInfo) and row.source == self.source.word]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -112,39 +112,39 @@ class Database:
             terminalreporter.write_line(self.note, bold=True)
 
 
-def _update(word: str, found: Sequence[rows.OpInfo]) -> None:
+def _update(word: str, entries: Sequence[rows.OpInfo]) -> None:
     """Add the entries that pass to the lists; entries that fail or were not run are not removed."""
-    for kind in {kind_of(row.target) for row in found}:
-        passes = {(row.name, row.dtype) for row in found if row.verdict == "pass" and kind_of(row.target) == kind}
+    for kind in {kind_of(row.target) for row in entries}:
+        passes = {(row.name, row.dtype) for row in entries if row.verdict == "pass" and kind_of(row.target) == kind}
         ratchet.path(word, kind).write_text(ratchet.show(ratchet.known(word, kind) | passes), encoding="utf-8")
 
 
-def table(found: Sequence[rows.OpInfo]) -> str:
+def table(entries: Sequence[rows.OpInfo]) -> str:
     """Return the numbers of entries per verdict, by target and dtype, of those that eager runs."""
     lines = []
-    for target, dtype in sorted({(row.target, kind) for row in found for kind in (row.dtype, ALL)}):
-        counted = Counter(row.verdict for row in found if row.target == target and dtype in (row.dtype, ALL))
-        total = sum(counted[v] for v in VERDICTS)
-        share = f"{counted['pass'] / total:.1%}" if total else "-"
-        lines.append([target, dtype, total, share, *(counted[v] for v in VERDICTS)])
+    for target, dtype in sorted({(row.target, kind) for row in entries for kind in (row.dtype, ALL)}):
+        counts = Counter(row.verdict for row in entries if row.target == target and dtype in (row.dtype, ALL))
+        total = sum(counts[v] for v in VERDICTS)
+        share = f"{counts['pass'] / total:.1%}" if total else "-"
+        lines.append([target, dtype, total, share, *(counts[v] for v in VERDICTS)])
     return tables.table(lines, ["target", "type", "entries", "passing", *VERDICTS])
 
 
-def page(source: Source, found: Sequence[rows.OpInfo]) -> str:
+def page(source: Source, entries: Sequence[rows.OpInfo]) -> str:
     """Return the page as Markdown: counts, missing ops, and the entries that did not pass."""
-    parts = [f"# {source.title}", source.says, table(found)]
-    alone: Counter[str] = Counter()
-    among: Counter[str] = Counter()
-    for row in found:
-        among.update(row.missing)
-        alone.update(row.missing if len(row.missing) == 1 else ())
-    ranked = sorted(among, key=lambda op: (-alone[op], -among[op], op))[:LISTED]
-    listed = [[op, alone[op], among[op]] for op in ranked]
-    if listed:
-        parts += ["## Missing ops", tables.table(listed, ["op", "entries that it alone keeps", "entries"])]
-    bad = [row for row in found if row.verdict not in ("pass", "none")]
+    parts = [f"# {source.title}", source.description, table(entries)]
+    alone_count: Counter[str] = Counter()
+    total_count: Counter[str] = Counter()
+    for row in entries:
+        total_count.update(row.missing)
+        alone_count.update(row.missing if len(row.missing) == 1 else ())
+    ranked = sorted(total_count, key=lambda op: (-alone_count[op], -total_count[op], op))[:MOST_LISTED]
+    missing_rows = [[op, alone_count[op], total_count[op]] for op in ranked]
+    if missing_rows:
+        parts += ["## Missing ops", tables.table(missing_rows, ["op", "entries that it alone keeps", "entries"])]
+    bad = [row for row in entries if row.verdict not in ("pass", "none")]
     bad.sort(key=lambda row: -VERDICTS.index(row.verdict))
-    told = [[row.name, row.dtype, row.target, row.verdict, rows.remark(row.detail)] for row in bad]
-    if told:
-        parts += ["## Not passing", tables.table(told, ["entry", "type", "target", "verdict", "why"])]
+    bad_rows = [[row.name, row.dtype, row.target, row.verdict, rows.remark(row.detail)] for row in bad]
+    if bad_rows:
+        parts += ["## Not passing", tables.table(bad_rows, ["entry", "type", "target", "verdict", "why"])]
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ from conformance import rows
 from conformance.fuzz import asked
 from conformance.report import environment, replies, tables, writer
 from conformance.run.items import RUNNER, Failed, Item
-from conformance.run.sections import Alone
+from conformance.run.sections import FilelessItem
 from conformance.run.settings import Settings
 
 PROPERTY = "mlcomp-fuzz"  # the user property that carries rows to the controller
@@ -22,13 +22,13 @@ VERDICTS = ("pass", "fail", "unsupported", "torch")
 FINDINGS = "fuzz.jsonl"  # appended to at each finding, so that an interrupted run keeps them
 
 
-class Programs(Item, Alone):
+class Programs(Item, FilelessItem):
     """The item of a batch of random programs on one target, each checked by a call of the child."""
 
     kind = "fuzz"
 
-    def __init__(self, *, numbers: range, seconds: float | None, target: str, folder: Path, **known: Any) -> None:
-        super().__init__(**known)
+    def __init__(self, *, numbers: range, seconds: float | None, target: str, folder: Path, **options: Any) -> None:
+        super().__init__(**options)
         self.numbers, self.seconds, self.target, self.folder = numbers, seconds, target, folder
 
     def runtest(self) -> None:
@@ -72,14 +72,14 @@ class Fuzzing:
         targets, workers = self.settings.targets, getattr(self.config, "workerinput", {}).get("workercount", 1)
         for target in targets:
             for name, numbers, seconds in self.settings.fuzz.shares(workers, len(targets)):
-                known = {"numbers": numbers, "seconds": seconds, "target": target, "folder": self.folder}
-                items.append(Programs.from_parent(session, name=f"mlcomp-fuzz[{name}-{target}]", **known))
+                options = {"numbers": numbers, "seconds": seconds, "target": target, "folder": self.folder}
+                items.append(Programs.from_parent(session, name=f"mlcomp-fuzz[{name}-{target}]", **options))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the rows of an item."""
         if report.when == "call":
-            found = [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
-            self.rows += [row for row in found if isinstance(row, rows.Fuzz)]
+            received = [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
+            self.rows += [row for row in received if isinstance(row, rows.Fuzz)]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -102,8 +102,8 @@ class Fuzzing:
         """Return the findings of items that were interrupted."""
         path, known = self.folder / FINDINGS, {(row.target, row.index) for row in self.rows}
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # drop an incomplete line
-        found = [row for row in map(rows.loads, lines) if isinstance(row, rows.Fuzz)]
-        return [row for row in found if (row.target, row.index) not in known]
+        recorded = [row for row in map(rows.loads, lines) if isinstance(row, rows.Fuzz)]
+        return [row for row in recorded if (row.target, row.index) not in known]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the counts, the size of the corpus, and where the page is."""
@@ -133,25 +133,25 @@ def finding(row: rows.Fuzz) -> str:
     return "\n".join([*parts, f"files: {row.repro}"] if row.repro else parts)
 
 
-def counts(found: Sequence[rows.Fuzz]) -> str:
+def counts(programs: Sequence[rows.Fuzz]) -> str:
     """Return the number of programs per verdict, in one line.
 
     >>> counts([rows.Fuzz(index=0, seed=7), rows.Fuzz(index=1, seed=7, verdict="torch")])
     '2 random programs: 1 pass, 1 differ or fail in PyTorch itself'
     """
-    counted = Counter(row.verdict for row in found)
+    verdicts = Counter(row.verdict for row in programs)
     words = {"torch": "differ or fail in PyTorch itself"}
-    named = [f"{counted[verdict]} {words.get(verdict, verdict)}" for verdict in VERDICTS if counted[verdict]]
-    kinds = Counter(f"{row.kind} in {row.first_bad_stage}" for row in found if row.verdict == "fail")
-    said = f" ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})" if kinds else ""
-    return f"{len(found)} random programs: {', '.join(named)}{said}"
+    parts = [f"{verdicts[verdict]} {words.get(verdict, verdict)}" for verdict in VERDICTS if verdicts[verdict]]
+    kinds = Counter(f"{row.kind} in {row.first_bad_stage}" for row in programs if row.verdict == "fail")
+    kinds_text = f" ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})" if kinds else ""
+    return f"{len(programs)} random programs: {', '.join(parts)}{kinds_text}"
 
 
-def page(found: Sequence[rows.Fuzz], seed: int) -> str:
+def page(programs: Sequence[rows.Fuzz], seed: int) -> str:
     """Return the page as Markdown: the findings, and the counts of unsupported ops."""
-    lines = ["# Random programs", f"{counts(found)}; seed {seed}."]
-    lines += [f"```\n{finding(row)}\n```" for row in found if row.verdict == "fail"]
-    refused = Counter(row.detail.splitlines()[0] for row in found if row.verdict == "unsupported")
-    listed = [[n, what] for what, n in refused.most_common()]
+    lines = ["# Random programs", f"{counts(programs)}; seed {seed}."]
+    lines += [f"```\n{finding(row)}\n```" for row in programs if row.verdict == "fail"]
+    refused = Counter(row.detail.splitlines()[0] for row in programs if row.verdict == "unsupported")
+    listed = [[n, reason] for reason, n in refused.most_common()]
     lines += ["## Refused by name", tables.table(listed, ["programs", "what"])] if refused else []
     return "\n\n".join(lines) + "\n"

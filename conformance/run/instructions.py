@@ -24,11 +24,11 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print prominently which checks were not run for lack of a GPU or a tool."""
-    why: dict[str, int] = {}
+    reasons: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        why[reason] = why.get(reason, 0) + 1
-    for reason, count in why.items():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in reasons.items():
         terminalreporter.section("instructions not run", sep="!", red=True)
         terminalreporter.write_line(f"{count} checks: {reason.removeprefix('Skipped: ')}")
 

@@ -9,13 +9,13 @@ import pytest
 from conformance import rows
 from conformance.report import environment, replies, tables
 from conformance.run.runner import Runner
-from conformance.run.sections import Alone
+from conformance.run.sections import FilelessItem
 from conformance.shapes.cases import BenchCase, Case, runs_on
 from conformance.shapes.files import ShapeFileError, benches, expand, load
 
-CARRIED = "mlcomp_row"  # attribute of a report that carries the row to the controller
+ROW_ATTRIBUTE = "mlcomp_row"  # attribute of a report that carries the row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
-REACH = 64  # number of following items among which cases to build together are looked for
+LOOK_AHEAD = 64  # number of following items among which cases to build together are looked for
 ITEMS: pytest.StashKey[str] = pytest.StashKey()  # digest of all items, of which this run is a shard
 
 
@@ -35,19 +35,19 @@ class ShapeFile(pytest.File):
             file = load(self.path, tier)
             # Rows are small so that every stage can be executed; a backend's results are also checked on larger rows.
             enlarged = settings.backend is not None and tier != "smoke"
-            found: list[Case] = list(expand(file, tier, enlarged=enlarged))
+            selected: list[Case] = list(expand(file, tier, enlarged=enlarged))
             # Other backends may handle invalid data differently.
-            found = [case for case in found if case.raises is None or settings.backend is None]
-            found += benches(file, tier) if settings.bench != "off" else ()
+            selected = [case for case in selected if case.raises is None or settings.backend is None]
+            selected += benches(file, tier) if settings.bench != "off" else ()
         except ShapeFileError as error:
             raise self.CollectError(str(error)) from None
         if not self.config.option.collectonly:
             runner.start()
-        for case in found:
+        for case in selected:
             kind = Bench if isinstance(case, BenchCase) else Check
-            yield from (kind.of(self, case, target) for target in settings.targets if _runs(case, target))
+            yield from (kind.make(self, case, target) for target in settings.targets if _runs(case, target))
         timed = () if settings.bench != "off" else benches(file, tier)
-        compiled = tuple(case for case in (*found, *timed) if _compiles(case)) if settings.gate else ()
+        compiled = tuple(case for case in (*selected, *timed) if _is_gated(case)) if settings.gate else ()
         if compiled:
             gate: Gate = Gate.from_parent(self, name=replies.GATE, cases=compiled)
             yield gate
@@ -63,7 +63,7 @@ def _runs(case: Case, target: str) -> bool:
     return runs_on(case, target) and not (case.large and environment.emulates((target,)))
 
 
-def _compiles(case: Case) -> bool:
+def _is_gated(case: Case) -> bool:
     return runs_on(case, "cuda") and not environment.needs_another_torch(case.torch)
 
 
@@ -73,9 +73,9 @@ class Item(pytest.Item):
     kind = ""
     row: rows.Row | None = None
 
-    def __init__(self, *, name: str, parent: pytest.Collector, **known: Any) -> None:
+    def __init__(self, *, name: str, parent: pytest.Collector, **options: Any) -> None:
         # As one string, which pytest splits in the same way as the ids in its cache; `--lf` compares the parts.
-        super().__init__(name=name, parent=parent, nodeid=f"{parent.nodeid}::{name}", **known)
+        super().__init__(name=name, parent=parent, nodeid=f"{parent.nodeid}::{name}", **options)
         self.add_marker(f"mlcomp_{self.kind}")
 
     def record(self, row: rows.Row) -> None:
@@ -93,14 +93,14 @@ class Check(Item):
 
     kind = "check"
 
-    def __init__(self, *, case: Case, target: str, **known: Any) -> None:
-        super().__init__(**known)
+    def __init__(self, *, case: Case, target: str, **options: Any) -> None:
+        super().__init__(**options)
         self.case, self.target = case, target
-        if lacking := environment.needs_another_torch(case.torch):
-            self.add_marker(pytest.mark.skip(reason=f"{case.id} {lacking}"))
+        if reason := environment.needs_another_torch(case.torch):
+            self.add_marker(pytest.mark.skip(reason=f"{case.id} {reason}"))
 
     @classmethod
-    def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
+    def make(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
         """Make the item with the name of its row."""
         name = rows.name(replies.describe(case, target, ""), bench=cls.kind == "bench")
         item: Check = cls.from_parent(parent, name=name, case=case, target=target)
@@ -109,20 +109,22 @@ class Check(Item):
     def runtest(self) -> None:
         """Run in the child, record the row, and fail by its verdict."""
         runner = self.config.stash[RUNNER]
-        row = runner.run(self.case, self.target, self.path, self._following)
+        row = runner.run(self.case, self.target, self.path, self._following_cases)
         row = row if self.config.option.runxfail else replies.expect(row, self.case)
         self.record(row)
         if row.verdict == "xfail":
             pytest.xfail(row.reason)
-        slow = isinstance(row, rows.Bench) and (row.missed or ("cliff" in runner.settings.fail_on and row.cliffs))
-        if row.verdict in rows.BAD or slow:
+        is_too_slow = isinstance(row, rows.Bench) and (
+            row.missed or ("cliff" in runner.settings.fail_on and row.cliffs)
+        )
+        if row.verdict in rows.BAD or is_too_slow:
             raise Failed(tables.failure(row))
 
-    def _following(self) -> list[Case]:
+    def _following_cases(self) -> list[Case]:
         """Return the next cases on the same target."""
         items = self.session.items
-        behind = (item for item in items[items.index(self) + 1 :][:REACH] if type(item) is Check)
-        return [item.case for item in behind if item.target == self.target and not item.get_closest_marker("skip")]
+        following = (item for item in items[items.index(self) + 1 :][:LOOK_AHEAD] if type(item) is Check)
+        return [item.case for item in following if item.target == self.target and not item.get_closest_marker("skip")]
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the line of the case in its file."""
@@ -134,8 +136,8 @@ class Bench(Check):
 
     kind = "bench"
 
-    def __init__(self, **known: Any) -> None:
-        super().__init__(**known)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         if not hasattr(self.config, "workerinput"):
             self.fixturenames = ["benchmark"]  # by which --benchmark-only and --benchmark-skip recognise benchmarks
 
@@ -145,8 +147,8 @@ class Gate(Item):
 
     kind = "gate"
 
-    def __init__(self, *, cases: tuple[Case, ...], **known: Any) -> None:
-        super().__init__(**known)
+    def __init__(self, *, cases: tuple[Case, ...], **options: Any) -> None:
+        super().__init__(**options)
         self.cases = cases
 
     def runtest(self) -> None:
@@ -161,7 +163,7 @@ class Gate(Item):
         return self.path, None, self.name
 
 
-class Fitness(Item, Alone):
+class Fitness(Item, FilelessItem):
     """The item that races identical kernels, to determine whether the following benchmarks are meaningful."""
 
     kind = "fitness"
@@ -171,7 +173,7 @@ class Fitness(Item, Alone):
         self.record(self.config.stash[RUNNER].fitness())
 
 
-class SelfTest(Item, Alone):
+class SelfTest(Item, FilelessItem):
     """The item that plants miscompiles in every stage and runs the checks on them."""
 
     kind = "selftest"

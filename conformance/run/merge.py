@@ -16,22 +16,22 @@ from conformance.run.shards import ShardError
 
 def merge(folders: Sequence[Path], reports: Path) -> int:
     """Write the joined report; returns 1 if any shard failed, or the whole run does by --mlcomp-fail-on."""
-    head, run = shards.joined([shards.load(folder) for folder in folders])
-    run = replace(run, benches=regressions.standing(run.benches))
+    head, run = shards.join([shards.load(folder) for folder in folders])
+    run = replace(run, benches=regressions.correct_verdicts(run.benches))
     documents, status = pages.documents(run), head.status
     print(tables.terminal(run))
-    against = regressions.counts(run, head.baseline) if head.baseline else ""
-    if against:
+    comparison = regressions.counts(run, head.baseline) if head.baseline else ""
+    if comparison:
         documents["regressions.md"] = regressions.page(run, head.baseline, head.gone)
-        print(f"mlcomp: {against}")
+        print(f"mlcomp: {comparison}")
         if failures := regressions.failures(run, head.fail_on, head.gone):
             status = status or 1
             print("\n".join(failures))
     device = str(run.env["device"]).replace(" + ", "+")
-    past = reports / "history" / f"{device}.jsonl"
+    history = reports / "history" / f"{device}.jsonl"
     if head.record:
-        journal.append(past, journal.entry_line(run))
-    documents[html.NAME] = html.page(run, against, head.gone, journal.figures(past))
+        journal.append(history, journal.entry_line(run))
+    documents[html.NAME] = html.page(run, comparison, head.gone, journal.figures(history))
     writer.write(reports / device, documents)
     print(f"mlcomp: reports are in {reports / device}")
     return status
@@ -47,9 +47,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--report", type=Path, default=Path("reports"), help="folder of the merged report (default: reports)"
     )
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        return merge(given.folders, given.report)
+        return merge(options.folders, options.report)
     except (ShardError, ReportError, HistoryError) as error:
         print(f"mlcomp: {error}", file=sys.stderr)
         return 2

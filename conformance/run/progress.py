@@ -77,15 +77,15 @@ class Progress:
         oldest = sorted(self.running.items(), key=lambda item: item[1])
         names = [f"{name.partition('::')[2] or name} {now - since:.0f} s" for name, since in oldest[:NAMES_SHOWN]]
         failed = f", {self.failed} failed" if self.failed else ""
-        done = f"{self.done} of {self.total or '?'} done{failed}{self._left(now)}"
+        done = f"{self.done} of {self.total or '?'} done{failed}{self._time_left(now)}"
         return Text(f"{done}: {', '.join(names)}", no_wrap=True, overflow="ellipsis")
 
-    def _left(self, now: float) -> str:
+    def _time_left(self, now: float) -> str:
         """Return the estimated time left at the present rate; "" while too little is done."""
-        taken = now - self.started
-        if self.done < ENOUGH or taken < LONG_SECONDS or self.total <= self.done:
+        elapsed = now - self.started
+        if self.done < ENOUGH or elapsed < LONG_SECONDS or self.total <= self.done:
             return ""
-        minutes = taken / self.done * (self.total - self.done) / 60
+        minutes = elapsed / self.done * (self.total - self.done) / 60
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

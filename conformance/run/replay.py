@@ -10,15 +10,15 @@ from conformance.run import settings
 from conformance.run.sections import Question, Unanswered, pytest_terminal_summary
 from conformance.shapes.files import below, own_suite
 
-NAMED: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
+SHAPE_FILES: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options, remember the named or default shape files, and make pytest collect none."""
     config.stash[settings.KEY] = settings.read(config)
     here = config.invocation_params.dir
-    named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else own_suite(here)
-    config.stash[NAMED] = tuple(below(here / str(one).partition("::")[0] for one in named))
+    paths = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else own_suite(here)
+    config.stash[SHAPE_FILES] = tuple(below(here / str(path).partition("::")[0] for path in paths))
     config.args = []
     try:
         revisions.find(revisions.repository(here), str(config.getoption("mlcomp_replay")))
@@ -39,20 +39,20 @@ class Replay(Question):
 
     def runtest(self) -> None:
         """Lower with both compilers concurrently, and compare the texts."""
-        config, chosen = self.config, self.config.stash[settings.KEY]
+        config, options = self.config, self.config.stash[settings.KEY]
         repo = revisions.repository(config.invocation_params.dir)
         name = str(config.getoption("mlcomp_replay"))
-        asked = revisions.TextRequest(config.stash[NAMED], chosen.targets, chosen.tier)
-        both = [revisions.find(repo, name), revisions.find(repo, revisions.NOW)]
-        before, after = revisions.records(both, asked, len(os.sched_getaffinity(0)))
+        request = revisions.TextRequest(config.stash[SHAPE_FILES], options.targets, options.tier)
+        compared = [revisions.find(repo, name), revisions.find(repo, revisions.NOW)]
+        before, after = revisions.records(compared, request, len(os.sched_getaffinity(0)))
         shared = before.digests.keys() & after.digests.keys()
-        differ = sum(before.digests[key] != after.digests[key] for key in shared)
-        said = f"{len(shared)} texts at {name} and now, {differ or 'none'} of them different"
-        if differ:
-            raise Unanswered("\n".join((said, *texts.compare(before, after))))
+        different = sum(before.digests[key] != after.digests[key] for key in shared)
+        message = f"{len(shared)} texts at {name} and now, {different or 'none'} of them different"
+        if different:
+            raise Unanswered("\n".join((message, *texts.compare(before, after))))
         if not shared:
             raise Unanswered(f"no text was made both at {name} and now: nothing could be compared")
-        self.add_report_section("call", "mlcomp", said)
+        self.add_report_section("call", "mlcomp", message)
 
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_terminal_summary"]

@@ -18,10 +18,10 @@ from conformance.history.baseline import BaselineError
 from conformance.history.journal import HistoryError
 from conformance.report import environment, html, pages, replies, tables, writer
 from conformance.run import regressions, shards
-from conformance.run.items import CARRIED, ITEMS, RUNNER
+from conformance.run.items import ITEMS, ROW_ATTRIBUTE, RUNNER
 from conformance.run.settings import Settings
 
-FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 class Results:
@@ -38,7 +38,7 @@ class Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the row of an item, or make one for an item whose worker was lost."""
         if report.when == "call":
-            self.rows += [rows.loads(text)] if (text := getattr(report, CARRIED, None)) else []
+            self.rows += [rows.loads(text)] if (text := getattr(report, ROW_ATTRIBUTE, None)) else []
         elif str(report.when) == "???" and ".toml::" in report.nodeid:
             self.rows.append(replies.lost(report.nodeid, str(report.longrepr)))
 
@@ -55,33 +55,33 @@ class Results:
         self.run = self._summary()
         stored = self.config.stash[RUNNER].baseline
         if stored is not None:
-            self.run = replace(self.run, benches=regressions.known(self.run.benches, stored, self.run.unfit))
-        part, self.run = self.run, replace(self.run, benches=regressions.standing(self.run.benches))
+            self.run = replace(self.run, benches=regressions.with_drift(self.run.benches, stored, self.run.unfit))
+        uncorrected, self.run = self.run, replace(self.run, benches=regressions.correct_verdicts(self.run.benches))
         for row in self.run.benches:
             if row.verdict in rows.BENCH_VERDICTS:
-                hand_over(self.config, row)
+                add_to_pytest_benchmark(self.config, row)
         folder = self.settings.reports(str(self.run.env["device"]))
-        stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
-        if exitstatus not in FINISHED or stopped:
+        is_stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
+        if exitstatus not in COMPLETE or is_stopped:
             self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
             return
-        documents, against, gone = pages.documents(self.run), "", list[str]()
+        documents, comparison, lost = pages.documents(self.run), "", list[str]()
         documents |= self.settings.ignore_file
         if stored is not None:
-            against = regressions.counts(self.run, stored.name)
-            gone = regressions.lost(self.run, stored, not self.settings.selects)
-            documents["regressions.md"] = regressions.page(self.run, stored.name, gone)
-            self.notes.append(f"mlcomp: {against}")
-            if failures := regressions.failures(self.run, self.settings.fail_on, gone):
+            comparison = regressions.counts(self.run, stored.name)
+            lost = regressions.lost_cases(self.run, stored, not self.settings.selects)
+            documents["regressions.md"] = regressions.page(self.run, stored.name, lost)
+            self.notes.append(f"mlcomp: {comparison}")
+            if failures := regressions.failures(self.run, self.settings.fail_on, lost):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 self.notes += failures
         if self.settings.shard:
-            documents[shards.ROWS] = shards.dump(part, self._head(exitstatus, gone))
+            documents[shards.ROWS] = shards.dump(uncorrected, self._head(exitstatus, lost))
         try:
-            past = self.settings.history(str(self.run.env["device"]))
+            history = self.settings.history(str(self.run.env["device"]))
             if self.settings.record and not self.settings.shard:
-                journal.append(past, journal.entry_line(self.run))
-            documents[html.NAME] = html.page(self.run, against, gone, journal.figures(past))
+                journal.append(history, journal.entry_line(self.run))
+            documents[html.NAME] = html.page(self.run, comparison, lost, journal.figures(history))
             writer.write(folder, documents)
             writer.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))
             if self.settings.save_baseline:
@@ -115,12 +115,12 @@ class Results:
     def env(self) -> environment.Environment:
         return environment.collect(self.settings.targets, self.settings.variant)
 
-    def _head(self, status: int, gone: Sequence[str]) -> shards.Head:
+    def _head(self, status: int, lost: Sequence[str]) -> shards.Head:
         """Return the facts about this shard that `mlcomp merge` needs."""
         assert self.settings.shard is not None
         items, against = self.config.stash.get(ITEMS, ""), self.settings.baseline or ""
         return shards.Head(
-            *self.settings.shard, items, status, self.settings.fail_on, against, tuple(gone), self.settings.record
+            *self.settings.shard, items, status, self.settings.fail_on, against, tuple(lost), self.settings.record
         )
 
     def _summary(self) -> writer.Run:
@@ -132,7 +132,7 @@ class Results:
         return replace(run, benches=tuple(map(replies.undecided, run.benches))) if unfit else run
 
 
-def hand_over(config: pytest.Config, row: rows.Bench) -> None:
+def add_to_pytest_benchmark(config: pytest.Config, row: rows.Bench) -> None:
     """Add a benchmark to pytest-benchmark's session, so that it stores, shows and compares it like its own.
 
     Under xdist, pytest-benchmark disables its fixture but not its session. The attribute is private, hence the pin of
@@ -142,10 +142,10 @@ def hand_over(config: pytest.Config, row: rows.Bench) -> None:
     if session is None or not row.samples.get(rows.OURS):
         return
     record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since there is a session
-    known = writer.described(row)
-    short = f"{'/'.join(Path(row.file).parts[-2:])}::{rows.name(row)}"  # independent of where the files are
-    fixture = SimpleNamespace(**{**known, "fullname": short}, cprofile_stats=None, has_error=False)
-    record = record_type(fixture, iterations=1, options=known["options"])
+    description = writer.described(row)
+    fullname = f"{'/'.join(Path(row.file).parts[-2:])}::{rows.name(row)}"  # independent of where the files are
+    fixture = SimpleNamespace(**{**description, "fullname": fullname}, cprofile_stats=None, has_error=False)
+    record = record_type(fixture, iterations=1, options=description["options"])
     for seconds in row.samples[rows.OURS]:
         record.stats.update(seconds)
     session.benchmarks.append(record)

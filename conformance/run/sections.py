@@ -11,7 +11,7 @@ class Unanswered(Exception):
     """There is no answer, or it is a failure; the message says why."""
 
 
-class Alone(pytest.Item):
+class FilelessItem(pytest.Item):
     """An item that belongs to no file."""
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -19,7 +19,7 @@ class Alone(pytest.Item):
         return self.config.rootpath, None, self.name
 
 
-class Question(Alone):
+class Question(FilelessItem):
     """An item that adds its answer as a section, or fails."""
 
     expected: tuple[type[Exception], ...] = (Unanswered,)  # shown without a traceback
@@ -32,6 +32,6 @@ class Question(Alone):
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the answers of the items that passed."""
     for report in terminalreporter.stats.get("passed", ()):
-        for title, said in report.sections:
+        for title, answer in report.sections:
             if title == SECTION:
-                terminalreporter.write_line(said)
+                terminalreporter.write_line(answer)

@@ -11,7 +11,7 @@ from conformance.report import environment
 from conformance.run import shards
 from conformance.run.databases import SOURCES, Database
 from conformance.run.fuzzing import Fuzzing
-from conformance.run.items import CARRIED, ITEMS, RUNNER, Bench, Fitness, SelfTest, ShapeFile
+from conformance.run.items import ITEMS, ROW_ATTRIBUTE, RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
@@ -72,7 +72,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             _ = runner.baseline  # if it is a revision, it is lowered here, only once
         except BaselineError as error:
             raise pytest.UsageError(f"--mlcomp-baseline: {error}") from None
-    if not runner.settings.foreign:
+    if not runner.settings.foreign_backends:
         return
     if complaint := runner.explain_unknown():
         runner.close()
@@ -108,8 +108,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile 
     """Collect every TOML file that is not another tool's as a shape file."""
     if file_path.suffix != ".toml" or file_path.name in FOREIGN or file_path.name.startswith("."):
         return None
-    found: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
-    return found
+    shape_file: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
+    return shape_file
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,7 +117,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Attach the item's row to its report, also in xdist workers; not as a property, which JUnit files would show."""
     report = yield
     if call.when == "call" and (row := getattr(item, "row", None)) is not None:
-        setattr(report, CARRIED, rows.dumps(row))
+        setattr(report, ROW_ATTRIBUTE, rows.dumps(row))
     return report
 
 
@@ -144,6 +144,6 @@ def _keep_shard(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[ITEMS] = shards.digest(names)
     if hasattr(config, "workeroutput"):
         config.workeroutput["mlcomp_items"] = config.stash[ITEMS]
-    where = shards.cut(names, parts, shards.durations(settings.report))
-    config.hook.pytest_deselected(items=[item for item, its in zip(items, where, strict=True) if its != part])
-    items[:] = [item for item, its in zip(items, where, strict=True) if its == part]
+    shard_of = shards.cut(names, parts, shards.durations(settings.report))
+    config.hook.pytest_deselected(items=[item for item, shard in zip(items, shard_of, strict=True) if shard != part])
+    items[:] = [item for item, shard in zip(items, shard_of, strict=True) if shard == part]

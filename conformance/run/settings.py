@@ -23,7 +23,7 @@ EACH = "cpu:each"
 # Words of --mlcomp-fail-on; budget and unsupported are accepted, but fail in any case.
 FAIL_ON = ("cliff", "slower", "coverage", "budget", "unsupported")
 RIVALS = ("eager", "compile", "max-autotune")
-LAST = ".last"  # folder of reports on a part of the suite, in place of the device's
+PARTIAL_FOLDER = ".last"  # folder of reports on a part of the suite, in place of the device's
 # Options of pytest and its plugins that select items.
 SELECTING = (
     "keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "benchmark_only", "benchmark_skip",
@@ -83,7 +83,7 @@ class Settings:
         """Return the folder of this run's reports; the device's folder is only for runs of the whole suite."""
         if self.shard:
             return self.report / "shards" / "{}-of-{}".format(*self.shard)
-        return self.report / (LAST if self.part else device)
+        return self.report / (PARTIAL_FOLDER if self.part else device)
 
     @property
     def ignore_file(self) -> Mapping[str, str]:
@@ -99,7 +99,7 @@ class Settings:
         return self.report / "baseline" / device
 
     @property
-    def foreign(self) -> tuple[str, ...]:
+    def foreign_backends(self) -> tuple[str, ...]:
         """Names of backends that only torch can validate."""
         return tuple(name for name in (self.backend, *(self.vs or ())) if name is not None and name not in RIVALS)
 
@@ -129,56 +129,58 @@ def read(config: pytest.Config) -> Settings:
     timeout = option("timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
-    named = option("report")
-    backend, vs, stages = _backend(option("backend"), option("entry")), option("vs"), option("stages")
-    fuzz = _fuzz([option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir)
-    shard = _shard(option("shard"))
-    selects = stages is not None or bool(fuzz or shard or option("ops")) or _selects(config)
-    part = named is None and selects
+    report_option = option("report")
+    backend, vs, stages = _parse_backend(option("backend"), option("entry")), option("vs"), option("stages")
+    fuzz = _parse_fuzz(
+        [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir
+    )
+    shard = _parse_shard(option("shard"))
+    selects = stages is not None or bool(fuzz or shard or option("ops")) or _selects_items(config)
+    part = report_option is None and selects
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has only a final stage; remove the option")
-    targets = _targets(option("target"))
+    targets = _parse_targets(option("target"))
     if option("bench") != "off" and environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; remove the option or the cuda targets")
-    other = stages is not None or option("bench") != "off" or backend
-    sanitizers = _sanitizers(option("sanitizer"), targets, other, not config.option.collectonly)
-    every = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
+    excludes_sanitizers = stages is not None or option("bench") != "off" or backend
+    sanitizers = _parse_sanitizers(option("sanitizer"), targets, excludes_sanitizers, not config.option.collectonly)
+    all_stages = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
     if sanitizers:
-        every = (KINDS["cuda"],)
+        all_stages = (KINDS["cuda"],)
     return Settings(
         targets=targets,
-        stages=every if stages is None else _words("stages", stages, every),
+        stages=all_stages if stages is None else _parse_words("stages", stages, all_stages),
         seed=secrets.randbelow(2**31) if seed is None else int(seed),
-        vs=None if vs is None else _words("vs", vs, None),
-        fail_on=_fail_on(option("fail_on"), option("bench") != "off", option("baseline") is not None),
+        vs=None if vs is None else _parse_words("vs", vs, None),
+        fail_on=_parse_fail_on(option("fail_on"), option("bench") != "off", option("baseline") is not None),
         timeout=timeout,
-        report=_report(config, named),
+        report=_report_folder(config, report_option),
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
         sanitizers=sanitizers,
         backend=backend,
         fuzz=fuzz,
         databases={word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None},
-        ops=_expression(str(option("ops") or "")),
+        ops=_parse_expression(str(option("ops") or "")),
         samples=option("samples"),
-        save_baseline=_name(option("save_baseline"), option("bench") != "off"),
-        min_effect=_share(option("min_effect")),
+        save_baseline=_parse_name(option("save_baseline"), option("bench") != "off"),
+        min_effect=_parse_share(option("min_effect")),
         selects=selects,
         shard=shard,
         **{name: option(name) for name in ("tier", "bench", "selftest", "gate", "baseline", "runner", "record")},
     )
 
 
-def _report(config: pytest.Config, named: object) -> Path:
+def _report_folder(config: pytest.Config, option: object) -> Path:
     """Return the folder of the reports."""
     here = config.invocation_params.dir
     # Without a configuration file, pytest derives its root from the arguments, which may be in site-packages.
-    report = (config.rootpath if config.inipath else here) / "reports" if named is None else here / str(named)
+    report = (config.rootpath if config.inipath else here) / "reports" if option is None else here / str(option)
     if report.exists() and not report.is_dir():
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     return report
 
 
-def _selects(config: pytest.Config) -> bool:
+def _selects_items(config: pytest.Config) -> bool:
     """Return whether the command line leaves out some items of a run without arguments."""
     if any(getattr(config.option, name, None) for name in SELECTING):
         return True
@@ -189,7 +191,7 @@ def _selects(config: pytest.Config) -> bool:
     return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
 
 
-def _expression(text: str) -> str:
+def _parse_expression(text: str) -> str:
     """Return the regular expression, or raise UsageError if it is invalid."""
     try:
         re.compile(text)
@@ -198,67 +200,67 @@ def _expression(text: str) -> str:
     return text
 
 
-def _name(asked: object, timed: bool) -> str | None:
+def _parse_name(option: object, timed: bool) -> str | None:
     """Return the name of the baseline to store, or None; raises UsageError."""
-    if asked is None:
+    if option is None:
         return None
-    if not re.fullmatch(r"\w[\w.+-]*", str(asked)) or str(asked).endswith(".toml"):
+    if not re.fullmatch(r"\w[\w.+-]*", str(option)) or str(option).endswith(".toml"):
         raise pytest.UsageError(
-            f"--mlcomp-save-baseline: {asked} is not a valid name; write --mlcomp-save-baseline=NAME"
+            f"--mlcomp-save-baseline: {option} is not a valid name; write --mlcomp-save-baseline=NAME"
         )
     if not timed:
         raise pytest.UsageError("--mlcomp-save-baseline: only benchmarks can be stored; add --mlcomp-bench quick")
-    return str(asked)
+    return str(option)
 
 
-def _backend(named: str | None, entry: str) -> str | None:
+def _parse_backend(option: str | None, entry: str) -> str | None:
     """Return the torch.compile backend to check; None to check the compiler's stages."""
     if entry != "compile":
-        return named
-    if named not in (None, "mlcomp"):
+        return option
+    if option not in (None, "mlcomp"):
         raise pytest.UsageError("--mlcomp-entry compile cannot be combined with --mlcomp-backend")
     return "mlcomp"
 
 
-def _fuzz(words: list[Any], here: Path) -> FuzzRequest:
+def _parse_fuzz(words: list[Any], here: Path) -> FuzzRequest:
     try:
         return asked.read_options(*words, here=here)
     except ValueError as problem:
         raise pytest.UsageError(str(problem)) from None
 
 
-def _shard(asked: object) -> tuple[int, int] | None:
+def _parse_shard(option: object) -> tuple[int, int] | None:
     """Parse I/N.
 
-    >>> _shard("2/3")
+    >>> _parse_shard("2/3")
     (2, 3)
     """
-    if asked is None:
+    if option is None:
         return None
-    found = re.fullmatch(r"(\d+)/(\d+)", str(asked))
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise pytest.UsageError(f"--mlcomp-shard: {asked} is not of the form I/N, such as 1/3, 2/3 or 3/3")
-    return int(found[1]), int(found[2])
+    match = re.fullmatch(r"(\d+)/(\d+)", str(option))
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise pytest.UsageError(f"--mlcomp-shard: {option} is not of the form I/N, such as 1/3, 2/3 or 3/3")
+    return int(match[1]), int(match[2])
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     """Parse a fraction between 0 and 1, which may be a percentage.
 
-    >>> _share("3%"), _share("0.05")
+    >>> _parse_share("3%"), _parse_share("0.05")
     (0.03, 0.05)
     """
     try:
-        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        found = -1.0
-    if not 0 < found < 1:
+        fraction = -1.0
+    if not 0 < fraction < 1:
         raise pytest.UsageError(f"--mlcomp-min-effect: {text} is not a fraction between 0 and 1, such as 3%")
-    return found
+    return fraction
 
 
-def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
+def _parse_fail_on(option: object, timed: bool, compared: bool) -> tuple[str, ...]:
     """Parse --mlcomp-fail-on, and check that the other options make its words meaningful."""
-    words = () if asked is None else _words("fail-on", str(asked), FAIL_ON)
+    words = () if option is None else _parse_words("fail-on", str(option), FAIL_ON)
     if "cliff" in words and not timed:
         raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks can be cliffs; add --mlcomp-bench quick")
     if "slower" in words and not (timed and compared):
@@ -268,12 +270,12 @@ def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
     return words
 
 
-def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs: bool) -> tuple[str, ...]:
+def _parse_sanitizers(option: object, targets: tuple[str, ...], is_excluded: object, runs: bool) -> tuple[str, ...]:
     """Parse --mlcomp-sanitizer; raises UsageError unless the run checks GPU code on a GPU."""
-    if asked is None:
+    if option is None:
         return ()
-    tools = _words("sanitizer", str(asked), tuple(sanitizer.TOOLS))
-    if otherwise:
+    tools = _parse_words("sanitizer", str(option), tuple(sanitizer.TOOLS))
+    if is_excluded:
         raise pytest.UsageError(
             "--mlcomp-sanitizer: it checks the `cuda` stage of mlcomp's own kernels; "
             "remove --mlcomp-backend, --mlcomp-stages and --mlcomp-bench"
@@ -291,23 +293,25 @@ def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs
     return tools
 
 
-def _targets(text: str) -> tuple[str, ...]:
+def _parse_targets(text: str) -> tuple[str, ...]:
     """Parse --mlcomp-target; `cpu:each` becomes all instruction sets of this machine."""
-    words = _words("target", text, TARGETS, featured=True)
+    words = _parse_words("target", text, TARGETS, featured=True)
     return tuple(dict.fromkeys(t for word in words for t in (compiler.cpus() if word == EACH else (word,))))
 
 
-def _words(option: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:
+def _parse_words(option_name: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise pytest.UsageError(f"--mlcomp-{option}: empty; use {', '.join(known or RIVALS)}")
+        raise pytest.UsageError(f"--mlcomp-{option_name}: empty; use {', '.join(known or RIVALS)}")
     for word in words:
         name, _, feature = word.partition(":")
-        good = known is None or name in known
-        if not good or (feature and not (featured and kind_of(name) == "cpu" and re.fullmatch(r"[\w.+\-]+", feature))):
+        is_known = known is None or name in known
+        if not is_known or (
+            feature and not (featured and kind_of(name) == "cpu" and re.fullmatch(r"[\w.+\-]+", feature))
+        ):
             nearest = difflib.get_close_matches(name, known or RIVALS, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise pytest.UsageError(f"--mlcomp-{option}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")
+            raise pytest.UsageError(f"--mlcomp-{option_name}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")
     return words
 
 

@@ -18,7 +18,7 @@ from conformance import rows
 from conformance.report.writer import Run
 
 ROWS = "rows.jsonl"
-USUAL = 1.0  # assumed seconds of an item if no report has times
+DEFAULT_SECONDS = 1.0  # assumed seconds of an item if no report has times
 
 
 class ShardError(Exception):
@@ -46,34 +46,34 @@ def digest(names: Sequence[str]) -> str:
 
 def durations(reports: Path) -> dict[str, float]:
     """Return the seconds of items by short name, the maximum over all devices' reports; items in none are missing."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for path in sorted(reports.glob("*/run.json")):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            listed = [(row, False) for row in data["cases"]] + [(row, True) for row in data["benches"]]
-            for row, bench in listed:
-                known = rows.Item(id=row["id"], file="", suite="", op="", target=row["target"], dtype="")
-                name = f"{Path(row['file']).name}::{rows.name(known, bench=bench)}"
-                found[name] = max(found.get(name, 0.0), float(row["seconds"]))
+            reported = [(row, False) for row in data["cases"]] + [(row, True) for row in data["benches"]]
+            for row, bench in reported:
+                item = rows.Item(id=row["id"], file="", suite="", op="", target=row["target"], dtype="")
+                name = f"{Path(row['file']).name}::{rows.name(item, bench=bench)}"
+                seconds[name] = max(seconds.get(name, 0.0), float(row["seconds"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # a report of another version; all shards ignore it alike
-    return found
+    return seconds
 
 
-def cut(names: Sequence[str], parts: int, known: Mapping[str, float]) -> list[int]:
+def cut(names: Sequence[str], parts: int, seconds_of: Mapping[str, float]) -> list[int]:
     """Return the shard (from 1) of each item: longest items first, each to the shard with the least time.
 
     >>> cut(["a.toml::long", "a.toml::x", "a.toml::y"], 2, {"a.toml::long": 2.0, "a.toml::x": 1.0})
     [1, 2, 2]
     """
-    usual = statistics.median(known.values()) if known else USUAL
-    seconds = [known.get(name.rpartition("/")[2] if "::" in name else name, usual) for name in names]
-    held, where = [0.0] * parts, [0] * len(names)
+    default = statistics.median(seconds_of.values()) if seconds_of else DEFAULT_SECONDS
+    seconds = [seconds_of.get(name.rpartition("/")[2] if "::" in name else name, default) for name in names]
+    totals, shard_of = [0.0] * parts, [0] * len(names)
     for n in sorted(range(len(names)), key=lambda n: (-seconds[n], names[n])):
-        least = min(range(parts), key=lambda part: held[part])
-        held[least] += seconds[n]
-        where[n] = least + 1
-    return where
+        emptiest = min(range(parts), key=lambda part: totals[part])
+        totals[emptiest] += seconds[n]
+        shard_of[n] = emptiest + 1
+    return shard_of
 
 
 def dump(run: Run, head: Head) -> str:
@@ -99,13 +99,13 @@ def load(folder: Path) -> tuple[Head, Run]:
     return head, run
 
 
-def joined(parts: Sequence[tuple[Head, Run]]) -> tuple[Head, Run]:
+def join(parts: Sequence[tuple[Head, Run]]) -> tuple[Head, Run]:
     """Join all shards of a run; raises ShardError if some are missing or they were cut from different items."""
     heads, runs = zip(*sorted(parts, key=lambda part: part[0].part), strict=True)
-    wanted = list(range(1, heads[0].parts + 1))
-    if [head.part for head in heads] != wanted or any(head.parts != heads[0].parts for head in heads):
-        there = ", ".join(f"{head.part}/{head.parts}" for head in heads)
-        raise ShardError(f"a whole run has each of its {heads[0].parts} parts once; here are {there}")
+    expected = list(range(1, heads[0].parts + 1))
+    if [head.part for head in heads] != expected or any(head.parts != heads[0].parts for head in heads):
+        present = ", ".join(f"{head.part}/{head.parts}" for head in heads)
+        raise ShardError(f"a whole run has each of its {heads[0].parts} parts once; here are {present}")
     if len({head.items for head in heads}) > 1:
         raise ShardError("the parts were cut from different cases: run all of the same checkout with the same options")
     whole = Head(

@@ -20,10 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import compiler
 from conformance import rows
 from conformance.bench import benchmark, roofline
-from conformance.bench.benchmark import Settings, Subject, Wrong
+from conformance.bench.benchmark import InvalidBenchmark, Settings, Subject
 from conformance.judge import device, systems
 from conformance.judge.systems import BuiltFunction, Function
-from conformance.rows import Timed
+from conformance.rows import RaceResult
 from conformance.shapes import cases, toml_values
 from conformance.shapes.cases import Arg, BenchCase
 
@@ -66,7 +66,7 @@ class Stage:
 
         return Alone()
 
-    def measure(self, function: Function = torch.relu, **settings: Any) -> Timed:
+    def measure(self, function: Function = torch.relu, **settings: Any) -> RaceResult:
         chosen = Settings(**settings)
         vs = [name for name in self.microseconds if name != systems.OURS]
         return benchmark.measure(subject(function), vs, chosen, self.quiet, close, self.build, self.clock)
@@ -97,7 +97,7 @@ def test_a_row_holds_what_the_reports_need() -> None:
     assert (row.compile_seconds, row.kernels, row.digest) == (0.25, 1, "d1")
     assert not row.message.startswith("suspect") and row.message == ""
     assert set(row.samples) == {"ours", "eager", "compile"} and len(row.samples["ours"]) == 20
-    assert rows.from_json(Timed, json.loads(json.dumps(rows.to_json(row)))) == row
+    assert rows.from_json(RaceResult, json.loads(json.dumps(rows.to_json(row)))) == row
 
 
 @pytest.mark.parametrize(("eager", "compiled", "verdict"), [(8, 20, "SLOWER"), (10.1, 9.9, "SAME")])
@@ -130,7 +130,9 @@ def test_a_case_that_eager_cannot_run_says_so() -> None:
     def bad(x: torch.Tensor) -> torch.Tensor:
         return x @ x
 
-    with pytest.raises(Wrong, match="eager itself fails: RuntimeError: mat1 and mat2 shapes cannot be multiplied"):
+    with pytest.raises(
+        InvalidBenchmark, match="eager itself fails: RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    ):
         Stage(mlcomp=10, eager=30).measure(bad)
 
 
@@ -144,7 +146,7 @@ def test_too_good_to_be_true_is_suspect(times: dict[str, float], said: str) -> N
 
 
 def test_a_little_above_the_roofline_is_remarked_not_suspect() -> None:
-    row = Timed(speedup=1.0, roofline=1.04, best="eager")
+    row = RaceResult(speedup=1.0, roofline=1.04, best="eager")
     assert benchmark.suspicions(row, 1.0) == []
     assert "106% of the roofline" in benchmark.suspicions(replace(row, roofline=1.06), 1.0)[0]
     message = Stage(mlcomp=0.92, eager=1).measure().message
@@ -152,7 +154,7 @@ def test_a_little_above_the_roofline_is_remarked_not_suspect() -> None:
 
 
 def test_work_on_other_threads_is_suspect() -> None:
-    row = Timed(speedup=1.0, roofline=0.5, best="eager")
+    row = RaceResult(speedup=1.0, roofline=0.5, best="eager")
     assert benchmark.suspicions(row, 1.0) == []
     assert "other threads" in benchmark.suspicions(row, 1.9)[0]
 
@@ -178,7 +180,7 @@ def static_output() -> Function:
 )
 def test_an_executable_that_misbehaves_is_not_timed(ours: Callable[[], Function], said: str) -> None:
     inputs = (torch.tensor([[-1.0, 0, 2], [3, 4, 5]]),)
-    with pytest.raises(Wrong, match=said):
+    with pytest.raises(InvalidBenchmark, match=said):
         benchmark.check(ours(), subject(torch.relu, inputs), close)
 
 
@@ -188,7 +190,7 @@ def test_who_replaces_a_clock_is_not_timed() -> None:
         return torch.relu(x)
 
     before = time.thread_time_ns
-    with pytest.raises(Wrong, match=r"time\.thread_time_ns was replaced"):
+    with pytest.raises(InvalidBenchmark, match=r"time\.thread_time_ns was replaced"):
         Stage(ours=1, eager=2).measure(hurried)
     assert time.thread_time_ns is before
 
@@ -236,7 +238,7 @@ def test_a_module_case_has_its_reference_in_f64() -> None:
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage(mlcomp=10, eager=20)
 
-    def measure(subject: Subject, vs: Sequence[str], settings: Settings, *_: object) -> Timed:
+    def measure(subject: Subject, vs: Sequence[str], settings: Settings, *_: object) -> RaceResult:
         names = [systems.OURS, *vs]
         assert set(names) == set(stage.microseconds) and settings.target == "cpu"
         return bench_measure(subject, vs, settings, stage.quiet, close, stage.build, stage.clock)
@@ -249,7 +251,7 @@ def fake_run(monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_a_case_comes_as_json_and_leaves_as_a_row(fake_run: Stage) -> None:
     row = benchmark.run(json.loads(json.dumps(cases.to_json(bench_case()))), {"target": "cpu", "seed": 5})
     assert row.verdict == "FASTER" and row.budget[0].verdict == "met"
-    assert rows.from_json(Timed, json.loads(json.dumps(rows.to_json(row)))) == row
+    assert rows.from_json(RaceResult, json.loads(json.dumps(rows.to_json(row)))) == row
 
 
 def test_a_case_that_is_refused_leaves_a_row_without_times(fake_run: Stage) -> None:
@@ -266,7 +268,7 @@ def test_an_emulator_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_errors_become_rows() -> None:
-    assert benchmark.failure(Wrong("wrong result")).verdict == "fail"
+    assert benchmark.failure(InvalidBenchmark("wrong result")).verdict == "fail"
     row = benchmark.failure(compiler.Unsupported("aten.svd.default", (), "no lowering"))
     assert row.verdict == "unsupported" and "aten.svd.default" in row.message
     assert row.ours_us is None and benchmark.failure(ValueError("x\ny")).message == "ValueError: x y"
@@ -426,7 +428,7 @@ def test_on_a_gpu_equals_race_in_graphs_by_its_clock(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library's memory")
 def test_freed_memory_serves_again_however_large() -> None:
     script = (
-        "import resource, torch\nfrom conformance.bench import benchmark\nwith benchmark.kept_memory():\n"
+        "import resource, torch\nfrom conformance.bench import benchmark\nwith benchmark.reuse_memory():\n"
         "    faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for call in range(12): before = faults(); torch.ones(12 << 20)\n"
         "    print(faults() - before)"

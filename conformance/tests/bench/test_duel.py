@@ -148,7 +148,7 @@ def test_more_looks_need_more_confidence(seed: int) -> None:
 def test_too_few_rounds_admit_their_confidence(seed: int) -> None:
     samples = paired(seed, 0.0, 5)
     measured = duel.ratio(samples, "a", "b")
-    ratios = samples.of("a") / samples.of("b")
+    ratios = samples.times_of("a") / samples.times_of("b")
     assert measured.confidence == pytest.approx(1 - 2 * 0.5**5)
     assert (measured.low, measured.high) == pytest.approx((ratios.min(), ratios.max()))
 

@@ -13,10 +13,10 @@ import torch
 import compiler
 from conformance.bench import benchmark, duel, emitted, stored
 from conformance.bench.benchmark import Settings, Subject
-from conformance.bench.emitted import Stored
+from conformance.bench.emitted import StoredKernel
 from conformance.judge import device, oracle, systems
 from conformance.judge.systems import BuiltFunction
-from conformance.rows import BASELINE, OURS, Against, Timed
+from conformance.rows import BASELINE, OURS, BaselineComparison, RaceResult
 
 HEADERS = {"m/a.h": '#pragma once\n#include "b.h"\nint a;\n', "m/b.h": "#pragma once\nint b;\n", "c.h": "int c;\n"}
 INPUTS = (torch.randn(8, 64),)
@@ -37,7 +37,7 @@ def test_docstring_examples() -> None:
 
 def test_headers_are_put_in_once_where_they_are_included() -> None:
     text = '#include "m/a.h"\n#include "m/b.h"\n#include <math.h>\nint main;\n'
-    assert emitted.included(text, HEADERS) == ["m/a.h", "m/b.h"]
+    assert emitted.included_headers(text, HEADERS) == ["m/a.h", "m/b.h"]
     lines = [line for line in emitted.self_contained(text, HEADERS).splitlines() if line]
     assert lines == ["int b;", "int a;", "#include <math.h>", "int main;"]
 
@@ -51,7 +51,7 @@ def test_code_is_the_same_if_its_headers_are() -> None:
 
 def test_equal_code_is_the_same_without_a_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = ours(monkeypatch, tmp_path)
-    kept = Stored("main", f"{made.call.source}// more\n", headers())  # type: ignore[attr-defined]
+    kept = StoredKernel("main", f"{made.call.source}// more\n", headers())  # type: ignore[attr-defined]
     found, again = stored.contestant(kept, made, INPUTS)
     assert (found.verdict, found.why, again) == ("SAME", "equal code", None)
     assert stored.contestant(None, made, INPUTS)[0].identity == found.identity
@@ -61,11 +61,13 @@ def test_other_code_is_built_with_its_own_headers(monkeypatch: pytest.MonkeyPatc
     made = ours(monkeypatch, tmp_path)
     text = made.call.source  # type: ignore[attr-defined]
     older = {name: f"{header}\nstruct mlc_older{n} {{}};\n" for n, (name, header) in enumerate(headers().items())}
-    found, again = stored.contestant(Stored("main", text, older), made, INPUTS)
+    found, again = stored.contestant(StoredKernel("main", text, older), made, INPUTS)
     assert again is not None and found.verdict == ""
     assert "mlc_older" in again.call.source  # type: ignore[attr-defined]
     torch.testing.assert_close(again.call(*INPUTS), made.call(*INPUTS))
-    lost, nothing = stored.contestant(Stored("main", text.replace("f32[8, 64]", "f32[8, 65]"), older), made, INPUTS)
+    lost, nothing = stored.contestant(
+        StoredKernel("main", text.replace("f32[8, 64]", "f32[8, 65]"), older), made, INPUTS
+    )
     assert nothing is None and lost.verdict == "unbuilt" and "other buffers" in lost.why
 
 
@@ -79,9 +81,9 @@ def test_a_stored_kernel_races_with_ours_alone(monkeypatch: pytest.MonkeyPatch, 
     def build(name: str, *_: object) -> BuiltFunction:
         return made if name == systems.OURS else BuiltFunction(name, function)
 
-    def race(text: str) -> Timed:
+    def race(text: str) -> RaceResult:
         subject = Subject(function, INPUTS, lambda: function(INPUTS[0].double()))
-        chosen = Settings(stored=Stored("main", text, headers()))
+        chosen = Settings(stored=StoredKernel("main", text, headers()))
         return benchmark.measure(subject, ["eager"], chosen, nullcontext, oracle.quick_compare, build)
 
     row = race(source.replace("for (long", "for (; false;) {}\nfor (long", 1))
@@ -95,24 +97,26 @@ def test_slower_by_more_than_matters() -> None:
     rng = np.random.default_rng(3)
     noise = np.exp(rng.normal(0, 0.01, (20, 2)))
     slow = duel.Samples((OURS, BASELINE), noise * [1.1e-6, 1.0e-6], (1, 1), 3)
-    found = stored.judge(slow, Against(), 0.03)
+    found = stored.judge(slow, BaselineComparison(), 0.03)
     assert found.verdict == "SLOWER" and found.chance is not None and found.chance < 1e-4
     assert found.least is not None and 0.015 < found.least < 0.05
-    equal = stored.judge(duel.Samples((OURS, BASELINE), noise * 1e-6, (1, 1), 3), Against(), 0.03)
+    equal = stored.judge(duel.Samples((OURS, BASELINE), noise * 1e-6, (1, 1), 3), BaselineComparison(), 0.03)
     assert equal.verdict == "SAME" and equal.chance is not None and equal.chance > 0.9
 
 
 def test_the_longest_race_is_judged() -> None:
     rng = np.random.default_rng(3)
     noise = np.exp(rng.normal(0, 0.03, (stored.LOOKS[-1], 2))) * [1.03e-6, 1.0e-6]
-    found = stored.judge(duel.Samples((OURS, BASELINE), noise, (1, 1), len(stored.LOOKS)), Against(), 0.03)
-    assert found.verdict == "SLOWER" and found.chance is not None and found.chance < stored.STANDS
+    found = stored.judge(duel.Samples((OURS, BASELINE), noise, (1, 1), len(stored.LOOKS)), BaselineComparison(), 0.03)
+    assert found.verdict == "SLOWER" and found.chance is not None and found.chance < stored.MOST_P_VALUE
     assert found.least is not None and found.least < 0.025
 
 
 def test_operands_take_turns() -> None:
     seen: list[tuple[str, int]] = []
-    calls = stored.taking_turns({name: lambda x, n=name: seen.append((n, x.data_ptr())) for name in "ab"}, INPUTS)
+    calls = stored.with_alternating_operands(
+        {name: lambda x, n=name: seen.append((n, x.data_ptr())) for name in "ab"}, INPUTS
+    )
     for name in "aabbbaabbaba":
         calls[name]()
     places = [place for _, place in seen]

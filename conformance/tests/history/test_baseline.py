@@ -10,7 +10,7 @@ import pytest
 from conformance import rows
 from conformance.history import baseline, revisions
 from conformance.history.baseline import Baseline, BaselineError
-from conformance.rows import Against, Bench, Check
+from conformance.rows import BaselineComparison, Bench, Check
 
 HEADERS = {"cpu": "// file a.h\nint a;\n"}
 FACTS: dict[str, Any] = {"env": {}, "tier": "smoke"}
@@ -21,7 +21,7 @@ def bench(case: str = "add[N4.f32]", **more: Any) -> Bench:
     known = dict(
         id=case, file="shapes/x.toml", suite="x", op="add", target="cpu", dtype="f32", family="x", verdict="SAME",
         source="// add, for cpu\n// def f():\nint b;\n", samples={"ours": (1e-6, 1.23456e-6), "eager": (2e-6,) * 2},
-        ours_us=1.0, against=Against(identity="d1"),
+        ours_us=1.0, against=BaselineComparison(identity="d1"),
     )  # fmt: skip
     return Bench(**{**known, **more})
 
@@ -94,7 +94,7 @@ def test_what_is_no_baseline_is_refused_with_those_that_are(tmp_path: Path) -> N
 def test_drift_of_others_is_told_from_ours(tmp_path: Path) -> None:
     found = stored(tmp_path, bench())  # eager took 1.6 times as long as ours did
     over = {"eager": rows.Speedup(speedup=3.24)}
-    same = bench(over=over, against=Against(why="equal code"))
+    same = bench(over=over, against=BaselineComparison(why="equal code"))
     assert baseline.drift(same, found.entry(same)) == {"eager": pytest.approx(2.0, abs=0.02)}
-    other = replace(same, against=Against(verdict="SLOWER"))
+    other = replace(same, against=BaselineComparison(verdict="SLOWER"))
     assert baseline.drift(other, found.entry(other)) == {}

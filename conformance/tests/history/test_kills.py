@@ -19,7 +19,7 @@ import itertools, json, sys
 from pathlib import Path
 from conformance.history import baseline, journal
 from conformance.report import writer
-from conformance.rows import Against, Bench
+from conformance.rows import BaselineComparison, Bench
 
 place = Path(sys.argv[1])
 known = dict(file="x.toml", suite="x", op="add", target="cpu", dtype="f32", family="x", verdict="SAME")
@@ -29,7 +29,7 @@ for n in itertools.count():
     journal.append(place / "history.jsonl", json.dumps(run))
     report = json.dumps({"n": n, "text": text})
     writer.write(place / "report", {"run.json": report, "benchmark.json": report})
-    made = [Bench(id=f"{k}[N4]", source=text, against=Against(identity="d"), **known) for k in "ab"]
+    made = [Bench(id=f"{k}[N4]", source=text, against=BaselineComparison(identity="d"), **known) for k in "ab"]
     baseline.save(place / "main", (), made, {"n": n, "env": {}}, {"cpu": f"// file a.h\\nint a{n};\\n"})
     print(n, flush=True)
 """

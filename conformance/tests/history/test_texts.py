@@ -76,7 +76,7 @@ def test_how_kernels_are_launched_counts() -> None:
     launch = 'with function("add", [x], grid=[2], block=[32, 1, 1]):'
     head = f"// f, for sm_80\n// def f(x: f32[8]):\n//     {launch}\n//         pass\n"
     text = 'extern "C" __global__ void add(float *x) {  // one\n}\n'
-    one, other = emitted.normal(head + text), emitted.normal(head.replace("[2]", "[4]") + text)
+    one, other = emitted.normalise(head + text), emitted.normalise(head.replace("[2]", "[4]") + text)
     assert one != other and 'function("kernel0", [x], grid=[2]' in one
     renamed = (head + text).replace("add", "sum")
-    assert emitted.normal(renamed) == one
+    assert emitted.normalise(renamed) == one

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.backends import registry
 
 from conformance.judge import foreign, ladder
-from conformance.rows import Judged
+from conformance.rows import CaseResult
 from conformance.shapes.cases import Arg, Case, to_json
 from conformance.shapes.files import expand, find_shapes, load
 from conformance.tests import wrong_backends
@@ -27,7 +27,7 @@ def case(expr: str, shape: tuple[int, ...] = SHAPE, layout: str = "contig", data
     return dataclasses.replace(made, **more)
 
 
-def check(made: Case, backend: str) -> Judged:
+def check(made: Case, backend: str) -> CaseResult:
     options = {"target": "cpu", "stages": (), "seed": SEED, "threads": 1, "backend": backend, "dump": None}
     return ladder.check(to_json(made), options)
 

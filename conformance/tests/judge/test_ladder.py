@@ -16,7 +16,7 @@ import torch
 
 import compiler
 from conformance.judge import ladder, sanitizer
-from conformance.rows import Judged
+from conformance.rows import CaseResult
 from conformance.shapes.cases import Arg, Case, Dynamic, Tolerance, to_json
 
 SEED = random.SystemRandom().randrange(2**31)
@@ -33,7 +33,7 @@ def case(expr: str, dtype: str = "f32", **changes: Any) -> Case:
     return dataclasses.replace(made, **changes)
 
 
-def check(made: Case, **options: Any) -> Judged:
+def check(made: Case, **options: Any) -> CaseResult:
     given = {"target": "cpu", "stages": compiler.STAGES, "seed": SEED, "threads": 1, "backend": None, "dump": None}
     return ladder.check(to_json(made), given | options)
 
@@ -52,7 +52,7 @@ def test_what_was_lowered_ahead_is_not_lowered_again(monkeypatch: pytest.MonkeyP
     assert [ladder.check(to_json(one), options).verdict for one in some] == ["pass", "fail", "pass"], SEED
 
 
-def verdicts(row: Judged) -> dict[str, str]:
+def verdicts(row: CaseResult) -> dict[str, str]:
     return {stage.stage: stage.verdict for stage in row.stages}
 
 
@@ -181,7 +181,7 @@ def numbered(name: str) -> str:
     return f"{name}#{[p.name for p in compiler.passes_for(compiler.target('cpu'))].index(name) + 1}"
 
 
-def guilty_pass(row: Judged) -> str:
+def guilty_pass(row: CaseResult) -> str:
     """The pass that a failure names, without its number."""
     return str(row.first_bad_pass).partition("#")[0]
 
@@ -340,7 +340,7 @@ class Reporting:
         return self.said
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, *said: str) -> Judged:
+def watched(monkeypatch: pytest.MonkeyPatch, *said: str) -> CaseResult:
     monkeypatch.setattr(sanitizer, "watch", lambda tool, log: Reporting(*said))
     options = {"target": "sm_90a", "stages": ("cuda",), "sanitizer": {"tool": "racecheck", "log": "nowhere"}}
     return check(case("F.softmax(x, -1)"), **options)

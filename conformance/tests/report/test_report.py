@@ -16,7 +16,20 @@ from rich.console import Console
 from conformance import rows
 from conformance.isolation.executor import Reply, Status
 from conformance.report import environment, pages, replies, tables, writer
-from conformance.rows import Alarm, Bench, Budget, Check, Fitness, Fuzz, Gate, Kernel, Planted, SelfTest, Speedup, Stage
+from conformance.rows import (
+    Alarm,
+    Bench,
+    Budget,
+    Check,
+    Fitness,
+    Fuzz,
+    Gate,
+    Kernel,
+    PlantedMutant,
+    SelfTest,
+    Speedup,
+    Stage,
+)
 from conformance.run import progress
 from conformance.shapes.cases import Case, Xfail
 
@@ -48,9 +61,9 @@ def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "S
     return Bench(**known | more)
 
 
-def planted(caught: int, missed: int) -> tuple[Planted, ...]:
+def planted(caught: int, missed: int) -> tuple[PlantedMutant, ...]:
     return tuple(
-        Planted(target="cpu", stage="loop", case="a[f32]", mutation="flip", caught=n < caught, how="")
+        PlantedMutant(target="cpu", stage="loop", case="a[f32]", mutation="flip", caught=n < caught, how="")
         for n in range(caught + missed)
     )
 

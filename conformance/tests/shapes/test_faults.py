@@ -12,7 +12,7 @@ import pytest
 import compiler
 from conformance.judge import ladder, systems
 from conformance.judge.oracle import Verdict
-from conformance.rows import Judged
+from conformance.rows import CaseResult
 from conformance.shapes import files, inputs
 from conformance.shapes.cases import to_json
 
@@ -42,7 +42,7 @@ FAULTS = {
 }
 
 
-def row(path: Path, stages: tuple[str, ...] = ("torch", "cpp"), **options: Any) -> Judged:
+def row(path: Path, stages: tuple[str, ...] = ("torch", "cpp"), **options: Any) -> CaseResult:
     (case, *_) = files.expand(files.load(path))
     asked = {"target": "cpu", "seed": SEED, "stages": stages, **options}
     return ladder.check(to_json(case), asked)
