@@ -177,7 +177,7 @@ def prepare(case: Case, seed: int, where: str = "cpu") -> Subject:
 
     def reference() -> object:
         with compiler.FirstOfEqual():
-            return unbound(*map(inputs.widened, tensors.values()))
+            return unbound(*map(inputs.widen, tensors.values()))
 
     return Subject(function, arguments, reference, weights)
 
@@ -430,7 +430,7 @@ def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _modules(function: Function) -> list[torch.nn.Module]:
     """Return the modules whose weights a case's function uses: the function itself and those named in its text."""
     itself = [function] if isinstance(function, torch.nn.Module) else []
-    return [*itself, *modules.of(function).values()]
+    return [*itself, *modules.modules_of(function).values()]
 
 
 def _dominant_dtype(tensors: Tensors) -> torch.dtype:

@@ -31,7 +31,7 @@ from conformance.bench.duel import Samples, Verdict
 from conformance.judge import ladder, systems
 from conformance.rows import BASELINE, OURS, BaselineComparison
 from conformance.shapes.cases import BenchCase
-from conformance.shapes.files import below, benches, find_shapes, load
+from conformance.shapes.files import benches, find_shapes, load, shape_files
 
 Logs = NDArray[np.float64]  # log of our time over the twin's, a row for each race and a column for each round
 BLOCK = 8  # number of neighbouring rounds that are resampled together
@@ -150,7 +150,7 @@ def main(words: Sequence[str]) -> int:
     )
     options = parser.parse_args(words)
     if options.what == "record":
-        files = below(options.shapes or [find_shapes() / "ops"])
+        files = shape_files(options.shapes or [find_shapes() / "ops"])
         cases = [case for file in files for case in benches(load(file, "smoke"), "smoke")]
         record(cases[:: -(-len(cases) // options.first)], options.races, options.target, options.file)
         return 0

@@ -14,12 +14,12 @@ import torch
 import compiler
 from conformance.judge import subject
 from conformance.shapes.cases import TIERS, BenchCase, runs_on
-from conformance.shapes.files import ShapeFileError, below, benches, load
+from conformance.shapes.files import ShapeFileError, benches, load, shape_files
 
 
 def select_benchmarks(files: Sequence[Path], target: str, only: str) -> list[BenchCase]:
     """Return the benchmarks of shape files that run on the target and whose id contains a match of `only`."""
-    cases = [case for path in below(files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
+    cases = [case for path in shape_files(files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
     return [case for case in cases if runs_on(case, target) and re.search(only, case.id)]
 
 

@@ -239,7 +239,9 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
                 raise_if_unsupported(error)
                 return Difference("exception", f"{label}{type(error).__name__}: {_first_line(error)}")
             tensors = runs.copy_arguments(arguments[: len(program.args)], device)
-            predicted_layouts = partial(inputs.promised, bind_numbers(program, point), tensors, dynamic=program.dynamic)
+            predicted_layouts = partial(
+                inputs.predicted_layouts, bind_numbers(program, point), tensors, dynamic=program.dynamic
+            )
             if wrong := compare_runs(result, expected, reference, predicted_layouts):
                 return Difference(wrong.kind, label + wrong.message)
             earlier.append((result, Run(tuple(x.clone() for x in result.outputs), ())))
@@ -253,7 +255,7 @@ def compare_runs(
     result: Run,
     expected: Run,
     reference: Run,
-    predicted_layouts: Callable[[], list[inputs.Place] | None] = lambda: None,
+    predicted_layouts: Callable[[], list[inputs.StridesAndOffset] | None] = lambda: None,
 ) -> Difference | None:
     """Return the first difference between a call and eager's; `reference` is the call in f64.
 

@@ -152,7 +152,7 @@ def _refuse_larger(d: Drawing, text: str) -> None:
 
     logging.disable(logging.ERROR)  # torch logs errors about calls that eager refuses as well
     try:
-        results = _tensors(inputs.traced(call, [v.eager.detach() for v in values]))
+        results = _tensors(inputs.trace_shapes(call, [v.eager.detach() for v in values]))
     finally:
         logging.disable(logging.NOTSET)
     require(not any(x.numel() > d.most for x in results))

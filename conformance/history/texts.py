@@ -25,7 +25,7 @@ from pathlib import Path
 import compiler
 from conformance.bench.emitted import normalise, pack_headers
 from conformance.shapes.cases import TIERS, Case, runs_on
-from conformance.shapes.files import below, benches, expand, find_shapes, load
+from conformance.shapes.files import benches, expand, find_shapes, load, shape_files
 
 TARGETS = ("cpu:avx2", "cpu:avx512", "sm_80", "sm_90a", "sm_120")
 INDEX = "index.json"  # the entry of the archive that maps each case and target to a digest
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(lines) if lines else "nothing differs")
         return 1 if lines else 0
     recorded = record(
-        below(options.shapes or [find_shapes()]),
+        shape_files(options.shapes or [find_shapes()]),
         options.tier,
         options.targets.split(","),
         options.jobs,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from conformance.bench import apart, duel
-from conformance.inference.models import MODELS, Call, Model, call, small, with_layers
+from conformance.inference.models import MODELS, Call, Model, call, small_version, with_layers
 from conformance.report import tables
 
 OURS = "ours"
@@ -34,9 +34,9 @@ RIVALS: Mapping[str, Callable[[Any], Any]] = {
     "max-autotune": partial(torch.compile, mode="max-autotune"),
 }
 
-MOST = 4.0  # tolerance in units of eager's error: eager's result is only one sample of the error
-TOGETHER = 4  # calls between two waits for the device
-WARM = 3
+MOST_ERROR = 4.0  # tolerance in units of eager's error: eager's result is only one sample of the error
+CALLS_PER_WAIT = 4  # calls between two waits for the device
+WARM_UPS = 3
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -56,62 +56,66 @@ class Job:
 def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
     """Yield the row of a model's results, and that of its race."""
     torch.manual_seed(job.seed)
-    made = call(job.model, job.device, TYPES[job.dtype])
-    ways: dict[str, Callable[[Any], Any]] = {OURS: partial(torch.compile, backend="mlcomp", mode=job.mode)}
-    ways |= {name: RIVALS[name] for name in job.rivals}
-    compiled, first = {}, {}
-    for name, way in ways.items():
+    model_call = call(job.model, job.device, TYPES[job.dtype])
+    compilers: dict[str, Callable[[Any], Any]] = {OURS: partial(torch.compile, backend="mlcomp", mode=job.mode)}
+    compilers |= {name: RIVALS[name] for name in job.rivals}
+    compiled, first_seconds = {}, {}
+    for name, compile_model in compilers.items():
         torch.compiler.reset()
-        compiled[name] = way(made.model)
-        made.ready(TYPES[job.dtype])
+        compiled[name] = compile_model(model_call.model)
+        model_call.reset_caches(TYPES[job.dtype])
         start = time.perf_counter()
-        made.run(compiled[name])
+        model_call.run(compiled[name])
         _wait(job.device)
-        first[name] = time.perf_counter() - start
-    yield "results", [job.name, *_errors(made, compiled[OURS])]
+        first_seconds[name] = time.perf_counter() - start
+    yield "results", [job.name, *_errors(model_call, compiled[OURS])]
     if job.rivals:
-        calls = {name: partial(_calls, made, m, job.device) for name, m in compiled.items()}
+        calls = {name: partial(_call_repeatedly, model_call, m, job.device) for name, m in compiled.items()}
         for f in calls.values():
-            for _ in range(WARM):
+            for _ in range(WARM_UPS):
                 f()
         with turn():
             protocol = duel.Protocol(budget_ns=4_000_000_000, sample_ns=4_000_000)
             samples = duel.race(calls, time.perf_counter_ns, np.random.default_rng(job.seed), protocol)
         quickest = duel.fastest(samples, job.rivals)
         ratio = duel.ratio(samples, quickest, OURS)
-        each = [f"{samples.median(name) * 1e3 / TOGETHER:.3f}" for name in ways]
-        compile_times = [f"{first[name]:.1f}" for name in ways]
+        each = [f"{samples.median(name) * 1e3 / CALLS_PER_WAIT:.3f}" for name in compilers]
+        compile_times = [f"{first_seconds[name]:.1f}" for name in compilers]
         yield "times", [job.name, *each, f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]", *compile_times]
 
 
-def _errors(made: Call, ours: Any) -> list[object]:
+def _errors(model_call: Call, ours: Any) -> list[object]:
     """Return the largest errors of ours and of eager against a wider dtype, and whether ours is within tolerance."""
-    eager, own = _result(made, made.model), _result(made, ours)
-    exact = _result(made, copy.deepcopy(made.model).to(_wider(_dtype(made.model))))
-    far, spread = (float((x - exact).abs().max()) for x in (own, eager))
-    unit = torch.finfo(_dtype(made.model)).eps * float(exact.abs().max())
-    return [f"{far:.3g}", f"{spread:.3g}", "right" if far <= MOST * spread + unit else "WRONG"]
+    eager, compiled = _result(model_call, model_call.model), _result(model_call, ours)
+    exact = _result(model_call, copy.deepcopy(model_call.model).to(_wider(_dtype(model_call.model))))
+    our_error, eager_error = (float((x - exact).abs().max()) for x in (compiled, eager))
+    unit = torch.finfo(_dtype(model_call.model)).eps * float(exact.abs().max())
+    return [
+        f"{our_error:.3g}",
+        f"{eager_error:.3g}",
+        "right" if our_error <= MOST_ERROR * eager_error + unit else "WRONG",
+    ]
 
 
 def _wider(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float32 else torch.float32
 
 
-def _result(made: Call, m: Any) -> Tensor:
-    made.ready(_dtype(m))
-    return made.run(m).double()
+def _result(model_call: Call, m: Any) -> Tensor:
+    model_call.reset_caches(_dtype(m))
+    return model_call.run(m).double()
 
 
 def _dtype(m: Any) -> torch.dtype:
-    found: torch.dtype = next(m.parameters()).dtype
-    return found
+    dtype: torch.dtype = next(m.parameters()).dtype
+    return dtype
 
 
-def _calls(made: Call, m: Any, device: str) -> None:
-    made.ready(_dtype(m))
-    for _ in range(TOGETHER):
+def _call_repeatedly(model_call: Call, m: Any, device: str) -> None:
+    model_call.reset_caches(_dtype(m))
+    for _ in range(CALLS_PER_WAIT):
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        made.run(m)
+        model_call.run(m)
     _wait(device)
 
 
@@ -131,22 +135,22 @@ def main(words: Sequence[str] | None = None) -> int:
         "--jobs", type=int, default=len(MODELS), metavar="N", help="number of models compiled concurrently"
     )
     parser.add_argument("--mode", choices=("reduce-overhead",), help="how ours is compiled (default: no mode)")
-    given = apart.parse(parser, words, MODELS, RIVALS)
-    names, rivals = given.names, given.race
+    options = apart.parse(parser, words, MODELS, RIVALS)
+    names, rivals = options.names, options.race
     if any(MODELS[n].config for n in names) and importlib.util.find_spec("transformers") is None:
         parser.error('the models are those of the transformers package: pip install "pytest-mlcomp[models]"')
-    chosen = {name: with_layers(MODELS[name], given.layers) for name in names}
-    chosen = chosen if given.full else {name: small(model) for name, model in chosen.items()}
-    jobs = [Job(n, m, given.device, given.dtype, rivals, given.seed, given.mode) for n, m in chosen.items()]
-    parts = [jobs[n : n + given.jobs] for n in range(0, len(jobs), given.jobs)]
-    found = [rows for part in parts for rows in apart.run(part, work)]
+    models = {name: with_layers(MODELS[name], options.layers) for name in names}
+    models = models if options.full else {name: small_version(model) for name, model in models.items()}
+    jobs = [Job(n, m, options.device, options.dtype, rivals, options.seed, options.mode) for n, m in models.items()]
+    parts = [jobs[n : n + options.jobs] for n in range(0, len(jobs), options.jobs)]
+    results = [rows for part in parts for rows in apart.run(part, work)]
     heads = {
         "results": ["model", "error of ours", "error of eager", ""],
         "times": ["model", f"{OURS}, ms", *rivals, "of the quickest", f"first call, s: {OURS}", *rivals],
         "problem": ["model", "problem"],
     }
-    print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in found if f.get(k)])))
-    ratios = [float(str(f["times"][len(rivals) + 2]).split()[0]) for f in found if "times" in f]
+    print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in results if f.get(k)])))
+    ratios = [float(str(f["times"][len(rivals) + 2]).split()[0]) for f in results if "times" in f]
     if ratios:
         print(f"\ngeometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
-    return int(any("problem" in f or f.get("results", [""])[-1] == "WRONG" for f in found))
+    return int(any("problem" in f or f.get("results", [""])[-1] == "WRONG" for f in results))

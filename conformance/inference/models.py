@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from conformance.training.models import MODELS as TRAINED
 
-AHEAD = 8  # positions of a KV cache that are left free for the timed calls
+FREE_POSITIONS = 8  # positions of a KV cache that are left free for the timed calls
 _LAYERS = ("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers")
 _TINYLLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
@@ -49,11 +49,11 @@ class Model:
 @dataclass(frozen=True)
 class Call:
     """A model; `run` calls it, or a compiled version of it, and returns the main result; `ready` resets the caches, and
-    makes one for models of this dtype if needed, so that AHEAD calls can follow."""
+    makes one for models of this dtype if needed, so that FREE_POSITIONS calls can follow."""
 
     model: nn.Module
     run: Callable[[Any], Tensor]
-    ready: Callable[[torch.dtype], None]
+    reset_caches: Callable[[torch.dtype], None]
 
 
 MODELS: Mapping[str, Model] = {
@@ -74,7 +74,7 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def small(model: Model) -> Model:
+def small_version(model: Model) -> Model:
     """Return a small version for any machine: one layer, few features and few tokens."""
     sizes = {
         "hidden_size": 64, "n_embd": 64, "d_model": 64, "intermediate_size": 96, "encoder_ffn_dim": 96,
@@ -84,19 +84,21 @@ def small(model: Model) -> Model:
     }  # fmt: skip
     if not model.config:
         return replace(model, batch=1)
-    known = _library().AutoConfig.for_model(**model.config).to_dict()
-    made = {**model.config, **{k: v for k, v in sizes.items() if known.get(k) is not None}}
+    defaults = _library().AutoConfig.for_model(**model.config).to_dict()
+    config = {**model.config, **{k: v for k, v in sizes.items() if defaults.get(k) is not None}}
     if model.config["model_type"] == "whisper":
-        made |= {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 1}
-    return replace(with_layers(replace(model, config=made), 1), tokens=min(model.tokens, 12), batch=min(model.batch, 2))
+        config |= {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 1}
+    return replace(
+        with_layers(replace(model, config=config), 1), tokens=min(model.tokens, 12), batch=min(model.batch, 2)
+    )
 
 
 def with_layers(model: Model, layers: int) -> Model:
     """Return the model with this number of layers; 0 keeps all."""
     if not layers or not model.config:
         return model
-    known = _library().AutoConfig.for_model(**model.config).to_dict()
-    return replace(model, config={**model.config, **{k: layers for k in _LAYERS if known.get(k) is not None}})
+    defaults = _library().AutoConfig.for_model(**model.config).to_dict()
+    return replace(model, config={**model.config, **{k: layers for k in _LAYERS if defaults.get(k) is not None}})
 
 
 def call(model: Model, device: str, dtype: torch.dtype) -> Call:
@@ -106,50 +108,50 @@ def call(model: Model, device: str, dtype: torch.dtype) -> Call:
     library = _library()
     config = library.AutoConfig.for_model(**json.loads(json.dumps(dict(model.config))))
     names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    writes = config.model_type in names and config.model_type not in ("bert", "whisper")
-    kind = library.AutoModelForCausalLM if writes else library.AutoModel
+    is_causal = config.model_type in names and config.model_type not in ("bert", "whisper")
+    kind = library.AutoModelForCausalLM if is_causal else library.AutoModel
     with torch.device(device):
-        made = kind.from_config(config).to(dtype).eval()
-        given: dict[str, Any] = _inputs(config, model, dtype)
-        filled = _filled(library, config, made, model) if model.decode else None
+        instance = kind.from_config(config).to(dtype).eval()
+        inputs: dict[str, Any] = _inputs(config, model, dtype)
+        filled = _fill_cache(library, config, instance, model) if model.decode else None
     caches: dict[torch.dtype, Any] = {} if filled is None else {dtype: filled}
 
     def run(m: Any) -> Tensor:
-        own = next(m.parameters()).dtype
-        arguments = {k: x.to(own) if x.is_floating_point() else x for k, x in given.items()}
+        call_dtype = next(m.parameters()).dtype
+        arguments = {k: x.to(call_dtype) if x.is_floating_point() else x for k, x in inputs.items()}
         if filled is not None:
-            arguments |= {"past_key_values": caches[own], "use_cache": True}
-        elif writes:
+            arguments |= {"past_key_values": caches[call_dtype], "use_cache": True}
+        elif is_causal:
             arguments["use_cache"] = False
         with torch.no_grad():
             result: Tensor = m(**arguments, return_dict=False)[0]
             return result
 
-    def ready(own: torch.dtype) -> None:
-        if filled is not None and own not in caches:
-            caches[own] = _converted(filled, own)
+    def ready(call_dtype: torch.dtype) -> None:
+        if filled is not None and call_dtype not in caches:
+            caches[call_dtype] = _convert_cache(filled, call_dtype)
         for cache in caches.values():
-            torch._foreach_copy_([layer.cumulative_length for layer in cache.layers], places)
+            torch._foreach_copy_([layer.cumulative_length for layer in cache.layers], lengths)
 
-    places = [] if filled is None else [layer.cumulative_length.clone() for layer in filled.layers]
-    return Call(made, run, ready)
+    lengths = [] if filled is None else [layer.cumulative_length.clone() for layer in filled.layers]
+    return Call(instance, run, ready)
 
 
-def _filled(library: Any, config: Any, made: nn.Module, model: Model) -> Any:
-    """Return a static KV cache that is filled except for the last AHEAD positions."""
+def _fill_cache(library: Any, config: Any, instance: nn.Module, model: Model) -> Any:
+    """Return a static KV cache that is filled except for the last FREE_POSITIONS positions."""
     cache = library.StaticCache(config=config, max_cache_len=model.tokens)
-    tokens = torch.randint(0, config.vocab_size, (model.batch, model.tokens - AHEAD))
+    tokens = torch.randint(0, config.vocab_size, (model.batch, model.tokens - FREE_POSITIONS))
     with torch.no_grad():
-        made(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        instance(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
 
 
-def _converted(cache: Any, dtype: torch.dtype) -> Any:
-    made = copy.deepcopy(cache)
-    for layer in made.layers:
+def _convert_cache(cache: Any, dtype: torch.dtype) -> Any:
+    converted = copy.deepcopy(cache)
+    for layer in converted.layers:
         layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
         layer.dtype = dtype
-    return made
+    return converted
 
 
 def _inputs(config: Any, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -162,14 +164,14 @@ def _inputs(config: Any, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
         return {"pixel_values": torch.randn(model.batch, config.num_channels, side, side, dtype=dtype)}
     ids = torch.randint(0, config.vocab_size, (model.batch, count))
     if model.decode:
-        return {"input_ids": ids, "position_ids": torch.full((model.batch, 1), model.tokens - AHEAD)}
+        return {"input_ids": ids, "position_ids": torch.full((model.batch, 1), model.tokens - FREE_POSITIONS)}
     return {"input_ids": ids}
 
 
 def _unet(model: Model, device: str, dtype: torch.dtype) -> Call:
     kind = TRAINED["unet"]
     size = replace(kind.full if model.batch > 1 else kind.small, batch=model.batch)
-    made, (x, _) = kind.make(size).to(device, dtype).eval(), kind.batch(size)
+    instance, (x, _) = kind.make(size).to(device, dtype).eval(), kind.batch(size)
     x = x.to(device, dtype)
 
     def run(m: Any) -> Tensor:
@@ -177,7 +179,7 @@ def _unet(model: Model, device: str, dtype: torch.dtype) -> Call:
             result: Tensor = m(x.to(next(m.parameters()).dtype))
             return result
 
-    return Call(made, run, lambda own: None)
+    return Call(instance, run, lambda own: None)
 
 
 def _library() -> Any:

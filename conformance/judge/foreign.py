@@ -152,7 +152,7 @@ def _judge_large_row(prepared: Subject, backend: str, seed: int) -> Verdict:
 def _has_small_results(function: inputs.Function, arguments: Tensors) -> bool:
     """Return whether eager accepts arguments of these sizes and the results are small enough to judge."""
     try:
-        results = pytree.tree_leaves(inputs.traced(function, arguments))
+        results = pytree.tree_leaves(inputs.trace_shapes(function, arguments))
         if (
             len(results) > MOST_RESULTS
             or sum(y.numel() for y in results if isinstance(y, torch.Tensor)) > MOST_RESULT_ELEMENTS

@@ -29,7 +29,7 @@ from conformance.judge.subject import Subject, Tensors, Truth
 from conformance.rows import CaseResult, Stage
 from conformance.shapes import cases, inputs
 from conformance.shapes.cases import Case
-from conformance.shapes.toml_values import CaseError, briefly
+from conformance.shapes.toml_values import CaseError, one_line
 
 Tell = Callable[[str], None]
 
@@ -156,7 +156,7 @@ def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = No
         return CaseResult(detail=str(fault))
     is_own_error = isinstance(problem, compiler.CompilerError)  # its message suffices without a traceback
     trace = "" if is_own_error else "\n" + "".join(traceback.format_exception(problem, limit=-4))
-    detail = (str(problem) if is_own_error else briefly(problem)) + trace
+    detail = (str(problem) if is_own_error else one_line(problem)) + trace
     return CaseResult(first_bad_stage="torch", first_bad_pass=culprit, detail=detail)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import compiler
 from conformance.judge import subject
 from conformance.shapes.cases import TIERS, BenchCase, runs_on
-from conformance.shapes.files import ShapeFileError, below, benches, load
+from conformance.shapes.files import ShapeFileError, benches, load, shape_files
 
 
 def plan_memory(case: BenchCase, target: compiler.Target) -> compiler.MemorySchedule:
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--memory-limit", type=int, default=0)
     options = parser.parse_args(words)
     try:
-        cases = [case for path in below(options.files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
+        cases = [case for path in shape_files(options.files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
     except ShapeFileError as problem:
         parser.error(str(problem))
     target = compiler.target(options.target)

@@ -101,8 +101,8 @@ def texts(lowering: compiler.Lowering) -> dict[str, str]:
 
 def _arguments(prepared: Subject) -> dict[str, torch.Tensor]:
     """Return all tensors of the case by name, including weights."""
-    function = prepared.function.inner if isinstance(prepared.function, inputs.Derived) else prepared.function
-    bound_function = function if isinstance(function, inputs.Bound) else None
+    function = prepared.function.inner if isinstance(prepared.function, inputs.Gradients) else prepared.function
+    bound_function = function if isinstance(function, inputs.BoundModule) else None
     arguments = iter(prepared.arguments)
     tensors = {
         arg.name: getattr(bound_function, f"weight_{arg.name}")
@@ -120,7 +120,10 @@ def _script(prepared: Subject, lowering: compiler.Lowering, folder: Path, row: C
     constants = [n for n, arg in enumerate(case.args) if arg.constant]
     capture = f"compiler.capture({name}, tensors, constants={constants})"
     if case.grad:
-        count, differentiable = len(case.args), [n for n, arg in enumerate(case.args) if inputs.moves(case, arg)]
+        count, differentiable = (
+            len(case.args),
+            [n for n, arg in enumerate(case.args) if inputs.is_differentiated(case, arg)],
+        )
         capture = (
             f"compiler.capture_gradient({name}, tensors[:{count}], tensors[{count}:], {differentiable}, {constants})"
         )
@@ -151,7 +154,7 @@ def _modules(prepared: Subject, folder: Path) -> str:
         package, _, path = case.module.partition(":")
         lines += IMPORT.format(folder=str(Path(case.file).resolve().parent), package=package, root=path.split(".")[0])
         calls[modules.NAMED] = f"{path}({', '.join(f'{k}={v!r}' for k, v in case.init.items())})"
-    for name, module in modules.of(prepared.function).items():
+    for name, module in modules.modules_of(prepared.function).items():
         torch.save(module.state_dict(), folder / f"{name}.pt")
         lines += MODULE.format(name=name, made=calls[name], dtype=inputs.DTYPES[case.dtype])
     return lines

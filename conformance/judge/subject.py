@@ -87,7 +87,7 @@ class Subject:
     @functools.cached_property
     def predicted_strides(self) -> list[list[int]] | None:
         """The `inputs.strides` that torch predicts for each result by tracing; None if it cannot trace the program."""
-        predicted = inputs.promised(self.function, self.arguments, dynamic=self.case.dynamic is not None)
+        predicted = inputs.predicted_layouts(self.function, self.arguments, dynamic=self.case.dynamic is not None)
         return (
             None
             if predicted is None
@@ -98,9 +98,11 @@ class Subject:
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
     """Make the inputs (with `blank` uninitialised ones) and capture the function; raises Unsupported."""
     function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
-    if isinstance(function, inputs.Derived):
+    if isinstance(function, inputs.Gradients):
         count = function.count
-        captured = compiler.capture_gradient(function.inner, arguments[:count], arguments[count:], function.moving)
+        captured = compiler.capture_gradient(
+            function.inner, arguments[:count], arguments[count:], function.differentiable
+        )
     else:
         captured = compiler.capture(function, arguments, dynamic_shapes=dynamic_shapes(case))
     if not captured.program.outputs:
@@ -203,11 +205,11 @@ class Truth:
     @functools.cached_property
     def is_faithful(self) -> bool:
         """Whether the captured gradient and that of eager's kernels are the same function of real numbers (in f64)."""
-        if not isinstance(self.subject.function, inputs.Derived) or not self.is_sound:
+        if not isinstance(self.subject.function, inputs.Gradients) or not self.is_sound:
             return False
-        wide = map(inputs.widened, self.subject.arguments)
+        wide = map(inputs.widen, self.subject.arguments)
         with contextlib.suppress(Exception):  # a program may name dtypes, and eager may refuse to mix them with f64
-            return self.judge_algebra(self.equations, self.subject.leaves(self.subject.function.widened(*wide))).ok
+            return self.judge_algebra(self.equations, self.subject.leaves(self.subject.function.in_f64(*wide))).ok
         return False
 
     @functools.cached_property

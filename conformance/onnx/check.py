@@ -27,40 +27,42 @@ from conformance.judge.ladder import threads
 
 Arrays = Sequence[Any]
 NARROW = ("float32", "float16", "bfloat16")
-FOREIGN = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+TORCH_ONLY_DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
     """Check a test and return its row; `options` has target and threads."""
-    known = rows.OpInfo(name=name, dtype=kind)
+    unchecked = rows.OpInfo(name=name, dtype=kind)
     with threads(options["threads"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell("onnx's evaluator")
         case = tests()[name]
-        if why := _without_evaluator(case):
-            return replace(known, verdict="none", detail=why)
+        if why := _evaluator_failure(case):
+            return replace(unchecked, verdict="none", detail=why)
         tell("compiling")
         try:
-            for inputs, wanted in case.data_sets:
-                wrong = _judged(case, [_array(x) for x in inputs], [_array(x) for x in wanted], options["target"])
+            for inputs, expected in case.data_sets:
+                wrong = _difference_of_model(
+                    case, [_array(x) for x in inputs], [_array(x) for x in expected], options["target"]
+                )
                 if wrong:
-                    return replace(known, verdict="wrong", detail=wrong)
+                    return replace(unchecked, verdict="wrong", detail=wrong)
         except Unsupported as refusal:
             missing = (refusal.op,) if refusal.op.startswith(("onnx.", "ai.", "aten.")) else ()
-            return replace(known, verdict="unsupported", detail=str(refusal), missing=missing)
+            return replace(unchecked, verdict="unsupported", detail=str(refusal), missing=missing)
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0]
-            return replace(known, verdict="error", detail=f"{type(error).__name__}: {said}")
-        return replace(known, verdict="pass")
+            message = (str(error).strip().splitlines() or [""])[0]
+            return replace(unchecked, verdict="error", detail=f"{type(error).__name__}: {message}")
+        return replace(unchecked, verdict="pass")
 
 
-def _without_evaluator(case: Any) -> str:
+def _evaluator_failure(case: Any) -> str:
     """Return why onnx's evaluator does not pass the test; "" if it does."""
     try:
         evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(case.model)
-        for inputs, wanted in case.data_sets:
-            made = evaluator.run(None, dict(zip(evaluator.input_names, map(_array, inputs), strict=True)))
-            if wrong := _difference(case, made, [_array(x) for x in wanted]):
+        for inputs, expected in case.data_sets:
+            results = evaluator.run(None, dict(zip(evaluator.input_names, map(_array, inputs), strict=True)))
+            if wrong := _difference(case, results, [_array(x) for x in expected]):
                 return f"onnx's evaluator: {wrong}"
     except Exception as error:
         return f"onnx's evaluator: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
@@ -72,36 +74,40 @@ def _array(value: Any) -> Any:
     return importlib.import_module("onnx.numpy_helper").to_array(value) if hasattr(value, "data_type") else value
 
 
-def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
+def _difference_of_model(case: Any, inputs: Arrays, expected: Arrays, target: str) -> str:
     """Compile and run the model; returns how its results differ, or ""."""
     device = compiler.tensors_on(compiler.target(target))
-    given = dict(zip([i.name for i in case.model.graph.input], inputs, strict=True))
-    known: dict[str, Tensor] = {}
+    input_of = dict(zip([i.name for i in case.model.graph.input], inputs, strict=True))
+    constants: dict[str, Tensor] = {}
     while True:
-        shapes = {name: x.shape for name, x in given.items() if isinstance(x, np.ndarray)}
+        shapes = {name: x.shape for name, x in input_of.items() if isinstance(x, np.ndarray)}
         try:
-            captured = compiler.from_onnx(case.model, shapes=shapes, known=known, device=device)
+            captured = compiler.from_onnx(case.model, shapes=shapes, known=constants, device=device)
             break
         except Undetermined as problem:
-            if not problem.inputs or set(problem.inputs) <= known.keys():
+            if not problem.inputs or set(problem.inputs) <= constants.keys():
                 raise
-            known |= {name: _tensor(given[name]) for name in problem.inputs}
-    free = [_tensor(x).to(device) for n, x in given.items() if n not in known]
-    made = pytree.tree_map(Tensor.cpu, compiler.compile(captured, target=target)(*free))
-    wrong = _difference(case, [_like(x, want) for x, want in zip(made, wanted, strict=True)], wanted)
-    if not wrong or not all(isinstance(x, Tensor) and x.shape == w.shape for x, w in zip(made, wanted, strict=True)):
-        return wrong
+            constants |= {name: _tensor(input_of[name]) for name in problem.inputs}
+    tensors = [_tensor(x).to(device) for n, x in input_of.items() if n not in constants]
+    results = pytree.tree_map(Tensor.cpu, compiler.compile(captured, target=target)(*tensors))
+    difference = _difference(
+        case, [_in_format_of(x, want) for x, want in zip(results, expected, strict=True)], expected
+    )
+    if not difference or not all(
+        isinstance(x, Tensor) and x.shape == w.shape for x, w in zip(results, expected, strict=True)
+    ):
+        return difference
     try:
-        exact = _exact(case, inputs)
+        exact = _results_in_f64(case, inputs)
     except Exception:  # the evaluator does not support f64 for some ops
-        return wrong
-    every = zip(made, wanted, exact, strict=True)
-    return wrong if any(value_difference(a, _tensor(b), _tensor(right)) for a, b, right in every) else ""
+        return difference
+    triples = zip(results, expected, exact, strict=True)
+    return difference if any(value_difference(a, _tensor(b), _tensor(right)) for a, b, right in triples) else ""
 
 
-def _exact(case: Any, inputs: Arrays) -> Arrays:
+def _results_in_f64(case: Any, inputs: Arrays) -> Arrays:
     """Return the results of onnx's evaluator in f64."""
-    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(widened(case.model))
+    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(widen_model(case.model))
     wide = [np.asarray(x).astype(np.float64) if np.asarray(x).dtype.name in NARROW else x for x in inputs]
     return list(evaluator.run(None, dict(zip(evaluator.input_names, wide, strict=True))))
 
@@ -109,26 +115,26 @@ def _exact(case: Any, inputs: Arrays) -> Arrays:
 def _tensor(array: Any) -> Tensor:
     """Convert an array to a tensor, also for dtypes that NumPy itself lacks."""
     array = np.asarray(array)
-    if array.dtype.name in FOREIGN:
-        return torch.from_numpy(array.astype(np.float32)).to(FOREIGN[array.dtype.name])
+    if array.dtype.name in TORCH_ONLY_DTYPES:
+        return torch.from_numpy(array.astype(np.float32)).to(TORCH_ONLY_DTYPES[array.dtype.name])
     return torch.from_numpy(array.copy())
 
 
-def _like(made: Any, wanted: Any) -> Any:
+def _in_format_of(result: Any, expected: Any) -> Any:
     """Convert a result to the format of the expected one: arrays, or lists for sequences."""
-    if isinstance(made, list):
-        return [_like(x, w) for x, w in zip(made, wanted, strict=True)]
-    if made.dtype is FOREIGN.get(np.asarray(wanted).dtype.name):
-        return made.float().numpy().astype(wanted.dtype)
-    return made.numpy()
+    if isinstance(result, list):
+        return [_in_format_of(x, w) for x, w in zip(result, expected, strict=True)]
+    if result.dtype is TORCH_ONLY_DTYPES.get(np.asarray(expected).dtype.name):
+        return result.float().numpy().astype(expected.dtype)
+    return result.numpy()
 
 
-def _difference(case: Any, made: Arrays, wanted: Arrays) -> str:
+def _difference(case: Any, results: Arrays, expected: Arrays) -> str:
     """Compare results by onnx's own function; returns its message, or ""."""
     runner = importlib.import_module("onnx.backend.test.runner").Runner
     try:
         runner.assert_similar_outputs(
-            wanted, [np.asarray(x) if np.isscalar(x) else x for x in made], case.rtol, case.atol
+            expected, [np.asarray(x) if np.isscalar(x) else x for x in results], case.rtol, case.atol
         )
     except AssertionError as problem:
         return " ".join(str(problem).split())
@@ -147,7 +153,7 @@ def tests() -> dict[str, Any]:
         return {case.name.removeprefix("test_"): case for case in node.collect_testcases(None)}
 
 
-def listed() -> list[tuple[str, str]]:
+def list_tests() -> list[tuple[str, str]]:
     """Return all tests with the element type of their first input, or of the output if there is no input."""
     return sorted((name, _kind(case.model.graph)) for name, case in tests().items())
 
@@ -166,7 +172,7 @@ def operators(name: str) -> list[str]:
     return sorted({node.op_type for node in tests()[name].model.graph.node})
 
 
-def widened(model: Any) -> Any:
+def widen_model(model: Any) -> Any:
     """Return a copy of the model with f64 in place of narrower floating-point types."""
     onnx = importlib.import_module("onnx")
     narrow = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

@@ -29,46 +29,49 @@ _OP = re.compile(r"\b((?:aten|prims|prim|inductor|higher_order)\.[A-Za-z_0-9]+(?
 
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
     """Check an entry and return its row; `options` has target, threads, seed and the number of samples."""
-    known = rows.OpInfo(name=name, dtype=kind)
+    unchecked = rows.OpInfo(name=name, dtype=kind)
     device = compiler.tensors_on(compiler.target(options["target"]))
     with threads(options["threads"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell("samples")
         torch.manual_seed(options["seed"])
         try:
-            found = entries.samples(name, kind, options["samples"], device)
+            samples = entries.samples(name, kind, options["samples"], device)
         except Exception as error:  # an entry may have no samples for some dtypes
-            return replace(known, verdict="none", detail=f"no samples: {error}")
+            return replace(unchecked, verdict="none", detail=f"no samples: {error}")
         tell("eager")
-        ran = [(s, *both) for s in found if (both := _in_eager(s)) is not None]
-        if not ran:
-            return replace(known, verdict="none", detail="eager runs none of the samples")
+        eager_runs = [(s, *both) for s in samples if (both := _run_in_eager(s)) is not None]
+        if not eager_runs:
+            return replace(unchecked, verdict="none", detail="eager runs none of the samples")
         tell("torch.compile")
-        return replace(known, **_judged([s for s, *_ in ran], [b for _, *b in ran], {**options, "name": name}, device))
+        return replace(
+            unchecked,
+            **_verdict_of([s for s, *_ in eager_runs], [b for _, *b in eager_runs], {**options, "name": name}, device),
+        )
 
 
-def _in_eager(sample: Sample) -> tuple[Run, Run] | None:
+def _run_in_eager(sample: Sample) -> tuple[Run, Run] | None:
     """Run a sample in eager and in f64; None if eager fails. If f64 is not possible, eager's run is returned twice."""
     try:
-        want = runs.call(lambda *x: sample(x), runs.copy_arguments(sample.tensors, _device(sample)), sample.needs)
+        eager = runs.call(lambda *x: sample(x), runs.copy_arguments(sample.tensors, _device(sample)), sample.needs)
     except Exception:
         return None
-    if not want.outputs or (any(sample.needs) and not any(g is not None for g in want.gradients)):
+    if not eager.outputs or (any(sample.needs) and not any(g is not None for g in eager.gradients)):
         return None
     try:
         with runs.in_f64():
-            right = runs.call(lambda *x: sample(x), [runs.widen(x) for x in sample.tensors], sample.needs)
+            reference = runs.call(lambda *x: sample(x), [runs.widen(x) for x in sample.tensors], sample.needs)
     except Exception:  # some kernels do not support f64
-        return want, want
-    alike = [x.shape for x in right.outputs] == [x.shape for x in want.outputs]
-    return want, right if alike else want
+        return eager, eager
+    same_shapes = [x.shape for x in reference.outputs] == [x.shape for x in eager.outputs]
+    return eager, reference if same_shapes else eager
 
 
 def _device(sample: Sample) -> str:
     return next((x.device.type for x in sample.tensors), "cpu")
 
 
-def _judged(
+def _verdict_of(
     samples: Sequence[Sample], eager: Sequence[Sequence[Run]], options: Mapping[str, Any], device: str
 ) -> dict[str, Any]:
     bounds = [0]
@@ -79,59 +82,59 @@ def _judged(
         return [s(tensors[a:b]) for s, a, b in zip(samples, bounds, bounds[1:], strict=False)]
 
     torch._dynamo.reset()
-    given: dict[str, Any] = {"fallback": False, "target": None if device == "cuda" else options["target"]}
-    compiled = torch.compile(function, backend="mlcomp", fullgraph=True, dynamic=False, options=given)
+    backend_options: dict[str, Any] = {"fallback": False, "target": None if device == "cuda" else options["target"]}
+    compiled = torch.compile(function, backend="mlcomp", fullgraph=True, dynamic=False, options=backend_options)
     tensors = [x for s in samples for x in s.tensors]
     needs = [n for s in samples for n in s.needs]
     try:
-        made = runs.call(compiled, runs.copy_arguments(tensors, device), needs)
+        result = runs.call(compiled, runs.copy_arguments(tensors, device), needs)
     except Exception as error:
-        return _failed(error)
-    if options["name"] in ties.OPEN:
-        made = ties.settled(made, samples, [e[0] for e in eager])
+        return _verdict_of_error(error)
+    if options["name"] in ties.UNSPECIFIED_TIES:
+        result = ties.replace_tied_indices(result, samples, [e[0] for e in eager])
     if options["name"] in ties.UNWRITTEN:
-        made = ties.written(made, [e[0] for e in eager])
-    wrong = _difference(made, _joined([e[0] for e in eager]), _joined([e[1] for e in eager]))
-    if not wrong:
+        result = ties.replace_unwritten(result, [e[0] for e in eager])
+    difference = _difference(result, _join_runs([e[0] for e in eager]), _join_runs([e[1] for e in eager]))
+    if not difference:
         return {"verdict": "pass"}
-    if not all(_repeats(s, *e) for s, e in zip(samples, eager, strict=True)):
+    if not all(_is_reproducible(s, *e) for s, e in zip(samples, eager, strict=True)):
         return {"verdict": "none", "detail": "eager does not do the same twice"}
-    return {"verdict": "wrong", "detail": wrong}
+    return {"verdict": "wrong", "detail": difference}
 
 
-def _failed(error: Exception) -> dict[str, Any]:
+def _verdict_of_error(error: Exception) -> dict[str, Any]:
     """Return the verdict on an exception: unsupported by the compiler, refused by torch, or an error."""
     try:
         raise_if_unsupported(error)
     except RefusedProgram as refusal:
         text = str(refusal)
         return {"verdict": "unsupported", "detail": text, "missing": tuple(sorted(set(_OP.findall(text))))}
-    said = (str(error).strip().splitlines() or [""])[0]
-    theirs = isinstance(error, torch._dynamo.exc.TorchDynamoException) and not hasattr(error, "inner_exception")
-    return {"verdict": "torch" if theirs else "error", "detail": f"{type(error).__name__}: {said}"}
+    message = (str(error).strip().splitlines() or [""])[0]
+    is_torch_error = isinstance(error, torch._dynamo.exc.TorchDynamoException) and not hasattr(error, "inner_exception")
+    return {"verdict": "torch" if is_torch_error else "error", "detail": f"{type(error).__name__}: {message}"}
 
 
-def _joined(parts: Sequence[Run]) -> Run:
-    every = [[x for p in parts for x in getattr(p, of)] for of in ("outputs", "inputs", "gradients")]
-    return Run(*map(tuple, every))
+def _join_runs(parts: Sequence[Run]) -> Run:
+    fields = [[x for p in parts for x in getattr(p, field)] for field in ("outputs", "inputs", "gradients")]
+    return Run(*map(tuple, fields))
 
 
-def _repeats(sample: Sample, want: Run, right: Run) -> bool:
-    again = _in_eager(sample)
-    return again is not None and not _difference(again[0], want, right)
+def _is_reproducible(sample: Sample, expected: Run, reference: Run) -> bool:
+    repeated = _run_in_eager(sample)
+    return repeated is not None and not _difference(repeated[0], expected, reference)
 
 
-def _difference(made: Run, want: Run, right: Run) -> str:
+def _difference(result: Run, expected: Run, reference: Run) -> str:
     """Return the first difference between results, inputs after the call, or gradients and eager's; "" if none."""
-    sizes = (largest(x.double().nan_to_num(0, 0, 0)) for x in want.outputs if x.is_floating_point())
+    sizes = (largest(x.double().nan_to_num(0, 0, 0)) for x in expected.outputs if x.is_floating_point())
     most = max(sizes, default=0.0)
-    for of in ("outputs", "inputs", "gradients"):
+    for field in ("outputs", "inputs", "gradients"):
         # Gradients may be differences of values as large as the results, whose f64 rounding errors count.
-        lost = ROUNDINGS * 2.0**-52 * most if of == "gradients" else 0.0
-        every = zip(getattr(made, of), getattr(want, of), getattr(right, of), strict=True)
-        for k, (a, b, c) in enumerate(every):
+        slack = ROUNDINGS * 2.0**-52 * most if field == "gradients" else 0.0
+        tensors = zip(getattr(result, field), getattr(expected, field), getattr(reference, field), strict=True)
+        for k, (a, b, c) in enumerate(tensors):
             if (a is None) != (b is None):
-                return f"{of} {k}: {'none' if a is None else 'a tensor'}, in eager not so"
-            if a is not None and (wrong := value_difference(a, b, b if c is None else c, lost)):
-                return f"{of} {k}: {wrong}"
+                return f"{field} {k}: {'none' if a is None else 'a tensor'}, in eager not so"
+            if a is not None and (wrong := value_difference(a, b, b if c is None else c, slack)):
+                return f"{field} {k}: {wrong}"
     return ""

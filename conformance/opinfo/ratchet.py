@@ -40,7 +40,7 @@ def show(passed: Iterable[tuple[str, str]]) -> str:
     return "".join(f"{name} {' '.join(dtypes)}\n" for name, dtypes in types.items())
 
 
-def known(database: str, kind: str) -> Passed:
+def passed_before(database: str, kind: str) -> Passed:
     """Return the entries that have passed before."""
-    found = path(database, kind)
-    return read(found.read_text(encoding="utf-8")) if found.exists() else frozenset()
+    file = path(database, kind)
+    return read(file.read_text(encoding="utf-8")) if file.exists() else frozenset()

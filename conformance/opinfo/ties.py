@@ -11,43 +11,45 @@ from conformance.fuzz.runs import Run
 from conformance.opinfo.entries import Sample
 
 # Documented as "no guarantee which index is returned" or "order of equal elements is not preserved".
-OPEN = frozenset({"topk", "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode"})
+UNSPECIFIED_TIES = frozenset({"topk", "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode"})
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 
 
-def written(made: Run, eager: Sequence[Run]) -> Run:
+def replace_unwritten(result: Run, eager: Sequence[Run]) -> Run:
     """Return the run with results replaced by eager's if these have the same dtype and shape."""
-    wanted = [b for want in eager for b in want.outputs]
-    alike = [b if (a.dtype, a.shape) == (b.dtype, b.shape) else a for a, b in zip(made.outputs, wanted, strict=True)]
-    return Run(tuple(alike), made.inputs, made.gradients)
+    expected = [b for run in eager for b in run.outputs]
+    outputs = [
+        b if (a.dtype, a.shape) == (b.dtype, b.shape) else a for a, b in zip(result.outputs, expected, strict=True)
+    ]
+    return Run(tuple(outputs), result.inputs, result.gradients)
 
 
-def settled(made: Run, samples: Sequence[Sample], eager: Sequence[Run]) -> Run:
+def replace_tied_indices(result: Run, samples: Sequence[Sample], eager: Sequence[Run]) -> Run:
     """Return the run with indices replaced by eager's if they refer to equal elements, without duplicates."""
-    outputs, k = list(made.outputs), 0
-    for sample, want in zip(samples, eager, strict=True):
-        for b in want.outputs:
+    outputs, k = list(result.outputs), 0
+    for sample, run in zip(samples, eager, strict=True):
+        for b in run.outputs:
             a = outputs[k]
             if b.dtype is torch.int64 and a.shape == b.shape and not torch.equal(a, b):
-                outputs[k] = b if any(_name_equals(x, a, b) for x in sample.tensors) else a
+                outputs[k] = b if any(_refer_to_equal_elements(x, a, b) for x in sample.tensors) else a
             k += 1
-    return Run(tuple(outputs), made.inputs, made.gradients)
+    return Run(tuple(outputs), result.inputs, result.gradients)
 
 
-def _name_equals(x: Tensor, a: Tensor, b: Tensor) -> bool:
+def _refer_to_equal_elements(x: Tensor, a: Tensor, b: Tensor) -> bool:
     """Return whether, along some axis of x, the indices a and b refer to equal elements, and a has no duplicates."""
-    return any(_along(x, d, *both) for d in range(x.dim()) for both in _shaped(x, d, a, b))
+    return any(_are_equal_along(x, d, *both) for d in range(x.dim()) for both in _with_reduced_axis(x, d, a, b))
 
 
-def _shaped(x: Tensor, d: int, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _with_reduced_axis(x: Tensor, d: int, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the indices with the axis that a reduction has removed; none if their rank does not fit."""
     if a.dim() == x.dim():
         return [(a, b)]
     return [(a.unsqueeze(d), b.unsqueeze(d))] if a.dim() == x.dim() - 1 else []
 
 
-def _along(x: Tensor, d: int, a: Tensor, b: Tensor) -> bool:
+def _are_equal_along(x: Tensor, d: int, a: Tensor, b: Tensor) -> bool:
     others = [n for k, n in enumerate(x.shape) if k != d]
     if others != [n for k, n in enumerate(a.shape) if k != d] or not all(
         bool(((i >= 0) & (i < x.shape[d])).all()) for i in (a, b)

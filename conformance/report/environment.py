@@ -40,7 +40,9 @@ def device(targets: Sequence[str], variant: str | None = None) -> str:
 
 def toolchain(targets: Sequence[str]) -> str | None:
     """Return the versions of the C++ compiler and, for CUDA targets, of nvcc."""
-    cuda = _first_line("nvcc", "--version", having="release") if any(kind_of(t) == "cuda" for t in targets) else None
+    cuda = (
+        _first_line("nvcc", "--version", containing="release") if any(kind_of(t) == "cuda" for t in targets) else None
+    )
     return "; ".join(filter(None, (_first_line("g++", "--version"), cuda))) or None
 
 
@@ -55,8 +57,12 @@ def missing_tool() -> str | None:
 
 def needs_another_torch(versions: str) -> str:
     """Return a message if this PyTorch is none of these versions (a specifier such as ">=2.13"), else ""."""
-    here = version("torch")
-    return "" if SpecifierSet(versions).contains(here, prereleases=True) else f"needs torch {versions}, here is {here}"
+    installed = version("torch")
+    return (
+        ""
+        if SpecifierSet(versions).contains(installed, prereleases=True)
+        else f"needs torch {versions}, here is {installed}"
+    )
 
 
 def emulates(targets: Sequence[str]) -> bool:
@@ -79,8 +85,8 @@ def cpu_model() -> str | None:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model\t")))
-    return next(named, None) or platform.processor() or platform.machine() or None
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model\t")))
+    return next(models, None) or platform.processor() or platform.machine() or None
 
 
 @functools.cache
@@ -104,13 +110,13 @@ def _commit(folder: Path) -> str | None:
     return f"{commit}+changes" if commit and changed else commit
 
 
-def _first_line(*command: str, having: str = "") -> str | None:
-    """Return the first line of a command's output that contains `having`; None if there is none or it fails."""
+def _first_line(*command: str, containing: str = "") -> str | None:
+    """Return the first line of a command's output that contains `containing`; None if there is none or it fails."""
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = [line for line in done.stdout.strip().splitlines() if having in line]
-    return next(iter(lines), None) if done.returncode == 0 else None
+    lines = [line for line in process.stdout.strip().splitlines() if containing in line]
+    return next(iter(lines), None) if process.returncode == 0 else None

@@ -23,23 +23,23 @@ from conformance.shapes.cases import DTYPES, STAGES, stages_of
 NAME = "index.html"
 BLOCK = 32  # rows whose texts are compressed together
 TEXTS = 3_500_000  # most characters of compressed texts; those of the least interesting rows are left out
-HOLE = re.compile("@@([a-z]+)@@")
+PLACEHOLDER = re.compile("@@([a-z]+)@@")
 
 
-def page(run: Run, against: str = "", gone: Sequence[str] = (), history: Sequence[Mapping[str, Any]] = ()) -> str:
+def page(run: Run, comparison: str = "", lost: Sequence[str] = (), history: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the page of a run.
 
-    `against` summarises the comparison with a baseline, `gone` are the cases that passed only there.
+    `comparison` summarises the comparison with a baseline, `lost` are the cases that passed only there.
     """
-    places, blocks = _texts([*run.cases, *run.benches])
+    positions, blocks = _texts([*run.cases, *run.benches])
     data = {
         "facts": _facts(run),
         "counts": _counts(run),
         "unfit": run.unfit,
-        "against": against,
-        "gone": list(gone),
-        "cases": [_case(row, places.get(id(row))) for row in run.cases],
-        "benches": [_bench(row, places.get(id(row))) for row in run.benches],
+        "against": comparison,
+        "gone": list(lost),
+        "cases": [_case(row, positions.get(id(row))) for row in run.cases],
+        "benches": [_bench(row, positions.get(id(row))) for row in run.benches],
         "kernels": [rows.reported(kernel) for gate in run.gates for kernel in gate.kernels],
         "selftest": run.selftest and _selftest(run.selftest),
         "history": list(history),
@@ -48,12 +48,12 @@ def page(run: Run, against: str = "", gone: Sequence[str] = (), history: Sequenc
     }
     parts = {
         "title": html.escape(str(run.env["device"])),
-        "data": _deflated(data),
+        "data": _deflate(data),
         "texts": "\n".join(blocks),
         "style": _asset("style.css"),
         "script": _asset("page.js"),
     }
-    return HOLE.sub(lambda found: parts[found[1]], _asset("template.html"))
+    return PLACEHOLDER.sub(lambda match: parts[match[1]], _asset("template.html"))
 
 
 @cache
@@ -61,7 +61,7 @@ def _asset(name: str) -> str:
     return (files("conformance.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _deflated(data: object) -> str:
+def _deflate(data: object) -> str:
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode("ascii")
 
@@ -71,20 +71,20 @@ def _texts(found: Iterable[Check | Bench]) -> tuple[dict[int, tuple[int, int]], 
 
     Failed rows come first, then benchmarks, since the texts after TEXTS characters are left out.
     """
-    having = [(row, row.verdict, texts) for row in found if (texts := _texts_of(row))]
-    having.sort(key=lambda one: (one[1] not in BAD, not isinstance(one[0], Bench)))
-    places: dict[int, tuple[int, int]] = {}
+    with_texts = [(row, row.verdict, texts) for row in found if (texts := _texts_of(row))]
+    with_texts.sort(key=lambda entry: (entry[1] not in BAD, not isinstance(entry[0], Bench)))
+    positions: dict[int, tuple[int, int]] = {}
     blocks: list[str] = []
-    room = TEXTS
-    for start in range(0, len(having), BLOCK):
-        some = having[start : start + BLOCK]
-        block = _deflated([texts for *_, texts in some])
-        room -= len(block)
-        if room < 0:
+    remaining = TEXTS
+    for start in range(0, len(with_texts), BLOCK):
+        block_rows = with_texts[start : start + BLOCK]
+        block = _deflate([texts for *_, texts in block_rows])
+        remaining -= len(block)
+        if remaining < 0:
             break
-        places |= {id(row): (len(blocks), at) for at, (row, *_) in enumerate(some)}
+        positions |= {id(row): (len(blocks), index) for index, (row, *_) in enumerate(block_rows)}
         blocks.append(block)
-    return places, blocks
+    return positions, blocks
 
 
 def _texts_of(row: Check | Bench) -> Mapping[str, str]:
@@ -95,17 +95,17 @@ def _texts_of(row: Check | Bench) -> Mapping[str, str]:
 
 def _facts(run: Run) -> list[str]:
     env = run.env
-    said = (
+    facts = (
         f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s", env["cpu"],
         env["gpu"] or "no GPU", f"Python {env['python']}", f"torch {env['torch']}", env["toolchain"],
         f"commit {env['commit'] or 'unknown'}",
     )  # fmt: skip
-    return [str(text) for text in said if text]
+    return [str(text) for text in facts if text]
 
 
 def _counts(run: Run) -> list[tuple[str, int]]:
-    counted = Counter([row.verdict for row in run.cases] + [row.verdict for row in run.benches])
-    return [(verdict, counted[verdict]) for verdict in (*CHECK_VERDICTS, *BENCH_VERDICTS) if counted[verdict]]
+    verdicts = Counter([row.verdict for row in run.cases] + [row.verdict for row in run.benches])
+    return [(verdict, verdicts[verdict]) for verdict in (*CHECK_VERDICTS, *BENCH_VERDICTS) if verdicts[verdict]]
 
 
 def _case(row: Check, place: tuple[int, int] | None) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def _case(row: Check, place: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _bench(row: Bench, place: tuple[int, int] | None) -> dict[str, Any]:
-    more = {key: rows.to_json(getattr(row, key)) for key in ("over", "budget")}
-    return {**_item(row, place), **rows.reported(row), **more, "what": rows.remark(row.detail)}
+    extra = {key: rows.to_json(getattr(row, key)) for key in ("over", "budget")}
+    return {**_item(row, place), **rows.reported(row), **extra, "what": rows.remark(row.detail)}
 
 
 def _item(row: Check | Bench, place: tuple[int, int] | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from conformance.report.writer import Run
 from conformance.rows import BAD, CHECK_VERDICTS, Bench, Check, Gate, Kernel, Stage, worst_error
 from conformance.shapes.cases import DTYPES, STAGES
 
-CLOSEST = 10
+MOST_LISTED = 10
 LEGEND = """\
 Speedup is min(eager, torch.compile) / ours, with the 99 % interval of the median over paired rounds; above 1 we are
 faster. {times} A verdict is given where the whole interval agrees. The share of the
@@ -29,10 +29,10 @@ def summary(run: Run) -> str:
     """Return `summary.md`."""
     env = run.env
     tools = (env["cpu"], env["gpu"] or "no GPU", f"Python {env['python']}", f"torch {env['torch']}", env["toolchain"])
-    how = (f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s")
+    run_facts = (f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s")
     lines = [
         f"# mlcomp on {env['device']}",
-        " · ".join((*how, *filter(None, tools), f"commit {env['commit'] or 'unknown'}")),
+        " · ".join((*run_facts, *filter(None, tools), f"commit {env['commit'] or 'unknown'}")),
     ]
     lines += _cases(run.cases) if run.cases else []
     if run.benches:
@@ -56,42 +56,43 @@ def speedup(run: Run) -> str:
         return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
     lines += [f"**This machine could not judge speed during this run:** {run.unfit}"] if run.unfit else []
     lines += ["## By family", tables.family_table(run.benches), "## By suite and type", _by_type(run.benches)]
-    if losses := tables.lost(run.benches):
-        lines += [f"## Lost: below {tables.LOST}, or without a result", tables.bench_table(losses)]
-    for family, found in tables.grouped(run.benches, tables.FAMILY).items():
-        lines += [f"## {family}", tables.bench_table(found)]
+    if losses := tables.losses(run.benches):
+        lines += [f"## Lost: below {tables.LOSS_THRESHOLD}, or without a result", tables.bench_table(losses)]
+    for family, family_rows in tables.group_by(run.benches, tables.FAMILY).items():
+        lines += [f"## {family}", tables.bench_table(family_rows)]
     return _page(lines)
 
 
 def coverage(run: Run) -> str:
     """Return `coverage.md`: the numbers of cases per op and dtype, by verdict."""
-    found = tables.grouped(run.cases, attrgetter("op"))
+    by_op = tables.group_by(run.cases, attrgetter("op"))
     dtypes = [dtype for dtype in DTYPES if any(row.dtype == dtype for row in run.cases)]
     body = [
-        [op, *(_cell([row for row in some if row.dtype == dtype]) for dtype in dtypes), _cell(some)]
-        for op, some in found.items()
+        [op, *(_cell([row for row in op_rows if row.dtype == dtype]) for dtype in dtypes), _cell(op_rows)]
+        for op, op_rows in by_op.items()
     ]
-    head = f"{len(found)} ops at tier {run.tier}; {tables.counts(run.cases)}."
+    head = f"{len(by_op)} ops at tier {run.tier}; {tables.counts(run.cases)}."
     return _page([f"# Coverage on {run.env['device']}", head, tables.table(body, ["op", *dtypes, "all"])])
 
 
 def _cases(cases: Sequence[Check]) -> list[str]:
     suites = [
-        [suite, len(some), *_by_verdict(some)] for suite, some in tables.grouped(cases, attrgetter("suite")).items()
+        [suite, len(suite_rows), *_by_verdict(suite_rows)]
+        for suite, suite_rows in tables.group_by(cases, attrgetter("suite")).items()
     ]
     lines = ["## Cases", tables.counts(cases), tables.table(suites, ["suite", "cases", *CHECK_VERDICTS])]
     if bad := [row for row in cases if row.verdict in BAD]:
-        again = "\n".join(row.command for row in bad if row.command)
-        lines += ["### Not passing", tables.case_table(bad), f"```\n{again}\n```"]
-    if given_up := tables.fallbacks(cases):
-        lines += ["### Schedules given up", f"```\n{given_up}\n```"]
+        commands = "\n".join(row.command for row in bad if row.command)
+        lines += ["### Not passing", tables.case_table(bad), f"```\n{commands}\n```"]
+    if fallbacks := tables.fallbacks(cases):
+        lines += ["### Schedules given up", f"```\n{fallbacks}\n```"]
     if expected := [row for row in cases if row.verdict == "xfail"]:
-        listed = [[rows.name(row), row.first_bad_stage, row.reason] for row in expected]
-        lines += ["### Expected to fail", tables.table(listed, ["case", "stage", "reason"])]
+        body = [[rows.name(row), row.first_bad_stage, row.reason] for row in expected]
+        lines += ["### Expected to fail", tables.table(body, ["case", "stage", "reason"])]
     if retried := [row for row in cases if row.first_loss and row.verdict not in BAD]:
-        what = "Lost in a process that had run other cases, passed alone: a case before them may corrupt memory."
-        listed = [[rows.name(row), row.first_loss] for row in retried]
-        lines += ["### Lost once", what, tables.table(listed, ["case", "the first time"])]
+        explanation = "Lost in a process that had run other cases, passed alone: a case before them may corrupt memory."
+        body = [[rows.name(row), row.first_loss] for row in retried]
+        lines += ["### Lost once", explanation, tables.table(body, ["case", "the first time"])]
     return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
 
 
@@ -103,18 +104,20 @@ def _by_type(benches: Sequence[Bench]) -> str:
 def _resources(gates: Sequence[Gate]) -> list[str]:
     """Return the section on resources: maxima, the kernels with the most registers, and all complaints."""
     kernels = [kernel for row in gates for kernel in row.kernels]
-    hungriest = sorted(kernels, key=lambda kernel: -kernel.registers)[:CLOSEST]
+    hungriest = sorted(kernels, key=lambda kernel: -kernel.registers)[:MOST_LISTED]
     lines = ["## Resources", tables.resource_table(gates), tables.columns(hungriest, Kernel.COLUMNS)]
     wrong = [line for row in gates if row.verdict != "pass" for line in row.detail.splitlines()]
     return [*lines, *(["### Complaints", "```\n" + "\n".join(wrong) + "\n```"] if wrong else [])]
 
 
 def _stages(cases: Sequence[Check]) -> str:
-    found: dict[tuple[str, str, str], list[Stage]] = defaultdict(list)
+    by_stage: dict[tuple[str, str, str], list[Stage]] = defaultdict(list)
     for row in cases:
         for stage in row.stages:
-            found[row.target, stage.stage, stage.executor or ""].append(stage)
-    body = [[*key, *_stage_figures(some)] for key, some in sorted(found.items(), key=lambda item: _order(item[0]))]
+            by_stage[row.target, stage.stage, stage.executor or ""].append(stage)
+    body = [
+        [*key, *_stage_figures(stages)] for key, stages in sorted(by_stage.items(), key=lambda item: _order(item[0]))
+    ]
     return tables.table(body, ["target", "stage", "executor", "run", "pass", "worst err/tol", "seconds"])
 
 
@@ -129,19 +132,21 @@ def _stage_figures(stages: Sequence[Stage]) -> list[Any]:
 
 def _closest(cases: Sequence[Check]) -> str:
     errors = [(worst_error(row.stages) or 0.0, rows.name(row)) for row in cases if row.verdict == "pass"]
-    return tables.table([[name, error] for error, name in sorted(errors, reverse=True)[:CLOSEST]], ["case", "err/tol"])
+    return tables.table(
+        [[name, error] for error, name in sorted(errors, reverse=True)[:MOST_LISTED]], ["case", "err/tol"]
+    )
 
 
 def _by_verdict(cases: Sequence[Check]) -> list[int]:
-    counted = Counter(row.verdict for row in cases)
-    return [counted[verdict] for verdict in CHECK_VERDICTS]
+    verdicts = Counter(row.verdict for row in cases)
+    return [verdicts[verdict] for verdict in CHECK_VERDICTS]
 
 
 def _cell(cases: Sequence[Check]) -> str:
     """Return the number of passing cases and of each other verdict."""
-    counted = Counter(row.verdict for row in cases)
-    others = [f"{counted[verdict]} {verdict}" for verdict in tables.SEVERITY[:-1] if counted[verdict]]
-    passing = [str(counted["pass"])] if counted["pass"] else []
+    verdicts = Counter(row.verdict for row in cases)
+    others = [f"{verdicts[verdict]} {verdict}" for verdict in tables.SEVERITY[:-1] if verdicts[verdict]]
+    passing = [str(verdicts["pass"])] if verdicts["pass"] else []
     return ", ".join(passing + others)
 
 

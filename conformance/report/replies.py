@@ -12,7 +12,7 @@ from conformance.rows import BAD, BENCH_VERDICTS, CHECK_VERDICTS, COMPILE, EAGER
 from conformance.shapes.cases import DTYPES, Case, xfail_for
 
 T = TypeVar("T")
-Ran = TypeVar("Ran", bound=rows.Check | rows.Bench)
+RunRow = TypeVar("RunRow", bound=rows.Check | rows.Bench)
 
 GATE = "mlcomp-gate"  # name of the gate item of a file
 CLIFF = 0.5  # of eager's speed; a kernel that is significantly slower has a bug, not a tuning problem
@@ -30,40 +30,40 @@ def describe(case: Case, target: str, file: str) -> rows.Item:
     )  # fmt: skip
 
 
-def check(known: rows.Item, reply: Reply) -> rows.Check:
+def check(item: rows.Item, reply: Reply) -> rows.Check:
     """Return the row of a check item."""
-    found, (verdict, detail) = _value(rows.CaseResult, reply, CHECK_VERDICTS[:5])
-    if found is None:
-        at = reply.at if reply.status in (Status.CRASH, Status.TIMEOUT) else ""
-        found = rows.CaseResult(verdict=verdict, detail=detail, first_bad_stage=at or None)
-    return rows.Check(**vars(known), **vars(found), seconds=round(reply.seconds, 4), first_loss=reply.first_loss)
+    result, (verdict, detail) = _value(rows.CaseResult, reply, CHECK_VERDICTS[:5])
+    if result is None:
+        stage = reply.at if reply.status in (Status.CRASH, Status.TIMEOUT) else ""
+        result = rows.CaseResult(verdict=verdict, detail=detail, first_bad_stage=stage or None)
+    return rows.Check(**vars(item), **vars(result), seconds=round(reply.seconds, 4), first_loss=reply.first_loss)
 
 
-def joined(found: Sequence[rows.Check]) -> rows.Check:
+def join_checks(results: Sequence[rows.Check]) -> rows.Check:
     """Join rows of the same case: the first bad one, or else the first, with the stages of all."""
     return replace(
-        next((row for row in found if row.verdict in BAD), found[0]),
-        stages=tuple(stage for one in found for stage in one.stages),
-        detail="\n".join(dict.fromkeys(one.detail for one in found if one.detail)),
-        seconds=sum(one.seconds for one in found),
+        next((row for row in results if row.verdict in BAD), results[0]),
+        stages=tuple(stage for result in results for stage in result.stages),
+        detail="\n".join(dict.fromkeys(result.detail for result in results if result.detail)),
+        seconds=sum(result.seconds for result in results),
     )
 
 
-def bench(known: rows.Item, family: str, reply: Reply) -> rows.Bench:
+def bench(item: rows.Item, family: str, reply: Reply) -> rows.Bench:
     """Return the row of a benchmark, with all remarks in its detail."""
-    found, (verdict, detail) = _value(rows.RaceResult, reply, (*BENCH_VERDICTS, "fail", "unsupported"))
-    found = found or rows.RaceResult(verdict=verdict, message=detail)
+    result, (verdict, detail) = _value(rows.RaceResult, reply, (*BENCH_VERDICTS, "fail", "unsupported"))
+    result = result or rows.RaceResult(verdict=verdict, message=detail)
     row = rows.Bench(
-        **vars(known), **vars(found), family=family, seconds=round(reply.seconds, 4), first_loss=reply.first_loss
+        **vars(item), **vars(result), family=family, seconds=round(reply.seconds, 4), first_loss=reply.first_loss
     )
-    steep = cliffs(found)
-    remarks = [f"cliff: {text}" for text in steep] + [found.message]
-    remarks += [f"{name} left out: {why}" for name, why in found.skipped.items()]
+    cliff_texts = cliffs(result)
+    remarks = [f"cliff: {text}" for text in cliff_texts] + [result.message]
+    remarks += [f"{name} left out: {why}" for name, why in result.skipped.items()]
     remarks += [f"budget {rule.name} = {rule.limit:g} missed" for rule in row.missed]
-    return replace(row, cliffs=steep, detail="; ".join(filter(None, remarks)))
+    return replace(row, cliffs=cliff_texts, detail="; ".join(filter(None, remarks)))
 
 
-def undecided(row: rows.Bench) -> rows.Bench:
+def as_ambiguous(row: rows.Bench) -> rows.Bench:
     """Return the row on an unfit machine: its times remain, but FASTER and SLOWER become AMBIGUOUS."""
     if row.verdict not in ("FASTER", "SLOWER"):
         return row
@@ -80,26 +80,28 @@ def cliffs(row: rows.RaceResult) -> tuple[str, ...]:
     >>> cliffs(rows.RaceResult(compile_seconds=61.0, rival_compile_seconds={"compile": 4.0}))
     ('compiled in 61 s, Inductor in 4 s: more than 5 times as long',)
     """
-    found = []
+    complaints = []
     eager = row.over.get(EAGER)
     if eager is not None and eager.ci and eager.ci[1] < CLIFF:
-        found.append(f"{eager.speedup:.2g} of the speed of eager, below {CLIFF:g}")
+        complaints.append(f"{eager.speedup:.2g} of the speed of eager, below {CLIFF:g}")
     ours, theirs = row.compile_seconds, row.rival_compile_seconds.get(COMPILE)
     if ours and theirs and COMPILE not in row.cached and ours > COMPILE_CLIFF * theirs:
-        found.append(f"compiled in {ours:.3g} s, Inductor in {theirs:.3g} s: more than {COMPILE_CLIFF:g} times as long")
-    return tuple(found)
+        complaints.append(
+            f"compiled in {ours:.3g} s, Inductor in {theirs:.3g} s: more than {COMPILE_CLIFF:g} times as long"
+        )
+    return tuple(complaints)
 
 
 def fitness(reply: Reply) -> rows.Fitness:
     """Return the row of the fitness item."""
-    found, _ = _value(rows.Fitness, reply)
-    return found or rows.Fitness(message=f"the race of equals did not finish: {reply.message}")
+    result, _ = _value(rows.Fitness, reply)
+    return result or rows.Fitness(message=f"the race of equals did not finish: {reply.message}")
 
 
 def gate(file: str, reply: Reply) -> rows.Gate:
     """Return the row of a gate item."""
-    found, (verdict, detail) = _value(rows.Gate, reply, ("pass", "fail"))
-    return replace(found or rows.Gate(verdict=verdict, detail=detail), file=file, seconds=round(reply.seconds, 4))
+    result, (verdict, detail) = _value(rows.Gate, reply, ("pass", "fail"))
+    return replace(result or rows.Gate(verdict=verdict, detail=detail), file=file, seconds=round(reply.seconds, 4))
 
 
 def selftest(reply: Reply) -> rows.SelfTest:
@@ -118,26 +120,26 @@ def selftest(reply: Reply) -> rows.SelfTest:
     return replace(row, verdict="fail" if complaints else "pass", detail="; ".join(complaints))
 
 
-def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuzz:
-    """Return the row of a random program; `again` is the search for the bad stage after the process was lost."""
-    known = replace(known, seconds=round(reply.seconds, 4))
-    if (found := _value(rows.Fuzz, reply)[0]) is not None:
-        return _known_as(known, found)
-    if again is None:  # the program could not be drawn, or what judges it failed
-        return replace(known, verdict="fail", kind="internal", detail=f"{reply.message}\n{reply.output}".strip())
-    blamed = _value(rows.Fuzz, again)[0] or replace(known, verdict="fail")
-    stage = blamed.first_bad_stage or again.at or reply.at
+def fuzz(item: rows.Fuzz, reply: Reply, second_reply: Reply | None = None) -> rows.Fuzz:
+    """Return the row of a random program; `second_reply` is the search for the bad stage after the process was lost."""
+    item = replace(item, seconds=round(reply.seconds, 4))
+    if (result := _value(rows.Fuzz, reply)[0]) is not None:
+        return _with_identity(item, result)
+    if second_reply is None:  # the program could not be drawn, or what judges it failed
+        return replace(item, verdict="fail", kind="internal", detail=f"{reply.message}\n{reply.output}".strip())
+    blamed = _value(rows.Fuzz, second_reply)[0] or replace(item, verdict="fail")
+    stage = blamed.first_bad_stage or second_reply.at or reply.at
     detail = f"{reply.message}, at: {reply.at}\n{reply.output}".strip()
-    found = replace(_known_as(known, blamed), verdict="fail", kind=str(reply.status), first_bad_stage=stage)
-    return replace(found, detail=detail)
+    result = replace(_with_identity(item, blamed), verdict="fail", kind=str(reply.status), first_bad_stage=stage)
+    return replace(result, detail=detail)
 
 
-def lost_by_torch(known: rows.Fuzz, alone: Reply) -> rows.Fuzz:
+def lost_by_torch(item: rows.Fuzz, eager_reply: Reply) -> rows.Fuzz:
     """Return the row of a random program with which eager alone loses its process."""
-    return replace(known, verdict="torch", kind=str(alone.status), detail=f"eager alone: {alone.message}")
+    return replace(item, verdict="torch", kind=str(eager_reply.status), detail=f"eager alone: {eager_reply.message}")
 
 
-def reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
+def with_reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
     """Return the row with the reduced program, or why there is none."""
     if reply.status is not Status.DONE or not isinstance(reply.value, dict):
         return replace(row, reduced=f"not reduced: {reply.message}")
@@ -145,21 +147,21 @@ def reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
     return replace(row, reduced=f"{value['line']}\n  # {value['arguments']}\n  {value['regression']}".rstrip())
 
 
-def _known_as(known: rows.Fuzz, found: rows.Fuzz) -> rows.Fuzz:
-    return replace(found, target=known.target, command=known.command, seconds=known.seconds)
+def _with_identity(item: rows.Fuzz, result: rows.Fuzz) -> rows.Fuzz:
+    return replace(result, target=item.target, command=item.command, seconds=item.seconds)
 
 
-def opinfo(known: rows.OpInfo, reply: Reply) -> rows.OpInfo:
+def opinfo(item: rows.OpInfo, reply: Reply) -> rows.OpInfo:
     """Return the row of an OpInfo entry or ONNX test."""
-    found = _value(rows.OpInfo, reply)[0]
-    if found is None:
+    result = _value(rows.OpInfo, reply)[0]
+    if result is None:
         verdict = "error" if reply.status is Status.RAISED else str(reply.status)
-        found = replace(known, verdict=verdict, detail=f"{reply.message}, at: {reply.at}\n{reply.output}".strip())
+        result = replace(item, verdict=verdict, detail=f"{reply.message}, at: {reply.at}\n{reply.output}".strip())
     seconds = round(reply.seconds, 2)
-    return replace(found, target=known.target, command=known.command, seconds=seconds, source=known.source)
+    return replace(result, target=item.target, command=item.command, seconds=seconds, source=item.source)
 
 
-def lost(nodeid: str, message: str) -> rows.Row:
+def lost_item(nodeid: str, message: str) -> rows.Row:
     """Return the row of an item whose pytest worker was lost."""
     file, _, name = nodeid.partition("::")
     reply = Reply(Status.CRASH, None, f"the pytest worker was lost: {message}")
@@ -169,8 +171,8 @@ def lost(nodeid: str, message: str) -> rows.Row:
     case_id += "]" if "[" in case_id else ""
     dtype = next((word for word in re.split(r"[.\-\[\]]", case_id) if word in DTYPES), "")
     suite, op = Path(file).stem, case_id.partition("[")[0]
-    known = rows.Item(id=case_id, file=file, suite=suite, op=op, target=target, dtype=dtype)
-    return bench(known, suite, reply) if name.removesuffix("]").endswith("-bench") else check(known, reply)
+    item = rows.Item(id=case_id, file=file, suite=suite, op=op, target=target, dtype=dtype)
+    return bench(item, suite, reply) if name.removesuffix("]").endswith("-bench") else check(item, reply)
 
 
 def _value(kind: type[T], reply: Reply, verdicts: tuple[str, ...] = ()) -> tuple[T | None, tuple[str, str]]:
@@ -192,7 +194,7 @@ def _value(kind: type[T], reply: Reply, verdicts: tuple[str, ...] = ()) -> tuple
             return None, (verdict, f"{verdict}{where}: {reply.message}\n{reply.output}".strip())
 
 
-def expect(row: Ran, case: Case) -> Ran:
+def expect(row: RunRow, case: Case) -> RunRow:
     """Apply the case's xfail to the row: an expected failure becomes `xfail`, a missing one `fail` if it is strict."""
     expected = xfail_for(case, row.target)
     if expected is None:
@@ -218,14 +220,14 @@ def properties(row: rows.Row) -> list[tuple[str, object]]:
     match row:
         case rows.Check():
             error = rows.worst_error(row.stages)
-            found = {"stage": row.first_bad_stage, "pass": row.first_bad_pass, "err_over_tol": error}
+            values = {"stage": row.first_bad_stage, "pass": row.first_bad_pass, "err_over_tol": error}
         case rows.Bench():
             interval = row.ci and "{:.4g} {:.4g}".format(*row.ci)
-            found = {"speedup": row.speedup, "interval": interval, "ours_us": row.ours_us, "roofline": row.roofline}
-            found["against_baseline"] = row.against.verdict or None
+            values = {"speedup": row.speedup, "interval": interval, "ours_us": row.ours_us, "roofline": row.roofline}
+            values["against_baseline"] = row.against.verdict or None
         case _:
             return []
-    return [(f"mlcomp_{key}", value) for key, value in {"verdict": row.verdict, **found}.items() if value is not None]
+    return [(f"mlcomp_{key}", value) for key, value in {"verdict": row.verdict, **values}.items() if value is not None]
 
 
 def shown_path(path: Path, folder: Path) -> str:

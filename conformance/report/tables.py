@@ -15,10 +15,11 @@ from conformance.rows import BAD, CHECK_VERDICTS, Bench, Check, Columns, Gate, S
 T = TypeVar("T")
 
 SHOWN = 20  # most rows of a table in the terminal; the files have all
-LOST = 0.95  # a speedup below this is a loss
+LOSS_THRESHOLD = 0.95  # a speedup below this is a loss
 SEVERITY = ("crash", "timeout", "fail", "unsupported", "xfail", "pass")
 GROUP_HEADERS = (
-    "kernels", "measured", "faster", "slower", "geomean", "worst", f"below {LOST}", "over eager", "worst over eager",
+    "kernels", "measured", "faster", "slower", "geomean", "worst", f"below {LOSS_THRESHOLD}", "over eager",
+    "worst over eager",
 )  # fmt: skip
 RESOURCE_HEADERS = (
     "compiled for", "kernels", "disassembled", "most registers", "most shared bytes", "most local bytes",
@@ -34,7 +35,7 @@ def failure(row: Check | Bench) -> str:
         parts.append(columns(row.stages, Stage.COLUMNS, "simple"))
         parts.append(f"first bad stage: {row.first_bad_stage}" if row.first_bad_stage else "")
         parts.append(f"first bad pass: {row.first_bad_pass}" if row.first_bad_pass else "")
-        messages = [f"{one.stage}: {one.message}" for one in row.stages if one.verdict in BAD and one.message]
+        messages = [f"{stage.stage}: {stage.message}" for stage in row.stages if stage.verdict in BAD and stage.message]
         files = row.repro
     parts += dict.fromkeys((row.detail.strip(), *messages))
     if row.first_loss:
@@ -67,7 +68,7 @@ def selftest(row: rows.SelfTest, style: str = "simple") -> str:
     share = f" ({row.caught / row.planted:.1%})" if row.planted else ""
     text = f"self-test: {row.caught} of {row.planted} planted miscompiles caught{share}, "
     text += f"{row.false_alarms} false alarms"
-    missed = columns([one for one in row.rows if not one.caught], rows.PlantedMutant.COLUMNS, style)
+    missed = columns([mutant for mutant in row.rows if not mutant.caught], rows.PlantedMutant.COLUMNS, style)
     return f"{text}\n\nnot caught:\n\n{missed}" if missed else text
 
 
@@ -75,10 +76,14 @@ def resource_table(gates: Iterable[Gate], style: str = "github") -> str:
     """Return per architecture the maxima of the kernels' resources and the number of kernels with complaints."""
     body = []
     kernels = [kernel for row in gates for kernel in row.kernels]
-    for arch, found in grouped(kernels, attrgetter("arch")).items():
-        most = [max(getattr(kernel, key) for kernel in found) for key in ("registers", "shared", "stack", "spilled")]
-        seen = sum(kernel.disassembled for kernel in found)
-        body.append([arch, len(found), seen, *most, sum(bool(kernel.complaints) for kernel in found)])
+    for arch, arch_kernels in group_by(kernels, attrgetter("arch")).items():
+        maxima = [
+            max(getattr(kernel, key) for kernel in arch_kernels) for key in ("registers", "shared", "stack", "spilled")
+        ]
+        disassembled = sum(kernel.disassembled for kernel in arch_kernels)
+        body.append(
+            [arch, len(arch_kernels), disassembled, *maxima, sum(bool(kernel.complaints) for kernel in arch_kernels)]
+        )
     return table(body, RESOURCE_HEADERS, style)
 
 
@@ -91,11 +96,11 @@ def case_table(cases: Iterable[Check], style: str = "github", limit: int | None 
 
 def fallbacks(cases: Iterable[Check], limit: int | None = None) -> str:
     """Return a line for each kernel whose schedule could not be applied, so that a simpler one was used."""
-    found = [f"{rows.name(row)}: {rows.remark(text)}" for row in cases for text in row.fallbacks]
-    if not found:
+    lines = [f"{rows.name(row)}: {rows.remark(text)}" for row in cases for text in row.fallbacks]
+    if not lines:
         return ""
-    more = [f"… and {len(found) - limit} more"] if limit is not None and len(found) > limit else []
-    return "\n".join([f"{len(found)} schedules were given up for plainer ones:", *found[:limit], *more])
+    more = [f"… and {len(lines) - limit} more"] if limit is not None and len(lines) > limit else []
+    return "\n".join([f"{len(lines)} schedules were given up for plainer ones:", *lines[:limit], *more])
 
 
 def bench_table(benches: Iterable[Bench], style: str = "github", limit: int | None = None) -> str:
@@ -115,24 +120,24 @@ def family_table(benches: Sequence[Bench], style: str = "github") -> str:
     return group_table(benches, "family", FAMILY, style)
 
 
-def group_table(benches: Sequence[Bench], what: str, key: Callable[[Bench], str], style: str = "github") -> str:
+def group_table(benches: Sequence[Bench], header: str, key: Callable[[Bench], str], style: str = "github") -> str:
     """Return the geometric means of each group, and of all benchmarks if there are several groups."""
-    groups = grouped(benches, key)
-    body = [_group_line(name, found) for name, found in groups.items()]
-    return table(body + ([_group_line("all", benches)] if len(groups) > 1 else []), (what, *GROUP_HEADERS), style)
+    groups = group_by(benches, key)
+    body = [_group_line(name, group) for name, group in groups.items()]
+    return table(body + ([_group_line("all", benches)] if len(groups) > 1 else []), (header, *GROUP_HEADERS), style)
 
 
-def lost(benches: Iterable[Bench]) -> list[Bench]:
-    """Return the benchmarks with a speedup below LOST, and those without a result."""
-    return [row for row in benches if not row.speedup or row.speedup < LOST]
+def losses(benches: Iterable[Bench]) -> list[Bench]:
+    """Return the benchmarks with a speedup below LOSS_THRESHOLD, and those without a result."""
+    return [row for row in benches if not row.speedup or row.speedup < LOSS_THRESHOLD]
 
 
-def columns(found: Sequence[object], shown: Columns, style: str = "github", limit: int | None = None) -> str:
+def columns(entries: Sequence[object], definitions: Columns, style: str = "github", limit: int | None = None) -> str:
     """Return a table of rows, at most `limit`; empty columns are left out."""
-    cells = {header: [rows.cell(of, row) for row in found] for header, of in shown.items()}
+    cells = {header: [rows.cell(definition, row) for row in entries] for header, definition in definitions.items()}
     filled = {header: column[:limit] for header, column in cells.items() if any(x not in (None, "") for x in column)}
     text = table(list(zip(*filled.values(), strict=True)), list(filled), style)
-    return text + (f"\n… and {len(found) - limit} more" if limit is not None and len(found) > limit else "")
+    return text + (f"\n… and {len(entries) - limit} more" if limit is not None and len(entries) > limit else "")
 
 
 def table(body: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "github") -> str:
@@ -140,34 +145,34 @@ def table(body: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "g
     if not body:
         return ""
     escape = style == "github"
-    shown = [[_shown(cell, escape) for cell in row] for row in body]
-    align = ["left" if any(isinstance(row[at], str) for row in body) else "right" for at in range(len(headers))]
-    return str(tabulate(shown, headers, tablefmt=style, disable_numparse=True, colalign=align))
+    cells = [[_cell_text(cell, escape) for cell in row] for row in body]
+    align = ["left" if any(isinstance(row[column], str) for row in body) else "right" for column in range(len(headers))]
+    return str(tabulate(cells, headers, tablefmt=style, disable_numparse=True, colalign=align))
 
 
 def counts(cases: Sequence[Check]) -> str:
     """Return the number of cases per verdict, in one line."""
-    counted = Counter(row.verdict for row in cases)
-    named = [f"{counted[verdict]} {verdict}" for verdict in CHECK_VERDICTS if counted[verdict]]
-    return f"{len(cases)} cases: {', '.join(named)}"
+    verdicts = Counter(row.verdict for row in cases)
+    parts = [f"{verdicts[verdict]} {verdict}" for verdict in CHECK_VERDICTS if verdicts[verdict]]
+    return f"{len(cases)} cases: {', '.join(parts)}"
 
 
-def grouped(found: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+def group_by(entries: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
     """Group rows by a key, sorted by it."""
     groups: dict[str, list[T]] = defaultdict(list)
-    for row in found:
+    for row in entries:
         groups[key(row)].append(row)
     return dict(sorted(groups.items(), key=lambda item: _by_number(item[0])))
 
 
-def _group_line(name: str, found: Sequence[Bench]) -> list[Any]:
-    timed = measured(found)
+def _group_line(name: str, group: Sequence[Bench]) -> list[Any]:
+    timed = measured(group)
     ratios = [row.speedup for row in timed if row.speedup]
     over_eager = [row.over[rows.EAGER].speedup for row in timed]
     wins = [sum(row.verdict == verdict for row in timed) for verdict in ("FASTER", "SLOWER")]
     worst = min(ratios, default=None)
-    figures = [*wins, geomean(ratios), worst, len(lost(found)), geomean(over_eager), min(over_eager, default=None)]
-    return [name, len(found), len(timed), *figures]
+    figures = [*wins, geomean(ratios), worst, len(losses(group)), geomean(over_eager), min(over_eager, default=None)]
+    return [name, len(group), len(timed), *figures]
 
 
 def _by_number(name: str) -> list[str | int]:
@@ -179,7 +184,7 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _shown(cell: object, escape: bool) -> str:
+def _cell_text(cell: object, escape: bool) -> str:
     match cell:
         case None:
             return ""

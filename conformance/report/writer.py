@@ -38,7 +38,7 @@ class Run:
     when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
 
     @classmethod
-    def of(cls, found: Iterable[rows.Row], **facts: Any) -> Self:
+    def from_rows(cls, found: Iterable[rows.Row], **facts: Any) -> Self:
         """Make a run from rows, sorted, since workers finish in any order and reports must not depend on it."""
         ordered = sorted(found, key=lambda row: [getattr(row, key, "") for key in ("file", "id", "target")])
         return cls(
@@ -50,7 +50,7 @@ class Run:
         )
 
     @property
-    def held(self) -> tuple[rows.Row, ...]:
+    def all_rows(self) -> tuple[rows.Row, ...]:
         """All rows of the run."""
         return (*self.cases, *self.benches, *self.gates, *((self.selftest,) if self.selftest else ()))
 
@@ -93,7 +93,7 @@ def benchmark_json(run: Run) -> dict[str, Any]:
         "machine_info": machine_info(run.env),
         "commit_info": {"id": commit or None, "dirty": bool(changed)},
         "benchmarks": [
-            described(row) | {"stats": _statistics(row.samples.get(OURS) or [(row.ours_us or 0.0) * 1e-6])}
+            benchmark_entry(row) | {"stats": _statistics(row.samples.get(OURS) or [(row.ours_us or 0.0) * 1e-6])}
             for row in measured(run.benches)
         ],
         "datetime": run.when.isoformat(),
@@ -103,11 +103,11 @@ def benchmark_json(run: Run) -> dict[str, Any]:
 
 def machine_info(env: Environment) -> dict[str, Any]:
     """Return the facts that must be equal for two runs' benchmarks to be comparable."""
-    known = {key: env[key] for key in ("device", "cpu", "gpu", "toolchain")}
-    return known | {"python_version": env["python"], "torch_version": env["torch"]}
+    facts = {key: env[key] for key in ("device", "cpu", "gpu", "toolchain")}
+    return facts | {"python_version": env["python"], "torch_version": env["torch"]}
 
 
-def described(row: Bench) -> dict[str, Any]:
+def benchmark_entry(row: Bench) -> dict[str, Any]:
     """Return a benchmark's entry in pytest-benchmark's format, without statistics."""
     name = rows.name(row)
     others = {rival: data for rival, data in row.samples.items() if rival != OURS}
@@ -126,15 +126,15 @@ def write(folder: Path, documents: Mapping[str, str]) -> None:
     """Write all files or none: all are written to a temporary folder before the first is renamed to its place."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with compiler.own_folder(folder) as own:
+        with compiler.own_folder(folder) as temporary:
             for name, text in documents.items():
-                with (own / name).open("w", encoding="utf-8") as file:
+                with (temporary / name).open("w", encoding="utf-8") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
-                (own / name).chmod(0o644)
+                (temporary / name).chmod(0o644)
             for name in documents:
-                os.replace(own / name, folder / name)
+                os.replace(temporary / name, folder / name)
     except OSError as error:
         raise ReportError(
             f"cannot write reports to {folder}: {error.strerror}. What stood there is unchanged; "
@@ -158,12 +158,12 @@ def _statistics(data: Sequence[float]) -> dict[str, Any]:
     spread, mean = high - low, statistics.fmean(data)
     deviation = statistics.stdev(data) if len(data) > 1 else 0.0
     inside = [value for value in data if low - 1.5 * spread <= value <= high + 1.5 * spread]
-    far = sum(abs(value - mean) > deviation for value in data)
+    deviating = sum(abs(value - mean) > deviation for value in data)
     outside = len(data) - len(inside)
     return {
         "min": min(data), "max": max(data), "mean": mean, "stddev": deviation, "rounds": len(data), "median": middle,
-        "iqr": spread, "q1": low, "q3": high, "iqr_outliers": outside, "stddev_outliers": far,
-        "outliers": f"{far};{outside}", "ld15iqr": min(inside), "hd15iqr": max(inside),
+        "iqr": spread, "q1": low, "q3": high, "iqr_outliers": outside, "stddev_outliers": deviating,
+        "outliers": f"{deviating};{outside}", "ld15iqr": min(inside), "hd15iqr": max(inside),
         "ops": len(data) / math.fsum(data) if math.fsum(data) else 0.0, "total": math.fsum(data),
         "data": list(data), "iterations": 1,
     }  # fmt: skip

@@ -76,7 +76,7 @@ class Database:
         pattern, word = re.compile(self.settings.ops), self.source.word
         entries = [e for e in self.config.stash[RUNNER].entries(word) if pattern.search(":".join(e))]
         for target in self.settings.targets:
-            passed = ratchet.known(word, kind_of(target))
+            passed = ratchet.passed_before(word, kind_of(target))
             for entry in entries:
                 options = {"kind": word, "entry": entry, "target": target, "passed": entry in passed}
                 items.append(Entry.from_parent(session, name=f"mlcomp-{word}[{'.'.join(entry)}-{target}]", **options))
@@ -116,7 +116,7 @@ def _update(word: str, entries: Sequence[rows.OpInfo]) -> None:
     """Add the entries that pass to the lists; entries that fail or were not run are not removed."""
     for kind in {kind_of(row.target) for row in entries}:
         passes = {(row.name, row.dtype) for row in entries if row.verdict == "pass" and kind_of(row.target) == kind}
-        ratchet.path(word, kind).write_text(ratchet.show(ratchet.known(word, kind) | passes), encoding="utf-8")
+        ratchet.path(word, kind).write_text(ratchet.show(ratchet.passed_before(word, kind) | passes), encoding="utf-8")
 
 
 def table(entries: Sequence[rows.OpInfo]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from conformance.history import revisions, texts
 from conformance.run import settings
 from conformance.run.sections import Question, Unanswered, pytest_terminal_summary
-from conformance.shapes.files import below, own_suite
+from conformance.shapes.files import own_suite, shape_files
 
 SHAPE_FILES: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
 
@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[settings.KEY] = settings.read(config)
     here = config.invocation_params.dir
     paths = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else own_suite(here)
-    config.stash[SHAPE_FILES] = tuple(below(here / str(path).partition("::")[0] for path in paths))
+    config.stash[SHAPE_FILES] = tuple(shape_files(here / str(path).partition("::")[0] for path in paths))
     config.args = []
     try:
         revisions.find(revisions.repository(here), str(config.getoption("mlcomp_replay")))

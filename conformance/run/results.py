@@ -40,7 +40,7 @@ class Results:
         if report.when == "call":
             self.rows += [rows.loads(text)] if (text := getattr(report, ROW_ATTRIBUTE, None)) else []
         elif str(report.when) == "???" and ".toml::" in report.nodeid:
-            self.rows.append(replies.lost(report.nodeid, str(report.longrepr)))
+            self.rows.append(replies.lost_item(report.nodeid, str(report.longrepr)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
@@ -126,10 +126,10 @@ class Results:
     def _summary(self) -> writer.Run:
         unfit = "; ".join(row.message for row in self.rows if isinstance(row, rows.Fitness) and not row.fit)
         seconds = round(time.monotonic() - self.started, 2)
-        run = writer.Run.of(
+        run = writer.Run.from_rows(
             self.rows, env=self.env, seconds=seconds, tier=self.settings.tier, seed=self.settings.seed, unfit=unfit
         )
-        return replace(run, benches=tuple(map(replies.undecided, run.benches))) if unfit else run
+        return replace(run, benches=tuple(map(replies.as_ambiguous, run.benches))) if unfit else run
 
 
 def add_to_pytest_benchmark(config: pytest.Config, row: rows.Bench) -> None:
@@ -142,7 +142,7 @@ def add_to_pytest_benchmark(config: pytest.Config, row: rows.Bench) -> None:
     if session is None or not row.samples.get(rows.OURS):
         return
     record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since there is a session
-    description = writer.described(row)
+    description = writer.benchmark_entry(row)
     fullname = f"{'/'.join(Path(row.file).parts[-2:])}::{rows.name(row)}"  # independent of where the files are
     fixture = SimpleNamespace(**{**description, "fullname": fullname}, cprofile_stats=None, has_error=False)
     record = record_type(fixture, iterations=1, options=description["options"])

@@ -117,7 +117,7 @@ class Runner:
         if case.large:
             options["stages"] = [stage for stage in options["stages"] if stage in NATIVE_STAGES]
         if self.sanitizer_executors:
-            return replies.joined(
+            return replies.join_checks(
                 [self._run_under_sanitizer(tool, item, case, options, limit) for tool in self.sanitizer_executors]
             )
         if target.startswith("mlir") and "mlir" in options["stages"] and not self.settings.backend:
@@ -217,7 +217,7 @@ class Runner:
             reply = self._call("reduce", row.seed, row.index, reduce_options, timeout=2 * REDUCE_SECONDS)
             is_lost = reply.status in (Status.CRASH, Status.TIMEOUT) and reply.at.startswith(OUTCOMES_PREFIX)
             if not is_lost or time.monotonic() - start > 2 * REDUCE_SECONDS:
-                return replies.reduced(row, reply)
+                return replies.with_reduced(row, reply)
             reduce_options["outcomes"] = reply.at.removeprefix(OUTCOMES_PREFIX) + (
                 "+" if str(reply.status) == row.kind else "-"
             )

@@ -16,7 +16,7 @@ from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
 from conformance.run.settings import KEY, read
-from conformance.shapes.files import FOREIGN, below, own_suite
+from conformance.shapes.files import OTHER_TOOLS_FILES, own_suite, shape_files
 
 ORDER = {
     "mlcomp_selftest": 1,
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     here = config.invocation_params.dir
-    shapes = below(here / arg.partition("::")[0] for arg in config.args)
+    shapes = shape_files(here / arg.partition("::")[0] for arg in config.args)
     config.stash[RUNNER] = Runner(settings, here, workers, shapes)
     for source in SOURCES:
         if source.word in settings.databases:
@@ -106,7 +106,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile | None:
     """Collect every TOML file that is not another tool's as a shape file."""
-    if file_path.suffix != ".toml" or file_path.name in FOREIGN or file_path.name.startswith("."):
+    if file_path.suffix != ".toml" or file_path.name in OTHER_TOOLS_FILES or file_path.name.startswith("."):
         return None
     shape_file: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
     return shape_file

@@ -40,9 +40,9 @@ FUNCTIONS = {
     "fuzz": "conformance.fuzz.check:fuzz",
     "eager": "conformance.fuzz.check:eager",
     "opinfo": "conformance.opinfo.check:check",
-    "opinfo_entries": "conformance.opinfo.entries:listed",
+    "opinfo_entries": "conformance.opinfo.entries:list_entries",
     "onnx": "conformance.onnx.check:check",
-    "onnx_entries": "conformance.onnx.check:listed",
+    "onnx_entries": "conformance.onnx.check:list_tests",
     "reduce": "conformance.fuzz.reduce:reduce",
     "explain_unknown": "conformance.judge.systems:explain_unknown",
 }

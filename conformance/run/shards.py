@@ -80,7 +80,7 @@ def dump(run: Run, head: Head) -> str:
     """Serialise a shard."""
     facts = {"env": run.env, "seconds": run.seconds, "tier": run.tier, "seed": run.seed, "unfit": run.unfit}
     first = {**rows.to_json(head), **facts, "when": run.when.isoformat()}
-    return "\n".join((json.dumps(first), *map(rows.dumps, run.held))) + "\n"
+    return "\n".join((json.dumps(first), *map(rows.dumps, run.all_rows))) + "\n"
 
 
 def load(folder: Path) -> tuple[Head, Run]:
@@ -89,7 +89,7 @@ def load(folder: Path) -> tuple[Head, Run]:
         first, *others = (folder / ROWS).read_text(encoding="utf-8").splitlines()
         facts: dict[str, Any] = json.loads(first)
         head = rows.from_json(Head, {field.name: facts.pop(field.name) for field in fields(Head)})
-        run = Run.of(map(rows.loads, others), **{**facts, "when": datetime.fromisoformat(facts["when"])})
+        run = Run.from_rows(map(rows.loads, others), **{**facts, "when": datetime.fromisoformat(facts["when"])})
     except OSError as error:
         raise ShardError(f"{folder} has no part of a run: {folder / ROWS} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -115,8 +115,8 @@ def join(parts: Sequence[tuple[Head, Run]]) -> tuple[Head, Run]:
     )  # fmt: skip
     env = {key: " + ".join(dict.fromkeys(str(run.env[key]) for run in runs if run.env[key])) or None
            for key in runs[0].env}  # fmt: skip
-    return whole, Run.of(
-        (row for run in runs for row in run.held), env=env,
+    return whole, Run.from_rows(
+        (row for run in runs for row in run.all_rows), env=env,
         seconds=max(run.seconds for run in runs), tier=runs[0].tier, seed=runs[0].seed,
         unfit="; ".join(dict.fromkeys(run.unfit for run in runs if run.unfit)), when=max(run.when for run in runs),
     )  # fmt: skip

@@ -201,7 +201,7 @@ def to_json(case: Case) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Case:
     """Return the case that `to_json` converted, also after `json.dumps` and `json.loads`."""
     kind: type[Case] = {"Case": Case, "BenchCase": BenchCase}[data["kind"]]
-    values: dict[str, Any] = {item.name: frozen(data[item.name]) for item in fields(kind)}
+    values: dict[str, Any] = {item.name: freeze(data[item.name]) for item in fields(kind)}
     values["args"] = tuple(Arg(**arg) for arg in values["args"])
     values["tolerance"] = Tolerance(**values["tolerance"])
     values["enlarged"] = _points(values["enlarged"])
@@ -211,16 +211,16 @@ def from_json(data: Mapping[str, Any]) -> Case:
     return kind(**values)
 
 
-def _points(listed: Any) -> tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...]:
-    return tuple((values, tuple(Arg(**arg) for arg in args)) for values, args in listed)
+def _points(points: Any) -> tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...]:
+    return tuple((values, tuple(Arg(**arg) for arg in args)) for values, args in points)
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """Convert lists to tuples recursively."""
     match value:
         case list() | tuple():
-            return tuple(frozen(item) for item in value)
+            return tuple(freeze(item) for item in value)
         case Mapping():
-            return {key: frozen(item) for key, item in value.items()}
+            return {key: freeze(item) for key, item in value.items()}
         case _:
             return value

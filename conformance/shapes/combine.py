@@ -23,12 +23,12 @@ def pairwise(counts: Sequence[int], valid: Callable[[Row], bool]) -> list[Row]:
     """
     memo: dict[Row, bool] = {}
 
-    def checked(row: Row) -> bool:
+    def is_valid(row: Row) -> bool:
         if row not in memo:
             memo[row] = valid(row)
         return memo[row]
 
-    first = _complete({}, counts, set(), checked)
+    first = _complete({}, counts, set(), is_valid)
     if first is None:
         return []
     rows = [first]
@@ -37,15 +37,15 @@ def pairwise(counts: Sequence[int], valid: Callable[[Row], bool]) -> list[Row]:
         for i, j in combinations(range(len(counts)), 2)
         for a, b in product(range(counts[i]), range(counts[j]))
     )
-    _close(open_pairs, first)
+    _cover_pairs(open_pairs, first)
     while open_pairs:
         pair = next(iter(open_pairs))
-        row = _complete(dict(pair), counts, open_pairs.keys(), checked)
+        row = _complete(dict(pair), counts, open_pairs.keys(), is_valid)
         if row is None:
             del open_pairs[pair]  # no valid row with this pair was found
         else:
             rows.append(row)
-            _close(open_pairs, row)
+            _cover_pairs(open_pairs, row)
     return rows
 
 
@@ -68,40 +68,44 @@ def _digits(number: int, counts: Sequence[int]) -> Row:
     return tuple(reversed(digits))
 
 
-def _close(open_pairs: dict[Pair, None], row: Row) -> None:
+def _cover_pairs(open_pairs: dict[Pair, None], row: Row) -> None:
     for pair in combinations(enumerate(row), 2):
         open_pairs.pop(pair, None)
 
 
 def _complete(
-    fixed: dict[int, int], counts: Sequence[int], wanted: Collection[Pair], valid: Callable[[Row], bool]
+    fixed: dict[int, int], counts: Sequence[int], uncovered: Collection[Pair], valid: Callable[[Row], bool]
 ) -> Row | None:
     """Return a row with the fixed values that greedily covers most wanted pairs, or a valid row near it, or None."""
     chosen = dict(fixed)
     for factor, count in enumerate(counts):
         if factor not in chosen:
-            gains = [sum(_pair((factor, value), other) in wanted for other in chosen.items()) for value in range(count)]
+            gains = [
+                sum(_pair((factor, value), other) in uncovered for other in chosen.items()) for value in range(count)
+            ]
             chosen[factor] = gains.index(max(gains))
     best = tuple(chosen[factor] for factor in range(len(counts)))
     free = [factor for factor, count in enumerate(counts) if factor not in fixed and count > 1]
-    return next((row for row in _near(best, free, counts) if valid(row)), None)
+    return next((row for row in _neighbours(best, free, counts) if valid(row)), None)
 
 
-def _near(best: Row, free: Sequence[int], counts: Sequence[int]) -> Iterator[Row]:
+def _neighbours(best: Row, free: Sequence[int], counts: Sequence[int]) -> Iterator[Row]:
     """Yield the row, then rows that differ in one and two free factors, then all others or a random sample."""
     yield best
     for width in (1, 2):
         for factors in combinations(free, width):
             for values in product(*(range(counts[factor]) for factor in factors)):
-                yield _with(best, factors, values)
+                yield _with_values(best, factors, values)
     if prod(counts[factor] for factor in free) <= _TRIES:
-        yield from (_with(best, free, values) for values in product(*(range(counts[factor]) for factor in free)))
+        yield from (_with_values(best, free, values) for values in product(*(range(counts[factor]) for factor in free)))
     else:
         draw = random.Random(0)
-        yield from (_with(best, free, [draw.randrange(counts[factor]) for factor in free]) for _ in range(_TRIES))
+        yield from (
+            _with_values(best, free, [draw.randrange(counts[factor]) for factor in free]) for _ in range(_TRIES)
+        )
 
 
-def _with(row: Row, factors: Sequence[int], values: Sequence[int]) -> Row:
+def _with_values(row: Row, factors: Sequence[int], values: Sequence[int]) -> Row:
     changed = list(row)
     for factor, value in zip(factors, values, strict=True):
         changed[factor] = value

@@ -19,7 +19,7 @@ from typing import Any
 from conformance.shapes.expressions import ExpressionError, evaluate, formula, parse_program
 from conformance.shapes.toml_values import Place, any_table, closed_table, is_kind, optional_text, strings, text
 
-GIVEN, TAKEN = "x", "p"  # the argument of a producer, and the name of its result in a consumer
+PRODUCER_ARGUMENT, CONSUMER_ARGUMENT = "x", "p"  # the argument of a producer, and the name of its result in a consumer
 KEYS = (
     "name", "shape", "sizes", "dtypes", "inputs", "targets", "producers", "consumers", "pairs", "triples", "timeout",
 )  # fmt: skip
@@ -54,34 +54,36 @@ class Table:
 
 def cases(place: Place, table: Mapping[str, Any], defaults: Mapping[str, Any], tier: str) -> Iterator[dict[str, Any]]:
     """Yield a table for each composition of the tier; those that no size suits are left out."""
-    given = _checked(place, table, defaults)
-    case = partial(_case, replace(place, case=given.name), given)
-    smoke = set(_smoke(given))
-    every = itertools.product(given.producers, given.consumers)
-    pairs = sorted(every, key=lambda pair: ((pair[0].name, pair[1].name) not in smoke, _rank(given, pair)))
-    full = len(pairs) if given.pairs is None else max(given.pairs, len(smoke))
-    yield from _made(case, [("smoke", *pair) for pair in pairs[: len(smoke)]])
+    checked = _check_table(place, table, defaults)
+    case = partial(_case, replace(place, case=checked.name), checked)
+    smoke = set(_smoke_pairs(checked))
+    all_pairs = itertools.product(checked.producers, checked.consumers)
+    pairs = sorted(all_pairs, key=lambda pair: ((pair[0].name, pair[1].name) not in smoke, _rank(checked, pair)))
+    full = len(pairs) if checked.pairs is None else max(checked.pairs, len(smoke))
+    yield from _existing_cases(case, [("smoke", *pair) for pair in pairs[: len(smoke)]])
     if tier == "smoke":
         return
-    yield from _made(case, [("full", *pair) for pair in pairs[len(smoke) : full]])
-    between = [part for part in given.producers if len(part.args[GIVEN]["shape"]) == len(given.dims)]
-    triples = itertools.product(given.producers, between, given.consumers) if given.triples else ()
-    ranked = sorted(triples, key=lambda triple: _rank(given, triple))
-    yield from itertools.islice(_made(case, (("full", *triple) for triple in ranked)), given.triples)
+    yield from _existing_cases(case, [("full", *pair) for pair in pairs[len(smoke) : full]])
+    middle_parts = [
+        part for part in checked.producers if len(part.args[PRODUCER_ARGUMENT]["shape"]) == len(checked.dims)
+    ]
+    triples = itertools.product(checked.producers, middle_parts, checked.consumers) if checked.triples else ()
+    ranked = sorted(triples, key=lambda triple: _rank(checked, triple))
+    yield from itertools.islice(_existing_cases(case, (("full", *triple) for triple in ranked)), checked.triples)
     if tier == "full":
         return
-    yield from _made(case, [("nightly", *pair) for pair in pairs[full:]])
+    yield from _existing_cases(case, [("nightly", *pair) for pair in pairs[full:]])
 
 
 def _case(place: Place, table: Table, tier: str, first: Part, *others: Part) -> dict[str, Any] | None:
     """Return the case of a chain at the first suitable size, starting from one determined by its name; or None."""
     chain = first
     for k, part in enumerate(others, 1):
-        chain = _composed(chain, part, table.dims, f"_{k}")
+        chain = _compose(chain, part, table.dims, f"_{k}")
     label = f"{table.name}.{chain.name}"
-    number, count = _number(label), len(table.sizes)
-    turned = (dict(zip(table.dims, table.sizes[(number + k) % count], strict=True)) for k in range(count))
-    sizes = next((sizes for sizes in turned if _suits(place, chain, sizes)), None)
+    number, count = _hash_number(label), len(table.sizes)
+    rotated_sizes = (dict(zip(table.dims, table.sizes[(number + k) % count], strict=True)) for k in range(count))
+    sizes = next((sizes for sizes in rotated_sizes if _is_valid_at(place, chain, sizes)), None)
     dtypes = [dtype for dtype in table.dtypes if chain.dtypes is None or dtype in chain.dtypes]
     if sizes is None or not dtypes:
         return None
@@ -91,37 +93,39 @@ def _case(place: Place, table: Table, tier: str, first: Part, *others: Part) -> 
     }  # fmt: skip
 
 
-def _made(case: Callable[..., dict[str, Any] | None], chains: Iterable[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    return (made for made in (case(*chain) for chain in chains) if made is not None)
+def _existing_cases(
+    case: Callable[..., dict[str, Any] | None], chains: Iterable[tuple[Any, ...]]
+) -> Iterator[dict[str, Any]]:
+    return (case_table for case_table in (case(*chain) for chain in chains) if case_table is not None)
 
 
 def _rank(table: Table, chain: Sequence[Part]) -> int:
-    return _number(table.name, *(part.name for part in chain))
+    return _hash_number(table.name, *(part.name for part in chain))
 
 
-def _checked(place: Place, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Table:
-    table = closed_table(place, given, "a compose table", KEYS)
+def _check_table(place: Place, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Table:
+    table = closed_table(place, data, "a compose table", KEYS)
     name = text(place.at("name"), table.get("name"), "every compose table needs a `name`")
     here = replace(place, case=name)
-    dims = strings(here.at("shape"), table.get("shape"), "names of sizes", some=True)
+    dims = strings(here.at("shape"), table.get("shape"), "names of sizes", nonempty=True)
     dtypes = table.get("dtypes", defaults.get("dtypes", ["f32"]))
-    made = Table(
+    checked = Table(
         name, dims, _sizes(here.at("sizes"), table.get("sizes"), dims),
-        strings(here.at("dtypes"), dtypes, "dtypes", some=True),
+        strings(here.at("dtypes"), dtypes, "dtypes", nonempty=True),
         _parts(here.at("producers"), table.get("producers", {}), dims),
         _parts(here.at("consumers"), table.get("consumers", {}), dims),
         _count(here, table, "pairs") if "pairs" in table else None, _count(here, table, "triples"),
         {key: table[key] for key in ("inputs", "targets", "timeout") if key in table},
     )  # fmt: skip
-    for part in made.producers:
-        if GIVEN not in part.args or TAKEN in _names(part.expr):
-            here.at("producers", part.name).fail(f"a producer needs {GIVEN!r} among its `args`")
-    for part in made.consumers:
-        if GIVEN in part.args or TAKEN not in _names(part.expr):
+    for part in checked.producers:
+        if PRODUCER_ARGUMENT not in part.args or CONSUMER_ARGUMENT in _names(part.expr):
+            here.at("producers", part.name).fail(f"a producer needs {PRODUCER_ARGUMENT!r} among its `args`")
+    for part in checked.consumers:
+        if PRODUCER_ARGUMENT in part.args or CONSUMER_ARGUMENT not in _names(part.expr):
             here.at("consumers", part.name).fail(
-                f"a consumer must use {TAKEN!r} and must not have an argument {GIVEN!r}"
+                f"a consumer must use {CONSUMER_ARGUMENT!r} and must not have an argument {PRODUCER_ARGUMENT!r}"
             )
-    return made
+    return checked
 
 
 def _count(place: Place, table: Mapping[str, Any], key: str) -> int:
@@ -133,19 +137,19 @@ def _count(place: Place, table: Mapping[str, Any], key: str) -> int:
 
 def _sizes(place: Place, value: Any, dims: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     rows = value if isinstance(value, list) else []
-    good = [isinstance(row, list) and len(row) == len(dims) and all(is_kind(n, (int,)) and n > 0 for n in row)
+    is_valid = [isinstance(row, list) and len(row) == len(dims) and all(is_kind(n, (int,)) and n > 0 for n in row)
             for row in rows]  # fmt: skip
-    if not rows or not all(good):
+    if not rows or not all(is_valid):
         row = ", ".join("7" for _ in dims)
         place.fail(f"a list of rows such as [{row}] is needed, with a size above 0 for each of {', '.join(dims)}")
     return tuple(map(tuple, rows))
 
 
 def _parts(place: Place, value: Any, dims: Sequence[str]) -> tuple[Part, ...]:
-    found = tuple(_part(place.at(name), name, item, dims) for name, item in any_table(place, value))
-    if not found:
+    parts = tuple(_part(place.at(name), name, item, dims) for name, item in any_table(place, value))
+    if not parts:
         place.fail('there is none; for example flip = { expr = "x.flip(0)", args = { x = ["M", "N"] } }')
-    return found
+    return parts
 
 
 def _part(place: Place, name: str, value: Any, dims: Sequence[str]) -> Part:
@@ -157,60 +161,60 @@ def _part(place: Place, name: str, value: Any, dims: Sequence[str]) -> Part:
         place.at("expr").fail(str(error))
     args: dict[str, dict[str, Any]] = {}
     for key, item in any_table(place.at("args"), table.get("args", {})):
-        if key == TAKEN or key in dims:
+        if key == CONSUMER_ARGUMENT or key in dims:
             place.at("args", key).fail(f"{key!r} is reserved here; choose another name")
         args[key] = {"shape": item} if isinstance(item, list) else dict(any_table(place.at("args", key), item))
     where = optional_text(place.at("where"), table.get("where")) or "True"
-    dtypes = strings(place.at("dtypes"), table["dtypes"], "dtypes", some=True) if "dtypes" in table else None
+    dtypes = strings(place.at("dtypes"), table["dtypes"], "dtypes", nonempty=True) if "dtypes" in table else None
     return Part(name, expr, args, where, dtypes)
 
 
-def _smoke(table: Table) -> Iterator[tuple[str, str]]:
+def _smoke_pairs(table: Table) -> Iterator[tuple[str, str]]:
     """Yield few pairs that contain every part: the n-th parts of both lists, repeating the shorter list."""
     producers, consumers = table.producers, table.consumers
     for k in range(max(len(producers), len(consumers))):
         yield producers[k % len(producers)].name, consumers[k % len(consumers)].name
 
 
-def _composed(before: Part, part: Part, dims: Sequence[str], suffix: str) -> Part:
+def _compose(before: Part, part: Part, dims: Sequence[str], suffix: str) -> Part:
     """Compose two parts: sizes in the first are replaced by those of the second's operand; equal names get a suffix."""
-    taken = GIVEN if GIVEN in part.args else TAKEN
-    inner = part.args[GIVEN]["shape"] if taken == GIVEN else list(dims)
-    there = {dim: f"({size})" for dim, size in zip(dims, inner, strict=True)}
-    renamed = {name: f"{name}{suffix}" for name in part.args if name != taken and name in before.args}
+    operand = PRODUCER_ARGUMENT if PRODUCER_ARGUMENT in part.args else CONSUMER_ARGUMENT
+    inner = part.args[PRODUCER_ARGUMENT]["shape"] if operand == PRODUCER_ARGUMENT else list(dims)
+    replacements = {dim: f"({size})" for dim, size in zip(dims, inner, strict=True)}
+    renamed = {name: f"{name}{suffix}" for name in part.args if name != operand and name in before.args}
     value = f"made{suffix}"
-    lines = _with_last(_replaced(before.expr, there), value)
-    args = {name: _shaped(arg, there) for name, arg in before.args.items()}
-    args |= {renamed.get(name, name): arg for name, arg in part.args.items() if name != taken}
+    lines = _assign_last(_replace_names(before.expr, replacements), value)
+    args = {name: _replace_sizes(arg, replacements) for name, arg in before.args.items()}
+    args |= {renamed.get(name, name): arg for name, arg in part.args.items() if name != operand}
     dtypes = [x for x in (before.dtypes, part.dtypes) if x is not None]
-    both = tuple(x for x in dtypes[0] if all(x in other for other in dtypes)) if dtypes else None
+    common_dtypes = tuple(x for x in dtypes[0] if all(x in other for other in dtypes)) if dtypes else None
     return Part(
         f"{before.name}.{part.name}",
-        f"{lines}\n{_replaced(part.expr, {**renamed, taken: value})}",
+        f"{lines}\n{_replace_names(part.expr, {**renamed, operand: value})}",
         args,
-        f"({_replaced(before.where, there)}) and ({part.where})",
-        both,
+        f"({_replace_names(before.where, replacements)}) and ({part.where})",
+        common_dtypes,
     )
 
 
-def _shaped(arg: Mapping[str, Any], there: Mapping[str, str]) -> dict[str, Any]:
+def _replace_sizes(arg: Mapping[str, Any], replacements: Mapping[str, str]) -> dict[str, Any]:
     """Return an argument with sizes in its shape and in limits of its data replaced by formulas."""
 
-    def said(value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         match value:
             case str():
-                return _replaced(value, there)
+                return _replace_names(value, replacements)
             case list():
-                return [said(item) for item in value]
+                return [replaced(item) for item in value]
         return value
 
-    made = {**arg, "shape": said(arg["shape"])}
-    if isinstance(made.get("inputs"), Mapping) and "below" in made["inputs"]:
-        made["inputs"] = {**made["inputs"], "below": said(made["inputs"]["below"])}
-    return made
+    result = {**arg, "shape": replaced(arg["shape"])}
+    if isinstance(result.get("inputs"), Mapping) and "below" in result["inputs"]:
+        result["inputs"] = {**result["inputs"], "below": replaced(result["inputs"]["below"])}
+    return result
 
 
-def _replaced(source: str, names: Mapping[str, str]) -> str:
+def _replace_names(source: str, names: Mapping[str, str]) -> str:
     """Replace names in Python text by expressions."""
 
     class Replace(ast.NodeTransformer):
@@ -220,7 +224,7 @@ def _replaced(source: str, names: Mapping[str, str]) -> str:
     return ast.unparse(Replace().visit(ast.parse(source)))
 
 
-def _with_last(source: str, name: str) -> str:
+def _assign_last(source: str, name: str) -> str:
     """Assign the value of the last line to a name."""
     *lines, last = ast.parse(source).body
     assert isinstance(last, ast.Expr), "checked when the part was read"
@@ -231,7 +235,7 @@ def _names(source: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
 
 
-def _suits(place: Place, chain: Part, sizes: Mapping[str, int]) -> bool:
+def _is_valid_at(place: Place, chain: Part, sizes: Mapping[str, int]) -> bool:
     """Return whether a chain is valid at these sizes: its filter holds, and all sizes are at least 1."""
     try:
         shapes = [size for arg in chain.args.values() for size in arg["shape"]]
@@ -241,5 +245,5 @@ def _suits(place: Place, chain: Part, sizes: Mapping[str, int]) -> bool:
         place.fail(f"{chain.name}: {error}")
 
 
-def _number(*words: str) -> int:
+def _hash_number(*words: str) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest(), "big")

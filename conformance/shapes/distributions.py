@@ -47,10 +47,10 @@ def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | 
         return None
     if dtype == "bool":
         return None if kind in INDICES else inputs if kind in _EVERY_TYPE else {"kind": "bool"}
-    return _whole(inputs) if kind in ("normal", "uniform") else inputs
+    return _as_integers(inputs) if kind in ("normal", "uniform") else inputs
 
 
-def _whole(inputs: Mapping[str, Value]) -> Mapping[str, Value]:
+def _as_integers(inputs: Mapping[str, Value]) -> Mapping[str, Value]:
     """Return a distribution of integers in about the same range."""
     match inputs:
         case {"kind": "uniform", "low": low, "high": high}:
@@ -75,12 +75,12 @@ def parse(layout: str) -> tuple[str, tuple[int, ...]] | None:
     >>> parse("strided(-1, 2)"), parse("strided"), parse("diagonal")
     (('strided', (-1, 2)), None, None)
     """
-    found = re.fullmatch(r"(\w+)(?:\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\))?", layout)
-    if found is None or found[1] not in LAYOUTS:
+    match = re.fullmatch(r"(\w+)(?:\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\))?", layout)
+    if match is None or match[1] not in LAYOUTS:
         return None
-    numbers = tuple(int(number) for number in found[2].split(",")) if found[2] else ()
-    positive = found[1] not in ("strided", "offset") or numbers[-1:] > (0,)
-    return (found[1], numbers) if len(numbers) == LAYOUTS[found[1]][0] and positive else None
+    numbers = tuple(int(number) for number in match[2].split(",")) if match[2] else ()
+    positive = match[1] not in ("strided", "offset") or numbers[-1:] > (0,)
+    return (match[1], numbers) if len(numbers) == LAYOUTS[match[1]][0] and positive else None
 
 
 def fits(layout: str, shape: tuple[int, ...]) -> bool:

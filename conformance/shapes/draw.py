@@ -24,25 +24,25 @@ class Draw:
     generator: torch.Generator
 
     @property
-    def wide(self) -> torch.dtype:
+    def drawing_dtype(self) -> torch.dtype:
         """The dtype to draw in."""
         return torch.float64 if self.dtype is torch.float64 else torch.float32
 
     def normal(self) -> Tensor:
         """Draw standard normal numbers."""
-        return torch.randn(self.shape, dtype=self.wide, generator=self.generator)
+        return torch.randn(self.shape, dtype=self.drawing_dtype, generator=self.generator)
 
     def uniform(self) -> Tensor:
         """Draw numbers in [0, 1)."""
-        return torch.rand(self.shape, dtype=self.wide, generator=self.generator)
+        return torch.rand(self.shape, dtype=self.drawing_dtype, generator=self.generator)
 
-    def whole(self, low: int, high: int) -> Tensor:
+    def integers(self, low: int, high: int) -> Tensor:
         """Draw integers, both limits included."""
         return torch.randint(low, high + 1, self.shape, generator=self.generator)
 
     def full(self, value: float) -> Tensor:
         """Fill with one value."""
-        return torch.full(self.shape, value, dtype=self.wide)
+        return torch.full(self.shape, value, dtype=self.drawing_dtype)
 
 
 def tensor(inputs: Mapping[str, Value], draw: Draw) -> Tensor:
@@ -56,19 +56,19 @@ def normal(draw: Draw, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 
 def uniform(draw: Draw, low: float = -1.0, high: float = 1.0) -> Tensor:
-    return _below(draw.uniform() * (high - low) + low, low, high, draw.dtype)
+    return _round_below(draw.uniform() * (high - low) + low, low, high, draw.dtype)
 
 
 def integers(draw: Draw, low: int = -3, high: int = 3) -> Tensor:
     """Draw integers so small that their sums and products are exact in f32; unsigned dtypes start at 0."""
     floor = low if draw.dtype.is_floating_point else max(low, torch.iinfo(draw.dtype).min)
-    return draw.whole(min(floor, high), high)
+    return draw.integers(min(floor, high), high)
 
 
 def positive(draw: Draw) -> Tensor:
     if not draw.dtype.is_floating_point:
-        return draw.whole(1, 7)
-    return _below(draw.uniform() * 3.875 + 0.125, 0.125, 4.0, draw.dtype)
+        return draw.integers(1, 7)
+    return _round_below(draw.uniform() * 3.875 + 0.125, 0.125, 4.0, draw.dtype)
 
 
 def unit(draw: Draw) -> Tensor:
@@ -87,8 +87,8 @@ def big_offset(draw: Draw, offset: float = 1000.0) -> Tensor:
     return draw.normal() + offset
 
 
-def in_order(draw: Draw, descending: bool = False) -> Tensor:
-    values = draw.normal() if draw.dtype.is_floating_point else draw.whole(0, 100)
+def sorted_values(draw: Draw, descending: bool = False) -> Tensor:
+    values = draw.normal() if draw.dtype.is_floating_point else draw.integers(0, 100)
     return torch.sort(values, dim=-1, descending=descending).values if draw.shape else values
 
 
@@ -97,8 +97,8 @@ def one_hot(draw: Draw) -> Tensor:
     if not draw.shape:
         return hot + 1
     if hot.numel():
-        place = torch.randint(0, draw.shape[-1], (*draw.shape[:-1], 1), generator=draw.generator)
-        hot.scatter_(-1, place, 1.0)
+        position = torch.randint(0, draw.shape[-1], (*draw.shape[:-1], 1), generator=draw.generator)
+        hot.scatter_(-1, position, 1.0)
     return hot
 
 
@@ -109,7 +109,7 @@ def denormal(draw: Draw) -> Tensor:
 
 def huge(draw: Draw) -> Tensor:
     largest = torch.finfo(draw.dtype).max
-    sign = draw.whole(0, 1) * 2 - 1
+    sign = draw.integers(0, 1) * 2 - 1
     return (draw.uniform().double() * (7 / 16) + 1 / 16) * largest * sign
 
 
@@ -125,16 +125,16 @@ def specials(draw: Draw) -> Tensor:
         return values
     special = _special_values(draw.dtype)
     first = int(torch.randint(len(special), (), generator=draw.generator))
-    listed = cycle([*special[first:], *special[:first]])
+    special_cycle = cycle([*special[first:], *special[:first]])
     rows = values.view(-1, values.shape[-1]) if values.dim() > 1 else values.view(1, -1)
     corners = [[i for i in (*_CORNERS, size - 1) if i < size] for size in rows.shape]
     if rows.shape[0] == 1:
-        places = [(0, column) for column in dict.fromkeys(corners[1])]
+        positions = [(0, column) for column in dict.fromkeys(corners[1])]
     else:
-        places = list(zip(dict.fromkeys(corners[0]), cycle(corners[1])))
-    for row, column in places:
-        rows[row, column] = next(listed)
-    rows[-1, -1] = next(listed)
+        positions = list(zip(dict.fromkeys(corners[0]), cycle(corners[1])))
+    for row, column in positions:
+        rows[row, column] = next(special_cycle)
+    rows[-1, -1] = next(special_cycle)
     return values
 
 
@@ -158,11 +158,11 @@ def extremes(draw: Draw) -> Tensor:
     else:
         info = torch.iinfo(draw.dtype)
         powers = [sign * 2**bits for bits in (0, 7, 8, 15, 24, 31, 53, 63) for sign in (1, -1)]
-        ends = {power + beside for power in powers for beside in (-1, 0, 1)}
+        limits = {power + delta for power in powers for delta in (-1, 0, 1)}
         others = {3, 7, -7, info.max // 2, info.min // 2, info.max - 1}
-        listed = sorted(n for n in ends | others if info.min <= n <= info.max)
-        values = torch.tensor(listed, dtype=draw.dtype)
-    return values[draw.whole(0, len(values) - 1)]
+        in_range = sorted(n for n in limits | others if info.min <= n <= info.max)
+        values = torch.tensor(in_range, dtype=draw.dtype)
+    return values[draw.integers(0, len(values) - 1)]
 
 
 def _negative_nan(dtype: torch.dtype) -> Tensor:
@@ -185,7 +185,7 @@ def index(draw: Draw, below: int, unique_along: int | str = "no", negative: bool
     wide[unique_along] = below
     order = torch.rand(wide, generator=draw.generator).argsort(dim=unique_along)
     order = order.narrow(unique_along, 0, draw.shape[unique_along])
-    flip = draw.whole(0, 1) * below if negative else 0
+    flip = draw.integers(0, 1) * below if negative else 0
     return order - flip
 
 
@@ -194,14 +194,14 @@ def invalid_index(draw: Draw, below: int, wraps: bool = False) -> Tensor:
 
     With `wraps`, negative indices count from the end and are valid.
     """
-    made = index(draw, below)
+    valid = index(draw, below)
     least, most = torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max
-    listed = (below, below + 1, 10**9, -below - 1, -(10**9), *([] if wraps else [-1, -below]))
-    bad = torch.tensor([x for x in listed if least <= x <= most])
-    which = torch.rand(draw.shape, generator=draw.generator) < 1 / 8
-    if which.numel():
-        which.view(-1)[int(torch.randint(0, which.numel(), (), generator=draw.generator))] = True
-    return torch.where(which, bad[torch.randint(0, len(bad), draw.shape, generator=draw.generator)], made)
+    candidates = (below, below + 1, 10**9, -below - 1, -(10**9), *([] if wraps else [-1, -below]))
+    invalid = torch.tensor([x for x in candidates if least <= x <= most])
+    is_invalid = torch.rand(draw.shape, generator=draw.generator) < 1 / 8
+    if is_invalid.numel():
+        is_invalid.view(-1)[int(torch.randint(0, is_invalid.numel(), (), generator=draw.generator))] = True
+    return torch.where(is_invalid, invalid[torch.randint(0, len(invalid), draw.shape, generator=draw.generator)], valid)
 
 
 def boolean(draw: Draw, p: float = 0.5) -> Tensor:
@@ -209,10 +209,10 @@ def boolean(draw: Draw, p: float = 0.5) -> Tensor:
 
 
 def choice(draw: Draw, values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=draw.dtype)[draw.whole(0, len(values) - 1)]
+    return torch.tensor(values, dtype=draw.dtype)[draw.integers(0, len(values) - 1)]
 
 
-def _below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tensor:
+def _round_below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tensor:
     """Round values to the dtype, and replace those that reach the open upper limit by the lower one."""
     if not dtype.is_floating_point or high <= low:
         return values
@@ -223,7 +223,7 @@ def _below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tenso
 KINDS: Mapping[str, Callable[..., Tensor]] = {
     "normal": normal, "uniform": uniform, "integers": integers, "zeros": lambda draw: draw.full(0.0),
     "ones": lambda draw: draw.full(1.0), "positive": positive, "unit": unit, "prob": prob, "simplex": simplex,
-    "big_offset": big_offset, "sorted": in_order, "one_hot": one_hot, "denormal": denormal, "huge": huge,
+    "big_offset": big_offset, "sorted": sorted_values, "one_hot": one_hot, "denormal": denormal, "huge": huge,
     "specials": specials, "extremes": extremes, "index": index, "invalid_index": invalid_index,
     "bool": boolean, "choice": choice,
 }  # fmt: skip

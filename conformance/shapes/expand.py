@@ -21,21 +21,21 @@ from conformance.shapes.cases import (
     Value,
     Xfail,
     case_id,
-    frozen,
+    freeze,
     kind_of,
     matches,
     token,
 )
 from conformance.shapes.combine import cross, pairwise
 from conformance.shapes.distributions import fits, for_dtype
-from conformance.shapes.expressions import ExpressionError, evaluate, formula, quoted
+from conformance.shapes.expressions import ExpressionError, evaluate, formula, quote
 from conformance.shapes.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileError, XfailSpec
 from conformance.shapes.toml_values import line_below
 
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
-_EXTREME = frozenset({"specials", "extremes", "huge", "denormal"})  # distributions
-MANY = 1 << 17  # fewest elements of an enlarged row
+_EXTREME_DISTRIBUTIONS = frozenset({"specials", "extremes", "huge", "denormal"})  # distributions
+ENLARGED_ELEMENTS = 1 << 17  # fewest elements of an enlarged row
 PAIRWISE_LIMIT = 10_000
 
 
@@ -62,21 +62,21 @@ def benches(shape_file: ShapeFile, tier: str = "smoke") -> tuple[BenchCase, ...]
 
 def first_choice(spec: CaseSpec) -> Choice:
     """Return the choice of all first values."""
-    values = {name: listed[0] for name, listed in (*spec.dims.items(), *spec.params.items())}
+    values = {name: choices[0] for name, choices in (*spec.dims.items(), *spec.params.items())}
     return {**values, "dtype": spec.dtypes[0], "layout": spec.layouts[0], "inputs": next(iter(spec.inputs))}
 
 
 def _expand_case(spec: CaseSpec, tier: str, enlarged: bool) -> Iterator[Case]:
     seen: dict[str, Case] = {}
-    for of_tier, choice in _choices(spec, tier):
-        row = _build(spec, choice, of_tier)
+    for row_tier, choice in _choices(spec, tier):
+        row = _build(spec, choice, row_tier)
         if enlarged and not any(row.enlarged for row in seen.values()):
-            row = dataclasses.replace(row, enlarged=tuple(_enlarged(spec, choice)))
+            row = dataclasses.replace(row, enlarged=tuple(_enlarged_sizes(spec, choice)))
         if repr((row.dims, row.params)) != repr((seen.setdefault(row.id, row).dims, seen[row.id].params)):
             raise _error(spec, f"two rows have the id {row.id!r}; write their values so that they differ in letters")
     if not seen:
         raise _error(spec, "no row is left: every combination is excluded by `where`, a layout or a distribution")
-    for row in _checked_as_timed(spec):
+    for row in _checks_of_benchmarks(spec):
         seen.setdefault(row.id, row)
     for row in _gradients(spec, tuple(seen.values())):
         seen[row.id] = row
@@ -90,14 +90,16 @@ def _gradients(spec: CaseSpec, rows: tuple[Case, ...]) -> Iterator[Case]:
     """
     if not spec.grad:
         return
-    ordinary = [row for row in rows if row.dtype in FLOATS and row.distribution not in _EXTREME and not row.large]
-    kept = [row for row in ordinary if any(arg.name in spec.grad and arg.dtype in FLOATS for arg in row.args)]
-    if ordinary and not kept:
+    candidates = [
+        row for row in rows if row.dtype in FLOATS and row.distribution not in _EXTREME_DISTRIBUTIONS and not row.large
+    ]
+    eligible = [row for row in candidates if any(arg.name in spec.grad and arg.dtype in FLOATS for arg in row.args)]
+    if candidates and not eligible:
         raise _error(spec, "grad: no argument that is no weight is of a floating type", "grad")
-    if not kept:
+    if not eligible:
         raise _error(spec, "grad: there is no row of a floating type and of ordinary data", "grad")
-    for row in kept:
-        tier = row.tier if row is kept[0] or row.tier != "smoke" else "full"
+    for row in eligible:
+        tier = row.tier if row is eligible[0] or row.tier != "smoke" else "full"
         yield dataclasses.replace(row, id=row.id.replace("[", ".grad[", 1), grad=spec.grad, tier=tier, enlarged=())
 
 
@@ -110,21 +112,21 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
         return {key: value for values, index in zip(factors, row, strict=True) for key, value in values[index].items()}
 
     def valid(row: tuple[int, ...]) -> bool:
-        return _valid(spec, choice(row))
+        return _is_valid(spec, choice(row))
 
     if spec.combine == "cross":
         if (total := math.prod(counts)) > CROSS_LIMIT:
             raise _error(spec, f'the cross product has {total} rows; use combine = "pairwise" or shorter lists')
-        chosen = [choice(row) for row in cross(counts, valid, CROSS_LIMIT, spec.name)]
+        choices = [choice(row) for row in cross(counts, valid, CROSS_LIMIT, spec.name)]
     else:
-        if (least := math.prod(sorted(counts)[-2:])) > PAIRWISE_LIMIT:
-            raise _error(spec, f"every pair of values in some row takes {least} rows or more; use shorter lists")
-        chosen = [choice(row) for row in pairwise(counts, valid)]
-    _check_used(spec, chosen)
+        if (fewest := math.prod(sorted(counts)[-2:])) > PAIRWISE_LIMIT:
+            raise _error(spec, f"every pair of values in some row takes {fewest} rows or more; use shorter lists")
+        choices = [choice(row) for row in pairwise(counts, valid)]
+    _check_used(spec, choices)
     first, rest = (spec.tier, spec.tier) if spec.tier else ("smoke", "full")
-    leading = {id(row) for row in {row["dtype"]: row for row in reversed(chosen)}.values()}  # the first of each dtype
-    yield from ((first if id(row) in leading else rest, row) for row in chosen)
-    yield from ((rest, _with_zero(spec, name, chosen)) for name in spec.zero if chosen)
+    leading = {id(row) for row in {row["dtype"]: row for row in reversed(choices)}.values()}  # the first of each dtype
+    yield from ((first if id(row) in leading else rest, row) for row in choices)
+    yield from ((rest, _with_zero(spec, name, choices)) for name in spec.zero if choices)
     if tier == "nightly":
         yield from (("nightly", choice(row)) for row in cross(counts, valid, NIGHTLY_LIMIT, spec.name))
 
@@ -139,7 +141,7 @@ def _factors(spec: CaseSpec) -> list[list[Choice]]:
         return heads + tail
     length = max((len(values) for values in lists.values()), default=1)
     if odd := [name for name, values in lists.items() if len(values) not in (1, length)]:
-        raise _error(spec, f'combine = "zip" needs lists of one length, {length} or 1; {quoted(odd)} differ')
+        raise _error(spec, f'combine = "zip" needs lists of one length, {length} or 1; {quote(odd)} differ')
     rows: list[Choice] = [{name: values[row % len(values)] for name, values in lists.items()} for row in range(length)]
     return [rows, *tail]
 
@@ -148,16 +150,16 @@ def _tail(spec: CaseSpec) -> Mapping[str, tuple[str, ...]]:
     return {"dtype": spec.dtypes, "layout": spec.layouts, "inputs": tuple(spec.inputs)}
 
 
-def _check_used(spec: CaseSpec, chosen: list[Choice]) -> None:
-    if spec.where is None and chosen:
+def _check_used(spec: CaseSpec, choices: list[Choice]) -> None:
+    if spec.where is None and choices:
         for key, values in _tail(spec).items():
-            if lost := [value for value in values if all(row[key] != value for row in chosen)]:
-                why = f"{key} {quoted(lost)} fits no row: no argument has the rank or the element type for it"
+            if unused := [value for value in values if all(row[key] != value for row in choices)]:
+                why = f"{key} {quote(unused)} fits no row: no argument has the rank or the element type for it"
                 raise _error(spec, why)
 
 
-def _enlarged(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Arg, ...]]]:
-    """Yield larger sizes with which the arguments have between MANY and 64 * MANY elements, and these arguments.
+def _enlarged_sizes(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Arg, ...]]]:
+    """Yield larger sizes, which give arguments ENLARGED_ELEMENTS to 64 times as many elements, and these arguments.
 
     The keys are names of dims and params or, for literal sizes in shapes, the old size. The expression may not be valid
     for all of them.
@@ -166,28 +168,28 @@ def _enlarged(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Ar
         return
     shapes = [arg.shape for arg in spec.args]
     names = [name for name in (*spec.dims, *spec.params) if name in spec.dims or name in shapes]
-    plain = sorted({size for shape in shapes for size in shape if isinstance(size, int) and size > 1})
-    for grown in dict.fromkeys([*((name,) for name in names), tuple(names), *((size,) for size in plain)]):
-        for doublings in range(1, MANY.bit_length()):
-            sizes: dict[Value, Value] = {k: _doubled(choice.get(str(k), k), doublings) for k in grown}
-            there: Choice = {**choice, **{str(k): size for k, size in sizes.items() if k in choice}}
-            resized = dataclasses.replace(spec, args=tuple(_resized(arg, sizes) for arg in spec.args))
-            args = _arguments(resized, there) if _targets(spec, there) else None
+    literal_sizes = sorted({size for shape in shapes for size in shape if isinstance(size, int) and size > 1})
+    for keys in dict.fromkeys([*((name,) for name in names), tuple(names), *((size,) for size in literal_sizes)]):
+        for doublings in range(1, ENLARGED_ELEMENTS.bit_length()):
+            sizes: dict[Value, Value] = {k: _double(choice.get(str(k), k), doublings) for k in keys}
+            enlarged_choice: Choice = {**choice, **{str(k): size for k, size in sizes.items() if k in choice}}
+            resized = dataclasses.replace(spec, args=tuple(_with_sizes(arg, sizes) for arg in spec.args))
+            args = _arguments(resized, enlarged_choice) if _targets(spec, enlarged_choice) else None
             count = sum(math.prod(arg.shape) for arg in args or ())
-            if count >= MANY:
-                if args is not None and count <= 64 * MANY:
+            if count >= ENLARGED_ELEMENTS:
+                if args is not None and count <= 64 * ENLARGED_ELEMENTS:
                     yield {str(key): size for key, size in sizes.items()}, args
                 break
 
 
-def _resized(arg: ArgSpec, sizes: Mapping[Value, Value]) -> ArgSpec:
+def _with_sizes(arg: ArgSpec, sizes: Mapping[Value, Value]) -> ArgSpec:
     """Return the argument with literal sizes of its shape replaced."""
     if isinstance(arg.shape, str):
         return arg
     return dataclasses.replace(arg, shape=tuple(sizes.get(n, n) if isinstance(n, int) else n for n in arg.shape))
 
 
-def _doubled(size: Value, times: int) -> Value:
+def _double(size: Value, times: int) -> Value:
     """Return a size, or a list with its first size, doubled `times` times."""
     match size:
         case int():
@@ -197,16 +199,16 @@ def _doubled(size: Value, times: int) -> Value:
     return size
 
 
-def _with_zero(spec: CaseSpec, name: str, chosen: list[Choice]) -> Choice:
-    emptied = ({**row, name: 0} for row in chosen)
-    found = next((row for row in emptied if _valid(spec, row)), None)
-    if found is None:
+def _with_zero(spec: CaseSpec, name: str, choices: list[Choice]) -> Choice:
+    candidates = ({**row, name: 0} for row in choices)
+    valid = next((row for row in candidates if _is_valid(spec, row)), None)
+    if valid is None:
         why = f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out"
         raise _error(spec, why, "dims", "zero")
-    return found
+    return valid
 
 
-def _valid(spec: CaseSpec, choice: Choice) -> bool:
+def _is_valid(spec: CaseSpec, choice: Choice) -> bool:
     return bool(_targets(spec, choice)) and _arguments(spec, choice) is not None
 
 
@@ -217,8 +219,8 @@ def _targets(spec: CaseSpec, choice: Choice) -> tuple[str, ...]:
     scope = {**_scope(spec, choice), **{key: choice[key] for key in ("dtype", "layout", "inputs")}}
     code, used = _formula(spec, ("where",), spec.where, {**scope, "target": ""})
 
-    def holds(**known: Value) -> bool:
-        return bool(_evaluate(spec, ("where",), str(spec.where), code, {**scope, **known}))
+    def holds(**target_names: Value) -> bool:
+        return bool(_evaluate(spec, ("where",), str(spec.where), code, {**scope, **target_names}))
 
     if "target" not in used:
         return spec.targets if holds() else ()
@@ -232,33 +234,33 @@ def _scope(spec: CaseSpec, choice: Choice) -> dict[str, Value]:
 def _arguments(spec: CaseSpec, choice: Choice) -> tuple[Arg, ...] | None:
     """Return the arguments of a row; None if its layout suits no argument or its distribution does not apply."""
     scope = _scope(spec, choice)
-    layout, taken = choice["layout"], choice["layout"] == "contig"
-    made = []
+    layout, layout_used = choice["layout"], choice["layout"] == "contig"
+    arguments = []
     for arg in spec.args:
         shape = _shape(spec, arg, scope)
         dtype = _dtype(spec, arg, choice)
-        takes = not arg.constant and layout in arg.layouts and fits(layout, shape)
-        taken = taken or takes
+        has_layout = not arg.constant and layout in arg.layouts and fits(layout, shape)
+        layout_used = layout_used or has_layout
         inputs = _inputs(spec, arg, choice, dtype, shape, scope)
         if inputs is None:
             return None
         axes = _axes(spec, arg, len(shape))
-        made.append(Arg(arg.name, shape, dtype, layout if takes else "contig", inputs, arg.constant, axes))
-    return tuple(made) if taken else None
+        arguments.append(Arg(arg.name, shape, dtype, layout if has_layout else "contig", inputs, arg.constant, axes))
+    return tuple(arguments) if layout_used else None
 
 
 def _shape(spec: CaseSpec, arg: ArgSpec, scope: Mapping[str, Value]) -> tuple[int, ...]:
-    at = ("args", arg.name, "shape")
-    what = _shown(at)
-    sizes = _number(spec, at, arg.shape, scope) if isinstance(arg.shape, str) else arg.shape
+    keys = ("args", arg.name, "shape")
+    key_text = _key_text(keys)
+    sizes = _number(spec, keys, arg.shape, scope) if isinstance(arg.shape, str) else arg.shape
     if not isinstance(sizes, tuple):
-        why = f"{what} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes"
-        raise _error(spec, why, *at)
-    shape = tuple(_number(spec, at, size, scope) for size in sizes)
+        why = f"{key_text} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes"
+        raise _error(spec, why, *keys)
+    shape = tuple(_number(spec, keys, size, scope) for size in sizes)
     if wrong := [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 0]:
-        named = {key: scope[key] for key in spec.dims}
-        why = f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)"
-        raise _error(spec, why, *at)
+        dims = {key: scope[key] for key in spec.dims}
+        why = f"{key_text} {arg.shape} holds {wrong[0]!r} for {dims}; sizes are whole numbers >= 0 (add a `where`?)"
+        raise _error(spec, why, *keys)
     return shape
 
 
@@ -270,10 +272,12 @@ def _axes(spec: CaseSpec, arg: ArgSpec, rank: int) -> tuple[str, ...]:
         why = f"args.{arg.name}: a shape in a dynamic case is a list of sizes, not one string"
         raise _error(spec, why, "args", arg.name)
     names = {name: 2 for name in spec.dynamic}
-    known = {**spec.consts, **dict.fromkeys((*spec.dims, *spec.params), 2), **names}
+    scope = {**spec.consts, **dict.fromkeys((*spec.dims, *spec.params), 2), **names}
     texts = [s if isinstance(s, str) else "" for s in arg.shape]
-    made = [t if t and _formula(spec, ("args", arg.name, "shape"), t, known)[1] & names.keys() else "" for t in texts]
-    return tuple(made) if any(made) and len(made) == rank else ()
+    formulas = [
+        t if t and _formula(spec, ("args", arg.name, "shape"), t, scope)[1] & names.keys() else "" for t in texts
+    ]
+    return tuple(formulas) if any(formulas) and len(formulas) == rank else ()
 
 
 def _dynamic(spec: CaseSpec, choice: Choice) -> Dynamic | None:
@@ -282,17 +286,17 @@ def _dynamic(spec: CaseSpec, choice: Choice) -> Dynamic | None:
         return None
     points = []
     for k in range(max(len(spec.dims[name]) for name in spec.dynamic)):
-        moved = {name: spec.dims[name][k % len(spec.dims[name])] for name in spec.dynamic}
-        args = _arguments(spec, {**choice, **moved}) if _targets(spec, {**choice, **moved}) else None
+        sizes = {name: spec.dims[name][k % len(spec.dims[name])] for name in spec.dynamic}
+        args = _arguments(spec, {**choice, **sizes}) if _targets(spec, {**choice, **sizes}) else None
         if args is not None:
-            points.append((moved, args))
+            points.append((sizes, args))
     return Dynamic(spec.dynamic, tuple(points))
 
 
 def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
     name = choice["dtype"] if arg.dtype is None else choice.get(arg.dtype, spec.consts.get(arg.dtype, arg.dtype))
     if name not in DTYPES:
-        why = f"args.{arg.name}: {name!r} is not a dtype; the dtypes are {quoted(DTYPES)}"
+        why = f"args.{arg.name}: {name!r} is not a dtype; the dtypes are {quote(DTYPES)}"
         raise _error(spec, why, "args", arg.name, "dtype")
     return str(name)
 
@@ -301,22 +305,24 @@ def _inputs(
     spec: CaseSpec, arg: ArgSpec, choice: Choice, dtype: str, shape: tuple[int, ...], scope: Mapping[str, Value]
 ) -> Mapping[str, Value] | None:
     """Return an argument's distribution with evaluated options; None if it does not apply to its dtype or shape."""
-    given: Mapping[str, Value] = spec.inputs[choice["inputs"]]
+    distribution: Mapping[str, Value] = spec.inputs[choice["inputs"]]
     if arg.inputs is not None:
-        given = arg.inputs
+        distribution = arg.inputs
     elif arg.low is not None or arg.high is not None:
         limits = {key: value for key, value in (("low", arg.low), ("high", arg.high)) if value is not None}
-        given = {"kind": "uniform" if dtype in FLOATS else "integers", **limits}
+        distribution = {"kind": "uniform" if dtype in FLOATS else "integers", **limits}
     elif arg.dtype is not None and dtype not in FLOATS:
-        given = {"kind": "bool" if dtype == "bool" else "integers"}
-    at = ("args", arg.name, "inputs")
-    options = {key: value if key == "kind" else _number(spec, at, value, scope) for key, value in given.items()}
-    worked = for_dtype(options, dtype)
-    if worked is not None and worked["kind"] == "index":
-        axis = worked.get("unique_along")
-        needed = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else 1
-        return worked if 0 in shape or needed <= worked["below"] else None
-    return worked
+        distribution = {"kind": "bool" if dtype == "bool" else "integers"}
+    keys = ("args", arg.name, "inputs")
+    options = {
+        key: value if key == "kind" else _number(spec, keys, value, scope) for key, value in distribution.items()
+    }
+    adapted = for_dtype(options, dtype)
+    if adapted is not None and adapted["kind"] == "index":
+        axis = adapted.get("unique_along")
+        fewest = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else 1
+        return adapted if 0 in shape or fewest <= adapted["below"] else None
+    return adapted
 
 
 def _number(spec: CaseSpec, keys: Keys, value: Value, scope: Mapping[str, Value]) -> Value:
@@ -333,9 +339,9 @@ def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
     tail = (choice["dtype"], choice["layout"], choice["inputs"])
     dims = {name: choice[name] for name in spec.dims}
     params = {name: choice[name] for name in spec.params}
-    shown = {name: "dyn" if name in spec.dynamic else size for name, size in dims.items()}
+    id_dims = {name: "dyn" if name in spec.dynamic else size for name, size in dims.items()}
     return Case(
-        id=case_id(spec.name, shown, params, tail), file=spec.file, line=spec.line, suite=spec.suite, op=spec.op,
+        id=case_id(spec.name, id_dims, params, tail), file=spec.file, line=spec.line, suite=spec.suite, op=spec.op,
         expr=spec.expr, args=args, dims=dims, params=params, consts=spec.consts, dtype=choice["dtype"],
         layout=choice["layout"], distribution=choice["inputs"], targets=targets, tier=tier, tolerance=spec.tolerance,
         xfail=_xfail(spec, choice), timeout=spec.timeout, module=spec.module, init=spec.init,
@@ -347,25 +353,25 @@ def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
 def _xfail(spec: CaseSpec, choice: Choice) -> tuple[Xfail, ...]:
     scope = {**_scope(spec, choice), **{key: choice[key] for key in ("dtype", "layout", "inputs")}}
 
-    def applies(listed: XfailSpec) -> bool:
-        if listed.dtype not in ("*", choice["dtype"]):
+    def applies(entry: XfailSpec) -> bool:
+        if entry.dtype not in ("*", choice["dtype"]):
             return False
-        if listed.where is None:
+        if entry.where is None:
             return True
-        at = ("xfail", f"{listed.target}.{listed.dtype}", "where")
-        return bool(_evaluate(spec, at, listed.where, _formula(spec, at, listed.where, scope)[0], scope))
+        keys = ("xfail", f"{entry.target}.{entry.dtype}", "where")
+        return bool(_evaluate(spec, keys, entry.where, _formula(spec, keys, entry.where, scope)[0], scope))
 
-    return tuple(listed.expected for listed in spec.xfail if applies(listed))
+    return tuple(entry.expected for entry in spec.xfail if applies(entry))
 
 
 def _bench_case(spec: CaseSpec, perf: PerfSpec) -> Iterator[BenchCase]:
-    for choice, tier, targets in _timed(spec, perf):
+    for choice, tier, targets in _timed_choices(spec, perf):
         case = _build_unfiltered(spec, choice, tier, targets)
         values = {item.name: getattr(case, item.name) for item in dataclasses.fields(case)}
         yield BenchCase(**values, vs=perf.vs, budget=perf.budget, family=_family(spec, choice))
 
 
-def _timed(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[str, ...]]]:
+def _timed_choices(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[str, ...]]]:
     """Yield the benchmark rows, each in every dtype, with the tier and the targets that time that dtype."""
     for row in perf.rows:
         for dtype in dict.fromkeys(dtype for dtypes in perf.dtypes.values() for dtype in dtypes):
@@ -373,16 +379,16 @@ def _timed(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[
             yield choice, row.tier, tuple(target for target, dtypes in perf.dtypes.items() if dtype in dtypes)
 
 
-def _checked_as_timed(spec: CaseSpec) -> Iterator[Case]:
+def _checks_of_benchmarks(spec: CaseSpec) -> Iterator[Case]:
     """Yield checks of the benchmark rows, at sizes around theirs."""
     if spec.perf is None or spec.perf.checked is None:
         return
     checked = spec.perf.checked
-    for choice, _, targets in _timed(spec, spec.perf):
+    for choice, _, targets in _timed_choices(spec, spec.perf):
         for deltas in itertools.product(*checked.around.values()):
-            moved = {name: choice[name] + delta for name, delta in zip(checked.around, deltas, strict=True)}
-            if kept := tuple(t for t in targets if any(matches(wanted, t) for wanted in checked.targets)):
-                row = _build_unfiltered(spec, {**choice, **moved}, checked.tier, kept)
+            sizes = {name: choice[name] + delta for name, delta in zip(checked.around, deltas, strict=True)}
+            if row_targets := tuple(t for t in targets if any(matches(selector, t) for selector in checked.targets)):
+                row = _build_unfiltered(spec, {**choice, **sizes}, checked.tier, row_targets)
                 yield dataclasses.replace(row, large=True)
 
 
@@ -392,13 +398,13 @@ def _build_unfiltered(spec: CaseSpec, choice: Choice, tier: str, targets: tuple[
 
 def _family(spec: CaseSpec, choice: Choice) -> str:
     """Return the family's name with names in braces replaced by their values; by default the file's name."""
-    known = {name: token(choice[name]) for name in (*spec.dims, *spec.params, "dtype")}
+    values = {name: token(choice[name]) for name in (*spec.dims, *spec.params, "dtype")}
 
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in known:
-            why = f"family {spec.family!r} names {found[1]!r}, no dim or param; known are {quoted(known)}"
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            why = f"family {spec.family!r} names {match[1]!r}, no dim or param; known are {quote(values)}"
             raise _error(spec, why, "family")
-        return known[found[1]]
+        return values[match[1]]
 
     return re.sub(r"\{(\w+)\}", value, spec.family or spec.suite)
 
@@ -415,17 +421,17 @@ def _formula(spec: CaseSpec, keys: Keys, text: str, names: Mapping[str, Value]) 
     try:
         return formula(text, names.keys())
     except ExpressionError as error:
-        raise _error(spec, f"{_shown(keys)}: {error}", *keys) from None
+        raise _error(spec, f"{_key_text(keys)}: {error}", *keys) from None
 
 
 def _evaluate(spec: CaseSpec, keys: Keys, text: str, code: CodeType, scope: Mapping[str, Value]) -> Value:
     try:
-        return frozen(evaluate(code, scope))
+        return freeze(evaluate(code, scope))
     except ExpressionError as error:
-        raise _error(spec, f"{_shown(keys)} {text!r}: {error}", *keys) from None
+        raise _error(spec, f"{_key_text(keys)} {text!r}: {error}", *keys) from None
 
 
-def _shown(keys: Keys) -> str:
+def _key_text(keys: Keys) -> str:
     *table, key = keys
     return f"{'.'.join(table)}: {key}" if table else key
 

@@ -55,21 +55,21 @@ def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]
 @functools.lru_cache(maxsize=4096)  # cases of a file repeat the same formulas
 def _formula(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
     if len(text) > FORMULA_LIMIT:
-        raise ExpressionError(f"{shortened(text)!r} has {len(text)} characters; the limit is {FORMULA_LIMIT}")
+        raise ExpressionError(f"{shorten(text)!r} has {len(text)} characters; the limit is {FORMULA_LIMIT}")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        used = _checked(text, tree, names)
-        bounded = ast.fix_missing_locations(_Bounded().visit(tree))
+        used = _check_nodes(text, tree, names)
+        bounded = ast.fix_missing_locations(_BoundedOperators().visit(tree))
         return compile(bounded, "<shape file>", "eval"), used
     except SyntaxError as error:
         raise ExpressionError(f"{text!r} is not an expression: {error.msg}") from None
     except ExpressionError:
         raise
     except (ValueError, RecursionError, MemoryError):  # NUL bytes, or brackets nested too deep
-        raise ExpressionError(f"{shortened(text)!r} cannot be parsed as a Python expression") from None
+        raise ExpressionError(f"{shorten(text)!r} cannot be parsed as a Python expression") from None
 
 
-def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozenset[str]:
+def _check_nodes(text: str, tree: ast.Expression, names: frozenset[str]) -> frozenset[str]:
     """Check a formula and return the names that it uses."""
     for node in ast.walk(tree):
         plain_call = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and not node.keywords)
@@ -79,19 +79,19 @@ def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozense
             )
     used = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
     if unknown := sorted(used - names):
-        raise ExpressionError(f"{text!r} names {quoted(unknown)}, but only {quoted(sorted(names))} are defined")
+        raise ExpressionError(f"{text!r} names {quote(unknown)}, but only {quote(sorted(names))} are defined")
     return used
 
 
 def evaluate(code: CodeType, scope: Mapping[str, Value]) -> Value:
     """Evaluate a compiled formula."""
     try:
-        return eval(code, {"__builtins__": {}, **FUNCTIONS, **_BOUNDED}, dict(scope))
+        return eval(code, {"__builtins__": {}, **FUNCTIONS, **_BOUNDED_FUNCTIONS}, dict(scope))
     except (ArithmeticError, TypeError, LookupError, ValueError) as error:
         raise ExpressionError(f"{type(error).__name__}: {error}") from None
 
 
-class _Bounded(ast.NodeTransformer):
+class _BoundedOperators(ast.NodeTransformer):
     """Replaces powers, products and remainders by calls of functions that limit the size of results."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
@@ -107,9 +107,9 @@ def _power(base: Value, exponent: Value) -> Value:
 
 
 def _product(a: Value, b: Value) -> Value:
-    for one, other in ((a, b), (b, a)):
-        if isinstance(one, tuple | list | str) and isinstance(other, int) and len(one) * other > ITEMS_LIMIT:
-            raise ValueError(f"a sequence of {len(one) * other} items is too long; the limit is {ITEMS_LIMIT}")
+    for sequence, count in ((a, b), (b, a)):
+        if isinstance(sequence, tuple | list | str) and isinstance(count, int) and len(sequence) * count > ITEMS_LIMIT:
+            raise ValueError(f"a sequence of {len(sequence) * count} items is too long; the limit is {ITEMS_LIMIT}")
     if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > BITS_LIMIT:
         raise ValueError("a product is too large")
     return a * b
@@ -122,10 +122,10 @@ def _remainder(a: Value, b: Value) -> Value:
 
 
 # These names contain spaces, so that no expression can refer to them.
-_BOUNDED = {"power of": _power, "product of": _product, "remainder of": _remainder}
+_BOUNDED_FUNCTIONS = {"power of": _power, "product of": _product, "remainder of": _remainder}
 
 
-def shortened(text: str, most: int = 60) -> str:
+def shorten(text: str, most: int = 60) -> str:
     """Return the beginning of a text, for a message."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -137,12 +137,12 @@ def names_in_program(text: str, args: Collection[str], values: Collection[str]) 
     known = set(args) | set(values) | RESERVED
     if unknown := sorted(loaded - bound - known):
         raise ExpressionError(
-            f"the expression uses {quoted(unknown)}; in scope are {quoted(sorted(set(args) | set(values)))}, "
+            f"the expression uses {quote(unknown)}; in scope are {quote(sorted(set(args) | set(values)))}, "
             "torch, F, nn, math, dtype and the dtype names"
         )
     if clash := sorted(bound & (set(values) | RESERVED)):
         raise ExpressionError(
-            f"the expression assigns {quoted(clash)}, a name with a meaning of its own; choose another"
+            f"the expression assigns {quote(clash)}, a name with a meaning of its own; choose another"
         )
     return frozenset(loaded)
 
@@ -158,7 +158,7 @@ def program_source(name: str, text: str, args: Collection[str], values: Mapping[
     last = tree.body[-1]
     body = [*tree.body[:-1], ast.Return(last.value)]
     lines = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in body)
-    return f"def {_identifier(name)}({', '.join(args)}):\n" + _indented(lines)
+    return f"def {_identifier(name)}({', '.join(args)}):\n" + _indent(lines)
 
 
 def literal(value: Value) -> str:
@@ -178,7 +178,7 @@ def literal(value: Value) -> str:
             return repr(value)
 
 
-def quoted(names: Collection[str]) -> str:
+def quote(names: Collection[str]) -> str:
     """Join quoted names, for a message."""
     return ", ".join(repr(name) for name in names) or "nothing"
 
@@ -198,12 +198,12 @@ def parse_program(text: str) -> ast.Module:
     if len(text) > PROGRAM_LIMIT:
         raise ExpressionError(f"the expression has {len(text)} characters; the limit is {PROGRAM_LIMIT}")
     try:
-        tree = ast.parse(_dedented(text))
+        tree = ast.parse(_dedent(text))
         if len(text) > SHALLOW:
             ast.unparse(tree)  # `program_source` will do so; its recursion limit is lower than the parser's
     except SyntaxError as error:
-        where = shortened((error.text or "").strip(), 200)
-        raise ExpressionError(f"the expression is not Python: {error.msg} at {where!r}") from None
+        place = shorten((error.text or "").strip(), 200)
+        raise ExpressionError(f"the expression is not Python: {error.msg} at {place!r}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"the expression cannot be parsed as Python: {type(error).__name__}") from None
     if not tree.body or not isinstance(tree.body[-1], ast.Expr):
@@ -218,7 +218,7 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
     return loaded, parameters | {node.id for node in names if not isinstance(node.ctx, ast.Load)}
 
 
-def _dedented(text: str) -> str:
+def _dedent(text: str) -> str:
     # Lines within brackets may have any indentation, so only the common margin is removed.
     lines = text.strip("\n").splitlines()
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
@@ -230,5 +230,5 @@ def _identifier(name: str) -> str:
     return plain if plain.isidentifier() and plain not in RESERVED else f"f_{plain}"
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())

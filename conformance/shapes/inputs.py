@@ -22,7 +22,7 @@ from conformance.shapes import draw, modules
 from conformance.shapes.cases import FLOATS, Arg, Case, seed
 from conformance.shapes.distributions import parse
 from conformance.shapes.expressions import program_source
-from conformance.shapes.toml_values import CaseError, briefly
+from conformance.shapes.toml_values import CaseError, one_line
 
 DTYPES = modules.DTYPES
 Function = Callable[..., Any]  # from tensors to a tensor or a nested structure of tensors
@@ -31,13 +31,13 @@ Function = Callable[..., Any]  # from tensors to a tensor or a nested structure 
 def fault(case: Case, run_seed: int = 0) -> CaseError | None:
     """Return an error if PyTorch itself cannot run the case; else None."""
     try:
-        made, arguments = bind(case, make(case, run_seed))
+        program, arguments = bind(case, make(case, run_seed))
         with torch.no_grad():
-            made(*arguments)
+            program(*arguments)
     except CaseError as error:
         return error
     except Exception as error:  # the case's program may raise anything
-        return CaseError(case, "expr", f"PyTorch itself does not run it: {briefly(error)}")
+        return CaseError(case, "expr", f"PyTorch itself does not run it: {one_line(error)}")
     return None
 
 
@@ -47,33 +47,35 @@ def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Ten
     A gradient case also gets a weight for each floating-point result, `weight_of_N`. Raises CaseError.
     """
     try:
-        made = {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
-        weights = _weights(case, tuple(made.values())) if case.grad else ()
-        return made | {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in weights}
+        tensors = {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+        weights = _weights(case, tuple(tensors.values())) if case.grad else ()
+        return tensors | {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in weights}
     except (RuntimeError, MemoryError) as error:  # usually out of memory
-        raise CaseError(case, "args", f"PyTorch cannot make them: {briefly(error)}") from error
+        raise CaseError(case, "args", f"PyTorch cannot make them: {one_line(error)}") from error
 
 
 def _weights(case: Case, tensors: Sequence[Tensor]) -> Iterator[Arg]:
     """Yield the gradients with respect to the results of a case, as arguments: integers if the inputs are integers."""
     names = {dtype: name for name, dtype in DTYPES.items()}
-    whole = case.distribution == "integers"
-    for n, y in enumerate(pytree.tree_leaves(traced(function(case), tensors))):
+    is_integer = case.distribution == "integers"
+    for n, y in enumerate(pytree.tree_leaves(trace_shapes(function(case), tensors))):
         if isinstance(y, Tensor) and y.is_floating_point():
-            drawn = {"kind": "integers", "low": -3, "high": 3} if whole else {"kind": "normal", "mean": 0, "std": 1}
-            yield Arg(f"weight_of_{n}", tuple(y.shape), names[y.dtype], inputs=drawn)
+            distribution = (
+                {"kind": "integers", "low": -3, "high": 3} if is_integer else {"kind": "normal", "mean": 0, "std": 1}
+            )
+            yield Arg(f"weight_of_{n}", tuple(y.shape), names[y.dtype], inputs=distribution)
 
 
 def function(case: Case) -> Function:
     """Return the case's program as a function of all its tensors."""
-    text, calls = _parts(case)
+    text, calls = _source_and_modules(case)
     file = f"<{case.file}::{case.id}>"
     # So that tracebacks and torch's tracer can show the source lines.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope: dict[str, object] = {**modules.SCOPE, **modules.made(case, calls)}
-    made: dict[str, Function] = {}
-    exec(compile(text, file, "exec"), scope, made)
-    return next(iter(made.values()))
+    scope: dict[str, object] = {**modules.SCOPE, **modules.make_modules(case, calls)}
+    defined: dict[str, Function] = {}
+    exec(compile(text, file, "exec"), scope, defined)
+    return next(iter(defined.values()))
 
 
 def source(case: Case) -> str:
@@ -81,81 +83,81 @@ def source(case: Case) -> str:
 
     The modules that it makes are referred to by the names in `module_calls`.
     """
-    return _parts(case)[0]
+    return _source_and_modules(case)[0]
 
 
 def module_calls(case: Case) -> dict[str, str]:
     """Return the calls that make the modules of the case's text, by the modules' names."""
-    return _parts(case)[1]
+    return _source_and_modules(case)[1]
 
 
-def _parts(case: Case) -> tuple[str, dict[str, str]]:
+def _source_and_modules(case: Case) -> tuple[str, dict[str, str]]:
     values = {**case.dims, **case.params, **case.consts, "dtype": case.dtype}
-    return modules.taken_out(program_source(case.op, case.expr, [arg.name for arg in case.args], values))
+    return modules.extract_modules(program_source(case.op, case.expr, [arg.name for arg in case.args], values))
 
 
 def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:
     """Return the callable and inputs for the compiler; constant arguments become weights of a module."""
-    made = function(case)
+    bound = function(case)
     rest = {name: tensor for name, tensor in tensors.items() if name not in case.constants}
     if case.constants:
-        made = Bound(made, tuple(tensors), {name: tensors[name] for name in case.constants}).eval()
+        bound = BoundModule(bound, tuple(tensors), {name: tensors[name] for name in case.constants}).eval()
     if case.grad:
         free = [arg for arg in case.args if not arg.constant]
-        moving = tuple(n for n, arg in enumerate(free) if moves(case, arg))
-        made = Derived(made, len(free), moving)
+        differentiable = tuple(n for n, arg in enumerate(free) if is_differentiated(case, arg))
+        bound = Gradients(bound, len(free), differentiable)
     if case.mutates:
-        made = _on_copies(made, tuple(list(rest).index(name) for name in case.mutates))
-    return made, tuple(rest.values())
+        bound = _on_copies(bound, tuple(list(rest).index(name) for name in case.mutates))
+    return bound, tuple(rest.values())
 
 
-def moves(case: Case, arg: Arg) -> bool:
+def is_differentiated(case: Case, arg: Arg) -> bool:
     """Return whether the gradient of an argument is compared."""
     return arg.name in case.grad and arg.dtype in FLOATS
 
 
-def _on_copies(inner: Function, written: Sequence[int]) -> Function:
+def _on_copies(inner: Function, mutated: Sequence[int]) -> Function:
     """Convert a program that mutates arguments to one that mutates copies and returns these as well."""
 
     @functools.wraps(inner)
     def pure(*arguments: Tensor) -> tuple[Any, list[Tensor]]:
-        copies = [x.clone() if n in written else x for n, x in enumerate(arguments)]
-        return inner(*copies), [copies[n] for n in written]
+        copies = [x.clone() if n in mutated else x for n, x in enumerate(arguments)]
+        return inner(*copies), [copies[n] for n in mutated]
 
     return pure
 
 
-class Derived:
+class Gradients:
     """The gradients of a function of `count` arguments; called with these and then a weight for each result."""
 
     def __init__(self, inner: Function, count: int, moving: tuple[int, ...]) -> None:
-        self.inner, self.count, self.moving = inner, count, moving
+        self.inner, self.count, self.differentiable = inner, count, moving
         self.gradients = compiler.gradient(inner, count, moving)
 
     def __call__(self, *given: Tensor) -> Any:
         return self.gradients(*given)
 
     @property
-    def widened(self) -> Function:
+    def in_f64(self) -> Function:
         """The gradients with the module's weights converted to f64."""
         inner = copy.deepcopy(self.inner).double() if isinstance(self.inner, nn.Module) else self.inner
-        return compiler.gradient(inner, self.count, self.moving)
+        return compiler.gradient(inner, self.count, self.differentiable)
 
 
-class Bound(nn.Module):
+class BoundModule(nn.Module):
     """A module that calls a function with some of its arguments held as weights."""
 
     def __init__(self, inner: Function, names: Sequence[str], weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.inner = inner
-        self.places = tuple((names.index(name), f"weight_{name}") for name in sorted(weights, key=names.index))
+        self.positions = tuple((names.index(name), f"weight_{name}") for name in sorted(weights, key=names.index))
         for name, weight in weights.items():
             self.register_buffer(f"weight_{name}", weight)
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the function with inputs and weights in their positions."""
         args = list(inputs)
-        for place, name in self.places:
+        for place, name in self.positions:
             args.insert(place, getattr(self, name))
         return self.inner(*args)
 
@@ -168,12 +170,12 @@ def tensor(arg: Arg, arg_seed: int, blank: bool = False) -> Tensor:
     if name == "expanded" and shape[numbers[0]]:
         shape[numbers[0]] = 1
     if blank:
-        return laid_out(torch.empty(shape, dtype=DTYPES[arg.dtype]), arg.layout, arg.shape)
+        return with_layout(torch.empty(shape, dtype=DTYPES[arg.dtype]), arg.layout, arg.shape)
     dense = draw.tensor(arg.inputs, draw.Draw(tuple(shape), DTYPES[arg.dtype], generator))
-    return laid_out(dense, arg.layout, arg.shape)
+    return with_layout(dense, arg.layout, arg.shape)
 
 
-def laid_out(dense: Tensor, layout: str, shape: tuple[int, ...]) -> Tensor:
+def with_layout(dense: Tensor, layout: str, shape: tuple[int, ...]) -> Tensor:
     """Return the values stored in the layout."""
     name, numbers = parse(layout) or ("contig", ())
     match name:
@@ -215,11 +217,11 @@ def _poison(like: Tensor, count: int) -> Tensor:
 def clone_storage(tensor: Tensor, **changes: Any) -> Tensor:
     """Copy a tensor with its whole storage, strides and offset; `changes` are arguments of `Tensor.to`."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    whole = tensor.as_strided((count,), (1,), 0).to(copy=True, **changes)
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    storage = tensor.as_strided((count,), (1,), 0).to(copy=True, **changes)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def traced(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> Any:
+def trace_shapes(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> Any:
     """Return the function's results for fake tensors: dtypes, shapes and the strides that torch.compile promises.
 
     These strides are not always those of eager's kernels. With `dynamic`, sizes and strides are symbolic, and the
@@ -235,21 +237,23 @@ def strides(x: Tensor) -> list[int]:
     return [int(step) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
 
 
-Place = tuple[list[int], int]  # strides and offset
+StridesAndOffset = tuple[list[int], int]  # strides and offset
 
 
-def promised(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> list[Place] | None:
+def predicted_layouts(
+    function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False
+) -> list[StridesAndOffset] | None:
     """Return `strides` and offset of each result as predicted by tracing; None if the function cannot be traced.
 
     A result may have these or eager's.
     """
     try:
-        leaves = pytree.tree_leaves(traced(function, list(map(clone_storage, tensors)), dynamic=dynamic))
+        leaves = pytree.tree_leaves(trace_shapes(function, list(map(clone_storage, tensors)), dynamic=dynamic))
         return [(strides(y), int(y.storage_offset())) if isinstance(y, Tensor) else ([], 0) for y in leaves]
     except Exception:  # of any part of torch
         return None
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
+def widen(x: torch.Tensor) -> torch.Tensor:
     """Convert floating-point tensors to f64; others are unchanged."""
     return x.double() if x.is_floating_point() else x

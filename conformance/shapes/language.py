@@ -20,7 +20,9 @@ class Model(nn.Module):
 
     def __init__(self, config: str, layers: int = 0) -> None:
         super().__init__()
-        self.model = importlib.import_module("transformers").AutoModelForCausalLM.from_config(made(config, layers))
+        self.model = importlib.import_module("transformers").AutoModelForCausalLM.from_config(
+            make_configuration(config, layers)
+        )
         caches = importlib.import_module("transformers.cache_utils")
         self._cache, self._layer = caches.Cache, caches.StaticLayer
 
@@ -43,14 +45,14 @@ class Model(nn.Module):
         return layer
 
 
-def made(config: str, layers: int = 0) -> Any:
+def make_configuration(config: str, layers: int = 0) -> Any:
     """Return a configuration of transformers, with this number of layers unless it is 0."""
     library = importlib.import_module("transformers")
     if config.startswith("{"):
-        known = json.loads(config)
-        found = library.AutoConfig.for_model(known.pop("model_type"), **known)
+        options = json.loads(config)
+        configuration = library.AutoConfig.for_model(options.pop("model_type"), **options)
     else:
-        found = library.AutoConfig.from_pretrained(config)
+        configuration = library.AutoConfig.from_pretrained(config)
     if layers:
-        found.num_hidden_layers = layers
-    return found
+        configuration.num_hidden_layers = layers
+    return configuration

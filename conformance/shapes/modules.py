@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conformance.shapes.cases import Case, seed
-from conformance.shapes.toml_values import CaseError, briefly
+from conformance.shapes.toml_values import CaseError, one_line
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -26,25 +26,25 @@ DTYPES = {
 }  # fmt: skip
 NAMED = "module"  # the name in a program of the module that its case names
 SCOPE: Mapping[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}
-_MAKER = 2**62  # seeds of weights are reduced modulo this
+_SEED_MODULUS = 2**62  # seeds of weights are reduced modulo this
 
 
-def taken_out(text: str) -> tuple[str, dict[str, str]]:
+def extract_modules(text: str) -> tuple[str, dict[str, str]]:
     """Replace calls in a program that make modules from literals by names; returns the text and the calls by name.
 
-    >>> print(*taken_out("def f(x):\\n    return nn.Linear(3, 4)(x) + torch.nn.Linear(len(x), 4)(x)"))
+    >>> print(*extract_modules("def f(x):\\n    return nn.Linear(3, 4)(x) + torch.nn.Linear(len(x), 4)(x)"))
     def f(x):
         return module0(x) + torch.nn.Linear(len(x), 4)(x) {'module0': 'nn.Linear(3, 4)'}
     """
     if "nn." not in text:
         return text, {}
     tree = ast.parse(text)
-    taking = _TakeOut({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
-    made = taking.visit(tree)
-    return (ast.unparse(made), taking.calls) if taking.calls else (text, {})
+    extractor = _ModuleExtractor({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+    rewritten = extractor.visit(tree)
+    return (ast.unparse(rewritten), extractor.calls) if extractor.calls else (text, {})
 
 
-class _TakeOut(ast.NodeTransformer):
+class _ModuleExtractor(ast.NodeTransformer):
     def __init__(self, taken: set[str]) -> None:
         self.calls: dict[str, str] = {}
         self._taken = taken
@@ -65,77 +65,77 @@ class _TakeOut(ast.NodeTransformer):
 def _is_module(function: ast.expr) -> bool:
     match function:
         case ast.Attribute(ast.Name("nn") | ast.Attribute(ast.Name("torch"), "nn"), name):
-            found = getattr(nn, name, None)
-            return isinstance(found, type) and issubclass(found, nn.Module)
+            attribute = getattr(nn, name, None)
+            return isinstance(attribute, type) and issubclass(attribute, nn.Module)
     return False
 
 
-def made(case: Case, calls: Mapping[str, str]) -> dict[str, nn.Module]:
+def make_modules(case: Case, calls: Mapping[str, str]) -> dict[str, nn.Module]:
     """Make all modules of a case, by name, in the case's dtype, in evaluation mode and without gradients."""
-    found = {name: _made(case, name, _constructor(case, call)) for name, call in calls.items()}
+    modules = {name: _make_module(case, name, _constructor(case, call)) for name, call in calls.items()}
     if case.module is not None:
-        found[NAMED] = _made(case, NAMED, lambda: _class(case)(**case.init))
-    return found
+        modules[NAMED] = _make_module(case, NAMED, lambda: _class(case)(**case.init))
+    return modules
 
 
-def of(function: Callable[..., Any]) -> dict[str, nn.Module]:
+def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
     """Return the modules that a case's function uses, by their names in its text."""
-    text: Any = getattr(function, "__wrapped__", function)
-    while hasattr(text, "inner"):
-        text = text.inner
-    held = getattr(text, "__globals__", {})
-    return {name: value for name, value in held.items() if isinstance(value, nn.Module)}
+    inner: Any = getattr(function, "__wrapped__", function)
+    while hasattr(inner, "inner"):
+        inner = inner.inner
+    scope = getattr(inner, "__globals__", {})
+    return {name: value for name, value in scope.items() if isinstance(value, nn.Module)}
 
 
 def _constructor(case: Case, call: str) -> Callable[[], object]:
     return lambda: eval(compile(call, f"<{case.file}>", "eval"), dict(SCOPE))
 
 
-def _made(case: Case, name: str, constructor: Callable[[], object]) -> nn.Module:
-    what = "init" if name == NAMED else "expr"
+def _make_module(case: Case, name: str, constructor: Callable[[], object]) -> nn.Module:
+    key = "init" if name == NAMED else "expr"
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed(case, name) % _MAKER)
+        torch.manual_seed(seed(case, name) % _SEED_MODULUS)
         try:
             module = constructor()
         except CaseError:
             raise
         except Exception as error:  # a constructor may raise anything
-            raise CaseError(case, what, f"the module cannot be made: {briefly(error)}") from error
+            raise CaseError(case, key, f"the module cannot be made: {one_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise CaseError(case, "module", f"{case.module} makes a {type(module).__name__}, no torch.nn.Module")
     try:
         return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
     except TypeError as error:
-        raise CaseError(case, what, f"a module has no weights of {case.dtype}: {briefly(error)}") from error
+        raise CaseError(case, key, f"a module has no weights of {case.dtype}: {one_line(error)}") from error
 
 
 def _class(case: Case) -> Callable[..., object]:
     """Import the class that `module` names; raises CaseError."""
     package, _, attribute = str(case.module).partition(":")
-    with beside(case):
+    with import_path(case):
         try:
-            found: object = importlib.import_module(package)
+            value: object = importlib.import_module(package)
             for word in attribute.split("."):
-                found = getattr(found, word)
+                value = getattr(value, word)
         except Exception as error:  # importing runs arbitrary code
-            raise CaseError(case, "module", f"{case.module} cannot be had: {briefly(error)}") from error
-    if not callable(found):
-        raise CaseError(case, "module", f"{case.module} is a {type(found).__name__}, which cannot be called")
-    return found
+            raise CaseError(case, "module", f"{case.module} cannot be had: {one_line(error)}") from error
+    if not callable(value):
+        raise CaseError(case, "module", f"{case.module} is a {type(value).__name__}, which cannot be called")
+    return value
 
 
 @contextmanager
-def beside(case: Case) -> Iterator[None]:
+def import_path(case: Case) -> Iterator[None]:
     """Put the folder of the case's shape file first on the import path, as Python does for a script's folder."""
     folder, root = Path(case.file).parent, str(case.module).partition(":")[0].partition(".")[0]
-    own = [str(path) for path in (folder / f"{root}.py", folder / root / "__init__.py") if path.exists()]
-    if own and getattr(sys.modules.get(root), "__file__", None) not in own:
+    candidates = [str(path) for path in (folder / f"{root}.py", folder / root / "__init__.py") if path.exists()]
+    if candidates and getattr(sys.modules.get(root), "__file__", None) not in candidates:
         # A module of this name in another folder was imported before.
         for name in [name for name in sys.modules if name.partition(".")[0] == root]:
             del sys.modules[name]
-    before = list(sys.path)
+    previous_path = list(sys.path)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        sys.path[:] = before
+        sys.path[:] = previous_path

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from conformance.shapes import compose, models
-from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
+from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, freeze, kind_of, token
 from conformance.shapes.distributions import LAYOUTS, OPTIONS, parse
-from conformance.shapes.expressions import quoted
+from conformance.shapes.expressions import quote
 from conformance.shapes.scope import check_names
 from conformance.shapes.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.shapes.toml_values import (
     Place,
-    among,
     any_table,
     flag,
     is_kind,
-    keyed,
+    known_table,
     nearest,
+    one_of,
     optional_number,
     optional_text,
     strings,
@@ -38,31 +38,36 @@ VALUES_LIMIT = 1_000  # most values of a dim or param
 def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> ShapeFile:
     """Check the contents of a file; compositions are limited to those of the tier."""
     place = Place(path, text)
-    keyed(place, data, "the file")
+    known_table(place, data, "the file")
     if data.get("format") != 1:
-        found = f"this one has {data['format']!r}" if "format" in data else "this one has none"
-        place.at("format").fail(f"a shape file starts with `format = 1`; {found}")
-    defaults = keyed(place.at("defaults"), data.get("defaults", {}), "the defaults")
-    timed = keyed(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
-    known = _distributions(place.at("distributions"), data.get("distributions", {}))
+        actual = f"this one has {data['format']!r}" if "format" in data else "this one has none"
+        place.at("format").fail(f"a shape file starts with `format = 1`; {actual}")
+    defaults = known_table(place.at("defaults"), data.get("defaults", {}), "the defaults")
+    perf_defaults = known_table(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
+    distributions = _distributions(place.at("distributions"), data.get("distributions", {}))
     entries = data.get("case", [])
-    tables, whole = data.get("compose", []), data.get("model", [])
-    if not all(isinstance(x, list) for x in (entries, tables, whole)) or not entries + tables + whole:
+    compose_tables, model_tables = data.get("compose", []), data.get("model", [])
+    if (
+        not all(isinstance(x, list) for x in (entries, compose_tables, model_tables))
+        or not entries + compose_tables + model_tables
+    ):
         place.at("case").fail("there is no [[case]]; add one")
     cases: dict[str, CaseSpec] = {}
-    written = _listed(place, "case", entries, lambda here, entry: [keyed(here, entry, "a case")])
-    composed = _listed(place, "compose", tables, lambda here, table: compose.cases(here, table, defaults, tier))
-    for here, entry in (*written, *composed, *_listed(place, "model", whole, models.cases)):
-        own = {**defaults, **entry}
-        if isinstance(own.get("perf"), dict):
-            own["perf"] = {**timed, **own["perf"]}
-        for spec in _case(here, own, known):
+    case_tables = _expand_tables(place, "case", entries, lambda here, entry: [known_table(here, entry, "a case")])
+    composed = _expand_tables(
+        place, "compose", compose_tables, lambda here, table: compose.cases(here, table, defaults, tier)
+    )
+    for here, entry in (*case_tables, *composed, *_expand_tables(place, "model", model_tables, models.cases)):
+        merged = {**defaults, **entry}
+        if isinstance(merged.get("perf"), dict):
+            merged["perf"] = {**perf_defaults, **merged["perf"]}
+        for spec in _case(here, merged, distributions):
             if (earlier := cases.setdefault(spec.name, spec)) is not spec:
                 here.at("name").fail(f"the case in line {earlier.line} has the same name {spec.name!r}; choose another")
     return ShapeFile(path, Path(path).stem, tuple(cases.values()))
 
 
-def _listed(
+def _expand_tables(
     place: Place, kind: str, tables: list[Any], cases: Callable[[Place, Any], Iterable[dict[str, Any]]]
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yield the cases of all tables of a kind, each with the place of its table for errors."""
@@ -71,17 +76,19 @@ def _listed(
         yield from ((here, case) for case in cases(here, table))
 
 
-def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:
+def _case(place: Place, data: Mapping[str, Any], distributions: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:
     """Return the cases of an entry: one, or one per word of `ops`."""
     if "ops" not in data:
-        return [_one_case(place, data, "", known)]
+        return [_one_case(place, data, "", distributions)]
     words = strings(place.at("ops"), data["ops"], "words for {op}")
     if "op" in data:
         place.at("op").fail("`op` and `ops` exclude each other; `ops` names the op of each repetition")
-    return [_one_case(place, {"name": "{op}", **data}, word, known) for word in words]
+    return [_one_case(place, {"name": "{op}", **data}, word, distributions) for word in words]
 
 
-def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str, Mapping[str, Value]]) -> CaseSpec:
+def _one_case(
+    place: Place, data: Mapping[str, Any], op: str, distributions: Mapping[str, Mapping[str, Value]]
+) -> CaseSpec:
     name = text(place.at("name"), data.get("name"), "every case needs a `name`").replace("{op}", op)
     if not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
         place.at("name").fail(
@@ -94,7 +101,7 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
     dims, zero = _dims(here.at("dims"), data.get("dims", {}))
     constants = strings(here.at("constants"), data.get("constants", []), "names of args")
     args = tuple(
-        _arg(here.at("args", key), key, item, layouts, key in constants, known)
+        _arg(here.at("args", key), key, item, layouts, key in constants, distributions)
         for key, item in any_table(here.at("args"), data.get("args", {}))
     )
     spec = CaseSpec(
@@ -107,7 +114,7 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         combine=word(here, data, "combine", COMBINE) or "pairwise",
         dtypes=_dtypes(here.at("dtypes"), data.get("dtypes", ["f32"])),
         layouts=layouts or tuple(dict.fromkeys(item for arg in args for item in arg.layouts)) or ("contig",),
-        inputs=_inputs(here.at("inputs"), data.get("inputs", ["normal"]), known),
+        inputs=_inputs(here.at("inputs"), data.get("inputs", ["normal"]), distributions),
         targets=_targets(here.at("targets"), data.get("targets", list(KINDS))), tier=word(here, data, "tier", TIERS),
         family=_family(here.at("family"), data.get("family"), op),
         tolerance=_tolerance(here.at("tolerance"), data.get("tolerance", {})),
@@ -127,7 +134,7 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         here.at("raises").fail("exceptions are checked at each stage; remove `entry`")
     if spec.dynamic and "perf" in data:
         here.at("perf").fail("`dynamic` cannot be combined with `perf`; put `perf` into a separate case")
-    spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)
+    spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, distributions) if "perf" in data else None)
     check_names(here, spec, constants)
     return spec
 
@@ -138,18 +145,18 @@ def _arg(
     data: Any,
     layouts: tuple[str, ...] | None,
     constant: bool,
-    known: Mapping[str, Mapping[str, Value]],
+    distributions: Mapping[str, Mapping[str, Value]],
 ) -> ArgSpec:
-    table = keyed(place, data, "an argument")
+    table = known_table(place, data, "an argument")
     shape = table.get("shape")
     if not isinstance(shape, str) and not (
         isinstance(shape, list) and all(is_kind(size, (int, str)) for size in shape)
     ):
         place.at("shape").fail('a `shape` is needed: a list of ints, dim names or arithmetic such as ["B", "2*N", 1]')
-    own = _layouts(place.at("layout"), table["layout"]) if "layout" in table else None
+    own_layouts = _layouts(place.at("layout"), table["layout"]) if "layout" in table else None
     inputs = None
     if "inputs" in table:
-        inputs = _distribution(place.at("inputs"), table["inputs"], known)
+        inputs = _distribution(place.at("inputs"), table["inputs"], distributions)
         if "low" in table or "high" in table:
             place.at("inputs").fail("`low` and `high` already choose a distribution; put them into `inputs`")
     limits = {key: table[key] for key in ("low", "high") if key in table}
@@ -157,9 +164,9 @@ def _arg(
         if not is_kind(limit, (*_NUMBER, str)):
             place.at(key).fail(f"{limit!r} is not a number or an arithmetic expression")
     return ArgSpec(
-        name=name, shape=frozen(shape), dtype=optional_text(place.at("dtype"), table.get("dtype")),
-        layouts=() if constant else own or layouts or (), inputs=inputs, low=limits.get("low"), high=limits.get("high"),
-        constant=constant,
+        name=name, shape=freeze(shape), dtype=optional_text(place.at("dtype"), table.get("dtype")),
+        layouts=() if constant else own_layouts or layouts or (), inputs=inputs, low=limits.get("low"),
+        high=limits.get("high"), constant=constant,
     )  # fmt: skip
 
 
@@ -167,9 +174,9 @@ def _grad(place: Place, value: Any, args: tuple[ArgSpec, ...]) -> tuple[str, ...
     """Return the arguments whose gradients are compared: for `true` all except weights, or those in a list."""
     if isinstance(value, bool):
         return tuple(arg.name for arg in args if value and not arg.constant)
-    names = strings(place, value, "names of args, or true for all", some=True)
+    names = strings(place, value, "names of args, or true for all", nonempty=True)
     free = [arg.name for arg in args if not arg.constant]
-    return tuple(among(place, name, free, "an argument, or is a weight") for name in names)
+    return tuple(one_of(place, name, free, "an argument, or is a weight") for name in names)
 
 
 def _expr(place: Place, data: Mapping[str, Any], args: tuple[ArgSpec, ...]) -> str:
@@ -191,7 +198,7 @@ def _params(place: Place, data: Any) -> Mapping[str, tuple[Value, ...]]:
     for key, values in any_table(place, data):
         if not isinstance(values, list) or not values:
             place.at(key).fail(f"a param is a non-empty list of values, not {values!r}")
-        _few(place.at(key), len(values))
+        _check_count(place.at(key), len(values))
         params[key] = tuple(_value(place.at(key), value) for value in values)
     return params
 
@@ -221,18 +228,18 @@ def _sizes(place: Place, value: Any) -> tuple[int, ...]:
         case int() if not isinstance(value, bool):
             sizes = [value]
         case list() if value and all(is_kind(size, (int,)) for size in value):
-            _few(place, len(value))
+            _check_count(place, len(value))
             sizes = value
         case {"range": [int(first), int(last)], **rest} if rest.keys() <= {"step"}:
             step = rest.get("step", 1)
             if not isinstance(step, int) or step < 1:
                 place.at("step").fail(f"{step!r} is not a step; a step is an int of at least 1")
-            _few(place, (last - first) // step + 1)
+            _check_count(place, (last - first) // step + 1)
             sizes = range(first, last + 1, step)
         case {"around": list(middles), "delta": list(deltas), **rest} if not rest:
             if not all(is_kind(number, (int,)) for number in middles + deltas):
                 place.fail("`around` and `delta` are lists of ints")
-            _few(place, len(middles) * len(deltas))
+            _check_count(place, len(middles) * len(deltas))
             sizes = [middle + delta for middle in middles for delta in deltas]
         case _:
             forms = "{ range = [a, b], step = n } or { around = [..], delta = [..] }"
@@ -242,7 +249,7 @@ def _sizes(place: Place, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
-def _few(place: Place, count: int) -> None:
+def _check_count(place: Place, count: int) -> None:
     if count > VALUES_LIMIT:
         place.fail(f"{count} values exceed the limit of {VALUES_LIMIT}: each makes a row; choose the important ones")
 
@@ -252,8 +259,8 @@ def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Ma
     ranges = {}
     for key, value in any_table(place, data):
         here = place.at(key)
-        among(here, key, dims, "a dim")
-        table = keyed(here, value, "a dynamic dim")
+        one_of(here, key, dims, "a dim")
+        table = known_table(here, value, "a dynamic dim")
         low, high = table.get("min", 2), table.get("max")
         if not is_kind(low, (int,)) or low < 1 or not (high is None or (is_kind(high, (int,)) and high > low)):
             here.fail("`min` is at least 1, and `max` more than that")
@@ -275,36 +282,40 @@ def _distributions(place: Place, data: Any) -> Mapping[str, Mapping[str, Value]]
     return known
 
 
-def _distribution(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
+def _distribution(place: Place, value: Any, distributions: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
     if isinstance(value, str):
-        value = known[among(place, value, known, "a distribution")]
+        value = distributions[one_of(place, value, distributions, "a distribution")]
     table = dict(any_table(place, value))
-    kind = among(place, str(table.get("kind")), OPTIONS, "a kind of distribution")
+    kind = one_of(place, str(table.get("kind")), OPTIONS, "a kind of distribution")
     options = OPTIONS[kind]
     for key in table.keys() - {"kind"} - options.keys():
         place.at(key).fail(f"{kind!r} has no option {key!r};{nearest(key, options)}")
     if missing := [key for key, default in options.items() if default is None and key not in table]:
-        place.fail(f"{kind!r} needs {quoted(missing)}")
-    return {key: frozen(item) for key, item in table.items()}
+        place.fail(f"{kind!r} needs {quote(missing)}")
+    return {key: freeze(item) for key, item in table.items()}
 
 
-def _inputs(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Mapping[str, Value]]:
+def _inputs(
+    place: Place, value: Any, distributions: Mapping[str, Mapping[str, Value]]
+) -> Mapping[str, Mapping[str, Value]]:
     """Return the distributions by their words in ids; the word of an inline table is made from its options."""
     if not isinstance(value, list) or not value:
         place.fail(f"a list of distributions is needed, not {value!r}")
-    checked = [(item, _distribution(place, item, known)) for item in value]
-    named = {item if isinstance(item, str) else _spelled(options): options for item, options in checked}
-    if len(named) != len(value):
+    checked = [(item, _distribution(place, item, distributions)) for item in value]
+    distribution_of = {
+        item if isinstance(item, str) else _distribution_word(options): options for item, options in checked
+    }
+    if len(distribution_of) != len(value):
         place.fail(f"{value!r} names something twice; write each once")
-    return named
+    return distribution_of
 
 
-def _spelled(options: Mapping[str, Value]) -> str:
+def _distribution_word(options: Mapping[str, Value]) -> str:
     return "_".join([options["kind"], *(f"{key}{token(item)}" for key, item in options.items() if key != "kind")])
 
 
 def _tolerance(place: Place, data: Any) -> Tolerance:
-    table = keyed(place, data, "the tolerance")
+    table = known_table(place, data, "the tolerance")
     word(place, table, "mode", ("bound", "fixed"))
     word(place, table, "specials", ("ieee", "same-class", "any-if-eager-nan"))
     for key in ("rtol", "atol"):
@@ -321,37 +332,38 @@ def _tolerance(place: Place, data: Any) -> Tolerance:
 
 
 def _xfail(place: Place, data: Any) -> tuple[XfailSpec, ...]:
-    listed = []
+    entries = []
     for key, value in any_table(place, data):
         here = place.at(key)
         target, _, dtype = key.rpartition(".")
         if not target or dtype not in (*DTYPES, "*"):
             here.fail(f'{key!r} must be "TARGET.DTYPE", as in "cpu.bf16" or "*.f16", in quotes')
         _target(here, target)
-        table = keyed(here, value, "an xfail")
+        table = known_table(here, value, "an xfail")
         reason = text(here.at("reason"), table.get("reason"), "an expected failure needs a `reason`")
         strict = flag(here.at("strict"), table.get("strict", True))
         expected = Xfail(target, word(here, table, "stage", STAGES), reason, strict)
-        listed.append(XfailSpec(target, dtype, optional_text(here.at("where"), table.get("where")), expected))
-    return tuple(listed)
+        entries.append(XfailSpec(target, dtype, optional_text(here.at("where"), table.get("where")), expected))
+    return tuple(entries)
 
 
-def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[str, Value]]) -> PerfSpec:
-    table = keyed(place, data, "a perf table")
+def _perf(place: Place, data: Any, spec: CaseSpec, distributions: Mapping[str, Mapping[str, Value]]) -> PerfSpec:
+    table = known_table(place, data, "a perf table")
     rows = table.get("dims", [{}])
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         place.at("dims").fail("`dims` is a list of tables such as [{ M = 4096, N = 4096 }]")
     shared = dict(any_table(place.at("params"), table.get("params", {})))
     tier = word(place, table, "tier", TIERS)
     tiers = [tier or ("full" if index else "smoke") for index in range(len(rows))]
-    made = [
-        _perf_row(place.at("dims"), {**shared, **row}, of_tier, spec) for row, of_tier in zip(rows, tiers, strict=True)
+    perf_rows = [
+        _perf_row(place.at("dims"), {**shared, **row}, row_tier, spec)
+        for row, row_tier in zip(rows, tiers, strict=True)
     ]
     layout = _layouts(place.at("layout"), [table.get("layout", spec.layouts[0])])[0]
     inputs = text(place.at("inputs"), table.get("inputs", next(iter(spec.inputs))), "`inputs` is one distribution")
-    among(place.at("inputs"), inputs, spec.inputs, "among the case's inputs")
+    one_of(place.at("inputs"), inputs, spec.inputs, "among the case's inputs")
     budget = {
-        target: keyed(place.at("budget", _target(place.at("budget"), target)), limits, "a budget")
+        target: known_table(place.at("budget", _target(place.at("budget"), target)), limits, "a budget")
         for target, limits in any_table(place.at("budget"), table.get("budget", {}))
     }
     for target, limits in budget.items():
@@ -359,16 +371,16 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
             optional_number(place.at("budget", target, key), limit)
     dtypes = _perf_dtypes(place.at("dtypes"), table.get("dtypes", [spec.dtypes[0]]), spec)
     vs = strings(place.at("vs"), table.get("vs", ["eager", "compile"]), "contestants")
-    checked = _checked(place.at("checked"), table["checked"], spec) if "checked" in table else None
-    return PerfSpec(tuple(made), dtypes, layout, inputs, vs, budget, checked)
+    checked = _checked_spec(place.at("checked"), table["checked"], spec) if "checked" in table else None
+    return PerfSpec(tuple(perf_rows), dtypes, layout, inputs, vs, budget, checked)
 
 
-def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
-    table = keyed(place, data, "a checked table")
+def _checked_spec(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
+    table = known_table(place, data, "a checked table")
     around = dict(any_table(place.at("around"), table.get("around", {})))
     for key, steps in around.items():
         here = place.at("around", key)
-        among(here, key, spec.dims, "a dim")
+        one_of(here, key, spec.dims, "a dim")
         if not isinstance(steps, list) or not steps or not all(is_kind(step, (int,)) for step in steps):
             here.fail(f"a list of whole numbers to add to {key} is needed, such as [-1, 0, 1], not {steps!r}")
     targets = _targets(place.at("targets"), table.get("targets", list(spec.targets)))
@@ -383,7 +395,7 @@ def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple
         return dict.fromkeys(spec.targets, listed)
     kinds = {key: _dtypes(place.at(key), item) for key, item in value.items()}
     for key in kinds:
-        among(place.at(key), key, (*KINDS, "*"), "a kind of target")
+        one_of(place.at(key), key, (*KINDS, "*"), "a kind of target")
     targets = [target for t in spec.targets for target in (KINDS if t == "*" else (t,))]
     for target in targets:
         if kind_of(target) not in kinds and "*" not in kinds:
@@ -396,11 +408,11 @@ def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple
 def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -> PerfRow:
     values = {key: value for key, value in row.items() if key != "tier"}
     for key, value in values.items():
-        among(place.at(key), key, (*spec.dims, *spec.params), "a dim or param")
+        one_of(place.at(key), key, (*spec.dims, *spec.params), "a dim or param")
         if key in spec.dims and not (is_kind(value, (int,)) and value >= 0):
             place.at(key).fail(f"{value!r} is not a size; sizes are ints of at least 0")
-    own = word(place, row, "tier", TIERS)
-    return PerfRow({key: _value(place.at(key), value) for key, value in values.items()}, own or tier)
+    own_tier = word(place, row, "tier", TIERS)
+    return PerfRow({key: _value(place.at(key), value) for key, value in values.items()}, own_tier or tier)
 
 
 def _family(place: Place, value: Any, op: str) -> str | None:
@@ -411,7 +423,7 @@ def _family(place: Place, value: Any, op: str) -> str | None:
 
 
 def _layouts(place: Place, value: Any) -> tuple[str, ...]:
-    layouts = strings(place, value, "layouts", some=True)
+    layouts = strings(place, value, "layouts", nonempty=True)
     for layout in layouts:
         if parse(layout) is None:
             forms = [f"{name}({','.join('n' * count)})" if count else name for name, (count, _, _) in LAYOUTS.items()]
@@ -420,7 +432,7 @@ def _layouts(place: Place, value: Any) -> tuple[str, ...]:
 
 
 def _dtypes(place: Place, value: Any) -> tuple[str, ...]:
-    return tuple(among(place, name, DTYPES, "a dtype") for name in strings(place, value, "dtypes", some=True))
+    return tuple(one_of(place, name, DTYPES, "a dtype") for name in strings(place, value, "dtypes", nonempty=True))
 
 
 def _targets(place: Place, value: Any) -> tuple[str, ...]:

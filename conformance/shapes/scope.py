@@ -6,7 +6,7 @@ from collections.abc import Collection
 from conformance.shapes.cases import DTYPES
 from conformance.shapes.expressions import FUNCTIONS, RESERVED, ExpressionError, formula, names_in_program
 from conformance.shapes.specs import CaseSpec
-from conformance.shapes.toml_values import Place, among, nearest
+from conformance.shapes.toml_values import Place, nearest, one_of
 
 _ROW_NAMES = frozenset({"layout", "inputs", "target", "tier"})
 
@@ -20,11 +20,11 @@ def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> Non
             _check_name(place.at(group, name), name, group, owner)
     for key, listed in (("constants", constants), ("mutates", spec.mutates)):
         for name in listed:
-            among(place.at(key), name, groups["args"], "an argument")
-    if both := [name for name in spec.mutates if name in constants]:
-        place.at("mutates").fail(f"{both[0]!r} is a weight; a program that writes to its weights cannot be checked")
+            one_of(place.at(key), name, groups["args"], "an argument")
+    if weights := [name for name in spec.mutates if name in constants]:
+        place.at("mutates").fail(f"{weights[0]!r} is a weight; a program that writes to its weights cannot be checked")
     for name in spec.zero:
-        among(place.at("dims", "zero"), name, spec.dims, "a dim")
+        one_of(place.at("dims", "zero"), name, spec.dims, "a dim")
     values = {*spec.dims, *spec.params, *spec.consts}
     used = set(_formula_names(place, spec, values))
     try:
@@ -54,18 +54,18 @@ def _check_name(place: Place, name: str, group: str, owner: dict[str, str]) -> N
 def _formula_names(place: Place, spec: CaseSpec, values: Collection[str]) -> set[str]:
     """Check the formulas of sizes, options and filters, and return the names that they use."""
     row = {*values, "dtype", "layout", "inputs"}
-    found: set[str] = set()
+    used: set[str] = set()
 
     def check(at: Place, text: object, names: Collection[str]) -> None:
         if isinstance(text, str):
             try:
-                found.update(formula(text, names)[1])
+                used.update(formula(text, names)[1])
             except ExpressionError as error:
                 at.fail(str(error))
 
     check(place.at("where"), spec.where, {*row, "target"})
-    for listed in spec.xfail:
-        check(place.at("xfail", f"{listed.target}.{listed.dtype}", "where"), listed.where, row)
+    for entry in spec.xfail:
+        check(place.at("xfail", f"{entry.target}.{entry.dtype}", "where"), entry.where, row)
     for arg in spec.args:
         here = place.at("args", arg.name)
         for size in (arg.shape,) if isinstance(arg.shape, str) else arg.shape:
@@ -75,11 +75,11 @@ def _formula_names(place: Place, spec: CaseSpec, values: Collection[str]) -> set
                 check(here.at(key), option, values)
         if arg.dtype is not None and arg.dtype not in DTYPES:
             if arg.dtype not in {*spec.params, *spec.consts}:
-                near = nearest(arg.dtype, (*DTYPES, *spec.params))
-                here.at("dtype").fail(f"{arg.dtype!r} is neither a dtype nor a param;{near}")
-            found.add(arg.dtype)
+                hint = nearest(arg.dtype, (*DTYPES, *spec.params))
+                here.at("dtype").fail(f"{arg.dtype!r} is neither a dtype nor a param;{hint}")
+            used.add(arg.dtype)
     for options in spec.inputs.values():
         for key, option in options.items():
             if key not in ("kind", "unique_along"):
                 check(place.at("inputs"), option, values)
-    return found
+    return used

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.shapes.cases import Case
-from conformance.shapes.expressions import quoted
+from conformance.shapes.expressions import quote
 from conformance.shapes.specs import ShapeFileError
 
 Keys = tuple[str | int, ...]
@@ -33,7 +33,7 @@ def key_lines(text: str) -> Mapping[Keys, int]:
     table: Keys = ()
     for number, line in _outside_strings(text):
         if header := _HEADER.match(line):
-            table = _numbered(_words(header[2]), counts, header[1] == "[[")
+            table = _table_path(_words(header[2]), counts, header[1] == "[[")
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             words = _words(key[1])
@@ -45,18 +45,18 @@ def key_lines(text: str) -> Mapping[Keys, int]:
 def line_of(text: str, path: Keys) -> int:
     """Return the line of a key; else the first line after its parent that has its last word; else its parent's."""
     lines = key_lines(text)
-    known = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in lines), None)
-    if known is None:
+    known_path = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in lines), None)
+    if known_path is None:
         return 1
-    if known != path:
-        wanted = re.compile(rf"(?<![\w-])[\"']?{re.escape(str(path[-1]))}[\"']?\s*(?:=|\.\s*[\w\"'-])")
-        rest = text.splitlines()[lines[known] - 1 :]
+    if known_path != path:
+        pattern = re.compile(rf"(?<![\w-])[\"']?{re.escape(str(path[-1]))}[\"']?\s*(?:=|\.\s*[\w\"'-])")
+        rest = text.splitlines()[lines[known_path] - 1 :]
         for offset, line in enumerate(rest):
             if offset and _HEADER.match(line):
                 break
-            if wanted.search(line.partition("#")[0]):
-                return lines[known] + offset
-    return lines[known]
+            if pattern.search(line.partition("#")[0]):
+                return lines[known_path] + offset
+    return lines[known_path]
 
 
 def line_below(file: str, line: int, *keys: str) -> int:
@@ -84,7 +84,7 @@ def _words(dotted: str) -> Keys:
     return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))
 
 
-def _numbered(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
+def _table_path(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
     """Return the path of a table, with the index of the current element after each array of tables."""
     path: Keys = ()
     for word in words:
@@ -137,9 +137,9 @@ def any_table(place: Place, value: Any) -> Collection[tuple[str, Any]]:
     return value.items()
 
 
-def strings(place: Place, value: Any, what: str, some: bool = False) -> tuple[str, ...]:
-    """Check that a value is a list of distinct strings, not empty if `some`, and return it."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or (some and not value):
+def strings(place: Place, value: Any, what: str, nonempty: bool = False) -> tuple[str, ...]:
+    """Check that a value is a list of distinct strings, not empty if `nonempty`, and return it."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or (nonempty and not value):
         place.fail(f"a list of {what} is needed, not {value!r}")
     if len(set(value)) != len(value):
         place.fail(f"{value!r} names something twice; write each once")
@@ -150,11 +150,11 @@ def word(place: Place, table: Mapping[str, Any], key: str, known: Collection[str
     """Return the value of a key, which must be one of `known`; None if it is missing."""
     value = table.get(key)
     if value is not None and value not in known:
-        place.at(key).fail(f"{value!r} is none of {quoted(known)};{nearest(str(value), known)}")
+        place.at(key).fail(f"{value!r} is none of {quote(known)};{nearest(str(value), known)}")
     return value
 
 
-def among(place: Place, name: str, known: Collection[str], what: str) -> str:
+def one_of(place: Place, name: str, known: Collection[str], what: str) -> str:
     """Check that a name is one of `known`, and return it."""
     if name not in known:
         place.fail(f"{name!r} is not {what};{nearest(name, known)}")
@@ -182,11 +182,11 @@ def optional_number(place: Place, value: Any) -> float | None:
 
 def versions(place: Place, value: Any) -> str:
     """Return the torch versions that a case needs, as a version specifier; "" if it is missing."""
-    named = optional_text(place, value) or ""
+    specifier = optional_text(place, value) or ""
     try:
-        return str(SpecifierSet(named))
+        return str(SpecifierSet(specifier))
     except InvalidSpecifier:
-        place.fail(f'{named!r} is not a version specifier; write ">=2.12" or ">=2.12,<3"')
+        place.fail(f'{specifier!r} is not a version specifier; write ">=2.12" or ">=2.12,<3"')
 
 
 def flag(place: Place, value: Any) -> bool:
@@ -204,8 +204,8 @@ def is_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 def nearest(word: str, known: Collection[str]) -> str:
     """Return a hint for an error: the nearest known word, or all of them."""
     by_lower = {name.lower(): name for name in known}
-    near = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)]
-    return f" did you mean {near[0]!r}?" if near else f" known are {quoted(sorted(known))}"
+    closest = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)]
+    return f" did you mean {closest[0]!r}?" if closest else f" known are {quote(sorted(known))}"
 
 
 DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
@@ -227,11 +227,11 @@ KEYS = {
 }  # fmt: skip
 
 
-def keyed(place: Place, value: Any, kind: str) -> dict[str, Any]:
+def known_table(place: Place, value: Any, kind: str) -> dict[str, Any]:
     return closed_table(place, value, kind, KEYS[kind])
 
 
-BEYOND = 200  # most characters of an error of PyTorch in a message
+MOST_ERROR_CHARACTERS = 200  # most characters of an error of PyTorch in a message
 
 
 class CaseError(Exception):
@@ -244,7 +244,7 @@ class CaseError(Exception):
         super().__init__(f"{shown}:{line}: case {case.id.partition('[')[0]!r}: {key}: {what}")
 
 
-def briefly(error: BaseException) -> str:
-    """Return the error as one line of at most BEYOND characters."""
+def one_line(error: BaseException) -> str:
+    """Return the error as one line of at most MOST_ERROR_CHARACTERS characters."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return text if len(text) <= BEYOND else text[: BEYOND - 1] + "…"
+    return text if len(text) <= MOST_ERROR_CHARACTERS else text[: MOST_ERROR_CHARACTERS - 1] + "…"

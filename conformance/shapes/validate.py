@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.shapes.cases import TIERS
-from conformance.shapes.files import ShapeFileError, below, benches, expand, load
+from conformance.shapes.files import ShapeFileError, benches, expand, load, shape_files
 
 
 def main(words: Sequence[str]) -> int:
@@ -17,20 +17,20 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("names", nargs="+", metavar="FILE", help="a shape file, or a folder with shape files")
     names = parser.parse_args(words).names
-    files = below(map(Path, names))
-    wrong = 0
+    files = shape_files(map(Path, names))
+    invalid_count = 0
     for path in files:
         try:
             file = load(path)
-            cases, timed = len(expand(file, TIERS[-1])), len(benches(file, TIERS[-1]))
+            count, timed = len(expand(file, TIERS[-1])), len(benches(file, TIERS[-1]))
         except ShapeFileError as problem:
-            wrong += 1
+            invalid_count += 1
             print(problem)
             continue
-        print(f"{path}: {cases} case{'s' if cases != 1 else ''}, {timed} benchmark{'s' if timed != 1 else ''}")
+        print(f"{path}: {count} case{'s' if count != 1 else ''}, {timed} benchmark{'s' if timed != 1 else ''}")
     if not files:
         print(f"no shape files in {', '.join(names)}")
-    return 1 if wrong or not files else 0
+    return 1 if invalid_count or not files else 0
 
 
 if __name__ == "__main__":

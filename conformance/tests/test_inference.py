@@ -12,7 +12,7 @@ from torch import nn
 
 from conformance.bench import apart
 from conformance.inference import command
-from conformance.inference.models import MODELS, Call, call, small
+from conformance.inference.models import MODELS, Call, call, small_version
 
 
 def test_a_model_is_called_and_judged() -> None:
@@ -22,8 +22,8 @@ def test_a_model_is_called_and_judged() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_result_that_is_farther_from_a_wider_types_than_eagers_is_wrong(dtype: torch.dtype) -> None:
-    made = call(small(MODELS["unet"]), "cpu", dtype)
-    off = Call(made.model, lambda m: made.run(m.model) + 1 if isinstance(m, Off) else made.run(m), made.ready)
+    made = call(small_version(MODELS["unet"]), "cpu", dtype)
+    off = Call(made.model, lambda m: made.run(m.model) + 1 if isinstance(m, Off) else made.run(m), made.reset_caches)
     assert command._errors(made, made.model)[1:] != ["0", "right"] and command._errors(made, made.model)[-1] == "right"
     assert command._errors(off, Off(made.model))[-1] == "WRONG"
 
@@ -37,15 +37,15 @@ class Off(nn.Module):
 
 
 def job(name: str) -> command.Job:
-    return command.Job(name, small(MODELS[name]), "cpu", "bf16", (), 0)
+    return command.Job(name, small_version(MODELS[name]), "cpu", "bf16", (), 0)
 
 
 def test_decoding_begins_at_the_same_place_in_every_call() -> None:
     pytest.importorskip("transformers")
-    made = call(small(MODELS["tinyllama-decode"]), "cpu", torch.float32)
+    made = call(small_version(MODELS["tinyllama-decode"]), "cpu", torch.float32)
     results = []
     for _ in range(3):
-        made.ready(torch.float32)
+        made.reset_caches(torch.float32)
         results.append(made.run(made.model))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 

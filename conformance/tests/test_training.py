@@ -13,8 +13,8 @@ from conformance.training.models import MODELS
 @pytest.mark.parametrize("name", ["unet"])
 def test_losses(name: str) -> None:
     """Of one model; the command has the others."""
-    found = curves.trained(name, MODELS[name].small, 30, seed := secrets.randbits(32))
-    assert found.far <= command.MOST * found.spread, (seed, found.far, found.spread)
+    found = curves.train(name, MODELS[name].small, 30, seed := secrets.randbits(32))
+    assert found.our_error <= command.MOST_ERROR * found.eager_error, (seed, found.our_error, found.eager_error)
     assert found.exact[-1] < 0.9 * found.exact[0], "nothing has been learnt"
 
 
@@ -23,7 +23,7 @@ def test_losses_that_are_not_eagers_are_wrong(monkeypatch: pytest.MonkeyPatch) -
     near = curves.Curves(exact + 3e-7, exact + 1e-7, exact)
     job = command.Job("vit", 2, 0, "cpu", full=False, rivals=())
     for made, verdict in ((near, "right"), (dataclasses.replace(near, ours=exact + 1e-5), "WRONG")):
-        monkeypatch.setattr(curves, "trained", lambda *_, made=made: made)
+        monkeypatch.setattr(curves, "train", lambda *_, made=made: made)
         assert command.curve(job)[-1] == verdict
 
 
@@ -40,7 +40,7 @@ def test_every_model_takes_a_step_of_each_size_it_has() -> None:
 
 def test_steps_are_raced_beside_eager() -> None:
     calls = steps.contestants("vit", MODELS["vit"].small, "cpu", None, ("eager",))
-    assert list(calls) == [*steps.ours("cpu"), "eager"]
+    assert list(calls) == [*steps.our_modes("cpu"), "eager"]
 
 
 def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,7 +216,7 @@ def difference_of(backend: str, program: Program, seed: int) -> str:
         if want.raised and program.text not in tables()["errors"]:
             return ""
         made = outcome(compiled, given, mode)
-        promised = functools.partial(inputs.promised, eager, given, dynamic=mode == "dynamic")
+        promised = functools.partial(inputs.predicted_layouts, eager, given, dynamic=mode == "dynamic")
         if wrong := compared(made, want, promised, lambda given=given: _right(program, eager, given)):  # type: ignore[misc]
             return wrong
     return ""
@@ -228,7 +228,10 @@ def _right(program: Program, eager: Callable[..., Any], given: Sequence[Tensor])
 
 
 def compared(
-    made: Outcome, want: Outcome, promised: Callable[[], list[inputs.Place] | None], right: Callable[[], Outcome]
+    made: Outcome,
+    want: Outcome,
+    promised: Callable[[], list[inputs.StridesAndOffset] | None],
+    right: Callable[[], Outcome],
 ) -> str:
     """The first difference; `right` is what f64 says, where ours and eager's are not close, and `promised` are the
     strides of results that torch's trace has, where ours are not eager's."""

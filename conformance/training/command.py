@@ -18,7 +18,7 @@ from conformance.report import tables
 from conformance.training import curves, steps
 from conformance.training.models import MODELS
 
-MOST = 4.0  # tolerance in units of eager's error: eager's curve is only one sample of the error
+MOST_ERROR = 4.0  # tolerance in units of eager's error: eager's curve is only one sample of the error
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Job:
 def curve(job: Job) -> list[object]:
     """Return a row: the first and last loss, the largest errors of ours and eager, and the verdict."""
     size = MODELS[job.name].full if job.full else MODELS[job.name].small
-    found = curves.trained(job.name, size, job.steps, job.seed, job.device)
-    right = "right" if found.far <= MOST * found.spread else "WRONG"
-    first, last = float(found.exact[0]), float(found.exact[-1])
-    return [job.name, f"{first:.4f} to {last:.4f}", f"{found.far:.2g}", f"{found.spread:.2g}", right]
+    losses = curves.train(job.name, size, job.steps, job.seed, job.device)
+    verdict = "right" if losses.our_error <= MOST_ERROR * losses.eager_error else "WRONG"
+    first, last = float(losses.exact[0]), float(losses.exact[-1])
+    return [job.name, f"{first:.4f} to {last:.4f}", f"{losses.our_error:.2g}", f"{losses.eager_error:.2g}", verdict]
 
 
 def times(job: Job, turn: apart.Turn) -> list[object]:
@@ -51,7 +51,7 @@ def times(job: Job, turn: apart.Turn) -> list[object]:
     with turn():
         samples = steps.race(calls, job.seed)
     quickest = duel.fastest(samples, job.rivals)
-    ours = list(steps.ours(job.device))
+    ours = list(steps.our_modes(job.device))
     measured = duel.ratio(samples, quickest, duel.fastest(samples, ours))
     each = [f"{samples.median(name) * 1e3:.3f}" for name in (*ours, *job.rivals)]
     return [job.name, *each, f"{measured.median:.3f} [{measured.low:.3f}, {measured.high:.3f}]"]
@@ -69,13 +69,18 @@ def main(words: Sequence[str] | None = None) -> int:
     """Train the chosen models and print tables; returns 1 if losses are wrong or anything fails."""
     parser = apart.parser("conformance.training", __doc__, "train", MODELS, "steps", steps.RIVALS)
     parser.add_argument("--steps", type=int, default=200, help="number of steps whose losses are compared; 0 for none")
-    given = apart.parse(parser, words, MODELS, steps.RIVALS)
-    jobs = [Job(n, given.steps, given.seed, given.device, given.full, given.race) for n in given.names]
-    found = apart.run(jobs, work)
+    options = apart.parse(parser, words, MODELS, steps.RIVALS)
+    jobs = [Job(n, options.steps, options.seed, options.device, options.full, options.race) for n in options.names]
+    results = apart.run(jobs, work)
     heads = {
         "curve": ["model", "loss", "ours from f64", "eager from f64", ""],
-        "times": ["model", *(f"{way}, ms" for way in steps.ours(given.device)), *given.race, "of the quickest"],
+        "times": [
+            "model",
+            *(f"{way}, ms" for way in steps.our_modes(options.device)),
+            *options.race,
+            "of the quickest",
+        ],
         "problem": ["model", "problem"],
     }
-    print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in found if f.get(k)])))
-    return int(any("problem" in f or f.get("curve", [""])[-1] == "WRONG" for f in found))
+    print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in results if f.get(k)])))
+    return int(any("problem" in f or f.get("curve", [""])[-1] == "WRONG" for f in results))

@@ -136,46 +136,46 @@ class Kind:
     full: Size
 
 
-def following(s: Size) -> Batch:
+def next_tokens(s: Size) -> Batch:
     ids = torch.randint(0, s.words, (s.batch, s.length + 1))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def masked(s: Size) -> Batch:
+def masked_tokens(s: Size) -> Batch:
     ids = torch.randint(0, s.words, (s.batch, s.length))
     hidden = torch.rand(s.batch, s.length) < 0.3
     return ids.masked_fill(hidden, 0), ids.masked_fill(~hidden, -100)
 
 
-def labelled(s: Size) -> Batch:
+def labelled_images(s: Size) -> Batch:
     return torch.randn(s.batch, 3, s.pixels, s.pixels), torch.randint(0, s.words, (s.batch,))
 
 
-def pictures(s: Size) -> Batch:
+def image_pairs(s: Size) -> Batch:
     return torch.randn(s.batch, 3, s.pixels, s.pixels), torch.randn(s.batch, 3, s.pixels, s.pixels)
 
 
-def classes(scores: Tensor, wanted: Tensor) -> Tensor:
-    return F.cross_entropy(scores.flatten(0, -2), wanted.flatten())
+def class_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, -2), targets.flatten())
 
 
 MODELS: Mapping[str, Kind] = {
     "gpt": Kind(
-        lambda s: Transformer(s, causal=True), following, classes,
+        lambda s: Transformer(s, causal=True), next_tokens, class_loss,
         Size(16, 2, 2, length=12, words=11), Size(768, 12, 2, batch=8, length=512, words=50257, rate=RATE),
     ),
     "bert": Kind(
-        lambda s: Transformer(s, causal=False), masked, classes,
+        lambda s: Transformer(s, causal=False), masked_tokens, class_loss,
         Size(16, 2, 1, length=12, words=11), Size(768, 12, 2, batch=32, length=128, words=30522, rate=RATE),
     ),
     "resnet": Kind(
-        residual_network, labelled, classes,
+        residual_network, labelled_images, class_loss,
         Size(4, layers=2, batch=6, words=5, pixels=16), Size(64, layers=4, batch=32, words=1000, pixels=224, rate=RATE),
     ),
     "vit": Kind(
-        Vision, labelled, classes,
+        Vision, labelled_images, class_loss,
         Size(16, 2, 1, batch=6, words=5, pixels=8, patch=4),
         Size(768, 12, 2, batch=16, words=1000, pixels=224, patch=16, rate=RATE),
     ),
-    "unet": Kind(UNet, pictures, F.mse_loss, Size(4, batch=2, pixels=8), Size(64, batch=4, pixels=128, rate=RATE)),
+    "unet": Kind(UNet, image_pairs, F.mse_loss, Size(4, batch=2, pixels=8), Size(64, batch=4, pixels=128, rate=RATE)),
 }  # fmt: skip

@@ -16,19 +16,19 @@ from conformance.training.curves import OPTIONS
 from conformance.training.models import MODELS, Batch, Kind, Size
 
 OURS = "ours"
-Compiled = Callable[..., Callable[..., torch.Tensor]]
+Compile = Callable[..., Callable[..., torch.Tensor]]
 # PyTorch's name of a mode -> function that compiles a step in it.
-RIVALS: Mapping[str, Compiled] = {
+RIVALS: Mapping[str, Compile] = {
     "eager": lambda f: f,
     "default": partial(torch.compile, fullgraph=True),
     "reduce-overhead": partial(torch.compile, fullgraph=True, mode="reduce-overhead"),
     "max-autotune": partial(torch.compile, fullgraph=True, mode="max-autotune"),
 }
-TOGETHER = 4  # steps between two waits for the device, as in real training
-WARM = 3
+STEPS_PER_WAIT = 4  # steps between two waits for the device, as in real training
+WARM_UPS = 3
 
 
-def ours(device: str) -> Mapping[str, str]:
+def our_modes(device: str) -> Mapping[str, str]:
     """Return mlcomp's modes by contestant name; on GPUs also reduce-overhead, in which programs own their memory."""
     return {OURS: "default"} | ({f"{OURS} reduce-overhead": "reduce-overhead"} if device == "cuda" else {})
 
@@ -41,39 +41,40 @@ def contestants(
     A step is forward (under autocast to `dtype` if that is given), backward and AdamW.
     """
     kind = MODELS[name]
-    model, (x, wanted) = kind.make(size).to(device), kind.batch(size)
-    batch = x.to(device), wanted.to(device)
-    modes = {way: {**OPTIONS, "mode": mode} for way, mode in ours(device).items()}
-    ways: dict[str, Compiled] = {
-        way: partial(torch.compile, backend="mlcomp", fullgraph=True, options=options) for way, options in modes.items()
+    model, (x, targets) = kind.make(size).to(device), kind.batch(size)
+    batch = x.to(device), targets.to(device)
+    modes = {mode_name: {**OPTIONS, "mode": mode} for mode_name, mode in our_modes(device).items()}
+    compilers: dict[str, Compile] = {
+        mode_name: partial(torch.compile, backend="mlcomp", fullgraph=True, options=options)
+        for mode_name, options in modes.items()
     }
-    ways |= {rival: RIVALS[rival] for rival in rivals}
-    made = {
-        way: partial(_steps, _step(copy.deepcopy(model), batch, kind, size.rate, compiled, dtype))
-        for way, compiled in ways.items()
+    compilers |= {rival: RIVALS[rival] for rival in rivals}
+    calls = {
+        mode_name: partial(_run_steps, _step(copy.deepcopy(model), batch, kind, size.rate, compiled, dtype))
+        for mode_name, compiled in compilers.items()
     }
-    for call in made.values():
-        for _ in range(WARM):
+    for call in calls.values():
+        for _ in range(WARM_UPS):
             call()
-    return made
+    return calls
 
 
 def race(calls: duel.Contestants, seed: int = 0) -> duel.Samples:
     """Race the contestants; the samples are seconds per step."""
     protocol = duel.Protocol(budget_ns=6_000_000_000, sample_ns=4_000_000)
-    found = duel.race(calls, time.perf_counter_ns, np.random.default_rng(seed), protocol)
-    return duel.Samples(found.names, found.seconds / TOGETHER, found.repeats, found.looks)
+    samples = duel.race(calls, time.perf_counter_ns, np.random.default_rng(seed), protocol)
+    return duel.Samples(samples.names, samples.seconds / STEPS_PER_WAIT, samples.repeats, samples.looks)
 
 
 def _step(
-    model: nn.Module, batch: Batch, kind: Kind, rate: float, compiled: Compiled,
+    model: nn.Module, batch: Batch, kind: Kind, rate: float, compiled: Compile,
     dtype: torch.dtype | None,
 ) -> Callable[[], None]:  # fmt: skip
     device = batch[0].device.type
     optimizer = torch.optim.AdamW(model.parameters(), rate, fused=True)
 
-    def forward(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return kind.loss(model(x), wanted)
+    def forward(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return kind.loss(model(x), targets)
 
     run = compiled(forward)
 
@@ -81,15 +82,15 @@ def _step(
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         optimizer.zero_grad()
         with torch.autocast(device, dtype, enabled=dtype is not None):
-            made = run(*batch)
-        torch.autograd.backward(made)
+            loss = run(*batch)
+        torch.autograd.backward(loss)
         optimizer.step()
 
     return step
 
 
-def _steps(step: Callable[[], None]) -> None:
-    for _ in range(TOGETHER):
+def _run_steps(step: Callable[[], None]) -> None:
+    for _ in range(STEPS_PER_WAIT):
         step()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -325,7 +325,7 @@ def test_results_may_lie_as_torch_traces_them_but_no_other_way(
 
     monkeypatch.setattr(check, "fresh_compiled", backend)
     assert check.find_difference(made, "cpu") is None
-    monkeypatch.setattr(inputs, "promised", lambda *call_arguments, **how: None)
+    monkeypatch.setattr(inputs, "predicted_layouts", lambda *call_arguments, **how: None)
     found = check.find_difference(made, "cpu")
     assert found is not None and found.kind == "stride", found
 

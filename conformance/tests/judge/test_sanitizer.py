@@ -83,9 +83,9 @@ def test_the_row_of_a_case_has_the_stages_of_all_tools() -> None:
         stages = (rows.Stage(stage="cuda"),)
         return rows.Check(**vars(known), verdict=verdict, stages=stages, detail=detail, seconds=1.0)
 
-    joined = replies.joined([row("pass", ""), row("fail", "a race")])
+    joined = replies.join_checks([row("pass", ""), row("fail", "a race")])
     assert (joined.verdict, joined.detail, joined.seconds, len(joined.stages)) == ("fail", "a race", 2.0, 2)
-    assert replies.joined([row("pass", ""), row("pass", "")]).verdict == "pass"
+    assert replies.join_checks([row("pass", ""), row("pass", "")]).verdict == "pass"
 
 
 def test_docstring_examples() -> None:

@@ -19,7 +19,7 @@ def run(name: str, dtype: str) -> rows.OpInfo:
 
 
 def test_an_entry_passes_and_others_say_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {("sub", "f32"), ("sub", "f32.grad"), ("sub", "i64"), ("all", "bool")} <= set(entries.listed())
+    assert {("sub", "f32"), ("sub", "f32.grad"), ("sub", "i64"), ("all", "bool")} <= set(entries.list_entries())
     row = run("sub", "f32.grad")
     assert row.verdict == "pass", row.detail
     refused = run("linalg.eigvalsh", "f32")
@@ -51,12 +51,12 @@ def test_any_of_equal_elements_may_be_named_once() -> None:
     eager = Run((torch.tensor([[3, 3]]), torch.tensor([[2, 0]])), (x,))
     for named, right in (([0, 2], True), ([2, 0], True), ([0, 0], False), ([0, 1], False), ([0, 9], False)):
         made = Run((torch.tensor([[3, 3]]), torch.tensor([named])), (x,))
-        assert (not check._difference(ties.settled(made, [sample], [eager]), eager, eager)) == right, named
+        assert (not check._difference(ties.replace_tied_indices(made, [sample], [eager]), eager, eager)) == right, named
 
 
 def test_memory_that_nobody_has_written_may_hold_anything() -> None:
     eager = Run((torch.ones(2), torch.ones(3)), ())
-    made = ties.written(Run((torch.zeros(2), torch.zeros(4)), ()), [eager])
+    made = ties.replace_unwritten(Run((torch.zeros(2), torch.zeros(4)), ()), [eager])
     assert torch.equal(made.outputs[0], eager.outputs[0]) and made.outputs[1].shape == (4,)
 
 

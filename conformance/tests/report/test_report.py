@@ -126,7 +126,9 @@ def test_an_expected_failure_is_that_failure(xfail: Xfail, verdict: str, stage: 
 
 
 def test_an_item_that_took_its_worker_along_is_known_by_its_id() -> None:
-    row = replies.lost("shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal-cpu-bench]", "worker 'gw0' crashed")
+    row = replies.lost_item(
+        "shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal-cpu-bench]", "worker 'gw0' crashed"
+    )
     assert isinstance(row, Bench) and row.id == "max_pool2d[B2-k_3.bf16.contig.normal]"
     assert (row.op, row.dtype, row.target, row.suite, row.verdict) == ("max_pool2d", "bf16", "cpu", "x", "crash")
 

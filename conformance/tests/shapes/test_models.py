@@ -27,7 +27,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, vocab_size=64
     )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(models, "_known", lambda source, layers: made)
+    monkeypatch.setattr(models, "_configuration", lambda source, layers: made)
 
 
 @pytest.mark.usefixtures("known")
