@@ -141,8 +141,8 @@ def _run_text(options: argparse.Namespace) -> int:
     target = trial_run.lowering.target
     if not trial.is_on_hardware(target):
         _print_emulated(target.name)
-    for name, shown in trial.summary(trial_run):
-        print(f"{name}: {shown}")
+    for name, value in trial.summary(trial_run):
+        print(f"{name}: {value}")
     for complaint in trial_run.complaints:
         print(complaint)
     if trial_run.verdict is not None:

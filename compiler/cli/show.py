@@ -124,10 +124,10 @@ def _print_trace(applications: list[Application], seconds: list[float], verbose:
             continue
         print(f">>> {a.stage}:{a.name}")
         for part in steps:
-            where = f"{part.number} of {part.kernel}"
-            print(f">>> {part.stage}:{part.name}  # {where}")
+            position = f"{part.number} of {part.kernel}"
+            print(f">>> {part.stage}:{part.name}  # {position}")
             sys.stdout.writelines(_coloured(line) for line in _diff_lines(part))
-            print(f"<<< {part.stage}:{part.name}  # {where}")
+            print(f"<<< {part.stage}:{part.name}  # {position}")
         if not steps:
             sys.stdout.writelines(_coloured(line) for line in _diff_lines(a))
         print(f"<<< {a.stage}:{a.name}")

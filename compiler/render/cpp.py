@@ -71,14 +71,14 @@ def render(program: k.Program, *, target: str) -> str:
 
     Functions that are equal up to names are rendered once.
     """
-    spelled = c.spell_names([f.name for f in program.functions], RESERVED)
-    names = {name: spelled[first] for name, first in isomorphism.firsts(program.functions).items()}
+    spellings = c.spell_names([f.name for f in program.functions], RESERVED)
+    names = {name: spellings[first] for name, first in isomorphism.firsts(program.functions).items()}
     called: set[str] = set()
     types: set[str] = set()
-    taken = set(spelled.values())
+    taken = set(spellings.values())
     functions: list[str] = []
     for f in program.functions:
-        if names[f.name] != spelled[f.name]:
+        if names[f.name] != spellings[f.name]:
             continue
         functions += ["", *_function(f, names[f.name], program, called, types, taken)]
     head = [*header.lines(program, target), f"// Compile with {' '.join(FLAGS)}."]

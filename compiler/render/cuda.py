@@ -106,16 +106,18 @@ def parts(text: str) -> list[str]:
 
 def names(program: k.Program) -> list[str]:
     """The name in the text for each function of a program; equal functions share one, unless their text is unknown."""
-    spelled = c.spell_names([f.name for f in program.functions], RESERVED)
+    spellings = c.spell_names([f.name for f in program.functions], RESERVED)
     shared_names = isomorphism.firsts(f for f in program.functions if not header.is_launch(f))
-    return [spelled[shared_names.get(f.name, f.name)] for f in program.functions]
+    return [spellings[shared_names.get(f.name, f.name)] for f in program.functions]
 
 
 def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
     if not f.block:
         raise ValueError(f"function {f.name} has no threads")
-    spelled = c.spell_names([*c.bound_names(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
-    w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.reassigned_names(f))
+    spellings = c.spell_names(
+        [*c.bound_names(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED
+    )
+    w = Writer(LANGUAGE, name, spellings, {p.name: p.dtype for p in f.params}, c.reassigned_names(f))
     w.called, w.ranges, w.written = called, ranges_of(f), frozenset(f.writes)
     w.narrow, w.wrapping = int32_names(w.ranges), data_variables(f)
     w.offsets, dynamic = k.dynamic_shared(f)
@@ -123,12 +125,12 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     accessed = c.accessed_buffers(f.body)
     params = []
     for p in f.params:
-        parameter = spelled[p.name] if p.name in accessed else f"/* {spelled[p.name]} */"
+        parameter = spellings[p.name] if p.name in accessed else f"/* {spellings[p.name]} */"
         # Memory that other blocks write is not this kernel's alone: the compiler must not move its loads across fences.
         restrict = "" if p.name in f.exchanged else "__restrict__ "
         params.append(f"{'' if p.name in f.writes else 'const '}{memory_type(p.dtype)}* {restrict}{parameter}")
-    params += [f"const long {spelled[s.name]}" for s in program.sizes]
-    params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
+    params += [f"const long {spellings[s.name]}" for s in program.sizes]
+    params += [f"MLC_TENSOR_MAP({spellings[m.name]})" for m in f.maps]
     params += [f"int* __restrict__ {c.FAILED}"] * c.has_requirements(f.body)
     threads = f.block[0] * f.block[1] * f.block[2]
     # Kernels that reallocate registers need a fixed number at entry: request one block per multiprocessor.

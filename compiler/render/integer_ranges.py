@@ -33,9 +33,12 @@ def is_bounded(r: Range) -> bool:
 
 def ranges_of(f: k.Function) -> dict[str, Range]:
     """The ranges of a function's integer variables, and of the hardware's counters by name; others are unknown."""
-    known = {f"thread.{a}": (0, n - 1) for a, n in zip("xyz", f.block, strict=False)}
-    known |= {"thread.lane": (0, WARP - 1), "thread.warp": (0, max(1, math.prod(f.block) // WARP) - 1)}
-    out: dict[str, Range] = {**known, **{f"block.{a}": _block_range(n) for a, n in zip("xyz", f.grid, strict=False)}}
+    builtin_ranges = {f"thread.{a}": (0, n - 1) for a, n in zip("xyz", f.block, strict=False)}
+    builtin_ranges |= {"thread.lane": (0, WARP - 1), "thread.warp": (0, max(1, math.prod(f.block) // WARP) - 1)}
+    out: dict[str, Range] = {
+        **builtin_ranges,
+        **{f"block.{a}": _block_range(n) for a, n in zip("xyz", f.grid, strict=False)},
+    }
     assigned: dict[str, list[Expr]] = {}
     for s in f.body:
         for n in s.walk():
@@ -97,26 +100,26 @@ def _collect(body: Iterable[k.Stmt], out: dict[str, Range], assigned: Mapping[st
                 _collect(orelse, out, assigned)
 
 
-def _fixed_point(name: str, first: Range, values: list[Expr], known: Mapping[str, Range]) -> Range:
+def _fixed_point(name: str, first: Range, values: list[Expr], ranges: Mapping[str, Range]) -> Range:
     """The range of a variable that starts in `first` and is assigned these values: a fixed point, or unknown."""
     current = first
     for _ in range(MOST_ROUNDS):
         union = current
         for value in values:
-            union = either(union, _assigned_range(value, name, current, known))
+            union = either(union, _assigned_range(value, name, current, ranges))
         if union == current:
             return current
         current = union
     return None, None
 
 
-def _assigned_range(value: Expr, name: str, current: Range, known: Mapping[str, Range]) -> Range:
+def _assigned_range(value: Expr, name: str, current: Range, ranges: Mapping[str, Range]) -> Range:
     """The range of a value, which may be a counter compared with its end."""
     match value:
         case Select(Op("lt", (Var(var), Const(int() as end))), then, other) if var == name and current[0] is not None:
             low = current[0], end - 1 if current[1] is None else min(end - 1, current[1])
-            return either(range_in(then, {**known, name: low}), range_in(other, {**known, name: current}))
-    return range_in(value, {**known, name: current})
+            return either(range_in(then, {**ranges, name: low}), range_in(other, {**ranges, name: current}))
+    return range_in(value, {**ranges, name: current})
 
 
 def _shift_bound(high: int | None, increment: int) -> int | None:

@@ -182,13 +182,13 @@ def _division_problems(body: tuple[Stmt, ...], target: Target) -> Iterator[Probl
 
 def grids(m: int, n: int, groups: int, row: Instruction) -> list[tuple[int, int]]:
     """The grids (down, across) in which `groups` thread groups can share a tile, fewest reads first."""
-    found = [
+    candidates = [
         (m // down + n // across, down, across)
         for down in range(1, groups + 1)
         for across in [groups // down]
         if down * across == groups and m % (down * row.m) == 0 and n % (across * row.n) == 0
     ]
-    return [(down, across) for _, down, across in sorted(found)]
+    return [(down, across) for _, down, across in sorted(candidates)]
 
 
 def _register_problems(f: tile.For, threads: int, target: Target) -> Iterator[str]:

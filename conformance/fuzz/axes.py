@@ -148,12 +148,12 @@ def _mixing_call(classes: _Classes, node: Node, operands: Sequence[Operand], out
             # Calls such as `gather` use only a part of an axis whose size differs.
             pair = (axes[k], other[k]) if sizes[k] == shape[k] else (MIXED, axes[k], other[k])
             classes.join((MIXED, *pair) if k in mixed else pair)
-    kept = [(axes[k], shape[k]) for k in range(rank) if len(out) >= rank or k not in mixed]
-    kept += [(MIXED, out[-1])] if len(out) > rank else []
-    if len(kept) != len(out):
+    result_axes = [(axes[k], shape[k]) for k in range(rank) if len(out) >= rank or k not in mixed]
+    result_axes += [(MIXED, out[-1])] if len(out) > rank else []
+    if len(result_axes) != len(out):
         classes.mix(axes)
         return tuple(MIXED for _ in out)
-    return tuple(axis if n == size else MIXED for (axis, n), size in zip(kept, out, strict=True))
+    return tuple(axis if n == size else MIXED for (axis, n), size in zip(result_axes, out, strict=True))
 
 
 def _reshape(classes: _Classes, axes: Dims, shape: Sequence[int], out: Sequence[int]) -> Dims:

@@ -56,30 +56,30 @@ class RecordedGraph:
 def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[FuzzResult, bool]:
     """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds."""
     target = compiler.target(options["target"])
-    found, cleared = UNKNOWN, False
+    finding, cleared = UNKNOWN, False
     lowerings: list[compiler.Lowering] = []
     graphs: list[RecordedGraph] = []
     try:
         tell("the graphs, in eager")
         graphs = record_graphs(program)
         for number, graph in enumerate(graphs):
-            finding = _first_bad(
+            graph_finding = _first_bad(
                 graph, target, lowerings, stages(program),
                 lambda stage, n=number: tell(f"stage {stage} of graph {n}"),  # type: ignore[misc]
             )  # fmt: skip
-            if finding is not None:
-                found = finding
+            if graph_finding is not None:
+                finding = graph_finding
                 break
         else:
             tell("the graphs, by their last stage")
             cleared = not options.get("lost") and _equals_last_stages(program, target)
     except Exception as error:  # torch cannot make a graph, or a pass fails on it
-        found = replace(found, why=f"{type(error).__name__}: {error}")
+        finding = replace(finding, why=f"{type(error).__name__}: {error}")
     if not cleared:
-        found = replace(
-            found, repro=write_repro(program, options, [graph.inputs for graph in graphs], lowerings, found)
+        finding = replace(
+            finding, repro=write_repro(program, options, [graph.inputs for graph in graphs], lowerings, finding)
         )
-    return found, cleared
+    return finding, cleared
 
 
 def stages(program: Program) -> Stages:
@@ -92,12 +92,12 @@ def write_repro(
     options: Mapping[str, Any],
     inputs: Sequence[Sequence[Any]] = (),
     lowerings: Sequence[compiler.Lowering] = (),
-    found: FuzzResult = UNKNOWN,
+    finding: FuzzResult = UNKNOWN,
 ) -> str:
     """Write the repro folder if the options ask for one; returns its path or ""."""
     if not options.get("dump"):
         return ""
-    return regression.dump(Path(options["dump"]), program, str(options["target"]), inputs, lowerings, found)
+    return regression.dump(Path(options["dump"]), program, str(options["target"]), inputs, lowerings, finding)
 
 
 def _first_bad(
@@ -175,8 +175,10 @@ def _equals_last_stages(program: Program, target: compiler.Target) -> bool:
         prepared = subject_of(recorded)
         lowered = ladder.climb(prepared.program, target)
         outputs = compiler.execute(lowered.lowering, compiler.stages(target)[-1], prepared.tensors)
-        theirs = [_bounds_of(recorded.inputs[k], known) for k in prepared.captured.positions]
-        exact_or_bounded = [x if bound is None else bound for x, bound in zip(prepared.tensors, theirs, strict=True)]
+        input_bounds = [_bounds_of(recorded.inputs[k], known) for k in prepared.captured.positions]
+        exact_or_bounded = [
+            x if bound is None else bound for x, bound in zip(prepared.tensors, input_bounds, strict=True)
+        ]
         output_bounds = oracle.bounds(lowered.equations, exact_or_bounded, compiler.accuracy(lowered.lowering))
         known.extend(zip(outputs, output_bounds, strict=True))
         results: Sequence[Any] = _WithKnownValues(
@@ -185,8 +187,8 @@ def _equals_last_stages(program: Program, target: compiler.Target) -> bool:
         return results
 
     options = {"fallback": False, "target": target.name}
-    theirs = _call_compiled(program, compiler.tensors_on(target), backend="mlcomp", options=options)
-    pairs = zip(_call_through_graphs(program, execute), theirs, strict=True)
+    backend_runs = _call_compiled(program, compiler.tensors_on(target), backend="mlcomp", options=options)
+    pairs = zip(_call_through_graphs(program, execute), backend_runs, strict=True)
     return all(
         len(x) == len(y) and all(_is_within_bounds(p, q, known) for p, q in zip(x, y, strict=True))
         for a, b in pairs

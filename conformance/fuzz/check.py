@@ -90,10 +90,10 @@ def check_program(program: Program, options: Mapping[str, Any], tell: Tell) -> r
     `options` has target and threads, `dump` (folder for the repro), and `lost` if `torch.compile` crashed the process
     of an earlier try, so that this one begins with the search for the stage to blame.
     """
-    known = rows.Fuzz(
+    row = rows.Fuzz(
         index=program.index, seed=program.seed, line=as_line(program), arguments=describe_arguments(program)
     )
-    return replace(known, **vars(_run_checks(program, options, tell)))
+    return replace(row, **vars(_run_checks(program, options, tell)))
 
 
 def _run_checks(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
@@ -103,13 +103,13 @@ def _run_checks(program: Program, options: Mapping[str, Any], tell: Tell) -> row
         return rows.FuzzResult(verdict="unsupported", detail=why)
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _check_compiled(program, options, tell) if {*COMPILED_CHECKS} & {*what} else rows.FuzzResult()
-        if "export" in what and _may_continue(found, options):
-            found = exported.check_exported(program, options, tell, value_difference)
+        finding = _check_compiled(program, options, tell) if {*COMPILED_CHECKS} & {*what} else rows.FuzzResult()
+        if "export" in what and _may_continue(finding, options):
+            finding = exported.check_exported(program, options, tell, value_difference)
         return (
             schedules.check_schedules(program, options, tell)
-            if "schedule" in what and _may_continue(found, options)
-            else found
+            if "schedule" in what and _may_continue(finding, options)
+            else finding
         )
 
 
@@ -123,9 +123,9 @@ def reason_to_skip(program: Program, target: compiler.Target) -> str:
     return ""
 
 
-def _may_continue(found: rows.FuzzResult, options: Mapping[str, Any]) -> bool:
+def _may_continue(finding: rows.FuzzResult, options: Mapping[str, Any]) -> bool:
     """Return whether nothing is wrong so far, or a process was lost and no graph is to blame."""
-    return found.verdict == "pass" or bool(options.get("lost") and found.first_bad_stage == blame.BACKEND)
+    return finding.verdict == "pass" or bool(options.get("lost") and finding.first_bad_stage == blame.BACKEND)
 
 
 def _check_compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
@@ -140,22 +140,22 @@ def _check_compiled(program: Program, options: Mapping[str, Any], tell: Tell) ->
     return rows.FuzzResult() if wrong is None else _attribute(program, wrong, options, tell)
 
 
-def _attribute(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
+def _attribute(program: Program, difference: Difference, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
     """Attribute a difference: to PyTorch, to a stage or the backend of ours, or to rounding within the bounds."""
-    torch_finding = rows.FuzzResult(verdict="torch", kind=found.kind, detail=found.message)
+    torch_finding = rows.FuzzResult(verdict="torch", kind=difference.kind, detail=difference.message)
     device = compiler.tensors_on(compiler.target(options["target"]))
     tell("aot_eager")
-    if found.kind != "value" and same_as_aot(program, found, device):
+    if difference.kind != "value" and same_as_aot(program, difference, device):
         return torch_finding
-    if found.kind in BACKEND_KINDS:
+    if difference.kind in BACKEND_KINDS:
         repro = blame.write_repro(program, options)
         return replace(torch_finding, verdict="fail", first_bad_stage=blame.BACKEND, repro=repro)
-    blamed, cleared = blame.blame_program(found.altered_program or program, options, tell)
-    if found.kind in KINDS_WITHIN_BOUNDS and cleared:
-        if found.kind == "value" and same_as_aot(program, found, device):
+    blamed, cleared = blame.blame_program(difference.altered_program or program, options, tell)
+    if difference.kind in KINDS_WITHIN_BOUNDS and cleared:
+        if difference.kind == "value" and same_as_aot(program, difference, device):
             return torch_finding
-        return rows.FuzzResult(detail=f"within the bounds of each graph: {found.message}")
-    return replace(blamed, kind=found.kind, detail=found.message)
+        return rows.FuzzResult(detail=f"within the bounds of each graph: {difference.message}")
+    return replace(blamed, kind=difference.kind, detail=difference.message)
 
 
 def find_difference(program: Program, target: str, what: Sequence[str] = asked.DEFAULT) -> Difference | None:
@@ -165,14 +165,14 @@ def find_difference(program: Program, target: str, what: Sequence[str] = asked.D
     compiled = fresh_compiled(program, backend="mlcomp", options=options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = _any_difference(program, compiled, device, what)
+        difference = _any_difference(program, compiled, device, what)
     bugs = [str(w.message) for w in caught if BUG in str(w.message)]
-    return Difference("warning", bugs[0]) if bugs and found is None else found
+    return Difference("warning", bugs[0]) if bugs and difference is None else difference
 
 
 def _any_difference(program: Program, compiled: Function, device: str, what: Sequence[str]) -> Difference | None:
-    found = first_difference(program, compiled, device) if "graph" in what else None
-    return first_broken_relation(program, compiled, device) if found is None and "relation" in what else found
+    difference = first_difference(program, compiled, device) if "graph" in what else None
+    return first_broken_relation(program, compiled, device) if difference is None and "relation" in what else difference
 
 
 def first_broken_relation(program: Program, compiled: Function, device: str) -> Difference | None:
@@ -282,8 +282,8 @@ def compare_runs(
             return Difference("stride", f"result {k} has strides {list(a.stride())}, in eager {list(b.stride())}")
         if offset != b.storage_offset():
             return Difference("offset", f"result {k} has offset {a.storage_offset()}, in eager {b.storage_offset()}")
-    if (ours := _aliases(result)) != (theirs := _aliases(expected)):
-        return Difference("alias", f"what shares storage differs: {ours}, in eager {theirs}")
+    if (aliases := _aliases(result)) != (expected_aliases := _aliases(expected)):
+        return Difference("alias", f"what shares storage differs: {aliases}, in eager {expected_aliases}")
     return None
 
 
@@ -299,24 +299,24 @@ def _named_tensors(
             yield f"{word} {k}", x, y, z
 
 
-def value_difference(a: Tensor, b: Tensor, right: Tensor, slack: float = 0.0) -> str:
-    """Return how `a` differs from eager's `b` beyond the tolerance around the f64 result `right`; "" if it does not.
+def value_difference(a: Tensor, b: Tensor, reference: Tensor, slack: float = 0.0) -> str:
+    """Return how `a` differs from eager's `b` beyond the tolerance around the f64 result `reference`, or "" if not.
 
     `slack` is added to the tolerance. An element that is NaN or infinite in eager or in f64 must equal one of the two.
     """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{a.dtype}{list(a.shape)}, in eager {b.dtype}{list(b.shape)}"
     if a.is_complex():
-        a, b, right = (torch.view_as_real(x.resolve_conj()) for x in (a, b, right.to(torch.complex128)))
+        a, b, reference = (torch.view_as_real(x.resolve_conj()) for x in (a, b, reference.to(torch.complex128)))
     if not a.is_floating_point():
         return oracle.exact(a, b).message
-    actual, expected, centre = a.double(), b.double(), right.to(a.device).double()
+    actual, expected, centre = a.double(), b.double(), reference.to(a.device).double()
     finite = torch.isfinite(expected) & torch.isfinite(centre)
     sizes = torch.where(finite, centre, 0).abs()
     errors = torch.where(finite, expected - centre, 0).abs()
     allowed = EAGER_ERRORS * largest(errors) + ROUNDINGS * oracle.UNIT[oracle.NAMES[a.dtype]] * largest(sizes) + slack
     is_near = finite & ((actual - centre).abs() <= allowed)
-    rounded = right.to(a.device).to(a.dtype)
+    rounded = reference.to(a.device).to(a.dtype)
     equal = [(a == x) | ((a != a) & (x != x)) for x in (b, rounded)]
     wrong = ~(is_near | equal[0] | equal[1])
     if not wrong.any():
@@ -358,13 +358,13 @@ def _first_line(error: BaseException) -> str:
     return word + (str(inner).strip().splitlines() or [""])[0]
 
 
-def same_as_aot(program: Program, found: Difference, device: str) -> bool:
+def same_as_aot(program: Program, difference: Difference, device: str) -> bool:
     """Return whether PyTorch's backend `aot_eager` has the same kind of difference, so that it is a bug of PyTorch."""
     try:
         compiled = fresh_compiled(program, backend="aot_eager")
         aot_difference = _any_difference(
-            program, compiled, device, ["graph" if found.altered_program is None else "relation"]
+            program, compiled, device, ["graph" if difference.altered_program is None else "relation"]
         )
     except RefusedProgram:
         return False
-    return aot_difference is not None and aot_difference.kind == found.kind
+    return aot_difference is not None and aot_difference.kind == difference.kind

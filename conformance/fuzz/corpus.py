@@ -92,7 +92,7 @@ class Coverage:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         sys.settrace(self.previous_trace)
 
-    def _on_call(self, frame: FrameType, event: str, given: Any) -> Any:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
         if code not in self.is_recorded:
             self.is_recorded[code] = code.co_filename.startswith(PARTS)
@@ -101,8 +101,8 @@ class Coverage:
         frame.f_trace_lines = False
         return self._on_return
 
-    def _on_return(self, frame: FrameType, event: str, given: Any) -> Any:
-        if event == "return" and given is not None:
+    def _on_return(self, frame: FrameType, event: str, returned: Any) -> Any:
+        if event == "return" and returned is not None:
             self.reached.add((frame.f_code, frame.f_lineno))
         return self._on_return
 

@@ -62,7 +62,7 @@ class Value:
     eager: Tensor
     wide: Tensor
     exact: bool
-    whole: bool
+    integral: bool
     used: int = 0
 
 
@@ -311,11 +311,11 @@ class Drawing:
     def _argument(self, shape: Iterable[int], dtype: str, data: Mapping[str, object] | None) -> str:
         sizes = tuple(shape)
         require(len(self.args) + len(self.new) < 8 and torch.Size(sizes).numel() <= self.most)
-        whole = self.integers or dtype not in FLOATS
+        integral = self.integers or dtype not in FLOATS
         if data is None and self.specials and dtype != "bool" and self.chance(0.6):
-            data, whole = {"kind": "choice", "values": self._special_values(dtype)}, dtype not in FLOATS
+            data, integral = {"kind": "choice", "values": self._special_values(dtype)}, dtype not in FLOATS
         if data is None:
-            data = {"kind": "bool"} if dtype == "bool" else {"kind": "integers"} if whole else {"kind": "normal"}
+            data = {"kind": "bool"} if dtype == "bool" else {"kind": "integers"} if integral else {"kind": "normal"}
         layouts = [x for x in LAYOUTS if fits(x, sizes) and not (x.startswith("expanded") and data["kind"] == "index")]
         layout = self.rng.choice(layouts) if layouts and self.chance(0.35) and self.layouts else "contig"
         arg = Arg(f"x{len(self.args) + len(self.new)}", sizes, dtype, layout, dict(data))
@@ -324,7 +324,7 @@ class Drawing:
         if self.differentiable and dtype in FLOATS and (not self.args or self.chance(0.6)):
             eager.requires_grad_()
             shadow.requires_grad_()
-        value = Value(arg.name, eager, shadow, True, whole)
+        value = Value(arg.name, eager, shadow, True, integral)
         self.new.append((arg, value))
         return self._use(value)
 
@@ -366,8 +366,8 @@ class Drawing:
 
     def scopes(self) -> tuple[dict[str, object], dict[str, object]]:
         """Return the names that a line may use, with their values in eager and in f64."""
-        every, known = self.all_values(), self.constants()
-        return {**known, **{v.name: v.eager for v in every}}, {**known, **{v.name: v.wide for v in every}}
+        values, constants = self.all_values(), self.constants()
+        return {**constants, **{v.name: v.eager for v in values}}, {**constants, **{v.name: v.wide for v in values}}
 
     def constants(self) -> dict[str, object]:
         """Return the names that have the same value in eager and in f64."""

@@ -23,15 +23,17 @@ from conformance.judge.subject import Subject, Truth
 from conformance.rows import FuzzResult
 
 Tell = Callable[[str], None]
-Far = Callable[[Tensor, Tensor, Tensor], str]
+ValueDifference = Callable[[Tensor, Tensor, Tensor], str]
 
 KIND = "export"
 STAGE = "torch.export"  # the stage to blame if none of the compiler's stages is
 EXPORT_INTERVAL = 3  # every third program is exported, since most of its kernels are the same as under `torch.compile`
 
 
-def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far: Far) -> FuzzResult:
-    """Check a program at the first of its sizes; `far` is `check.far`."""
+def check_exported(
+    program: Program, options: Mapping[str, Any], tell: Tell, value_difference: ValueDifference
+) -> FuzzResult:
+    """Check a program at the first of its sizes; `value_difference` is `check.value_difference`."""
     if ("graph" in options.get("what", ()) and program.index % EXPORT_INTERVAL) or generate.has_specials(program):
         return FuzzResult()
     program = replace(program, points=program.points[:1], varying={}, gradients=())
@@ -49,7 +51,7 @@ def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far
             finding = FuzzResult(
                 verdict="fail", kind=KIND, first_bad_stage=STAGE, detail=f"{type(error).__name__}: {error}"
             )
-            return replace(finding, repro=blame.write_repro(program, options, found=finding))
+            return replace(finding, repro=blame.write_repro(program, options, finding=finding))
         try:
             compiled = compiler.compile(captured, target=target)
             results = compiled(*runs.copy_arguments(tensors, compiler.tensors_on(target)))
@@ -58,12 +60,12 @@ def check_exported(program: Program, options: Mapping[str, Any], tell: Tell, far
             return FuzzResult()
         except Exception as error:  # of any part of the compiler
             return _blame_stage(program, options, tell, captured, tensors, (), f"{type(error).__name__}: {error}")
-        wrong = _eager_difference(call, tensors, outputs, far)
+        wrong = _eager_difference(call, tensors, outputs, value_difference)
         return _blame_stage(program, options, tell, captured, tensors, outputs, wrong) if wrong else FuzzResult()
 
 
 def _eager_difference(
-    call: Callable[..., Any], arguments: Sequence[Tensor], outputs: Sequence[Tensor], far: Far
+    call: Callable[..., Any], arguments: Sequence[Tensor], outputs: Sequence[Tensor], value_difference: ValueDifference
 ) -> str:
     """Return how results differ from eager's; "" if they do not. Strides and aliasing are not compared."""
     flags = [False] * len(arguments)
@@ -73,7 +75,7 @@ def _eager_difference(
     if len(outputs) != len(expected.outputs):
         return f"{len(outputs)} results, in eager {len(expected.outputs)}"
     for k, (a, b, c) in enumerate(zip(outputs, expected.outputs, reference.outputs, strict=True)):
-        if message := far(a, b, c):
+        if message := value_difference(a, b, c):
             return f"result {k}: {message}"
     return ""
 

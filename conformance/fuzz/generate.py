@@ -169,9 +169,9 @@ def _add_mutation(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     rewritten = {v.name: replace(v, eager=eager[v.name], wide=shadow[v.name]) for v in d.all_values()}
     for name in names:
         value = rewritten[name]
-        exact, whole = flags[0] and value.exact, flags[1] and value.whole
+        exact, integral = flags[0] and value.exact, flags[1] and value.integral
         _require_moderate(value.eager, value.wide, exact, d.most, d.specials)
-        rewritten[name] = replace(value, exact=exact, whole=whole)
+        rewritten[name] = replace(value, exact=exact, integral=integral)
     d.accept()
     d.values = {name: replace(rewritten[name], used=v.used) for name, v in d.values.items()}
     return text
@@ -195,26 +195,26 @@ def run_lines(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict
 
 def _exactness_flags(row: Row, operands: Sequence[Value]) -> tuple[bool, bool]:
     """Return whether the result of a call on these operands is exact, and whether its elements are integers."""
-    exact, whole = all(v.exact for v in operands), all(v.whole for v in operands)
+    exact, integral = all(v.exact for v in operands), all(v.integral for v in operands)
     match row.exactness:
         case operations.JUMP:
             require(exact)
             return True, True
         case operations.WHOLE:
-            return exact and whole, exact and whole
+            return exact and integral, exact and integral
         case operations.ROUND:
             return False, False
-    return exact, whole
+    return exact, integral
 
 
 def _value(name: str, eager: Tensor, reference: Tensor, row: Row, d: Drawing) -> Value:
-    exact, whole = _exactness_flags(row, d.operands)
+    exact, integral = _exactness_flags(row, d.operands)
     if not eager.is_floating_point():
-        exact = whole = True
+        exact = integral = True
     if exact and eager.is_floating_point() and not torch.equal(*(x.double().nan_to_num() for x in (eager, reference))):
-        exact = whole = False  # rounded by a cast, or an integer that is too large for its dtype
+        exact = integral = False  # rounded by a cast, or an integer that is too large for its dtype
     _require_moderate(eager, reference, exact, d.most, d.specials)
-    return Value(name, eager, reference, exact, whole)
+    return Value(name, eager, reference, exact, integral)
 
 
 def _require_moderate(

@@ -110,8 +110,8 @@ def _drawing_of(program: Program, lines: Any, rng: random.Random) -> Drawing:
     for name, x in eager.items():
         reference = shadow[name]
         exact = not x.is_floating_point() or torch.equal(x.detach().double(), reference.detach().double())
-        whole = exact and (not x.is_floating_point() or torch.equal(x.detach(), x.detach().round()))
-        d.values[name] = Value(name, x, reference, exact, whole, int(name in tensors))
+        integral = exact and (not x.is_floating_point() or torch.equal(x.detach(), x.detach().round()))
+        d.values[name] = Value(name, x, reference, exact, integral, int(name in tensors))
     return d
 
 

@@ -82,5 +82,5 @@ def _state(d: Drawing, kind: str, *shape: int) -> str:
 
 def _weights(d: Drawing, kind: str, size: int, width: int, biased: bool) -> list[str]:
     rows = GATES[kind] * width
-    made = [d.fresh(rows, size), d.fresh(rows, width)]
-    return [*made, d.fresh(rows), d.fresh(rows)] if biased else made
+    weights = [d.fresh(rows, size), d.fresh(rows, width)]
+    return [*weights, d.fresh(rows), d.fresh(rows)] if biased else weights

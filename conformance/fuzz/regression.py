@@ -140,13 +140,13 @@ def dump(
     target: str,
     inputs: Sequence[Sequence[Any]],
     lowerings: Sequence[compiler.Lowering],
-    found: FuzzResult,
+    finding: FuzzResult,
 ) -> str:
     """Write the repro folder; returns its path, or why it could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.py").write_text(_script(program, target, found))
-        (folder / "failure.txt").write_text(f"{found.first_bad_stage}, {found.first_bad_pass}\n{found.why}\n")
+        (folder / "run.py").write_text(_script(program, target, finding))
+        (folder / "failure.txt").write_text(f"{finding.first_bad_stage}, {finding.first_bad_pass}\n{finding.why}\n")
         (folder / PROGRAM_FILE).write_text(program_to_json(program), encoding="utf-8")
         torch.save([call_arguments(program, point) for point in program.points], folder / "inputs.pt")
         for number, (arguments, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
@@ -158,9 +158,9 @@ def dump(
     return str(folder)
 
 
-def _script(program: Program, target: str, found: FuzzResult) -> str:
+def _script(program: Program, target: str, finding: FuzzResult) -> str:
     return SCRIPT.format(
-        title=f"Random program {program.seed}.{program.index}: {found.first_bad_stage}, {found.first_bad_pass}.",
+        title=f"Random program {program.seed}.{program.index}: {finding.first_bad_stage}, {finding.first_bad_pass}.",
         described=describe_arguments(program),
         line=as_line(program),
         needs=gradient_flags(program),

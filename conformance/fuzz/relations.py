@@ -114,8 +114,8 @@ def _value_difference(actual: Tensor, expected: Tensor, relation: Relation) -> s
     if not actual.is_floating_point():
         return oracle.exact(actual, expected).message
     if relation.exact:  # except for denormal numbers, which lose bits by scaling
-        least = torch.finfo(actual.dtype).tiny
-        small = (actual != expected) & (actual.abs() < least) & (expected.abs() < least)
+        smallest_normal = torch.finfo(actual.dtype).tiny
+        small = (actual != expected) & (actual.abs() < smallest_normal) & (expected.abs() < smallest_normal)
         return oracle.exact(torch.where(small, expected, actual), expected).message
     a, b = actual.double(), expected.double()
     same = (a == b) | (a.isnan() & b.isnan())

@@ -30,8 +30,8 @@ STAGES = ("tile", "kernel", "cpp", "cuda")  # stages that depend on schedules
 class LoweringError(Exception):
     """The compiler failed to make a stage of a graph, or a schedule of a space."""
 
-    def __init__(self, stage: str, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
         self.stage = stage
 
 

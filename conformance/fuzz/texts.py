@@ -439,5 +439,5 @@ def as_strided(d: Drawing) -> str:
 def bitcast(d: Drawing) -> str:
     """A bit cast to integers and back."""
     x = d.number(1)
-    whole = {2: "int16", 4: "int32", 8: "int64", 1: "int8"}[d.first.eager.element_size()]
-    return f"({x}.view(torch.{whole}) ^ 0).view({x}.dtype)"
+    integer_type = {2: "int16", 4: "int32", 8: "int64", 1: "int8"}[d.first.eager.element_size()]
+    return f"({x}.view(torch.{integer_type}) ^ 0).view({x}.dtype)"

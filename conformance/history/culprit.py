@@ -81,9 +81,9 @@ def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tu
             position = i2
         return "".join([*lines, *a[position:]])
 
-    kept = _least_subset(list(range(len(changes))), lambda chosen: slow(text_with(chosen)))
+    least = _least_subset(list(range(len(changes))), lambda chosen: slow(text_with(chosen)))
     lines = []
-    for n in kept:
+    for n in least:
         _, i1, i2, j1, j2 = changes[n]
         lines += [f"-{line.strip()}" for line in a[i1:i2]] + [f"+{line.strip()}" for line in b[j1:j2]]
     return tuple(lines)
@@ -103,8 +103,8 @@ def least_kernels(good: str, bad: str, worse: Callable[[str], bool | None]) -> t
         return _FUNCTION.sub(lambda _: next(bodies), good)
 
     changed = [n for n in range(len(a)) if a[n] != b[n]]
-    kept = _least_subset(changed, lambda chosen: worse(text_with(chosen))) if len(changed) > 1 else changed
-    return tuple(match[1] for n in kept if (match := _NAME.search(b[n])))
+    least = _least_subset(changed, lambda chosen: worse(text_with(chosen))) if len(changed) > 1 else changed
+    return tuple(match[1] for n in least if (match := _NAME.search(b[n])))
 
 
 def _least_subset(kept: list[int], judge: Callable[[Sequence[int]], bool | None]) -> list[int]:

@@ -66,16 +66,16 @@ def record(
     tier: str,
     targets: Sequence[str],
     jobs: int,
-    every: int = 1,
+    interval: int = 1,
     only: Sequence[str] = (),
     timed: bool = False,
 ) -> dict[str, str]:
-    """Return the texts of every `every`-th case and benchmark of the shape files, by "target case-id".
+    """Return the texts of every `interval`-th case and benchmark of the shape files, by "target case-id".
 
     `only` selects cases by id, from all tiers; `timed` selects the benchmarks.
     """
     cases = cases_by_id(paths, only) if only else [case for path in paths for case in _cases(path, tier, timed)]
-    work = [(case, targets) for case in cases[::every]]
+    work = [(case, targets) for case in cases[::interval]]
     recorded = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
     with contextlib.ExitStack() as stack:
         results: Iterable[dict[str, str]] = map(_texts_of_job, work)

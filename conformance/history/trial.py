@@ -48,7 +48,7 @@ def speed(
     quiet: Quiet,
 ) -> tuple[float, float, float]:
     """Return the time of a text over that of the good one with its interval, raced until that excludes the bar."""
-    where = "cuda" if device.runs_on_local_gpu(target) else "cpu"
+    device_type = "cuda" if device.runs_on_local_gpu(target) else "cpu"
     subject, first = _prepare(case_json, target, good, seed)
     _, second = _prepare(case_json, target, text, seed)
 
@@ -60,7 +60,7 @@ def speed(
         return ratio.low > threshold or ratio.high < threshold
 
     longest = stored.longer_protocol(replace(duel.FULL, budget_ns=int(BUDGET_FACTOR * duel.FULL.budget_ns)))
-    clock = None if where == "cuda" else time.thread_time_ns
+    clock = None if device_type == "cuda" else time.thread_time_ns
     with torch.no_grad(), benchmark.reuse_memory(), quiet():
         ratio = ratio_of(stored.race({"good": first, "text": second}, subject.inputs, clock, seed, longest, is_decided))
     return ratio.median, ratio.low, ratio.high
@@ -68,8 +68,8 @@ def speed(
 
 def _prepare(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> tuple[benchmark.Subject, Any]:
     torch.set_num_threads(1)
-    where = "cuda" if device.runs_on_local_gpu(target) else "cpu"
-    subject = benchmark.prepare(cases.from_json(case_json), seed, where)
+    device_type = "cuda" if device.runs_on_local_gpu(target) else "cpu"
+    subject = benchmark.prepare(cases.from_json(case_json), seed, device_type)
     with torch.no_grad():
         template = compiler.compile(subject.function, subject.inputs, target)
     text_with_headers = emitted.self_contained(text["text"], text["headers"])

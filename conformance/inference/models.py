@@ -179,7 +179,7 @@ def _unet(model: Model, device: str, dtype: torch.dtype) -> Call:
             result: Tensor = m(x.to(next(m.parameters()).dtype))
             return result
 
-    return Call(instance, run, lambda own: None)
+    return Call(instance, run, lambda dtype_of_call: None)
 
 
 def _library() -> Any:

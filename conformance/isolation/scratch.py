@@ -36,9 +36,9 @@ class Scratch:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of a process whose temporary files go here and that ends with the folder."""
-        own = {MARK: str(self.folder), "TMPDIR": str(self.folder)}
+        variables = {MARK: str(self.folder), "TMPDIR": str(self.folder)}
         # Inductor's cache is in the temporary folder by default; it should outlive a run.
-        return own | {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _inductor_folder())}
+        return variables | {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _inductor_folder())}
 
     def close(self) -> None:
         """End the processes, remove the folder, and wait until that is done."""

@@ -104,14 +104,14 @@ def _judge_calls(prepared: Subject, backend: str, seed: int) -> Verdict:
 
 
 def _judge_repeats(
-    built: systems.BuiltFunction, points: Sequence[Subject], equations: Any, kept: Sequence[CallResults]
+    built: systems.BuiltFunction, points: Sequence[Subject], equations: Any, earlier_calls: Sequence[CallResults]
 ) -> None:
     """Call many times on the data of earlier calls; raise WrongCall if a result is bad and not the earlier one."""
     if points[0].mutated:
         return
     deadline = time.thread_time() + REPEAT_SECONDS
     for n in range(MOST_REPEATS):
-        point, earlier = points[n % len(points)], kept[n % len(points)]
+        point, earlier = points[n % len(points)], earlier_calls[n % len(points)]
         with torch.no_grad():
             outputs = point.leaves(built.call(*point.arguments))
         is_same = len(outputs) == len(earlier.contents) and all(map(_has_equal_values, outputs, earlier.contents))

@@ -91,7 +91,9 @@ def _difference_of_model(case: Any, inputs: Arrays, expected: Arrays, target: st
     tensors = [_tensor(x).to(device) for n, x in input_of.items() if n not in constants]
     results = pytree.tree_map(Tensor.cpu, compiler.compile(captured, target=target)(*tensors))
     difference = _difference(
-        case, [_in_format_of(x, want) for x, want in zip(results, expected, strict=True)], expected
+        case,
+        [_in_format_of(x, expected_result) for x, expected_result in zip(results, expected, strict=True)],
+        expected,
     )
     if not difference or not all(
         isinstance(x, Tensor) and x.shape == w.shape for x, w in zip(results, expected, strict=True)

@@ -40,7 +40,9 @@ def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str]
         except Exception as error:  # an entry may have no samples for some dtypes
             return replace(unchecked, verdict="none", detail=f"no samples: {error}")
         tell("eager")
-        eager_runs = [(s, *both) for s in samples if (both := _run_in_eager(s)) is not None]
+        eager_runs = [
+            (s, *eager_and_reference) for s in samples if (eager_and_reference := _run_in_eager(s)) is not None
+        ]
         if not eager_runs:
             return replace(unchecked, verdict="none", detail="eager runs none of the samples")
         tell("torch.compile")

@@ -39,7 +39,7 @@ def replace_tied_indices(result: Run, samples: Sequence[Sample], eager: Sequence
 
 def _refer_to_equal_elements(x: Tensor, a: Tensor, b: Tensor) -> bool:
     """Return whether, along some axis of x, the indices a and b refer to equal elements, and a has no duplicates."""
-    return any(_are_equal_along(x, d, *both) for d in range(x.dim()) for both in _with_reduced_axis(x, d, a, b))
+    return any(_are_equal_along(x, d, *pair) for d in range(x.dim()) for pair in _with_reduced_axis(x, d, a, b))
 
 
 def _with_reduced_axis(x: Tensor, d: int, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:

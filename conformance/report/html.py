@@ -132,12 +132,12 @@ def _item(row: Check | Bench, place: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _selftest(row: SelfTest) -> dict[str, Any]:
-    planted = Counter((one.target, one.stage) for one in row.rows)
-    caught = Counter((one.target, one.stage) for one in row.rows if one.caught)
+    planted = Counter((mutant.target, mutant.stage) for mutant in row.rows)
+    caught = Counter((mutant.target, mutant.stage) for mutant in row.rows if mutant.caught)
     order = sorted(planted, key=lambda key: (key[0], STAGES.index(key[1])))
     return {
         "planted": row.planted, "caught": row.caught,
-        "alarms": [f"{one.case} on {one.target}, {one.stage or 'capture'}: {one.message}" for one in row.alarms],
+        "alarms": [f"{a.case} on {a.target}, {a.stage or 'capture'}: {a.message}" for a in row.alarms],
         "stages": [[" ".join(key), planted[key], caught[key]] for key in order],
         "missed": [f"{m.target} {m.stage}, {m.case}: {m.mutation}" for m in row.rows if not m.caught],
     }  # fmt: skip

@@ -84,10 +84,16 @@ def cliffs(row: rows.RaceResult) -> tuple[str, ...]:
     eager = row.over.get(EAGER)
     if eager is not None and eager.ci and eager.ci[1] < CLIFF:
         complaints.append(f"{eager.speedup:.2g} of the speed of eager, below {CLIFF:g}")
-    ours, theirs = row.compile_seconds, row.rival_compile_seconds.get(COMPILE)
-    if ours and theirs and COMPILE not in row.cached and ours > COMPILE_CLIFF * theirs:
+    our_seconds, inductor_seconds = row.compile_seconds, row.rival_compile_seconds.get(COMPILE)
+    if (
+        our_seconds
+        and inductor_seconds
+        and COMPILE not in row.cached
+        and our_seconds > COMPILE_CLIFF * inductor_seconds
+    ):
         complaints.append(
-            f"compiled in {ours:.3g} s, Inductor in {theirs:.3g} s: more than {COMPILE_CLIFF:g} times as long"
+            f"compiled in {our_seconds:.3g} s, Inductor in {inductor_seconds:.3g} s: "
+            f"more than {COMPILE_CLIFF:g} times as long"
         )
     return tuple(complaints)
 
@@ -189,9 +195,9 @@ def _value(kind: type[T], reply: Reply, verdicts: tuple[str, ...] = ()) -> tuple
         case Status.RAISED:
             return None, ("fail", f"{reply.message}\n{reply.output}".strip())
         case Status.CRASH | Status.TIMEOUT:
-            where = f" in stage {reply.at}" if reply.at else ""
+            stage_text = f" in stage {reply.at}" if reply.at else ""
             verdict = str(reply.status)
-            return None, (verdict, f"{verdict}{where}: {reply.message}\n{reply.output}".strip())
+            return None, (verdict, f"{verdict}{stage_text}: {reply.message}\n{reply.output}".strip())
 
 
 def expect(row: RunRow, case: Case) -> RunRow:

@@ -121,12 +121,12 @@ class Fuzzing:
 
 def finding(row: rows.Fuzz) -> str:
     """Return the message of a finding: the program, what is wrong, the bad stage, and the command that repeats it."""
-    where = ", ".join(filter(None, (row.first_bad_stage, row.first_bad_pass)))
+    culprit = ", ".join(filter(None, (row.first_bad_stage, row.first_bad_pass)))
     parts = [
         f"program {row.seed}.{row.index} on {row.target}: {row.kind}: {row.detail}",
         f"  {row.line}",
         f"  # {row.arguments}",
-        f"first bad stage: {where or 'none found'}{': ' if row.why else ''}{row.why}",
+        f"first bad stage: {culprit or 'none found'}{': ' if row.why else ''}{row.why}",
         f"again: {row.command}",
     ]
     parts += [f"reduced: {row.reduced}"] if row.reduced else []

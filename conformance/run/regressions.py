@@ -77,8 +77,8 @@ def counts(run: Run, stored: str) -> str:
     words = [
         f"{n} {verdict}{f' ({equal} of equal code)' if verdict == 'SAME' else ''}" for verdict, n in verdicts.items()
     ]
-    least = max((row.against.least for row in run.benches if row.against.least), default=None)
-    visible = f"; slowdowns from {least:.1%} on would show in all" if least else ""
+    smallest = max((row.against.least for row in run.benches if row.against.least), default=None)
+    visible = f"; slowdowns from {smallest:.1%} on would show in all" if smallest else ""
     return f"against {stored}: {', '.join(words) or 'no benchmark'}{visible}"
 
 
@@ -88,8 +88,8 @@ def failures(run: Run, fail_on: Sequence[str], lost: Sequence[str]) -> list[str]
     message = (
         [f"slower than the baseline: {tables.columns(slower, Bench.BASELINE_COLUMNS, 'simple')}"] if slower else []
     )
-    kept = message if "slower" in fail_on else []
-    return [*kept, *(f"passed in the baseline: {case}" for case in lost if "coverage" in fail_on)]
+    slower_message = message if "slower" in fail_on else []
+    return [*slower_message, *(f"passed in the baseline: {case}" for case in lost if "coverage" in fail_on)]
 
 
 def save(run: Run, settings: Settings) -> str:

@@ -164,9 +164,9 @@ def _part(place: Place, name: str, value: Any, dims: Sequence[str]) -> Part:
         if key == CONSUMER_ARGUMENT or key in dims:
             place.at("args", key).fail(f"{key!r} is reserved here; choose another name")
         args[key] = {"shape": item} if isinstance(item, list) else dict(any_table(place.at("args", key), item))
-    where = optional_text(place.at("where"), table.get("where")) or "True"
+    condition = optional_text(place.at("where"), table.get("where")) or "True"
     dtypes = strings(place.at("dtypes"), table["dtypes"], "dtypes", nonempty=True) if "dtypes" in table else None
-    return Part(name, expr, args, where, dtypes)
+    return Part(name, expr, args, condition, dtypes)
 
 
 def _smoke_pairs(table: Table) -> Iterator[tuple[str, str]]:

@@ -93,7 +93,7 @@ def fits(layout: str, shape: tuple[int, ...]) -> bool:
     if parsed is None:
         return False
     name, numbers = parsed
-    _, least, most = LAYOUTS[name]
+    _, min_rank, max_rank = LAYOUTS[name]
     axes = {"transposed": numbers, "strided": numbers[:1], "expanded": numbers}.get(name, ())
     rank = len(shape)
-    return least <= rank and (most is None or rank <= most) and all(-rank <= axis < rank for axis in axes)
+    return min_rank <= rank and (max_rank is None or rank <= max_rank) and all(-rank <= axis < rank for axis in axes)

@@ -195,9 +195,9 @@ def invalid_index(draw: Draw, below: int, wraps: bool = False) -> Tensor:
     With `wraps`, negative indices count from the end and are valid.
     """
     valid = index(draw, below)
-    least, most = torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max
+    lowest, highest = torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max
     candidates = (below, below + 1, 10**9, -below - 1, -(10**9), *([] if wraps else [-1, -below]))
-    invalid = torch.tensor([x for x in candidates if least <= x <= most])
+    invalid = torch.tensor([x for x in candidates if lowest <= x <= highest])
     is_invalid = torch.rand(draw.shape, generator=draw.generator) < 1 / 8
     if is_invalid.numel():
         is_invalid.view(-1)[int(torch.randint(0, is_invalid.numel(), (), generator=draw.generator))] = True

@@ -377,15 +377,15 @@ def _perf(place: Place, data: Any, spec: CaseSpec, distributions: Mapping[str, M
 
 def _checked_spec(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
     table = known_table(place, data, "a checked table")
-    around = dict(any_table(place.at("around"), table.get("around", {})))
-    for key, steps in around.items():
+    deltas = dict(any_table(place.at("around"), table.get("around", {})))
+    for key, steps in deltas.items():
         here = place.at("around", key)
         one_of(here, key, spec.dims, "a dim")
         if not isinstance(steps, list) or not steps or not all(is_kind(step, (int,)) for step in steps):
             here.fail(f"a list of whole numbers to add to {key} is needed, such as [-1, 0, 1], not {steps!r}")
     targets = _targets(place.at("targets"), table.get("targets", list(spec.targets)))
     tier = word(place, table, "tier", TIERS) or "nightly"
-    return CheckedSpec({key: tuple(steps) for key, steps in around.items()}, targets, tier)
+    return CheckedSpec({key: tuple(steps) for key, steps in deltas.items()}, targets, tier)
 
 
 def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple[str, ...]]:

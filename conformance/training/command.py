@@ -76,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "curve": ["model", "loss", "ours from f64", "eager from f64", ""],
         "times": [
             "model",
-            *(f"{way}, ms" for way in steps.our_modes(options.device)),
+            *(f"{mode_name}, ms" for mode_name in steps.our_modes(options.device)),
             *options.race,
             "of the quickest",
         ],

@@ -63,10 +63,10 @@ def must_be_guarded(e: Expr) -> bool:
 
 def lower(e: Expr, b: Block, scope: Scope) -> Value:
     """The value of `e`, computed once per region."""
-    found = scope.known.get(e)
-    if found is None:
-        found = scope.known[e] = _lower(e, b, scope)
-    return found
+    value = scope.known.get(e)
+    if value is None:
+        value = scope.known[e] = _lower(e, b, scope)
+    return value
 
 
 def _lower(e: Expr, b: Block, scope: Scope) -> Value:

@@ -56,9 +56,9 @@ def value(w: Writer, e: Expr) -> Value:
         case Var(name):
             return w.index(name) if name in w.lanes else w.env[name]
     key = (e, w.guards, tuple(sorted(w.dims.items())))
-    known = w.lookup(key)
-    if known is not None:
-        return known
+    cached = w.lookup(key)
+    if cached is not None:
+        return cached
     v = _evaluate(w, e)
     if (
         not isinstance(e, Load)
@@ -154,12 +154,12 @@ def _in_extent(w: Writer, var: str) -> Value:
     assert end is not None
     index = w.index(var)
     key = ("inside", index, end)
-    known = w.lookup(key)
-    if known is None:
+    cached = w.lookup(key)
+    if cached is None:
         end_value = value(w, end)
         v = Value(f"{index.code} < {end_value.operand}", boolean, index.axes | end_value.axes, level=LOOSE)
-        known = w.remember(key, w.assign(v, f"{var}_in"))
-    return known
+        cached = w.remember(key, w.assign(v, f"{var}_in"))
+    return cached
 
 
 def element_offset(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Expr:
@@ -190,7 +190,7 @@ def _pointer(w: Writer, buffer: str, element: Expr, along: Axes) -> tuple[Value,
     axes = offset.axes | along | (access_mask.axes if access_mask is not None else NONE)
     if axes != offset.axes:
         offset = w.broadcast(offset, axes)
-    name = w.spelled[buffer]
+    name = w.spellings[buffer]
     code = name if offset.literal and offset.code == "0" else f"{name} + {offset.operand}"
     return Value(code, i64, axes), access_mask
 
@@ -198,11 +198,11 @@ def _pointer(w: Writer, buffer: str, element: Expr, along: Axes) -> tuple[Value,
 _ATOMIC = {"sum": "add", "max": "max", "min": "min", "and": "and", "or": "or"}
 
 
-def store(w: Writer, buffer: str, index: tuple[Expr, ...], e: Expr, how: str) -> None:
+def store(w: Writer, buffer: str, index: tuple[Expr, ...], e: Expr, combine: str) -> None:
     t = w.tensors[buffer]
     offset = element_offset(w, buffer, index)
     v = value(w, e)
-    if buffer in w.local or how == "set":
+    if buffer in w.local or combine == "set":
         v = v if v.is_atom and not v.literal and not v.narrow else w.assign(convert(v, t.dtype), f"{buffer}_")
     if buffer in w.local:
         w.remember(("stored", buffer, offset), v)
@@ -213,13 +213,13 @@ def store(w: Writer, buffer: str, index: tuple[Expr, ...], e: Expr, how: str) ->
     if not v.axes <= pointer.axes:
         raise ValueError(f"several values go to one element of {buffer}")
     mask_argument = "" if store_mask is None else f", mask={store_mask.code}"
-    if how == "set":
+    if combine == "set":
         w.line(f"tl.store({pointer.code}, {v.typed}{mask_argument})")
         if not w.guards:
             w.remember(("stored", buffer, offset), v)
     else:
-        if how not in _ATOMIC or t.dtype.bits < 32 or (t.dtype.is_float and how != "sum"):
-            raise Unsupported(f"store by {how}", (str(t.dtype),), "Triton has no such atomic operation")
+        if combine not in _ATOMIC or t.dtype.bits < 32 or (t.dtype.is_float and combine != "sum"):
+            raise Unsupported(f"store by {combine}", (str(t.dtype),), "Triton has no such atomic operation")
         v = w.broadcast(convert(v, t.dtype) if v.narrow or v.literal else v, pointer.axes)
-        w.line(f'tl.atomic_{_ATOMIC[how]}({pointer.code}, {v.code}{mask_argument}, sem="relaxed")')
+        w.line(f'tl.atomic_{_ATOMIC[combine]}({pointer.code}, {v.code}{mask_argument}, sem="relaxed")')
     w.written |= {buffer} & w.barrier_buffers

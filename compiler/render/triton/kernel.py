@@ -39,15 +39,15 @@ class Function:
     checks_data: bool
 
 
-def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Sequence[Size]) -> Function:
+def function(kernel: Kernel, name: str, spellings: Mapping[str, str], sizes: Sequence[Size]) -> Function:
     """Emit a kernel; raises Unsupported for what Triton cannot express, ValueError for an unsuitable schedule."""
     dots = {d.k: d for d in matmul_loops(kernel.body)}
     rank = lane_depth(kernel.body, dots)
     if rank != 2:
         dots, rank = {}, lane_depth(kernel.body, ())
-    params = [*(spelled[p.name] for p in kernel.params), *(spelled[s.name] for s in sizes)]
-    w = Writer({p.name: p for p in kernel.params}, rank, spelled, [*params, name])
-    w.env = {s.name: Value(spelled[s.name], i64, narrow=True) for s in sizes}
+    params = [*(spellings[p.name] for p in kernel.params), *(spellings[s.name] for s in sizes)]
+    w = Writer({p.name: p for p in kernel.params}, rank, spellings, [*params, name])
+    w.env = {s.name: Value(spellings[s.name], i64, narrow=True) for s in sizes}
     w.barrier_buffers = _buffers_with_barriers(kernel)
     k = _Kernel(w, dots)
     k.body(kernel.body)

@@ -50,11 +50,11 @@ class Writer:
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], rank: int, spelled: Mapping[str, str], taken: Iterable[str]
+        self, tensors: Mapping[str, Tensor], rank: int, spellings: Mapping[str, str], taken: Iterable[str]
     ) -> None:
         self.lines: list[str] = []
         self.indent = 1
-        self.tensors, self.rank, self.spelled = dict(tensors), rank, spelled
+        self.tensors, self.rank, self.spellings = dict(tensors), rank, spellings
         self.taken = {*taken, *RESERVED}
         self.ranges: dict[str, Range] = {}
         self.lanes: dict[str, Lane] = {}
@@ -127,12 +127,12 @@ class Writer:
         if var not in self.dims:
             raise ValueError(f"{var} is not an axis here")
         key = ("index", var, self.dims[var], self.rank)
-        known = self.lookup(key)
-        if known is None:
+        cached = self.lookup(key)
+        if cached is None:
             subscripts = ", ".join(":" if d == self.dims[var] else "None" for d in range(self.rank))
             code = f"tl.arange(0, {self.lanes[var].size})" + (f"[{subscripts}]" if self.rank > 1 else "")
-            known = self.remember(key, self.assign(Value(code, i64, frozenset({var}), narrow=True), var))
-        return known
+            cached = self.remember(key, self.assign(Value(code, i64, frozenset({var}), narrow=True), var))
+        return cached
 
     def broadcast(self, v: Value, axes: Axes) -> Value:
         """Broadcast along more axes."""
