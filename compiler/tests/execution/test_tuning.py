@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import threading
 import weakref
 from collections.abc import Iterator
@@ -142,15 +143,13 @@ def test_a_lost_process_is_an_answer_and_another_takes_its_place(tmp_path: Path)
         process.close()
 
 
-def test_a_process_may_see_one_gpu_alone(tmp_path: Path) -> None:
-    process = Process("cpu", tmp_path, "5")
-    try:
-        process.start()
-        assert process._running is not None
-        environment = Path(f"/proc/{process._running.pid}/environ").read_bytes().split(b"\0")
-        assert b"CUDA_VISIBLE_DEVICES=5" in environment
-    finally:
-        process.close()
+def test_a_process_may_see_one_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, env, **more: environments.append(env))
+    Process("cpu", tmp_path, "5").start()
+    Process("cpu", tmp_path).start()
+    one, every = (env.get("CUDA_VISIBLE_DEVICES") for env in environments)
+    assert (one, every) == ("5", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
