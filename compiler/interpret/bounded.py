@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -318,9 +319,9 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
         change = largest_change({id(s): reach})
         if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see no change
             change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst_error(s), swing))
-        if name in _POLES and s is args[1]:  # likewise probes on both sides of a pole
-            change = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, change)
-            e1 = np.where((np.abs(s.v) <= worst_error(s)) & (worst_error(s) > 0), np.inf, e1)
+        if (poles := _poles(name, s, args)) is not None:  # likewise probes on both sides of a pole
+            change = np.where(_holds_pole(s.v, reach, poles) & (reach > 0), np.inf, change)
+            e1 = np.where(_holds_pole(s.v, worst_error(s), poles) & (worst_error(s) > 0), np.inf, e1)
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
         e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
@@ -332,6 +333,21 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
         joint_excess = largest_change({id(s): tolerance(s) for s in sources}) - separate_changes
         e2 = e2 + np.where(joint_excess > 0, (joint_excess / LAMBDA) ** 2, 0.0)
     return make_bounded(v, e1, e2, common)
+
+
+def _poles(name: str, argument: Bounded, args: tuple[Bounded, ...]) -> tuple[float, float, float] | None:
+    """The poles of an operation in one of its arguments, as `Function.poles` says them; None if there are none."""
+    if name in _POLES:
+        return (0.0, math.inf, 0.0) if argument is args[1] else None
+    return FUNCTIONS[name].poles if name in FUNCTIONS else None
+
+
+def _holds_pole(v: Array, reach: Array, poles: tuple[float, float, float]) -> Array:
+    """Whether the interval around a value contains a pole."""
+    one, distance, last = poles
+    low = v.astype(np.float64) - reach
+    next_pole = one + (np.ceil((low - one) / distance) * distance if math.isfinite(distance) else 0.0)
+    return np.asarray((low <= next_pole) & (next_pole <= np.minimum(v + reach, last)))
 
 
 def _interval_ends(v: Array, by: Array) -> list[Array]:

@@ -29,6 +29,7 @@ class Function:
     arithmetic. `torch` are its names in ATen. `meaning` is a function of Python floats, if NumPy has none. `library`
     says that the C library has the function. `mistaken` are functions that a wrong compiler may call instead. `swing`
     is the largest difference between any two values of an oscillating function whose slope is at most 1; 0 for others.
+    `poles` are one of its poles, the distance between two, and the last one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Function:
     mistaken: tuple[str, ...] = ()
     cost: int = COST
     swing: float = 0.0
+    poles: tuple[float, float, float] | None = None
 
 
 @functools.cache
@@ -85,11 +87,12 @@ _ROWS = (
              mistaken=("erf",)),
     # f32 is computed in f64; CUDA's f64 function is less accurate between -11.0001 and -2.2637, near its zeros.
     Function("lgamma", (1.0, 12.0), (1, 4), _SPECIAL, torch=("lgamma",), meaning=_log_gamma, mistaken=("log",),
-             cost=30),
+             cost=30, poles=(0.0, 1.0, 0.0)),
     Function("tanh", (2.75, 2.75), (2, 1), "tanh.h", torch=("tanh",), mistaken=("atan",)),
     Function("sin", (2.25, 1.0), (2, 2), _CIRCLE, torch=("sin",), mistaken=("cos",), swing=2.0),
     Function("cos", (2.25, 1.0), (2, 2), _CIRCLE, torch=("cos",), mistaken=("sin",), swing=2.0),
-    Function("tan", (3.75, 1.0), (4, 2), _CIRCLE, torch=("tan",), mistaken=("tanh",)),
+    Function("tan", (3.75, 1.0), (4, 2), _CIRCLE, torch=("tan",), mistaken=("tanh",),
+             poles=(math.pi / 2, math.pi, math.inf)),
     Function("asin", (2.5, 1.0), (4, 2), _CIRCLE, torch=("asin",), mistaken=("acos",)),
     Function("acos", (1.5, 1.0), (3, 2), _CIRCLE, torch=("acos",), mistaken=("asin",)),
     Function("atan", (2.0, 1.0), (2, 2), _CIRCLE, torch=("atan",), mistaken=("asin",)),

@@ -1,5 +1,6 @@
 """Error bounds: f32 evaluations of Tensor IR lie within them, and they open where rounding decides."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,18 @@ def test_a_floor_opens_only_where_rounding_may_turn_it() -> None:
     assert b.v[0] == 1 and bounded.tolerance(b)[0] == 1
     (b,) = bounds(program, [near, np.full(N, 3.5, np.float32)])
     assert bounded.tolerance(b)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "known"),
+    [("lgamma", -3.0, False), ("lgamma", -40.0, False), ("lgamma", -3.5, True), ("lgamma", 3.0, True),
+     ("tan", math.pi / 2, False), ("tan", -7 * math.pi / 2, False), ("tan", math.pi, True)],
+)  # fmt: skip
+def test_a_value_that_rounding_may_take_across_a_pole_is_not_known(name: str, at: float, known: bool) -> None:
+    x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(2)]
+    third, most = np.full(N, 1 / 3, np.float32), np.full(N, 3 * at * (1 + 1e-8), np.float32)
+    (b,) = bounds(elementwise(Op(name, (x[0] * x[1] + const(1e-9, dt.f32),)), 2), [third, most])
+    assert np.isfinite(bounded.tolerance(b)).all() == known
 
 
 def test_a_step_that_is_undecided_adds_to_what_is_rounded() -> None:
