@@ -320,8 +320,8 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
         if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see no change
             change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst_error(s), swing))
         if (poles := _poles(name, s, args)) is not None:  # likewise probes on both sides of a pole
-            change = np.where(_holds_pole(s.v, reach, poles) & (reach > 0), np.inf, change)
-            e1 = np.where(_holds_pole(s.v, worst_error(s), poles) & (worst_error(s) > 0), np.inf, e1)
+            change = np.where(_holds_pole(s.v, reach, poles), np.inf, change)
+            e1 = np.where(_holds_pole(s.v, worst_error(s), poles), np.inf, e1)
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
         e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
@@ -343,11 +343,11 @@ def _poles(name: str, argument: Bounded, args: tuple[Bounded, ...]) -> tuple[flo
 
 
 def _holds_pole(v: Array, reach: Array, poles: tuple[float, float, float]) -> Array:
-    """Whether the interval around a value contains a pole."""
+    """Whether the interval around a value, which is not the value alone, contains a pole."""
     one, distance, last = poles
     low = v.astype(np.float64) - reach
     next_pole = one + (np.ceil((low - one) / distance) * distance if math.isfinite(distance) else 0.0)
-    return np.asarray((low <= next_pole) & (next_pole <= np.minimum(v + reach, last)))
+    return np.asarray((reach > 0) & (low <= next_pole) & (next_pole <= np.minimum(v + reach, last)))
 
 
 def _interval_ends(v: Array, by: Array) -> list[Array]:

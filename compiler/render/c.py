@@ -102,7 +102,7 @@ class Writer:
     functions: set[str] = field(default_factory=set)  # names of functions in use
     helpers: list[str] = field(default_factory=list)  # lines of helper functions to put before this one
     in_parallel_loop: bool = False  # whether inside a loop that is spread over threads
-    mark: str = ""  # the mark of the enclosing loop that affects memory accesses
+    past: bool = False  # whether the stores of the enclosing loop bypass the caches
     ahead: int = 0  # bytes beyond each load that the enclosing loop prefetches
     offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in dynamic shared memory
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables

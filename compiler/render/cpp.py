@@ -228,10 +228,10 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
         case k.Assign(name, Op("add" | "sub" | "fma") as value) if value.dtype.is_float and value.dtype.lanes == 1:
             return [f"{w.names[name]} = {w.call('mlc_in_order', w.text(value)).text};"]
         case k.For(mark=mark, ahead=ahead) if mark == "past" or ahead:
-            outer_marks = w.mark, w.ahead
-            w.mark, w.ahead = "past" if mark == "past" else w.mark, ahead or w.ahead
+            outer = w.past, w.ahead
+            w.past, w.ahead = w.past or mark == "past", ahead or w.ahead
             lines = c.statement(w, s.replace(mark="" if mark == "past" else mark, ahead=0))
-            w.mark, w.ahead = outer_marks
+            w.past, w.ahead = outer
             return lines
         case k.Store(buffer, index, value, "set"):
             dtype = value.dtype
@@ -243,7 +243,7 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
                 pointer += ".bits"
             if dtype.lanes == 1:
                 return [f"{pointer[1:]} = {w.plain(value)};"]
-            store = "mlc_store_bools" if dtype.kind == "bool" else "mlc_store_past" if w.mark == "past" else "mlc_store"
+            store = "mlc_store_bools" if dtype.kind == "bool" else "mlc_store_past" if w.past else "mlc_store"
             return [w.call(store, pointer, w.text(value)).text + ";"]
     return None
 

@@ -150,15 +150,14 @@ class _Lowering:
         if problem:
             raise ValueError(f"kernel {self.source.name}: {problem}")
         width, copies = args["width"], args.get("unroll", 1)
-        marks = next((m for m in MARKS if args.get(m)), ""), args.get("ahead", 0)
         done, end = (whole(extent, width * copies) if copies > 1 else const(0)), whole(extent, width)
         sums = [{name: self.lane_accumulator(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []
         for copy in sums:
             for n, v in copy.items():
                 out.append(k.Declare(v.name, k.Broadcast(identity(outer[n], scope.values[n].dtype), width)))
-        out += self.whole_vectors(f, scope, const(0), done, width, sums, marks)
-        out += self.whole_vectors(f, scope, done, end, width, sums[:1], marks)
+        out += self.whole_vectors(f, scope, const(0), done, width, sums)
+        out += self.whole_vectors(f, scope, done, end, width, sums[:1])
         combined = self.combine(outer, sums, scope)
         if args.get("again") and isinstance(extent, Const):
             recomputed = static(end) - static(extent) + width
@@ -172,13 +171,9 @@ class _Lowering:
         return Var(fresh(f"{name}_lanes", self.taken), dt.vector(scope.values[name].dtype, width))
 
     def whole_vectors(
-        self, f: tile.For, scope: Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]],
-        marks: tuple[str, int],
-    ) -> Body:  # fmt: skip
-        """The vector loop from `start` to `stop`, with one vector per element of `sums` in each iteration.
-
-        `marks` are `mark` and `ahead` of the loop.
-        """
+        self, f: tile.For, scope: Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]]
+    ) -> Body:
+        """The vector loop from `start` to `stop`, with one vector per element of `sums` in each iteration."""
         if start is stop:
             return []
         var = fresh(f.var + scope.suffix, self.taken)
@@ -192,7 +187,9 @@ class _Lowering:
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             inner.values |= copy
             scopes.append(inner)
-        return [k.For(var, start, stop, step, tuple(self.unroll_and_jam(f.body, scopes)), *marks)]
+        args = dict(f.bind.args)
+        mark = next((m for m in MARKS if args.get(m)), "")
+        return [k.For(var, start, stop, step, tuple(self.unroll_and_jam(f.body, scopes)), mark, args.get("ahead", 0))]
 
     def overlapping_vector(
         self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]
