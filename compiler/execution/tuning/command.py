@@ -103,8 +103,11 @@ def _search_and_store(
     """Search a kernel of a program, and store the result if it passes."""
     with bench.lane() as lane:
         result = search_of.tune(kernel, lane, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
-    if result.record is not None and (refusal := find_problem(program, bench.target, result.record, inputs, cache)):
-        result = dataclasses.replace(result, record=None, problem=f"what was found is refused: {refusal}")
+    if result.record is not None:
+        with bench.checking:
+            refusal = find_problem(program, bench.target, result.record, inputs, cache)
+        if refusal:
+            result = dataclasses.replace(result, record=None, problem=f"what was found is refused: {refusal}")
     if result.record is not None:
         shelf.store_records(cache, [result.record])
     return result
@@ -120,7 +123,10 @@ def find_problem(
         lowering = pipeline.lower(program, target, stored=Stored((record,)))
         if lowering.fallbacks:
             return lowering.fallbacks[0].reason
-        eager = frontend.execute(program, inputs)
+        try:
+            eager = frontend.execute(program, inputs)
+        except RuntimeError as problem:  # one program that PyTorch cannot run here does not end the search of others
+            return f"stage torch: {problem}"
         is_small = sum(_iteration_count(k.body) for k in lowering.stages["loop"].kernels) <= INTERPRETED
         *before, last = pipeline.stages(target)[1:]
         for stage in (*(before if is_small else ()), last):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from threading import Event
+from threading import Event, Lock
 
 import torch
 
 from compiler import pipeline
 from compiler.errors import CompilerError
 from compiler.execution import gpu_programs, named
-from compiler.execution.tuning import tables
+from compiler.execution.tuning import shelf, tables
 from compiler.execution.tuning.processes import Answer, Builders, Process
 from compiler.execution.tuning.tables import Table, Trial
 from compiler.ir import aten, loop_text
@@ -29,7 +29,7 @@ from compiler.runtime import detect
 from compiler.schedule import search, steps
 from compiler.schedule.records import Record
 from compiler.schedule.space.members import Planned
-from compiler.schedule.steps import CacheHints
+from compiler.schedule.steps import CacheHints, Schedule
 from compiler.targets.target import Target
 
 LANES = {"cpu": (1, 1), "cuda": (4, 12)}  # fewest and most kernels searched concurrently per device: see `lanes`
@@ -76,15 +76,16 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Bench:
-    """The processes and the folder used by searches for a target."""
+    """The processes and the cache used by searches for a target."""
 
     target: Target
     device: str
-    folder: Path
+    cache: Path
     builders: Builders
     racer: Process
     idle_racers: SimpleQueue[Process]
     stop: Event = field(default_factory=Event)
+    checking: Lock = field(default_factory=Lock)  # held by the check of a record, which runs PyTorch on all cores
     lanes: int = 1  # kernels searched concurrently: as many as `idle_racers` has processes
 
     @contextmanager
@@ -115,7 +116,7 @@ def started_bench(target: Target, cache: Path) -> Iterator[Bench]:
         for process in others:
             process.start()
         builders.start(BUILD_TIMEOUT)
-        yield Bench(target, device, cache / "tune", builders, racer, idle_racers, lanes=len(others))
+        yield Bench(target, device, cache, builders, racer, idle_racers, lanes=len(others))
     finally:
         builders.close()
         for process in racers:
@@ -157,29 +158,46 @@ def tune(
 ) -> SearchResult:
     """Search the schedules of a kernel that is a program of its own."""
     (kernel,) = program.kernels
-    head = _table_head(program, bench, effort)
+    known = stored_schedule(program, bench)
+    head = _table_head(program, bench, effort, known)
     if isinstance(head, str):
         return SearchResult(kernel.name, None, head)
-    path = bench.folder / f"{head.key}-{head.target.replace(':', '_')}-{head.device.replace(' ', '_')}.jsonl"
+    name = f"{head.key}-{head.target.replace(':', '_')}-{head.device.replace(' ', '_')}.jsonl"
+    path = bench.cache / "tune" / name
     table = tables.begin(path, head)
     (first,) = bench.builders.build(head.program, head.schedules[:1], BUILD_TIMEOUT)
     started = first if "failed" in first else bench.racer.begin(RUN_TIMEOUT, text=first["text"], seed=seed)
     if "failed" in started:
         return SearchResult(kernel.name, None, f"the heuristic's schedule cannot be timed: {started['failed']}")
     texts = {0: str(first["text"])}
+    if 0 not in table.trials:
+        tables.append(path, table, _race([0], texts, bench))
+    old = [n for n, schedule in enumerate(head.schedules) if schedule == known]
+    for number in _build([n for n in old if n not in table.trials], table, path, texts, bench):
+        tables.append(path, table, _race([number], texts, bench))
     _search(table, path, texts, bench, effort, strategy, seed, tell)
     if bench.stop.is_set():  # the best so far deserves a last race
         tell(f"{kernel.name}: interrupted; the best so far is raced and kept")
-    record, refusal = _winner(table, texts, bench, code)
+    record, refusal = _winner(table, texts, old, bench, code)
     reasons = [t.failed.split(":")[0] for t in table.trials.values() if t.failed]
     refused = {w: reasons.count(w) for w in dict.fromkeys(reasons)}
     return SearchResult(kernel.name, record, refusal, len(table.trials), refused, bench.stop.is_set())
 
 
-def _table_head(program: Program, bench: Bench, effort: Effort) -> tables.Head | str:
-    """The head of a kernel's table with its candidates, or why there are none."""
+def stored_schedule(program: Program, bench: Bench) -> str:
+    """The schedule that is stored for a kernel, without cache hints; empty if there is none, or none that applies."""
+    stored = shelf.stored(bench.cache, bench.target.name, bench.device)
+    if key(program) not in stored.by_key:
+        return ""
+    lowering = pipeline.lower(program, bench.target, source="loop", until="tile", stored=stored)
+    (schedule,) = lowering.schedules.values()
+    return "" if lowering.fallbacks else steps.show(Schedule(_without_hints(schedule.steps)))
+
+
+def _table_head(program: Program, bench: Bench, effort: Effort, known: str) -> tables.Head | str:
+    """The head of a kernel's table with its candidates, among them the `known` schedule; or why there are none."""
     text = loop_text.show(program)
-    answer = bench.builders.ask("candidates", BUILD_TIMEOUT, program=text, count=effort.candidates)
+    answer = bench.builders.ask("candidates", BUILD_TIMEOUT, program=text, count=effort.candidates, known=known)
     if "failed" in answer:  # a planner that fails costs its kernels their search, and is reported
         return f"no candidates: {answer['failed']}"
     return tables.Head(
@@ -193,11 +211,15 @@ def without_hints(program: Program, target: Target) -> Iterator[Planned]:
     added where a schedule is used."""
 
     def steps_without_hints(p: Planned) -> tuple[steps.Step, ...]:
-        return tuple(s for s in p.schedule.steps if not isinstance(s, CacheHints))
+        return _without_hints(p.schedule.steps)
 
     (kernel,) = program.kernels
     for p in pipeline.space(program, kernel, target):
         yield Planned(p.family, p.cost, partial(steps_without_hints, p), p.price)
+
+
+def _without_hints(given: tuple[steps.Step, ...]) -> tuple[steps.Step, ...]:
+    return tuple(s for s in given if not isinstance(s, CacheHints))
 
 
 def _search(
@@ -206,8 +228,6 @@ def _search(
     """Measure the candidates that the strategy chooses, until the effort is spent or none is left."""
     candidates = _candidates(table)
     rng, end = Random(seed), time.monotonic() + effort.seconds
-    if 0 not in table.trials:
-        tables.append(path, table, _race([0], texts, bench))
     while len(table.trials) < effort.trials and time.monotonic() < end and not bench.stop.is_set():
         # As many as can be built in parallel; but a strategy learns nothing within a batch.
         batch = max(BATCH, min(detect.usable_cores(), effort.trials // BATCHES))
@@ -262,14 +282,18 @@ def _race(numbers: list[int], texts: Mapping[int, str], bench: Bench) -> list[Tr
     ]
 
 
-def _winner(table: Table, texts: dict[int, str], bench: Bench, code: str) -> tuple[Record | None, str]:
-    """Race the best candidates again, longer; return the record of the best if it surely beats the heuristic's.
+def _winner(
+    table: Table, texts: dict[int, str], known: Sequence[int], bench: Bench, code: str
+) -> tuple[Record | None, str]:
+    """Race the best candidates and those `known` again, longer; return the record of the best if it surely beats the
+    heuristic's.
 
     Otherwise return the record of the heuristic's schedule, or None and the problem if the race fails. Among many about
     equally fast candidates, the seemingly fastest was lucky: only the second race counts.
     """
     faster = sorted((t for t in table.trials.values() if not t.failed and t.ratio < 1), key=lambda t: t.ratio)
-    finalists = [t.number for t in faster[:FINALISTS] if _is_built(t.number, table, texts, bench)]
+    best = dict.fromkeys([*(t.number for t in faster[:FINALISTS]), *(n for n in known if not table.trials[n].failed)])
+    finalists = [n for n in best if _is_built(n, table, texts, bench)]
     answer = bench.racer.ask("race", RUN_TIMEOUT, texts=[texts[n] for n in finalists], rounds=LAST_ROUNDS)
     if "failed" in answer:
         return None, f"the last race failed: {answer['failed']}"

@@ -53,12 +53,15 @@ def ready(_: State) -> Mapping[str, Any]:
     return {}
 
 
-def candidates(state: State, program: str, count: int) -> Mapping[str, Any]:
-    """The cheapest schedules of a kernel, without duplicates, with their estimates."""
+def candidates(state: State, program: str, count: int, known: str = "") -> Mapping[str, Any]:
+    """The cheapest schedules of a kernel, without duplicates, with their estimates; and the `known` schedule, which
+    counts as the dearest if it is none of them."""
     chosen: dict[str, float] = {}
     members = list(itertools.islice(without_hints(loop_text.parse(program), state.target), count))
     for p in members:
         chosen.setdefault(steps.show(p.schedule), p.cost)
+    if known:
+        chosen.setdefault(known, max(chosen.values()))
     return {"family": members[0].family, "costs": [*chosen.values()], "schedules": [*chosen]}
 
 

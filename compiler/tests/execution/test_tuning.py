@@ -131,6 +131,19 @@ def test_what_a_search_found_until_an_interrupt_is_checked_and_stored(
     assert command.tune_missing(made.captured, named.target("cpu"), tmp_path) == []
 
 
+@pytest.mark.parametrize("stored", ["the ninth of its space", 'bind("nowhere", blocks)\n'])
+def test_a_search_also_times_the_schedule_that_is_stored(stored: str, tmp_path: Path) -> None:
+    kept, first = record(CODE, 8)
+    kept = replace(kept, schedule=stored) if "nowhere" in stored else kept
+    shelf.store_records(tmp_path, [kept])
+    machine, program = named.target("cpu"), loop_text.parse(kept.program)
+    with search_of.started_bench(machine, tmp_path) as bench, bench.lane() as lane:
+        found = search_of.tune(program, lane, search_of.Effort(2, 10.0, 2), "top")
+    ((table,),) = (tables.read_all(p) for p in (tmp_path / "tune").glob("*.jsonl"))
+    assert (found.problem, len(table.trials), table.head.schedules[0]) == ("", 2, first)
+    assert [*table.trials] == ([0, 1] if "nowhere" in stored else [0, table.head.schedules.index(kept.schedule)])
+
+
 def test_a_lost_process_is_an_answer_and_another_takes_its_place(tmp_path: Path) -> None:
     process = Process("cpu", tmp_path)
     try:
