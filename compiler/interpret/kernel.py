@@ -67,6 +67,14 @@ def _product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     acc.write(here, old + left @ right)
 
 
+def _stored_product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
+    """to[m, n] = a[m, k] . b[k, n], summed in f32 and rounded to bf16: arguments as for `_product`."""
+    m, n, k, a, a_m, a_k, b, b_k, b_n, to, to_m = args
+    i, j, step = np.arange(m)[:, None], np.arange(n), np.arange(k)
+    left, right = a.read(i * a_m + step * a_k), b.read(step[:, None] * b_k + j * b_n)
+    to.write(i * to_m + j, scalar.round_bf16(left.astype(np.float32) @ right.astype(np.float32)))
+
+
 def _copy(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     """to[m, n] = from[m, n]: sizes, how much of them exists (the rest is zero), then both with their strides."""
     m, n, m_there, n_there, source, source_m, source_n, target, target_m, target_n = args
@@ -88,6 +96,7 @@ CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
     "mlc_fma_block": _product,
     "mlc_dot_block": _product,
     "mlc_pair_block": _product,
+    "mlc_pair_block_store": _stored_product,
     "mlc_copy_block": _copy,
     "mlc_order": _order,
 }

@@ -21,7 +21,7 @@ from compiler.interpret.loop import laid_out, poison
 from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import bind_sizes, extent
 from compiler.interpret.tile_state import Here, Machine, evaluate_at, points_of
-from compiler.ir.dtype import DType, compute, i64
+from compiler.ir.dtype import DType, compute, f32, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.roles import Advance, One, RingStmt, Role
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, dtypes
@@ -319,8 +319,10 @@ def _inside(s: Slice, index: tuple[Expr, ...], machine: Machine) -> Expr:
 
 
 def _multiply(s: Mma, machine: Machine, here: Here) -> None:
-    """Both operands are read whole and multiplied in the accumulator's type; the product is added like a store."""
-    dtype = machine.types[s.acc.buffer]
+    """Both operands are read whole and multiplied in the accumulator's type, or in f32 if the sums are only stored; the
+    product is added or stored as by a store."""
+    target = machine.types[s.acc.buffer]
+    dtype = f32 if s.store else target
     long = lengths(s)
     spans = {x: Span(f"mma {x}", 0, long[x]) for x in "mnk"}
     sizes = dict(zip("mnk", s.sizes, strict=True)) if s.sizes else {}
@@ -343,4 +345,5 @@ def _multiply(s: Mma, machine: Machine, here: Here) -> None:
     with np.errstate(all="ignore"):
         product = np.matmul(operand(s.a, a_axes, "mk"), operand(s.b, b_axes, "kn"))
     index = element(s.acc, [Var(f"mma {letter}", i64) for letter in c_axes])
-    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, open_axes("mn"))
+    made = scalar.rounded(np.asarray(product), target) if s.store else np.asarray(product)
+    _store(s.acc.buffer, index, made, target, "set" if s.store else "sum", machine, open_axes("mn"))

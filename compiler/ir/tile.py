@@ -159,7 +159,8 @@ class Mma(Stmt):
     "nk". `sizes` (m, n, k), if given, limit the part of the slices that is used, from their starts. `grid` is the
     number of thread groups along m and n that share the accumulator, each with as many threads as the instruction
     needs. Along the axes `neighbours` of "mn", registers of a thread hold adjacent elements. With `again`, columns left
-    over by whole blocks are computed in an overlapping last block, some of them twice.
+    over by whole blocks are computed in an overlapping last block, some of them twice. With `store`, the sums are not
+    added: they are summed in f32, rounded to the type of `acc`, and stored there.
     """
 
     instruction: str
@@ -171,6 +172,7 @@ class Mma(Stmt):
     grid: tuple[int, ...] = ()
     neighbours: str = ""
     again: bool = False
+    store: bool = False
 
 
 def moved(s: Slice) -> list[int]:

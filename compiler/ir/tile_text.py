@@ -50,7 +50,7 @@ def _show(s: Stmt) -> list[str]:
             told = f", {roles_text.show_barrier(full)}" if full is not None else ""
             told += "".join(f", {word}={n}" for word in _COPY_WORDS if (n := getattr(s, word)))
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}"{told})']
-        case tile.Mma(instruction, acc, a, b, operands, sizes, grid, neighbours, again):
+        case tile.Mma(instruction, acc, a, b, operands, sizes, grid, neighbours, again, store):
             said = [
                 f'"{instruction}"',
                 *map(show_slice, (acc, a, b)),
@@ -59,6 +59,7 @@ def _show(s: Stmt) -> list[str]:
                 *([f"grid={grid}"] if grid else []),
                 *([f'neighbours="{neighbours}"'] if neighbours else []),
                 *(["again=True"] if again else []),
+                *(["store=True"] if store else []),
             ]
             return [f"mma({', '.join(said)})"]
     return roles_text.show(s, _show)
@@ -107,8 +108,8 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             given = tuple(expression(e, scope) for e in sizes)
             grid = next((_numbers(word.value) for word in keywords if word.arg == "grid"), ())
             options = {word.arg: ast.literal_eval(word.value) for word in keywords}
-            near, again = str(options.get("neighbours", "")), bool(options.get("again"))
-            return (tile.Mma(name, c, left, right, (str(la), str(lb)), given, grid, near, again),)
+            near, flags = str(options.get("neighbours", "")), (bool(options.get(word)) for word in ("again", "store"))
+            return (tile.Mma(name, c, left, right, (str(la), str(lb)), given, grid, near, *flags),)
     return roles_text.parse(s, scope, _parse, _whole)
 
 

@@ -32,6 +32,7 @@ from compiler.schedule.sum_steps import PartialSums as PartialSums
 from compiler.schedule.sum_steps import Promote as Promote
 from compiler.schedule.sum_steps import SplitReduction as SplitReduction
 from compiler.schedule.sum_steps import SplitScan as SplitScan
+from compiler.schedule.sum_steps import StoreSums as StoreSums
 
 
 class Split(Step):
@@ -404,7 +405,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
     Peel, Pad, Cache, Promote, SplitTf32, SplitScan, PartialSums, SplitReduction, Raster, Persist, Online, Chain,
-    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners, Flatten, Hoist,
+    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners, Flatten, Hoist, StoreSums,
 )  # fmt: skip
 
 

@@ -29,6 +29,16 @@ class Promote(Step):
         return numbered(f"{self.tile}_last", self.axes)
 
 
+class StoreSums(Step):
+    """Let the tensor instruction that makes the sums `accumulator` round and store them itself, without their tile.
+
+    The sums must start from zero, be made by one instruction, and be only stored, each to an element of its own. This
+    saves writing and reading a tile that may not fit in the first-level cache.
+    """
+
+    accumulator: str
+
+
 class SplitScan(Step):
     """Compute the prefix sum `accumulator` over `loop` in parts of `length` iterations, in two loop nests.
 

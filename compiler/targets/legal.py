@@ -269,6 +269,8 @@ def _mma_problems(
     multiple_of = {"m": row.m, "n": row.n, "k": row.k}
     if any(sizes[x] % multiple_of[x] for x in "mnk" if multiple_of[x]):
         yield f"{row.name} does not divide tiles of {sizes['m']} x {sizes['n']} x {sizes['k']}"
+    if s.store:
+        yield f"{row.name} adds its sums to registers, and does not store them"
     if s.again:
         yield f"{row.name} makes whole blocks only, of which no columns are left over to be made again"
     for x in s.neighbours:

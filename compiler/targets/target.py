@@ -21,7 +21,7 @@ class Instruction(Node):
     Only the leading `fraction` bits of the fractions of `a` and `b` count, others are cut off; 0: all count. `opcode`
     is the machine instruction, or several of which one, that must appear after assembly. With `coarse`, sums keep fewer
     bits than `acc_type` has, so that long sums must be promoted in parts. An instruction that `flushes` may treat
-    denormal factors and sums as zero.
+    denormal factors and sums as zero. Sums of up to `stores` products can be stored rounded, instead of added; 0: none.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Instruction(Node):
     opcode: str = ""
     coarse: bool = False
     flushes: bool = False
+    stores: int = 0
 
     @property
     def semantics(self) -> str:

@@ -25,7 +25,8 @@ from compiler.targets import cpu, mlir, nvidia, triton
 from compiler.tests.meaning import Disagreement, same_meaning
 
 SEPARATOR = "# ---\n"
-TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA,
+PAIRS = cpu.target((*cpu.AVX512.features, *cpu.PAIRS), name="cpu:avx512_bf16")
+TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, PAIRS, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA,
                                triton.TRITON)}  # fmt: skip
 PASSES = {p.name: p for p in PIPELINE}
 

@@ -1,11 +1,13 @@
 """Statements of Tile IR, as a docstring shows them, go in; a whole program comes out, with all buffers declared.
 
-Buffers are f32, or bf16 where the text only ever reads `f32(name[..])`; shapes are as large as the indices reach.
+Buffers are f32, or bf16 where the text only ever reads `f32(name[..])` or stores `bf16(..)`; shapes are as large as the
+indices reach.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -56,7 +58,9 @@ def _parse(text: str, shapes: Shapes, written: set[str]) -> Program:
 
 
 def _type(name: str, text: str) -> str:
-    return "bf16" if f"{name}[" in text and text.count(f"{name}[") == text.count(f"f32({name}[") else "f32"
+    short = rf"\bf32\({name}\[|^ *{name}\[.*\] = bf16\("
+    uses = len(re.findall(rf"\b{name}\[", text))
+    return "bf16" if 0 < uses == len(re.findall(short, text, re.MULTILINE)) else "f32"
 
 
 def _buffers(tree: ast.Module) -> tuple[dict[str, int], set[str]]:

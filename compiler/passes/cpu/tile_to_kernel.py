@@ -418,7 +418,7 @@ class _Lowering:
         if (
             uneven
             or s.layout not in row.layouts
-            or types[0] != row.acc_type
+            or (types[0] != row.acc_type and not s.store)
             or not {*types[1:]} <= {row.a_type, *narrow}
         ):
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
@@ -428,7 +428,8 @@ class _Lowering:
             left = (left[0], row.n if s.again else left[1], unit(sizes[2], 64))
         distance = [steps.get(x, const(0)) for x in ("a.m", "a.k", "b.k", "b.n", "acc.m")]
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
-        return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]
+        function, depth = (f"{row.function}_store", (long["k"],)) if s.store else (row.function, ())
+        return [k.Call(function, (row.m, row.n, *left, *depth), args, (s.acc.buffer,))]
 
     def slice_start(self, s: tile.Slice, letters: str, scope: Scope) -> tuple[k.Address, dict[str, Expr]]:
         """The address where a slice begins, and its strides by letter."""

@@ -13,12 +13,23 @@ from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel, within
 from compiler.passes.tile.instruction_options import instructions_with_columns
 from compiler.passes.tile.nests import fill_width_of, loops_in, ranges_of
-from compiler.schedule.steps import Bind, CacheHints, Checks, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
+from compiler.schedule.steps import (
+    Bind,
+    CacheHints,
+    Checks,
+    Pack,
+    Schedule,
+    ScheduleError,
+    Step,
+    StoreSums,
+    Tensorize,
+    names_made,
+)
 from compiler.targets import legal
 from compiler.targets.legal import IllegalProgram, Problem
 from compiler.targets.target import Target, instruction
 
-CHECKS = "checks"  # the subject of the step `checks`
+CHECKS, STORE_SUMS = "checks", "store_sums"  # the subjects of these steps
 
 
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
@@ -47,6 +58,8 @@ def _subjects(step: Step) -> set[str]:
             return {*loads, *stores}
         case Checks():
             return {CHECKS}
+        case StoreSums():
+            return {STORE_SUMS}
         case Tensorize(_, instruction):
             return {instruction}
     return set(names_made(step))
@@ -99,6 +112,9 @@ def _option_problems(kernel: Kernel, schedule: Schedule, target: Target) -> Iter
         reason = again_problem(columns, instruction(target, s.instruction), ranges) if s.again else ""
         if reason:
             yield Problem({s.instruction}, reason)
+        if s.store and (s.sizes or tile.lengths(s)["k"] > (most := instruction(target, s.instruction).stores)):
+            known = f"stores sums of at most {most} products, whose number is known" if most else "stores no sums"
+            yield Problem({STORE_SUMS, s.instruction}, f"{s.instruction} {known}; it adds others to a tile")
     for copy in within(kernel.body, tile.Copy):
         if copy.width or copy.rounds or copy.prefetch:
             reason = "one thread copies all: there is no width, no rounds and no prefetch"

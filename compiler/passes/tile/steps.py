@@ -40,6 +40,7 @@ from compiler.passes.tile.partition import partition
 from compiler.passes.tile.peel import peel
 from compiler.passes.tile.places import without_buffers
 from compiler.passes.tile.stage import stage, store_in_tile
+from compiler.passes.tile.store_sums import store_sums
 from compiler.schedule import block_steps, steps
 from compiler.schedule.steps import NameTaken, Schedule, ScheduleError, Step
 
@@ -273,7 +274,7 @@ _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
     steps.Owners: owners, steps.Tensorize: tensorize.tensorize, steps.Pad: pad, steps.Cache: cache,
     steps.Promote: promote, steps.SplitTf32: split_tf32, steps.Writeback: writeback, steps.LoadAhead: load_ahead,
     steps.CacheHints: cache_hints, steps.Checks: checks, steps.Raster: raster, steps.Persist: persist,
-    steps.SplitScan: split_scan, steps.SplitReduction: split_reduction,
+    steps.SplitScan: split_scan, steps.SplitReduction: split_reduction, steps.StoreSums: store_sums,
 }  # fmt: skip
 _OF_LOOP: dict[type[Step], Callable[[Any, tile.For, Kernel], tuple[Stmt, ...]]] = {
     steps.Split: lambda step, f, _: split(step, f),

@@ -19,6 +19,16 @@
 template <typename T>
 constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);
 
+// The type in which elements of C are summed.
+template <typename T>
+struct mlc_sum_type {
+  typedef T type;
+};
+template <>
+struct mlc_sum_type<mlc_bf16> {
+  typedef float type;
+};
+
 // sum[i][j] = row i of A times vector j of the columns of B. For PARTIAL the last vector has n columns.
 template <typename T, int MR, int NV, bool PARTIAL, typename A, typename B, int W = mlc_width<T>>
 MLC_INLINE void mlc_fma_tile(
@@ -66,13 +76,39 @@ MLC_INLINE void mlc_add_tile(const mlc_vec<T, W> (&sum)[MR][NV], T* c, long c_m,
     }
 }
 
-// Each block is a function of its own: compiled once, however many places use it.
+// C[MR][NV * W], of which the last vector has n columns, = the sums of pairs. vdpbf16ps leaves no denormals, which alone
+// the machine's conversion rounds in another way.
+template <int MR, int NV, bool PARTIAL, int W = mlc_width<float>>
+MLC_INLINE void mlc_store_tile(const mlc_vec<float, W> (&sum)[MR][NV], mlc_bf16* c, long c_m, long n) {
+  typedef mlc_vec<unsigned short, W> R;
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < NV; j++) {
+      unsigned short* p = &c[i * c_m + j * W].bits;
+#if defined(__AVX512BF16__) && defined(MLC_AVX512)
+      const R rounded = mlc_bitcast<R>(__builtin_ia32_cvtneps2bf16_v16sf(sum[i][j]));
+#else
+      const R rounded = mlc_to_bf16(sum[i][j]);
+#endif
+      if (PARTIAL && j == NV - 1)
+        mlc_store_n(p, rounded, n);
+      else
+        mlc_store(p, rounded);
+    }
+}
+
+// Each block is a function of its own: compiled once, however many places use it. A result of bf16 is not added to.
 template <int MR, int NV, bool PARTIAL, typename T, typename A, typename B>
 static __attribute__((noinline)) void mlc_fma_panel(
     long k, const A* a, long a_m, long a_k, const B* b, long b_k, T* c, long c_m, long n) {
-  mlc_vec<T, mlc_width<T>> sum[MR][NV];
-  mlc_fma_tile<T, MR, NV, PARTIAL>(sum, k, a, a_m, a_k, b, b_k, n);
-  mlc_add_tile<T, MR, NV, PARTIAL>(sum, c, c_m, n);
+  typedef typename mlc_sum_type<T>::type S;
+  mlc_vec<S, mlc_width<S>> sum[MR][NV];
+  mlc_fma_tile<S, MR, NV, PARTIAL>(sum, k, a, a_m, a_k, b, b_k, n);
+  if constexpr (mlc_same<T, mlc_bf16>)
+    mlc_store_tile<MR, NV, PARTIAL>(sum, c, c_m, n);
+  else
+    mlc_add_tile<T, MR, NV, PARTIAL>(sum, c, c_m, n);
 }
 // One block of m rows, where m is MR or, with ANY, less.
 template <int MR, bool ANY, int NV, bool PARTIAL, typename T, typename A, typename B>

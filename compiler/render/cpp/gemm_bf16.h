@@ -1,5 +1,6 @@
 // Matrix products of bf16 in f32: mlc_pair_block takes vectors along the columns of B and C, as mlc_fma_block does, and
 // pairs along k. B may lie in any way, and is laid out in pairs a panel of columns at a time; of A, k is contiguous.
+// mlc_pair_block_store stores C = A B, rounded to bf16, instead of adding to C: sums stay in registers, and k is DEPTH.
 #pragma once
 #include "copy.h"
 #include "gemm.h"
@@ -39,6 +40,20 @@ static void mlc_lay_pairs(long k, long n, const mlc_bf16* b, long b_k, long b_n,
     }
 }
 
+// All rows of the columns of one panel, `wide` of them.
+template <int MR, int NR, int M_LEFT, int N_LEFT, typename C>
+MLC_INLINE void mlc_pair_columns(
+    long m, long wide, long k, const mlc_bf16* a, long a_m, const mlc_pair* pairs, C* c, long c_m) {
+  constexpr int W = mlc_width<float>;
+  if (wide == NR)
+    mlc_fma_columns<MR, NR / W, M_LEFT, false>(m, k, a, a_m, 1, pairs, NR, c, c_m, W);
+  else if constexpr (N_LEFT > 0) {
+    constexpr int NV = (N_LEFT + W - 1) / W, LAST = N_LEFT - (NV - 1) * W;
+    mlc_fma_columns<MR, NV, M_LEFT, LAST != W>(m, k, a, a_m, 1, pairs, NR, c, c_m, LAST);
+  } else if constexpr (N_LEFT < 0)
+    for (long i = 0; i < wide; i += W)
+      mlc_fma_columns<MR, 1, M_LEFT, true>(m, k, a, a_m, 1, pairs + i, NR, c + i, c_m, wide - i < W ? wide - i : W);
+}
 template <int MR, int NR, int M_LEFT, int N_LEFT>
 static void mlc_pair_block(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b, long b_k,
     long b_n, float* c, long c_m) {
@@ -48,14 +63,16 @@ static void mlc_pair_block(long m, long n, long k, const mlc_bf16* a, long a_m, 
     for (long j = 0; j < n; j += NR) {
       const long depth = k - step < DEEP ? k - step : DEEP, wide = n - j < NR ? n - j : NR;
       mlc_lay_pairs<NR, W>(depth, wide, b + step * b_k + j * b_n, b_k, b_n, &pairs[0].bits);
-      if (wide == NR)
-        mlc_fma_columns<MR, NR / W, M_LEFT, false>(m, depth, a + step, a_m, 1, pairs, NR, c + j, c_m, W);
-      else if constexpr (N_LEFT > 0) {
-        constexpr int NV = (N_LEFT + W - 1) / W, LAST = N_LEFT - (NV - 1) * W;
-        mlc_fma_columns<MR, NV, M_LEFT, LAST != W>(m, depth, a + step, a_m, 1, pairs, NR, c + j, c_m, LAST);
-      } else if constexpr (N_LEFT < 0)
-        for (long i = 0; i < wide; i += W)
-          mlc_fma_columns<MR, 1, M_LEFT, true>(
-              m, depth, a + step, a_m, 1, pairs + i, NR, c + j + i, c_m, wide - i < W ? wide - i : W);
+      mlc_pair_columns<MR, NR, M_LEFT, N_LEFT>(m, wide, depth, a + step, a_m, pairs, c + j, c_m);
     }
+}
+template <int MR, int NR, int M_LEFT, int N_LEFT, int DEPTH>
+static void mlc_pair_block_store(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b, long b_k,
+    long b_n, mlc_bf16* c, long c_m) {
+  alignas(64) mlc_pair pairs[(DEPTH + 1) / 2 * NR];
+  for (long j = 0; j < n; j += NR) {
+    const long wide = n - j < NR ? n - j : NR;
+    mlc_lay_pairs<NR, mlc_width<float>>(k, wide, b + j * b_n, b_k, b_n, &pairs[0].bits);
+    mlc_pair_columns<MR, NR, M_LEFT, N_LEFT>(m, wide, k, a, a_m, pairs, c + j, c_m);
+  }
 }

@@ -25,6 +25,15 @@ extern "C" void block(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, lo
   else
     mlc_pair_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
 }
+extern "C" void stored(
+    const mlc_bf16* a, const mlc_bf16* b, mlc_bf16* c, long m, long n, long k, long turned, long known) {
+  constexpr int NR = 2 * mlc_width<float>;
+  const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
+  if (known)
+    mlc_pair_block_store<3, NR, 2, 5, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+  else
+    mlc_pair_block_store<3, NR, -1, -1, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+}
 extern "C" void dots(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k) {
   mlc_dot_block<3, 4, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
 }
@@ -55,6 +64,11 @@ def test_blocks_are_exact_and_stay_inside(machine: str, tmp_path: Path) -> None:
                     else:
                         call(library.block, stored(a), right, got, m, n, k, int(how == "turned"), known)
                     assert np.array_equal(got, expected), f"{how} on {machine}, {m} x {n} x {k}, seed {seed}"
+                for turned in (0, 1):
+                    rounded, beyond = stored(a @ b[:, :n]), np.full((m, 2), 7, np.uint16)
+                    right, made = stored(b[:, :n].T if turned else b), np.full((m, n + 2), 7, np.uint16)
+                    call(library.stored, stored(a), right, made, m, n, k, turned, known)
+                    assert np.array_equal(made, np.hstack([rounded, beyond])), f"stored on {machine}, seed {seed}"
 
 
 def test_only_a_target_that_has_the_instruction_takes_it() -> None:

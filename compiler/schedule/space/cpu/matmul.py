@@ -19,7 +19,8 @@ from compiler.analysis.guarded_factors import read_narrow, unwidened
 from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Select, Var, dim, names, substitute
+from compiler.ir.dtype import bf16
+from compiler.ir.expr import Cast, Const, Expr, Load, Select, Var, dim, names, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor, flattened
@@ -41,6 +42,7 @@ from compiler.schedule.steps import (
     SplitShifted,
     Stage,
     Step,
+    StoreSums,
     Tensorize,
 )
 from compiler.targets.target import Target
@@ -279,8 +281,28 @@ class _Plan:
                 self.steps.append(Reorder((self.k.outer, *inner)))
             self.pack(chosen)
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
-        self.vectorize(nests)
+        if self.stores(chosen):
+            self.steps.append(StoreSums(c.accumulator))
+        else:
+            self.vectorize(nests)
         return Schedule(tuple(self.steps))
+
+    def stores(self, chosen: Blocking) -> bool:
+        """Whether the instruction can store the sums itself: it makes whole sums, of which each is only rounded to bf16
+        and stored, rows and columns in the order of the result."""
+        c, deep = self.found, chosen.row.stores >= self.k.size
+        if not deep or self.k.outer or chosen.strips or self.across or len(self.m_loops) != 1 or len(self.n_loops) != 1:
+            return False
+        start, fixed = c.first.value, all(isinstance(x.extent, Const) for x in (self.m, self.n))
+        if not (fixed and isinstance(start, Const) and start.value == 0):
+            return False
+        row, column = (Var(fs[0].var) for fs in (self.m_loops, self.n_loops))
+        match c.after:
+            case (Let(name, value), Store(buffer, index, Var(stored), "set")):
+                is_rounded = value == Cast(Var(c.accumulator, c.first.value.dtype), bf16) and stored == name
+                moved = [e for e in index if names(e) & {row.name, column.name}]
+                return is_rounded and moved == [row, column] and self.stride(buffer, index, column.name) == 1
+        return False
 
     def flattened(self) -> list[Flatten]:
         """The steps for factors that are read in place, for the last axes of a buffer first."""
