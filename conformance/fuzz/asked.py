@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ REACHED_FILE = "reached.txt"  # file of a corpus that lists every compiler rule 
 PROGRAM_FILE = "program.json"  # file of a finding with the program as `corpus.py` writes it
 FRESH_SHARE = 0.4  # share of programs that are newly drawn although there is a corpus
 BATCH = 25  # programs per item
+LONGEST = 60.0  # seconds per item, so that an interrupted run has counted all but the last minute
 OUTCOMES_PREFIX = (
     "reduced so far: "  # prefix of a progress message; then + for each trial that failed, - for each that passed
 )
@@ -57,10 +59,13 @@ class FuzzRequest:
         [('0-24', range(0, 25), None), ('25-29', range(25, 30), None)]
         >>> list(FuzzRequest(seconds=60.0).shares(2, 3))
         [('60s-0of2', range(0, 1000000000, 2), 20.0), ('60s-1of2', range(1, 1000000000, 2), 20.0)]
+        >>> [name for name, _, _ in FuzzRequest(seconds=240.0).shares(1, 2)]
+        ['240s-0of2', '240s-1of2']
         """
         if self.seconds is not None:
-            for k in range(workers):
-                yield f"{self.seconds:g}s-{k}of{workers}", range(k, 10**9, workers), self.seconds / targets
+            parts = max(1, math.ceil(self.seconds / targets / LONGEST))
+            items, seconds = workers * parts, self.seconds / targets / parts
+            yield from ((f"{self.seconds:g}s-{k}of{items}", range(k, 10**9, items), seconds) for k in range(items))
             return
         for start in range(self.numbers.start, self.numbers.stop, BATCH):
             batch = range(start, min(start + BATCH, self.numbers.stop))
