@@ -34,6 +34,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": "off",
         "help": "also run the benchmarks, which time the compiled kernels against PyTorch (default: off)",
     },
+    "redraw": {
+        "type": int,
+        "metavar": "N",
+        "help": "time each case of the benchmarks at N random sizes around its own instead, drawn by the seed: how "
+        "fast kernels are that nobody has tuned",
+    },
     "vs": {
         "metavar": "LIST",
         "help": "what to time against, comma-separated: eager, compile, max-autotune or the name of a torch.compile "

@@ -19,6 +19,12 @@ def options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--only", metavar="REGEX", help="only benchmarks whose id matches this")
     command.add_argument(
+        "--redraw",
+        type=int,
+        metavar="N",
+        help="shape files: tune for N random sizes per case around its own instead, drawn by the seed",
+    )
+    command.add_argument(
         "-v", dest="verbose", action="store_true", help="print the best schedule found so far during the search"
     )
     command.add_argument(
@@ -75,7 +81,8 @@ def _suite_arguments(options: argparse.Namespace) -> list[str]:
     if options.code is not None:
         raise UsageError("tune takes shape files or an expression, not both")
     values = {
-        name: getattr(options, name) for name in ("target", "only", "effort", "budget", "trials", "strategy", "seed")
+        name: getattr(options, name)
+        for name in ("target", "only", "effort", "budget", "trials", "strategy", "seed", "redraw")
     }
     arguments = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
     return [*map(str, options.files), *arguments, *(["-v"] if options.verbose else [])]

@@ -15,11 +15,19 @@ import compiler
 from conformance.judge import subject
 from conformance.shapes.cases import TIERS, BenchCase, runs_on
 from conformance.shapes.files import ShapeFileError, benches, load, shape_files
+from conformance.shapes.redraw import redrawn
 
 
-def select_benchmarks(files: Sequence[Path], target: str, only: str) -> list[BenchCase]:
-    """Return the benchmarks of shape files that run on the target and whose id contains a match of `only`."""
-    cases = [case for path in shape_files(files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
+def select_benchmarks(
+    files: Sequence[Path], target: str, only: str, redraw: int | None = None, seed: int = 0
+) -> list[BenchCase]:
+    """Return the benchmarks of shape files that run on the target and whose id contains a match of `only`.
+
+    With `redraw`, each case has so many random sizes around its own instead, which the seed draws.
+    """
+    loaded = [load(path, TIERS[-1]) for path in shape_files(files)]
+    drawn = loaded if redraw is None else [redrawn(file, redraw, seed) for file in loaded]
+    cases = [case for file in drawn for case in benches(file, TIERS[-1])]
     return [case for case in cases if runs_on(case, target) and re.search(only, case.id)]
 
 
@@ -46,10 +54,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--trials", type=int)
     parser.add_argument("--strategy")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--redraw", type=int)
     parser.add_argument("-v", dest="verbose", action="store_true")
     options = parser.parse_args(words)
     try:
-        cases = select_benchmarks(options.files, options.target, options.only)
+        cases = select_benchmarks(options.files, options.target, options.only, options.redraw, options.seed)
     except (ShapeFileError, re.error) as problem:
         parser.error(str(problem))
     if not cases:

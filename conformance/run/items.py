@@ -12,6 +12,7 @@ from conformance.run.runner import Runner
 from conformance.run.sections import FilelessItem
 from conformance.shapes.cases import BenchCase, Case, runs_on
 from conformance.shapes.files import ShapeFileError, benches, expand, load
+from conformance.shapes.redraw import redrawn
 
 ROW_ATTRIBUTE = "mlcomp_row"  # attribute of a report that carries the row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
@@ -38,7 +39,9 @@ class ShapeFile(pytest.File):
             selected: list[Case] = list(expand(file, tier, enlarged=enlarged))
             # Other backends may handle invalid data differently.
             selected = [case for case in selected if case.raises is None or settings.backend is None]
-            selected += benches(file, tier) if settings.bench != "off" else ()
+            if settings.bench != "off":
+                timed = file if settings.redraw is None else redrawn(file, settings.redraw, settings.seed)
+                selected += benches(timed, tier)
         except ShapeFileError as error:
             raise self.CollectError(str(error)) from None
         if not self.config.option.collectonly:
@@ -46,8 +49,8 @@ class ShapeFile(pytest.File):
         for case in selected:
             kind = Bench if isinstance(case, BenchCase) else Check
             yield from (kind.make(self, case, target) for target in settings.targets if _runs(case, target))
-        timed = () if settings.bench != "off" else benches(file, tier)
-        compiled = tuple(case for case in (*selected, *timed) if _is_gated(case)) if settings.gate else ()
+        untimed = () if settings.bench != "off" else benches(file, tier)
+        compiled = tuple(case for case in (*selected, *untimed) if _is_gated(case)) if settings.gate else ()
         if compiled:
             gate: Gate = Gate.from_parent(self, name=replies.GATE, cases=compiled)
             yield gate

@@ -243,6 +243,7 @@ class Runner:
         """Return the command that repeats an item with the same data."""
         settings, name = self.settings, rows.name(item, bench=bench)
         options = ["--mlcomp-bench", settings.bench] if bench else []
+        options += ["--mlcomp-redraw", str(settings.redraw)] if bench and settings.redraw is not None else []
         options += ["--mlcomp-backend", settings.backend] if settings.backend else []
         options += ["--mlcomp-sanitizer", ",".join(settings.sanitizers)] if settings.sanitizers else []
         return self._repeat_command([f"{item.file}::{name}"], item.target, options)

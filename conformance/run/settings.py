@@ -77,6 +77,7 @@ class Settings:
     selects: bool  # some items of a run without arguments are left out
     runner: str | None
     record: bool = False  # append a line to the history
+    redraw: int | None = None  # random sizes per case that are timed instead of its own
     shard: tuple[int, int] | None = None  # shard I of N
 
     def reports(self, device: str) -> Path:
@@ -135,7 +136,7 @@ def read(config: pytest.Config) -> Settings:
         [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir
     )
     shard = _parse_shard(option("shard"))
-    selects = stages is not None or bool(fuzz or shard or option("ops")) or _selects_items(config)
+    selects = stages is not None or bool(fuzz or shard or option("ops") or option("redraw")) or _selects_items(config)
     part = report_option is None and selects
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has only a final stage; remove the option")
@@ -166,6 +167,7 @@ def read(config: pytest.Config) -> Settings:
         min_effect=_parse_share(option("min_effect")),
         selects=selects,
         shard=shard,
+        redraw=_parse_redraw(option("redraw"), option("bench") != "off"),
         **{name: option(name) for name in ("tier", "bench", "selftest", "gate", "baseline", "runner", "record")},
     )
 
@@ -211,6 +213,13 @@ def _parse_name(option: object, timed: bool) -> str | None:
     if not timed:
         raise pytest.UsageError("--mlcomp-save-baseline: only benchmarks can be stored; add --mlcomp-bench quick")
     return str(option)
+
+
+def _parse_redraw(count: int | None, timed: bool) -> int | None:
+    if count is not None and (count < 1 or not timed):
+        why = "only benchmarks have sizes to draw; add --mlcomp-bench quick" if count > 0 else "draw 1 size at least"
+        raise pytest.UsageError(f"--mlcomp-redraw: {why}")
+    return count
 
 
 def _parse_backend(option: str | None, entry: str) -> str | None:

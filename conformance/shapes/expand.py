@@ -112,7 +112,7 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
         return {key: value for values, index in zip(factors, row, strict=True) for key, value in values[index].items()}
 
     def valid(row: tuple[int, ...]) -> bool:
-        return _is_valid(spec, choice(row))
+        return is_valid(spec, choice(row))
 
     if spec.combine == "cross":
         if (total := math.prod(counts)) > CROSS_LIMIT:
@@ -201,14 +201,14 @@ def _double(size: Value, times: int) -> Value:
 
 def _with_zero(spec: CaseSpec, name: str, choices: list[Choice]) -> Choice:
     candidates = ({**row, name: 0} for row in choices)
-    valid = next((row for row in candidates if _is_valid(spec, row)), None)
+    valid = next((row for row in candidates if is_valid(spec, row)), None)
     if valid is None:
         why = f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out"
         raise _error(spec, why, "dims", "zero")
     return valid
 
 
-def _is_valid(spec: CaseSpec, choice: Choice) -> bool:
+def is_valid(spec: CaseSpec, choice: Choice) -> bool:
     return bool(_targets(spec, choice)) and _arguments(spec, choice) is not None
 
 
@@ -365,13 +365,13 @@ def _xfail(spec: CaseSpec, choice: Choice) -> tuple[Xfail, ...]:
 
 
 def _bench_case(spec: CaseSpec, perf: PerfSpec) -> Iterator[BenchCase]:
-    for choice, tier, targets in _timed_choices(spec, perf):
+    for choice, tier, targets in timed_choices(spec, perf):
         case = _build_unfiltered(spec, choice, tier, targets)
         values = {item.name: getattr(case, item.name) for item in dataclasses.fields(case)}
         yield BenchCase(**values, vs=perf.vs, budget=perf.budget, family=_family(spec, choice))
 
 
-def _timed_choices(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[str, ...]]]:
+def timed_choices(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[str, ...]]]:
     """Yield the benchmark rows, each in every dtype, with the tier and the targets that time that dtype."""
     for row in perf.rows:
         for dtype in dict.fromkeys(dtype for dtypes in perf.dtypes.values() for dtype in dtypes):
@@ -384,7 +384,7 @@ def _checks_of_benchmarks(spec: CaseSpec) -> Iterator[Case]:
     if spec.perf is None or spec.perf.checked is None:
         return
     checked = spec.perf.checked
-    for choice, _, targets in _timed_choices(spec, spec.perf):
+    for choice, _, targets in timed_choices(spec, spec.perf):
         for deltas in itertools.product(*checked.around.values()):
             sizes = {name: choice[name] + delta for name, delta in zip(checked.around, deltas, strict=True)}
             if row_targets := tuple(t for t in targets if any(matches(selector, t) for selector in checked.targets)):
