@@ -54,6 +54,7 @@ class Difference:
     kind: str
     message: str
     altered_program: Program | None = None  # with the altered data that show it, if these are not the drawn ones
+    tensor: str = ""  # the one that differs, such as "result 0", if it is one
 
 
 class RefusedProgram(Exception):
@@ -171,7 +172,7 @@ def find_difference(program: Program, target: str, what: Sequence[str] = asked.D
 
 
 def _any_difference(program: Program, compiled: Function, device: str, what: Sequence[str]) -> Difference | None:
-    difference = first_difference(program, compiled, device) if "graph" in what else None
+    difference = next(differences(program, compiled, device), None) if "graph" in what else None
     return first_broken_relation(program, compiled, device) if difference is None and "relation" in what else difference
 
 
@@ -219,8 +220,8 @@ def fresh_compiled(program: Program, **options: Any) -> Function:
     return compiled
 
 
-def first_difference(program: Program, compiled: Function, device: str) -> Difference | None:
-    """Return how a compiled program differs from eager at any size or in a second call on the same data; or None."""
+def differences(program: Program, compiled: Function, device: str) -> Iterator[Difference]:
+    """Yield how a compiled program differs from eager at any size or in a second call on the same data."""
     eager, needed = function(program), gradient_flags(program)
     earlier: list[tuple[Run, Run]] = []
     for point in program.points:
@@ -237,41 +238,43 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
                 result = runs.call(compiled, runs.copy_arguments(arguments, device), needed)
             except Exception as error:  # of any part of torch or of the compiler
                 raise_if_unsupported(error)
-                return Difference("exception", f"{label}{type(error).__name__}: {_first_line(error)}")
+                yield Difference("exception", f"{label}{type(error).__name__}: {_first_line(error)}")
+                return
             tensors = runs.copy_arguments(arguments[: len(program.args)], device)
             predicted_layouts = partial(
                 inputs.predicted_layouts, bind_numbers(program, point), tensors, dynamic=program.dynamic
             )
-            if wrong := compare_runs(result, expected, reference, predicted_layouts):
-                return Difference(wrong.kind, label + wrong.message)
+            for wrong in differences_of_runs(result, expected, reference, predicted_layouts):
+                yield replace(wrong, message=label + wrong.message)
             earlier.append((result, Run(tuple(x.clone() for x in result.outputs), ())))
     for result, copy in earlier:
         if any(not _equal(x, y) for x, y in zip(result.outputs, copy.outputs, strict=True)):
-            return Difference("reuse", "a later call changed what an earlier one had returned")
-    return None
+            yield Difference("reuse", "a later call changed what an earlier one had returned")
 
 
-def compare_runs(
+def differences_of_runs(
     result: Run,
     expected: Run,
     reference: Run,
     predicted_layouts: Callable[[], list[inputs.StridesAndOffset] | None] = lambda: None,
-) -> Difference | None:
-    """Return the first difference between a call and eager's; `reference` is the call in f64.
+) -> Iterator[Difference]:
+    """Yield the differences between a call and eager's, at most one per tensor; `reference` is the call in f64.
 
     `predicted_layouts` returns the strides and offsets that torch predicts by tracing, which results may have instead.
     """
     for name, a, b, c in _named_tensors(result, expected, reference):
         if (a is None) != (b is None):
-            return Difference("gradient", f"{name} is {'None' if a is None else 'a tensor'}, in eager not so")
-        if a is None or b is None or c is None:
+            yield Difference(
+                "gradient", f"{name} is {'None' if a is None else 'a tensor'}, in eager not so", tensor=name
+            )
+        elif a is None or b is None or c is None:
             continue
-        if a.dtype != b.dtype:
-            return Difference("dtype", f"{name} is {a.dtype}, in eager {b.dtype}")
-        if a.shape != b.shape:
-            return Difference("shape", f"{name} has shape {list(a.shape)}, in eager {list(b.shape)}")
-        if wrong := value_difference(a, b, c):
-            return Difference("value", f"{name}: {wrong}")
+        elif a.dtype != b.dtype:
+            yield Difference("dtype", f"{name} is {a.dtype}, in eager {b.dtype}", tensor=name)
+        elif a.shape != b.shape:
+            yield Difference("shape", f"{name} has shape {list(a.shape)}, in eager {list(b.shape)}", tensor=name)
+        elif wrong := value_difference(a, b, c):
+            yield Difference("value", f"{name}: {wrong}", tensor=name)
     for k, (a, b) in enumerate(zip(result.outputs, expected.outputs, strict=True)):
         steps, offset = inputs.strides(a), a.storage_offset() if a.numel() else b.storage_offset()
         if (steps, offset) == (inputs.strides(b), b.storage_offset()):
@@ -279,12 +282,11 @@ def compare_runs(
         if (layouts := predicted_layouts()) is not None and (steps, offset) == layouts[k]:
             continue
         if steps != inputs.strides(b) and (layouts is None or steps != layouts[k][0]):
-            return Difference("stride", f"result {k} has strides {list(a.stride())}, in eager {list(b.stride())}")
-        if offset != b.storage_offset():
-            return Difference("offset", f"result {k} has offset {a.storage_offset()}, in eager {b.storage_offset()}")
+            yield Difference("stride", f"result {k} has strides {list(a.stride())}, in eager {list(b.stride())}")
+        elif offset != b.storage_offset():
+            yield Difference("offset", f"result {k} has offset {a.storage_offset()}, in eager {b.storage_offset()}")
     if (aliases := _aliases(result)) != (expected_aliases := _aliases(expected)):
-        return Difference("alias", f"what shares storage differs: {aliases}, in eager {expected_aliases}")
-    return None
+        yield Difference("alias", f"what shares storage differs: {aliases}, in eager {expected_aliases}")
 
 
 def _named_tensors(
@@ -359,12 +361,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def same_as_aot(program: Program, difference: Difference, device: str) -> bool:
-    """Return whether PyTorch's backend `aot_eager` has the same kind of difference, so that it is a bug of PyTorch."""
+    """Return whether PyTorch's backend `aot_eager` has the same kind of difference, of the same tensor if it is of one,
+    so that it is a bug of PyTorch."""
     try:
         compiled = fresh_compiled(program, backend="aot_eager")
-        aot_difference = _any_difference(
-            program, compiled, device, ["graph" if difference.altered_program is None else "relation"]
-        )
+        if difference.altered_program is None:
+            sought = difference.kind, difference.tensor
+            return any((d.kind, d.tensor) == sought for d in differences(program, compiled, device))
+        broken = first_broken_relation(program, compiled, device)
     except RefusedProgram:
         return False
-    return aot_difference is not None and aot_difference.kind == difference.kind
+    return broken is not None and broken.kind == difference.kind

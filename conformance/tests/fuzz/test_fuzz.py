@@ -9,7 +9,7 @@ import math
 import random
 import re
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def test_eager_runs_every_program_and_f64_agrees(drawn: list[Program]) -> None:
             made = runs.call(function(program), runs.copy_arguments(taken), needed)
             with runs.in_f64():
                 right = runs.call(function(program), [runs.perturb(x) for x in taken], needed)
-            assert check.compare_runs(made, made, right) is None, (SEED, as_line(program))
+            assert [*check.differences_of_runs(made, made, right)] == [], (SEED, as_line(program))
 
 
 def test_programs_have_everything_that_is_promised() -> None:
@@ -299,12 +299,12 @@ def test_what_a_backend_gets_wrong_is_named(
 
 
 def test_torchs_own_compiler_is_asked_where_the_program_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    def differing(program: Program, compiled: object, device: str, what: object) -> check.Difference | None:
-        return check.Difference("stride", "on GPUs only") if device == "cuda" else None
+    def differing(program: Program, compiled: object, device: str) -> Iterator[check.Difference]:
+        yield from [check.Difference("stride", "on GPUs only")] if device == "cuda" else []
 
     monkeypatch.setattr(compiler, "on_gpu", lambda target: target.kind == "cuda")
     monkeypatch.setattr(compiler, "tensors_on", lambda target: target.kind)
-    monkeypatch.setattr(check, "_any_difference", differing)
+    monkeypatch.setattr(check, "differences", differing)
     row = check.check_program(PLAIN, {"target": "sm_90a", "what": ("graph",)}, told)
     assert (row.verdict, row.kind) == ("torch", "stride"), row
 
@@ -423,14 +423,28 @@ def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest
 def test_outputs_that_share_storage_are_told_from_others() -> None:
     x = torch.randn(4)
     apart, together = Run((x, x.clone()), ()), Run((x, x[:]), ())
-    wrong = check.compare_runs(apart, together, together)
-    assert wrong is not None and wrong.kind == "alias"
+    assert [wrong.kind for wrong in check.differences_of_runs(apart, together, together)] == ["alias"]
 
 
 def test_graphs_are_recorded_with_their_inputs() -> None:
     met = blame.record_graphs(replace(PLAIN, gradients=("x0",)))
     assert len(met) == 2  # forward and backward
     assert torch.equal(met[0].inputs[0], arguments(PLAIN, {})["x0"])
+
+
+@pytest.mark.parametrize("also", [0, 1])
+def test_a_difference_is_pytorchs_if_it_has_it_beside_others(also: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does to another tensor says nothing, what it does first hides nothing."""
+    program = replace(PLAIN, lines=("t0 = x0 * 2", "t1 = x0 + 1"), results=("t0", "t1"))
+
+    def wrong(program: Program, backend: str, **options: Any) -> Any:
+        ours = backend == "mlcomp"
+        return lambda x: (x * 2 if ours else x * 2 + 1, x + 1 + (ours or also))
+
+    monkeypatch.setattr(check, "fresh_compiled", wrong)
+    found = check.find_difference(program, "cpu")
+    assert found is not None and (found.kind, found.tensor) == ("value", "result 1")
+    assert check.same_as_aot(program, found, "cpu") == bool(also)
 
 
 def test_what_pytorch_itself_does_otherwise_is_not_counted() -> None:
