@@ -45,6 +45,7 @@ from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.lane_places import load_at, place, quotient
 from compiler.passes.cpu.remainders import mask_recomputed
 from compiler.passes.cpu.scope import Lanes, Scope
+from compiler.targets.cpu import PAIR_BLOCK
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
@@ -414,7 +415,8 @@ class _Lowering:
         }
         uneven = [x for x in row.contiguous if x in steps and steps[x] is not const(1) and long[x[-1]] > 1]
         types = [scope.buffers[x.buffer].dtype.name for x in (s.acc, s.a, s.b)]
-        narrow = {"f32": ("bf16", "f16", "f8e4m3", "f8e5m2", "i8")}.get(row.acc_type, ())
+        loads = {"f32": ("bf16", "f16", "f8e4m3", "f8e5m2", "i8")}.get(row.acc_type, ())
+        narrow = () if row.function == PAIR_BLOCK else loads
         if (
             uneven
             or s.layout not in row.layouts

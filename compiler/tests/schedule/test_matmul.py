@@ -358,6 +358,15 @@ def test_weights_that_many_rows_come_by_are_laid_out_in_pairs(m: int, function: 
     assert first.row.function == function
 
 
+def test_pairs_are_packed_where_memory_has_another_type() -> None:
+    """Weights of a byte widen to bf16, but only dot products and panels of single elements convert as they load."""
+    machine = cpu.target((*cpu.PAIRS, "avx2", "fma", "sse2"), l1=48 << 10, l2=1 << 20)
+    rows, octets = Operand(True, "k", 2, False), Operand(True, "k", 1, False, converted=True)
+    for a, b in ((rows, octets), (octets, rows)):
+        made = [x for x in space(Sizes(512, 640, 256, 1, a, b, "f32", 4, "bf16", 2), machine) if x.row.stores]
+        assert made and all(x.pack_a >= a.converted and x.pack_b >= b.converted for x in made), made
+
+
 @pytest.mark.parametrize("cores", [2, 3, 8])
 def test_strips_that_cores_share_unevenly_are_not_blocks_of_their_own(cores: int) -> None:
     """B is packed for each block that a core takes, which is of more rows than an instruction has."""

@@ -38,7 +38,7 @@ class Operand:
     multiples that blocks along its own part and along k should have, so that inner loops stay whole. `dense`: each row
     along k starts where the previous one ends. `k_last`: extent of the innermost of several loops of k. `within`: the
     depth of k that is a block of its buffer. `run`, `k_run`: elements along its own part and along k that are packed
-    by one loop, 0 if there is no such limit.
+    by one loop, 0 if there is no such limit. `converted`: memory has another type, from which loads convert.
     """
 
     direct: bool
@@ -52,6 +52,7 @@ class Operand:
     within: int = 0
     run: int = 0
     k_run: int = 0
+    converted: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
     if p.batch * ceildiv(p.m, m) * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)
-    pack_a, pack_b = not p.a.direct or p.a.along != "k", not p.b.direct
+    pack_a = not p.a.direct or p.a.along != "k" or p.a.converted  # pairs are loaded as they are
+    pack_b = not p.b.direct or p.b.converted
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k)
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0

@@ -234,7 +234,10 @@ class _Plan:
         narrow = {unwidened(x).dtype for x in (self.a, self.b)}
         if len(narrow) == 1 and taken not in {x.name for x in narrow}:
             (short,) = narrow  # instructions may take them without widening
-            a, b = replace(a, narrow=False), replace(b, narrow=False)
+            a, b = (
+                replace(x, narrow=False, converted=read_narrow(factor).dtype is not short)
+                for x, factor in ((a, self.a), (b, self.b))
+            )
             product = replace(product, a=a, b=b, factor=short.name, size=short.bytes)
             made = sorted((*made, *blocking.space(product, self.target)), key=lambda x: x.cycles)
         if self.across:

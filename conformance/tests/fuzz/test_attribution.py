@@ -1,0 +1,56 @@
+"""Whose a difference is: PyTorch's own compiler may have it too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import compiler
+from conformance.fuzz import check
+from conformance.fuzz.program import Program
+from conformance.shapes.cases import Arg
+
+SEED = random.SystemRandom().randrange(2**31)
+X = Arg("x0", (6, 7), "f32", "transposed(0,1)")
+PLAIN = Program(SEED, 0, (X,), ("t0 = x0 * 1.5", "t1 = torch.relu(t0).sum(1)"), ("t1", "t0"))
+OPTIONS = {"target": "cpu"}
+
+
+def told(at: str) -> None:
+    """Nobody listens."""
+
+
+def test_torchs_own_compiler_is_asked_where_the_program_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differing(program: Program, compiled: object, device: str) -> Iterator[check.Difference]:
+        yield from [check.Difference("stride", "on GPUs only")] if device == "cuda" else []
+
+    monkeypatch.setattr(compiler, "on_gpu", lambda target: target.kind == "cuda")
+    monkeypatch.setattr(compiler, "tensors_on", lambda target: target.kind)
+    monkeypatch.setattr(check, "differences", differing)
+    row = check.check_program(PLAIN, {"target": "sm_90a", "what": ("graph",)}, told)
+    assert (row.verdict, row.kind) == ("torch", "stride"), row
+
+
+@pytest.mark.parametrize("also", [0, 1])
+def test_a_difference_is_pytorchs_if_it_has_it_beside_others(also: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does to another tensor says nothing, what it does first hides nothing."""
+    program = replace(PLAIN, lines=("t0 = x0 * 2", "t1 = x0 + 1"), results=("t0", "t1"))
+
+    def wrong(program: Program, backend: str, **options: Any) -> Any:
+        ours = backend == "mlcomp"
+        return lambda x: (x * 2 if ours else x * 2 + 1, x + 1 + (ours or also))
+
+    monkeypatch.setattr(check, "fresh_compiled", wrong)
+    found = check.find_difference(program, "cpu")
+    assert found is not None and (found.kind, found.tensor) == ("value", "result 1")
+    assert check.same_as_aot(program, found, "cpu") == bool(also)
+
+
+def test_what_pytorch_itself_does_otherwise_is_not_counted() -> None:
+    lines = ("t0 = x0.abs() + 5", "t1 = t0.expand(3, -1, -1)", "t2 = t1.detach()", "t1.zero_()")
+    row = check.check_program(replace(PLAIN, lines=lines, results=("t2", "t1"), index=20), OPTIONS, told)
+    assert row.verdict == "torch", (SEED, row)
