@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from compiler.analysis import access
 from compiler.ir import loop, tile
-from compiler.ir.expr import Const, Load, Var, static
+from compiler.ir.expr import Const, Expr, Load, Var, static, substitute
 from compiler.ir.index import Ranges, extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
@@ -35,6 +35,17 @@ def perfect(of: type[F], body: Body, kinds: Collection[str] = ("parallel",)) -> 
         loops.append(f)
         body = f.body
     return loops, body
+
+
+def store_after_lets(body: Body) -> Store | None:
+    """The store after lets, with these inlined; None for other bodies."""
+    if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
+        return None
+    table: dict[Expr, Expr] = {}
+    for s in body[:-1]:
+        assert isinstance(s, Let)
+        table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
+    return body[-1].replace(value=substitute(body[-1].value, table))
 
 
 def rows_of(f: loop.For) -> tuple[list[loop.For], Body]:

@@ -58,21 +58,29 @@ class Pointer:
 
 def _product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     """acc[m, n] += a[m, k] . b[k, n]: sizes, then each operand with its row and column strides."""
-    m, n, k, a, a_m, a_k, b, b_k, b_n, acc, acc_m = args
-    i, j, step = np.arange(m)[:, None], np.arange(n), np.arange(k)
-    here = i * acc_m + j
+    acc, here = _places_of_product(args)
     old = acc.read(here)
-    left = a.read(i * a_m + step * a_k).astype(old.dtype)
-    right = b.read(step[:, None] * b_k + j * b_n).astype(old.dtype)
-    acc.write(here, old + left @ right)
+    acc.write(here, old + _multiplied(args, old.dtype))
 
 
 def _stored_product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     """to[m, n] = a[m, k] . b[k, n], summed in f32 and rounded to bf16: arguments as for `_product`."""
-    m, n, k, a, a_m, a_k, b, b_k, b_n, to, to_m = args
+    to, here = _places_of_product(args)
+    to.write(here, scalar.round_bf16(_multiplied(args, np.dtype(np.float32))))
+
+
+def _places_of_product(args: tuple[Any, ...]) -> tuple[Any, Array]:
+    """The result of a product, and the distances of its elements."""
+    m, n, *_, result, row = args
+    return result, np.arange(m)[:, None] * row + np.arange(n)
+
+
+def _multiplied(args: tuple[Any, ...], dtype: np.dtype[Any]) -> Array:
+    """The product of the operands of a product, in a type."""
+    m, n, k, a, a_m, a_k, b, b_k, b_n, *_ = args
     i, j, step = np.arange(m)[:, None], np.arange(n), np.arange(k)
     left, right = a.read(i * a_m + step * a_k), b.read(step[:, None] * b_k + j * b_n)
-    to.write(i * to_m + j, scalar.round_bf16(left.astype(np.float32) @ right.astype(np.float32)))
+    return np.asarray(left.astype(dtype) @ right.astype(dtype))
 
 
 def _copy(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:

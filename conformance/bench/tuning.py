@@ -25,8 +25,7 @@ def select_benchmarks(
 
     With `redraw`, each case has so many random sizes around its own instead, which the seed draws.
     """
-    loaded = [load(path, TIERS[-1]) for path in shape_files(files)]
-    drawn = loaded if redraw is None else [redrawn(file, redraw, seed) for file in loaded]
+    drawn = [redrawn(load(path, TIERS[-1]), redraw, seed) for path in shape_files(files)]
     cases = [case for file in drawn for case in benches(file, TIERS[-1])]
     return [case for case in cases if runs_on(case, target) and re.search(only, case.id)]
 

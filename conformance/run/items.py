@@ -40,8 +40,7 @@ class ShapeFile(pytest.File):
             # Other backends may handle invalid data differently.
             selected = [case for case in selected if case.raises is None or settings.backend is None]
             if settings.bench != "off":
-                timed = file if settings.redraw is None else redrawn(file, settings.redraw, settings.seed)
-                selected += benches(timed, tier)
+                selected += benches(redrawn(file, settings.redraw, settings.seed), tier)
         except ShapeFileError as error:
             raise self.CollectError(str(error)) from None
         if not self.config.option.collectonly:

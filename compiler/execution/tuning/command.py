@@ -103,13 +103,13 @@ def _search_and_store(
     """Search a kernel of a program, and store the result if it passes."""
     with bench.lane() as lane:
         result = search_of.tune(kernel, lane, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
-    if result.record is not None:
-        with bench.checking:
-            refusal = find_problem(program, bench.target, result.record, inputs, cache)
-        if refusal:
-            result = dataclasses.replace(result, record=None, problem=f"what was found is refused: {refusal}")
-    if result.record is not None:
-        shelf.store_records(cache, [result.record])
+    if result.record is None:
+        return result
+    with bench.checking:
+        refusal = find_problem(program, bench.target, result.record, inputs, cache)
+    if refusal:
+        return dataclasses.replace(result, record=None, problem=f"what was found is refused: {refusal}")
+    shelf.store_records(cache, [result.record])
     return result
 
 

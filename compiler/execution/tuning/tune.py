@@ -158,7 +158,7 @@ def tune(
 ) -> SearchResult:
     """Search the schedules of a kernel that is a program of its own."""
     (kernel,) = program.kernels
-    known = stored_schedule(program, bench)
+    known = _stored_schedule(program, bench)
     head = _table_head(program, bench, effort, known)
     if isinstance(head, str):
         return SearchResult(kernel.name, None, head)
@@ -184,7 +184,7 @@ def tune(
     return SearchResult(kernel.name, record, refusal, len(table.trials), refused, bench.stop.is_set())
 
 
-def stored_schedule(program: Program, bench: Bench) -> str:
+def _stored_schedule(program: Program, bench: Bench) -> str:
     """The schedule that is stored for a kernel, without cache hints; empty if there is none, or none that applies."""
     stored = shelf.stored(bench.cache, bench.target.name, bench.device)
     if key(program) not in stored.by_key:

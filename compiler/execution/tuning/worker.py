@@ -53,7 +53,7 @@ def ready(_: State) -> Mapping[str, Any]:
     return {}
 
 
-def candidates(state: State, program: str, count: int, known: str = "") -> Mapping[str, Any]:
+def candidates(state: State, program: str, count: int, known: str) -> Mapping[str, Any]:
     """The cheapest schedules of a kernel, without duplicates, with their estimates; and the `known` schedule, which
     counts as the dearest if it is none of them."""
     chosen: dict[str, float] = {}

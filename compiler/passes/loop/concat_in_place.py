@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.analysis.nests import perfect
+from compiler.analysis.nests import perfect, store_after_lets
 from compiler.ir import loop
 from compiler.ir.expr import Cast, Expr, Load, Select, Var, cast, const, dim, loads, substitute
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.loop.narrow import selecting_index, terms
 
@@ -43,7 +43,7 @@ def concat_in_place(program: Program) -> Program:
 def _match_assembly(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
     """The store of a kernel that only assembles parts, with its lets inlined, and the parts; None for other kernels."""
     loops, body = perfect(loop.For, k.body)
-    store = _inline_lets(body)
+    store = store_after_lets(body)
     if store is None or store.op != "set" or k.writes != (store.buffer,):
         return None
     value = store.value.arg if isinstance(store.value, Cast) else store.value
@@ -64,17 +64,6 @@ def _match_assembly(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | 
     ):
         return None
     return (store, pieces) if len({p.load.buffer for p in pieces}) == len(pieces) else None
-
-
-def _inline_lets(body: tuple[Stmt, ...]) -> Store | None:
-    """The store after lets, with these inlined; None for other bodies."""
-    if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
-        return None
-    table: dict[Expr, Expr] = {}
-    for s in body[:-1]:
-        assert isinstance(s, Let)
-        table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
-    return body[-1].replace(value=substitute(body[-1].value, table))
 
 
 def _covers_temporary(part: _Part, store: Store, extents: Mapping[Expr, Expr], k: Kernel) -> bool:

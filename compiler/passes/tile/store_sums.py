@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.analysis.nests import perfect
+from compiler.analysis.nests import perfect, store_after_lets
 from compiler.ir import loop, tile
 from compiler.ir.dtype import bf16
-from compiler.ir.expr import Const, Expr, Load, Var, cast, dim, substitute
+from compiler.ir.expr import Const, Load, Var, cast, dim
 from compiler.ir.rewrite import bodies
-from compiler.ir.statement import Kernel, Let, Stmt, Store
+from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.passes.tile.nests import match_slice
 from compiler.schedule.steps import ScheduleError, StoreSums
 
@@ -59,7 +59,7 @@ def _storing(step: StoreSums, product: tile.Mma, first: tile.For, last: tile.For
     if zero.buffer != name or not (isinstance(zero.value, Const) and zero.value.value == 0):
         raise ScheduleError(step, f"{name} does not start from zero")
     whole = all(start == dim(0) for start in product.acc.starts)
-    if not whole or product.sizes or {name} & {product.a.buffer, product.b.buffer}:
+    if not whole or product.sizes or name in (product.a.buffer, product.b.buffer):
         raise ScheduleError(step, f"{product.instruction} does not make all of {name}, which has a fixed size, alone")
     store = _only_store(step, last, shape)
     loops, _ = perfect(tile.For, (last,), loop.KINDS)
@@ -75,14 +75,8 @@ def _storing(step: StoreSums, product: tile.Mma, first: tile.For, last: tile.For
 def _only_store(step: StoreSums, f: tile.For, shape: tuple[int, ...]) -> Store:
     """The store of a nest over all of a tile that does nothing else, with values inlined."""
     loops, body = perfect(tile.For, (f,), loop.KINDS)
-    *lets, store = body
     extents = tuple(int(x.extent.value) if isinstance(x.extent, Const) else 0 for x in loops)
-    plain = isinstance(store, Store) and store.op == "set" and all(isinstance(s, Let) for s in lets)
-    if extents != shape or not plain:
+    store = store_after_lets(body)
+    if extents != shape or store is None or store.op != "set":
         raise ScheduleError(step, f"the loop {f.var} does more than store an element of {step.accumulator} at a time")
-    assert isinstance(store, Store)
-    values: dict[Expr, Expr] = {}
-    for s in lets:
-        assert isinstance(s, Let)
-        values[Var(s.name, s.value.dtype)] = substitute(s.value, values)
-    return store.replace(value=substitute(store.value, values))
+    return store

@@ -105,9 +105,10 @@ static __attribute__((noinline)) void mlc_fma_panel(
   typedef typename mlc_sum_type<T>::type S;
   mlc_vec<S, mlc_width<S>> sum[MR][NV];
   mlc_fma_tile<S, MR, NV, PARTIAL>(sum, k, a, a_m, a_k, b, b_k, n);
-  if constexpr (mlc_same<T, mlc_bf16>)
+  if constexpr (mlc_same<T, mlc_bf16>) {
+    static_assert(mlc_same<B, mlc_pair>, "other sums may be denormal");
     mlc_store_tile<MR, NV, PARTIAL>(sum, c, c_m, n);
-  else
+  } else
     mlc_add_tile<T, MR, NV, PARTIAL>(sum, c, c_m, n);
 }
 // One block of m rows, where m is MR or, with ANY, less.

@@ -7,11 +7,12 @@ again after some cycles of latency. The meaning and source of each cost is docum
 from __future__ import annotations
 
 from compiler.ir.multiples import ceildiv
+from compiler.targets.cpu import PAIR_BLOCK
 from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
 EVEN = 1.05  # the most work that one core may have, relative to an equal share, for the work to count as even
-PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", "mlc_pair_block"  # functions of instructions
+PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", PAIR_BLOCK  # functions of instructions
 
 
 def vector(
