@@ -55,6 +55,15 @@ class Pointer:
         if self.written is not None:
             np.frombuffer(self.written, np.uint8)[places] = 1
 
+    def move(self, at: Array, target: Pointer, to: Array) -> None:
+        """Copy elements; those that were never written leave the target's unwritten, since a move does not use them."""
+        places = np.asarray(at, np.int64) + self.offset
+        _check_places(self.where, self.name, self.memory, None, places, "loads")
+        target.write(to, self.memory[places])
+        if self.written is not None and target.written is not None:
+            written = np.frombuffer(self.written, np.uint8)[places]
+            np.frombuffer(target.written, np.uint8)[np.asarray(to, np.int64) + target.offset] = written
+
 
 def _product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     """acc[m, n] += a[m, k] . b[k, n]: sizes, then each operand with its row and column strides."""
@@ -89,7 +98,7 @@ def _copy(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     i, j = np.arange(m)[:, None], np.arange(n)
     rows, columns = i[: max(m_there, 0)], j[: max(n_there, 0)]
     target.write(i * target_m + j * target_n, 0)
-    target.write(rows * target_m + columns * target_n, source.read(rows * source_m + columns * source_n))
+    source.move(rows * source_m + columns * source_n, target, rows * target_m + columns * target_n)
 
 
 def _order(how: tuple[int | str, ...], args: tuple[Any, ...]) -> None:

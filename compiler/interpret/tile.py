@@ -21,7 +21,7 @@ from compiler.interpret.loop import laid_out, poison
 from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import bind_sizes, extent
 from compiler.interpret.tile_state import Here, Machine, evaluate_at, points_of
-from compiler.ir.dtype import DType, compute, f32, i64
+from compiler.ir.dtype import DType, boolean, compute, f32, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.roles import Advance, One, RingStmt, Role
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, dtypes
@@ -107,7 +107,7 @@ def _statement(s: Stmt, machine: Machine, here: Here) -> roles.Steps:
         case Alloc():
             _allocate(s, machine, here)
         case Copy(target, source, _, full):
-            yield from _statement(_copy_loops(target, source, machine), machine, here)
+            yield from _body(_copy_loops(target, source, machine), machine, here)
             if full is not None:
                 count = math.prod(extents(target)) * machine.types[target.buffer].bytes
                 roles.arrive(full, 0, -count, machine, here)
@@ -282,20 +282,35 @@ def _check_store(
 # ---- copies and tensor instructions
 
 
-def _copy_loops(target: Slice, source: Slice, machine: Machine) -> Stmt:
-    """A copy as the equivalent loops."""
+def _copy_loops(target: Slice, source: Slice, machine: Machine) -> tuple[Stmt, ...]:
+    """A copy as the equivalent loops. Elements of a tile that were not written leave what they are copied to unwritten:
+    moving them is no use of their values."""
     box = extents(target)
     names = [f"copy {k}" for k in range(len(box))]
     target_index = element(target, [Var(name, i64) for name in names])
     source_index = element(source, _position(box, names, extents(source)))
+    exists, fits = _inside(source, source_index, machine), _inside(target, target_index, machine)
     zero = cast(const(0, compute(machine.types[source.buffer])), machine.types[source.buffer])
-    value = select(
-        _inside(source, source_index, machine), Load(source.buffer, source_index, machine.types[source.buffer]), zero
-    )
-    out: Stmt = If(_inside(target, target_index, machine), (Store(target.buffer, target_index, value),))
+    value = select(exists, Load(source.buffer, source_index, machine.types[source.buffer]), zero)
+    if source.buffer not in machine.private or target.buffer not in machine.private:
+        return (_loops(names, box, If(fits, (Store(target.buffer, target_index, value),))),)
+    known = select(exists, Load(_mask(source.buffer, machine), source_index, boolean), const(True, boolean))
+    moved = If(both(fits, known), (Store(target.buffer, target_index, value),))
+    marked = If(fits, (Store(_mask(target.buffer, machine), target_index, known),))
+    return _loops(names, box, moved), _loops(names, box, marked)
+
+
+def _mask(name: str, machine: Machine) -> str:
+    """The name of the buffer that tells which elements of a tile were written."""
+    mask = f"{name}, written"
+    machine.memory[mask], machine.private[mask] = machine.written[name], machine.private[name]
+    return mask
+
+
+def _loops(names: Sequence[str], box: Sequence[int], inner: Stmt) -> Stmt:
     for name, n in reversed(list(zip(names, box, strict=True))):
-        out = For(name, dim(n), "parallel", Bind("serial"), (out,))
-    return out
+        inner = For(name, dim(n), "parallel", Bind("serial"), (inner,))
+    return inner
 
 
 def _position(box: Sequence[int], names: Sequence[str], other: Sequence[int]) -> list[Expr]:

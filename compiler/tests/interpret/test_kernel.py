@@ -199,3 +199,20 @@ def test_a_device_function_reads_and_writes_checked(monkeypatch: pytest.MonkeyPa
         run(lines("call('mlc_twice', [4], x @ (5), y @ (0), writes=[y])"), np.zeros(8, np.float32))
     with pytest.raises(InterpretError, match="loads element 0 of y, which was never written"):
         run(lines("call('mlc_twice', [4], y @ (0), y @ (4), writes=[y])"), np.zeros(8, np.float32))
+
+
+def test_what_was_not_written_may_be_copied_but_not_used() -> None:
+    """A block of 2 x 4 elements, transposed, of which the last column has no values."""
+    body = """s = array(local, f32, 8)
+t = array(local, f32, 8)
+for i in range(0, 3, 1):
+    s[i] = x[i]
+    s[i + 4] = x[i + 4]
+call('mlc_copy_block', ['MLC_PLAIN'], 2, 4, 2, 4, s @ (0), 4, 1, t @ (0), 1, 2, writes=[t])
+for i in range(0, {count}, 1):
+    y[i] = t[i]
+for i in range({count}, 8, 1):
+    y[i] = 0.0"""
+    assert run(lines(body.format(count=6)), np.arange(8, dtype=np.float32))[0].tolist() == [0, 4, 1, 5, 2, 6, 0, 0]
+    with pytest.raises(InterpretError, match="t, which was never written"):
+        run(lines(body.format(count=7)), np.zeros(8, np.float32))

@@ -225,6 +225,19 @@ def test_what_a_kernel_may_not_do(body: str, message: str) -> None:
         run(wrong(body, "t = registers(f32[2])"), normal(4))
 
 
+MOVED = "s = local(f32[4])\ns[i] = x[i]\ncopy(t[0: +4], s[0: +4], 'plain')\ny[i] = t[%s]"
+
+
+@pytest.mark.usefixtures("cap")
+def test_what_was_not_written_may_be_copied_but_not_used() -> None:
+    x = normal(4)
+    assert np.array_equal(run(wrong(MOVED % "i", "t = local(f32[4])"), x)[0], x)
+    with pytest.raises(InterpretError, match=r"t\[3 - i\] reads an element of t before it is written"):
+        run(wrong(MOVED % "3 - i", "t = local(f32[4])"), x)
+    with pytest.raises(InterpretError, match="reads an element of t before it is written"):  # what was there is lost
+        run(wrong("for j in serial(4):\n    t[j] = 1.0\n" + MOVED % "3 - i", "t = local(f32[4])"), x)
+
+
 @pytest.mark.usefixtures("cap")
 def test_scalars_and_empty_buffers() -> None:
     text = """
