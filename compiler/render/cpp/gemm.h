@@ -185,24 +185,27 @@ MLC_INLINE V mlc_add_lanes(V* v) {
     return mlc_add_lanes<PAIRS, L / 2>(v);
   }
 }
-// C[MR][NR] += the block, but for its first `done` columns.
-template <int MR, int NR, int K_UNIT, typename T, typename A, typename B>
+template <typename T, typename A, typename B>
+constexpr bool mlc_dot_is_int8 = mlc_same<T, int> && mlc_same<A, signed char> && mlc_same<B, signed char>;
+template <typename T, typename A, typename B>
+constexpr bool mlc_dot_is_offset = mlc_int8_is_offset && mlc_dot_is_int8<T, A, B>;
+// C[MR][NR] += the block, but for its first `done` columns. The first rows of int8 tell the others what is `beyond`.
+template <int MR, int NR, int K_UNIT, bool FIRST, typename T, typename A, typename B>
 static __attribute__((noinline)) void mlc_dot_panel(
-    long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
+    long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done, T* beyond) {
   constexpr int W = mlc_width<T>;
   mlc_vec<T, W> sum[MR][NR] = {};
   long step = 0;
-  if constexpr (mlc_same<T, int> && mlc_same<A, signed char> && mlc_same<B, signed char>) {
+  if constexpr (mlc_dot_is_int8<T, A, B>) {
     constexpr int DEPTH = mlc_int8_depth<W>;
-    mlc_vec<int, W> beyond[NR] = {};
+    mlc_vec<int, W> more[NR] = {};
     for (; step + DEPTH <= k; step += DEPTH)
-      mlc_int8_step<MR, NR, false, W>(sum, beyond, a + step, a_m, b + step, b_n, DEPTH);
+      mlc_int8_step<MR, NR, FIRST, false, W>(sum, more, a + step, a_m, b + step, b_n, DEPTH);
     if constexpr (K_UNIT % DEPTH != 0)
-      if (step < k) mlc_int8_step<MR, NR, true, W>(sum, beyond, a + step, a_m, b + step, b_n, k - step);
+      if (step < k) mlc_int8_step<MR, NR, FIRST, true, W>(sum, more, a + step, a_m, b + step, b_n, k - step);
+    if constexpr (FIRST && mlc_int8_is_offset)
 #pragma GCC unroll 8
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-      for (int j = 0; j < NR; j++) sum[i][j] -= beyond[j];
+      for (int j = 0; j < NR; j++) beyond[j] = mlc_reduce_add(more[j]);
   } else if constexpr (mlc_same<T, float> && mlc_same<A, mlc_bf16> && mlc_same<B, mlc_bf16>) {
     for (; step + 2 * W <= k; step += 2 * W) mlc_dot_pairs<MR, NR, false, W>(sum, a + step, a_m, b + step, b_n, 2 * W);
     if constexpr (K_UNIT % (2 * W) != 0)
@@ -217,29 +220,43 @@ static __attribute__((noinline)) void mlc_dot_panel(
     if constexpr (NR <= W) {
       typedef typename mlc_integer_type<sizeof(T)>::type I;
       const mlc_mask<T, W> fresh = mlc_iota<I, W>() >= (I)done;
-      const mlc_vec<T, W> total = mlc_where(fresh, mlc_add_lanes<NR, W>(sum[i]), mlc_vec<T, W>{});
+      mlc_vec<T, W> total = mlc_add_lanes<NR, W>(sum[i]);
+      if constexpr (mlc_dot_is_offset<T, A, B>) total -= mlc_load_n<T, W>(beyond, NR);
+      total = mlc_where(fresh, total, mlc_vec<T, W>{});
       mlc_store_n(c + i * c_m, mlc_load_n<T, W>(c + i * c_m, NR) + total, NR);
     } else
       for (int j = done; j < NR; j++) c[i * c_m + j] += mlc_reduce_add(sum[i][j]);
 }
-template <int MR, bool ANY, int NR, int K_UNIT, typename T, typename A, typename B>
+template <int MR, bool ANY, int NR, int K_UNIT, bool FIRST, typename T, typename A, typename B>
 MLC_INLINE void mlc_dot_rows_left(
-    long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
+    long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done, T* beyond) {
   if constexpr (MR > 0) {
     if (m == MR)
-      mlc_dot_panel<MR, NR, K_UNIT>(k, a, a_m, b, b_n, c, c_m, done);
+      mlc_dot_panel<MR, NR, K_UNIT, FIRST>(k, a, a_m, b, b_n, c, c_m, done, beyond);
     else if constexpr (ANY)
-      mlc_dot_rows_left<MR - 1, ANY, NR, K_UNIT>(m, k, a, a_m, b, b_n, c, c_m, done);
+      mlc_dot_rows_left<MR - 1, ANY, NR, K_UNIT, FIRST>(m, k, a, a_m, b, b_n, c, c_m, done, beyond);
   }
 }
 template <int MR, int NR, int M_LEFT, int K_UNIT, typename T, typename A, typename B>
 MLC_INLINE void mlc_dot_columns(
     long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
+  constexpr int MOST_LEFT = M_LEFT < 0 ? MR - 1 : M_LEFT;
+  constexpr bool FIRST = mlc_dot_is_offset<T, A, B>;
+  T beyond[NR];
   long i = 0;
-  for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR, K_UNIT>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
-  if constexpr (M_LEFT != 0)
-    mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR, K_UNIT>(
-        m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
+  if (FIRST && m >= MR) {
+    mlc_dot_panel<MR, NR, K_UNIT, FIRST>(k, a, a_m, b, b_n, c, c_m, done, beyond);
+    i = MR;
+  }
+  for (; i + MR <= m; i += MR)
+    mlc_dot_panel<MR, NR, K_UNIT, false>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done, beyond);
+  if constexpr (M_LEFT != 0) {
+    if (FIRST && i == 0)
+      mlc_dot_rows_left<MOST_LEFT, M_LEFT<0, NR, K_UNIT, FIRST>(m, k, a, a_m, b, b_n, c, c_m, done, beyond);
+    else
+      mlc_dot_rows_left<MOST_LEFT, M_LEFT<0, NR, K_UNIT, false>(
+          m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done, beyond);
+  }
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT, int K_UNIT = 1, typename T, typename A, typename B>
 static void mlc_dot_block(

@@ -1,7 +1,8 @@
 // Steps of dot products of int8, summed in 32 bits: each lane takes as many neighbours along k as an instruction does.
 //
 // vpdpbusd multiplies four unsigned by signed bytes: the left factor goes in with 128 added to each, and what that adds to
-// the sum of a column is summed beside it and taken off in the end. vpmaddwd takes two, widened to 16 bits.
+// the sum of a column is summed beside it, with the first rows of a block, and taken off in the end. vpmaddwd takes two,
+// widened to 16 bits.
 #pragma once
 #include "memory.h"
 
@@ -24,6 +25,12 @@ typedef signed char mlc_int8_factor;
 typedef short mlc_int8_factor;
 #else
 typedef int mlc_int8_factor;
+#endif
+// Whether sums are too large by what is beyond.
+#ifdef MLC_VNNI
+constexpr bool mlc_int8_is_offset = true;
+#else
+constexpr bool mlc_int8_is_offset = false;
 #endif
 // Elements of a factor in a vector of W sums.
 template <int W>
@@ -52,8 +59,8 @@ MLC_INLINE void mlc_add_products(mlc_vec<int, W>& sum, const mlc_int8_vec<W>& a,
 #endif
 }
 
-// sum[i][j] += row i of A times row j of B, as many elements as a vector has; `beyond[j]` is what is too much of it.
-template <int MR, int NR, bool PARTIAL, int W>
+// sum[i][j] += row i of A times row j of B, as many elements as a vector has; FIRST: beyond[j] += what is too much of it.
+template <int MR, int NR, bool FIRST, bool PARTIAL, int W>
 MLC_INLINE void mlc_int8_step(
     mlc_vec<int, W> (&sum)[MR][NR], [[maybe_unused]] mlc_vec<int, W> (&beyond)[NR], const signed char* a, long a_m,
     const signed char* b, long b_n, long n) {
@@ -63,7 +70,7 @@ MLC_INLINE void mlc_int8_step(
     column[j] = mlc_load_int8<W, PARTIAL>(b + j * b_n, n);
     mlc_keep(column[j]);
 #ifdef MLC_VNNI
-    mlc_add_products<W>(beyond[j], mlc_int8_vec<W>{} ^ (signed char)-128, column[j]);
+    if constexpr (FIRST) mlc_add_products<W>(beyond[j], mlc_int8_vec<W>{} ^ (signed char)-128, column[j]);
 #endif
   }
 #pragma GCC unroll 8
