@@ -70,8 +70,8 @@ def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges:
         return ""
     if sums:
         return f"how many lanes {', '.join(sums)} would count again is not known when compiling"
-    short = (value_range(extent, ranges)[0] or 0) < width
-    return f"loop {f.var} may have fewer iterations than the {width} lanes of a vector" if short else ""
+    most = value_range(extent, ranges)[1]
+    return f"loop {f.var} has fewer iterations than the {width} lanes of a vector" if (most or width) < width else ""
 
 
 def vector_problem(

@@ -164,7 +164,7 @@ class _Lowering:
             recomputed = static(end) - static(extent) + width
             return [*out, *self.overlapping_vector(f, scope, extent, width, recomputed, sums[-1]), *combined]
         if args.get("again"):
-            return [*out, k.If(op("lt", end, extent), tuple(self.overlapping_vector(f, scope, extent, width, 0, {})))]
+            return [*out, *self.overlapping_or_scalar(f, scope, end, extent, width)]
         return [*out, *combined, *self.scalar_remainder(f, scope, end, extent)]
 
     def lane_accumulator(self, name: str, width: int, scope: Scope) -> Var:
@@ -191,6 +191,14 @@ class _Lowering:
         args = dict(f.bind.args)
         mark = next((m for m in MARKS if args.get(m)), "")
         return [k.For(var, start, stop, step, tuple(self.unroll_and_jam(f.body, scopes)), mark, args.get("ahead", 0))]
+
+    def overlapping_or_scalar(self, f: tile.For, scope: Scope, end: Expr, extent: Expr, width: int) -> Body:
+        """The remainder of a loop that may have none, and may be shorter than a vector."""
+        last = tuple(self.overlapping_vector(f, scope, extent, width, 0, {}))
+        if (value_range(extent, scope.ranges)[0] or 0) < width:
+            rest = tuple(self.scalar_remainder(f, scope, end, extent))
+            last = (k.If(op("ge", extent, width), last, rest),)
+        return [k.If(op("lt", end, extent), last)]
 
     def overlapping_vector(
         self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]
