@@ -11,10 +11,11 @@ from compiler.analysis.access import not_vectorizable
 from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
 from compiler.ir.dtype import DType, i32, i64
-from compiler.ir.expr import Const, Expr, Var, const
+from compiler.ir.expr import Const, Expr, Var, const, names
 from compiler.ir.index import simplify, value_range
+from compiler.ir.multiples import ceildiv
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Init, Stmt, within
+from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
 NARROWEST = 4  # fewer lanes do not pay
@@ -33,6 +34,12 @@ def fitting_width(width: int, extent: Expr) -> int:
 def fitting_unroll(extent: Expr, width: int, unroll: int) -> int:
     """The unroll factor, or 1 if the loop has fewer vectors."""
     return 1 if isinstance(extent, Const) and unroll * width > int(extent.value) else unroll
+
+
+def most_unroll(extent: Const, width: int, again: bool) -> int:
+    """The most vectors that a loop may have at a time: all that it has, an overlapping last one included."""
+    whole_vectors = max(1, int(extent.value) // width)
+    return ceildiv(int(extent.value), width) if again else whole_vectors
 
 
 def even_unroll(extent: Expr, width: int, most: int) -> int:
@@ -67,7 +74,8 @@ def again_problem(f: tile.For, extent: Expr, types: Mapping[str, DType], ranges:
     if counted:
         return f"there is no mask for lanes of {types[counted[0]].bits} bits that {counted[0]} has counted already"
     if isinstance(extent, Const):
-        return ""
+        together = sums and dict(f.bind.args).get("unroll", 1) * width > extent.value
+        return f"{', '.join(sums)} would count twice where unrolled vectors overlap" if together else ""
     if sums:
         return f"how many lanes {', '.join(sums)} would count again is not known when compiling"
     most = value_range(extent, ranges)[1]
@@ -87,15 +95,33 @@ def vector_problem(
         return f"loop {f.var} of {_number(extent)} iterations is too short for vectors, leave it serial"
     if fits < width:
         return f"loop {f.var} has {_number(extent)} iterations, at most width={fits} fits"
-    if unroll < 1 or fitting_unroll(extent, width, unroll) < unroll:
-        most = max(1, int(extent.value) // width) if isinstance(extent, Const) else 1
-        return f"loop {f.var} of {_number(extent)} iterations takes 1 to unroll={most} vectors of {width}, not {unroll}"
+    most = most_unroll(extent, width, bool(given.get("again"))) if isinstance(extent, Const) else unroll
+    if not 1 <= unroll <= most:
+        room = f"1 to unroll={max(1, most)} vectors of {width}"
+        return f"loop {f.var} of {_number(extent)} iterations takes {room}, not {unroll}"
     if len(marks) > 1:
         return f"loop {f.var} is written in one way, {' or '.join(marks)}"
     problem = not_vectorizable(f.body, Var(f.var), tensors, ranges, bool(given.get("masked")))
     if problem:
         return f"loop {f.var} cannot run in lanes: {problem}; leave it serial"
     return again_problem(f, extent, types, ranges) if given.get("again") else ""
+
+
+def jam_problem(f: tile.For) -> str:
+    """Why the iterations of an unrolled loop cannot share the loops inside; empty if they can."""
+    if not isinstance(f.extent, Const):
+        return f"jam=1 writes each iteration of loop {f.var} out, whose number is not known when compiling"
+    if f.kind != "parallel":
+        return f"loop {f.var} is a {f.kind} loop, whose iterations come one after the other"
+    inner = list(within(f.body, Stmt))
+    uneven = next((n for n in inner if isinstance(n, tile.For) and f.var in names(n.extent)), None)
+    if uneven is not None:
+        return f"iterations of loop {f.var} take different numbers of iterations of loop {uneven.var} inside"
+    own = next((n for n in inner if not isinstance(n, tile.For | Init | Accum | Let | Store | If)), None)
+    if own is not None:
+        return f"loop {f.var} has a {type(own).__name__.lower()} inside, which its iterations cannot share"
+    vector = next((n for n in inner if isinstance(n, tile.For) and n.bind.level in ("vector", "blocks")), None)
+    return f"loop {vector.var}, bound to {vector.bind.level}, stands inside loop {f.var}" if vector is not None else ""
 
 
 def _number(extent: Expr) -> str:

@@ -35,12 +35,12 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "lanes": ("threads", "vector", "rounds", "ahead"),
     # Lanes of a vector instruction, `unroll` vectors at a time. Each load prefetches what lies `ahead` bytes further.
     # `past` stores past the caches, `rolled` asks the C++ compiler not to unroll the loop, which compiles faster. With
-    # `again`, iterations left over by whole vectors run in an overlapping last vector, some of them twice. With
-    # `masked`, a load guarded per lane is a masked load.
+    # `again`, iterations left over by whole vectors run in an overlapping last vector, some of them twice; `unroll` may
+    # include it. With `masked`, a load guarded per lane is a masked load.
     "vector": ("width", "unroll", "ahead", "past", "rolled", "again", "masked"),
     # Unrolled; with `ahead`, an iteration's operands for tensor instructions are loaded to registers before the matmuls
-    # of the previous iteration.
-    "unroll": ("ahead",),
+    # of the previous iteration. With `jam`, iterations share the loops inside.
+    "unroll": ("ahead", "jam"),
     # Updates with a condition each. Each lane of a warp tests one update, `tests` of them at once; all lanes then apply
     # the updates that passed, in order. The values of `ahead` updates are loaded before the first of these is applied.
     "votes": ("tests", "ahead"),

@@ -71,7 +71,7 @@ def _statement_problems(
         case tile.Copy(to, source, how) if how != "plain":
             return {to.buffer, source.buffer}, _transfer_problems(s, tiles, tensors, target)
         case tile.For(bind=tile.Bind("unroll")):
-            return {s.var}, _ahead_problems(s, tiles)
+            return {s.var}, _unroll_problems(s, tiles)
         case tile.For(bind=tile.Bind("lanes" | "columns")):
             return {s.var}, (*_thread_problems(s), *_vector_problems(s), *_round_problems(s, tiles))
         case tile.Alloc(space="cluster"):
@@ -107,8 +107,10 @@ def _thread_problems(f: tile.For) -> Iterator[str]:
         yield f"loop {f.var} takes {threads} threads, a block has at most {MOST_THREADS}: {hint}"
 
 
-def _ahead_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
-    """Loops bound to load operands an iteration ahead that load none."""
+def _unroll_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
+    """Loops bound to load operands an iteration ahead that load none; iterations that should share loops."""
+    if dict(f.bind.args).get("jam"):
+        yield f"loop {f.var}: iterations share loops, jam=1, on a CPU only"
     loads = [s for s in f.body if isinstance(s, tile.Copy) and s.target.buffer in tiles]
     into_registers = any(tiles[s.target.buffer].space == "registers" for s in loads)
     if dict(f.bind.args).get("ahead") and not (into_registers and isinstance(f.extent, Const)):

@@ -7,7 +7,7 @@ elements, or a scalar loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -129,8 +129,10 @@ class _Lowering:
         """The loop; its body has the statements of `scope` and of its `copies`."""
         if f.extent is const(0):
             return []
-        var = fresh(f.var + ("" if copies else scope.suffix), self.taken)
         extent = self.value(f.extent, scope)
+        if f.bind.level == "unroll" and dict(f.bind.args).get("jam"):
+            return self.unroll_and_jam(f.body, [i for x in (scope, *copies) for i in self.iterations(f, extent, x)])
+        var = fresh(f.var + ("" if copies else scope.suffix), self.taken)
         spread = f.bind.level == "blocks" and not scope.parallel and scope.lanes is None
         inners = [x.inner(parallel=x.parallel or spread) for x in (scope, *copies)]
         for inner in inners:
@@ -139,6 +141,13 @@ class _Lowering:
         mark = "parallel" if spread else "unroll" if f.bind.level == "unroll" else ""
         body = tuple(self.unroll_and_jam(f.body, inners))
         return [k.For(var, const(0), extent, 1, body, mark)] if body else []
+
+    def iterations(self, f: tile.For, extent: Expr, scope: Scope) -> Iterator[Scope]:
+        """The scope of each iteration of a loop of known length."""
+        for n in range(static(extent)):
+            inner = scope.inner(suffix=f"{scope.suffix}_{n}")
+            inner.values[f.var] = const(n)
+            yield inner
 
     # ---- vectors
 
@@ -151,6 +160,8 @@ class _Lowering:
         if problem:
             raise ValueError(f"kernel {self.source.name}: {problem}")
         width, copies = args["width"], args.get("unroll", 1)
+        if args.get("again") and isinstance(extent, Const) and width * copies > extent.value:
+            return self.all_vectors(f, scope, extent, width)
         done, end = (whole(extent, width * copies) if copies > 1 else const(0)), whole(extent, width)
         sums = [{name: self.lane_accumulator(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []
@@ -191,6 +202,16 @@ class _Lowering:
         args = dict(f.bind.args)
         mark = next((m for m in MARKS if args.get(m)), "")
         return [k.For(var, start, stop, step, tuple(self.unroll_and_jam(f.body, scopes)), mark, args.get("ahead", 0))]
+
+    def all_vectors(self, f: tile.For, scope: Scope, extent: Const, width: int) -> Body:
+        """A whole loop as vectors side by side, the last of which overlaps the one before it."""
+        last = int(extent.value) - width
+        scopes = []
+        for n, base in enumerate((*range(0, last, width), last)):
+            lanes = Lanes.of(f, const(base), width, base)
+            scopes.append(scope.inner(lanes=lanes, suffix=f"{scope.suffix}_{n}"))
+            scopes[-1].ranges[f.var] = (base, base + width - 1)
+        return self.unroll_and_jam(f.body, scopes)
 
     def overlapping_or_scalar(self, f: tile.For, scope: Scope, end: Expr, extent: Expr, width: int) -> Body:
         """The remainder of a loop that may have none, and may be shorter than a vector."""

@@ -7,7 +7,7 @@ from itertools import chain
 
 from compiler.analysis.copies import copies, prefetch_problem, rounds_problem, width_problem
 from compiler.analysis.remainders import again_problem
-from compiler.analysis.vectors import scalars, vector_problem
+from compiler.analysis.vectors import jam_problem, scalars, vector_problem
 from compiler.ir import tile
 from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel, within
@@ -94,7 +94,11 @@ def _loop_problems(kernel: Kernel) -> Iterator[Problem]:
             yield Problem({f.var}, f"loop {f.var} stands inside loop {outside}, which runs over {level} already")
         if level not in ("serial", "unroll", "blocks", "vector"):
             yield Problem({f.var}, f"loop {f.var} cannot run over {level}; take serial, unroll, blocks or vector")
-        if level == "unroll" and f.bind.args:
+        if level == "unroll" and dict(f.bind.args).get("jam"):
+            reason = jam_problem(f)
+            if reason:
+                yield Problem({f.var}, reason)
+        if level == "unroll" and dict(f.bind.args).get("ahead"):
             yield Problem(
                 {f.var}, f"loop {f.var}: compilers order the loads of a CPU, ahead=1 is for tensor instructions"
             )

@@ -29,6 +29,8 @@ FAMILIES = {
     "rows, of an outer axis that nothing divides": "torch.randint(-9, 9, (77, 296), dtype=torch.float32).sum(0)",
     "rows, of channels within pixels": "(lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w, padding=1, groups=16))("
     "torch.randint(-3, 3, (2, 6, 28, 16)).float(), torch.randint(-3, 3, (16, 1, 3, 3)).float())",
+    "rows, of windows": "F.conv2d(torch.randint(-3, 3, (1, 3, 12, 23), dtype=torch.float32),"
+    " torch.randint(-3, 3, (3, 1, 3, 3), dtype=torch.float32), padding=1, groups=3)",
     "pointwise, of a warp's rows": "(lambda x: F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2))("
     "torch.randn(1, 6, 8, 264, dtype=torch.bfloat16))",
     "scans": "torch.randint(-9, 9, (3, 5, 100), dtype=torch.float32).cumsum(-1)",

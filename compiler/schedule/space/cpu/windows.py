@@ -2,7 +2,8 @@
 
 Matmul instructions gain nothing here, because no two sums share both weights and elements. Vectors run along rows, with
 accumulators that stay in registers over the whole window; a channel is copied once, with its margins. If channels are
-contiguous, vectors run along channels, and only weights are copied.
+contiguous, vectors run along channels, and only weights are copied. The vectors of a row, of which the last may overlap
+the one before it, and those of several rows run side by side: their sums hide each other's latency.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, cast, dim, names, static, substitute
 from compiler.ir.index import value_range
+from compiler.ir.multiples import ceildiv
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
@@ -27,10 +29,25 @@ from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Margin, Peel, Permute, Reorder, Step
+from compiler.schedule.steps import Bind, Margin, Peel, Permute, Reorder, Split, Step
 from compiler.targets.target import Target
 
-MOST = 8  # vectors with an accumulator each
+MOST = 8  # vectors of a row with an accumulator each
+TOGETHER = {64: 16}  # by bytes of a vector: accumulators of several rows, half of the registers; 8 of others
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Vectors of `width`, `unroll` of them side by side, of which the last may overlap, for each of `rows` rows."""
+
+    width: int
+    unroll: int
+    overlaps: bool = False
+    rows: int = 1
+
+    @property
+    def binding(self) -> tuple[tuple[str, int], ...]:
+        return (("width", self.width), ("unroll", self.unroll), *((("again", 1),) if self.overlaps else ()))
 
 
 @dataclass(frozen=True)
@@ -61,14 +78,30 @@ class _Windows:
     def stride(self, load: Load, row: loop.For) -> int | None:
         return access.stride(access.address(load.index, self.tensors[load.buffer], self.ranges), Var(row.var))
 
-    def members(self, row: loop.For, lanes: int, steps: Callable[[int, int], Iterator[Step]]) -> Iterator[Member]:
-        """Schedules with vectors along a row, by width and number of vectors at a time."""
+    def members(
+        self, row: loop.For, lanes: int, steps: Callable[[_Way], Iterator[Step]], down: loop.For | None = None
+    ) -> Iterator[Member]:
+        """Schedules with vectors along a row, in all ways; of several rows of `down` if it is given."""
         rows = [f for f in self.sum.rows if f is not row]
         count, taps = float(math.prod(map(size, (*rows, *self.sum.depth)))), math.prod(map(size, self.sum.depth))
-        ways = [(width, unroll) for width in (lanes, lanes // 2) for unroll in range(1, MOST + 1)]
-        ways = [(w, u) for w, u in ways if fitting_width(w, row.extent) == w and w * u <= size(row)]
         group = partial(cost.window, self.target, taps, self.element.dtype.bytes)
-        return ranked(Member(count * _vectors(size(row), group, *way), partial(steps, *way)) for way in ways)
+        ways = [
+            way
+            for width in (lanes, lanes // 2)
+            if fitting_width(width, row.extent) == width
+            for unroll in range(1, min(MOST, ceildiv(size(row), width)) + 1)
+            for way in self._ways(width, unroll, size(row), down)
+        ]
+        return ranked(Member(count / w.rows * _vectors(size(row), group, w), partial(steps, w)) for w in ways)
+
+    def _ways(self, width: int, unroll: int, length: int, down: loop.For | None) -> Iterator[_Way]:
+        overlaps = width * unroll > length
+        yield _Way(width, unroll, overlaps)
+        most = TOGETHER.get(self.target.vector, MOST)
+        if down is not None and (overlaps or width * unroll == length):
+            for rows in range(2, min(size(down), most // unroll) + 1):
+                if size(down) % rows == 0:
+                    yield _Way(width, unroll, overlaps, rows)
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
@@ -106,7 +139,8 @@ def _along_rows(w: _Windows) -> Iterator[Member] | None:
         before = None if more is None else (*before, *more)
     if lanes == 1 or before is None:
         return None
-    return w.members(row, lanes, partial(_row_steps, w.channels, row, before))
+    down = w.windowed[-2] if len(w.windowed) > 1 else None
+    return w.members(row, lanes, partial(_row_steps, w, row, before), down)
 
 
 def _along_channels(w: _Windows) -> Iterator[Member] | None:
@@ -178,25 +212,31 @@ def _margin(w: _Windows, element: Expr, load: Load) -> tuple[Step, ...] | None:
     return tuple(steps)
 
 
-def _vectors(length: int, group: Callable[[int, int], float], width: int, unroll: int) -> float:
-    """Cycles of one element of the window for a row of `length`: full groups of vectors, and the rest."""
-    together, rest = divmod(length // width, unroll)
-    return together * group(width, unroll) + (rest + (length % width > 0)) * group(width, 1)
+def _vectors(length: int, group: Callable[[int, int], float], way: _Way) -> float:
+    """Cycles of one element of the window for rows of `length`: full groups of vectors, and the rest."""
+    if way.overlaps:
+        return group(way.width, way.unroll * way.rows)
+    together, rest = divmod(length // way.width, way.unroll)
+    left_over = rest + (length % way.width > 0)
+    return together * group(way.width, way.unroll * way.rows) + left_over * group(way.width, way.rows)
 
 
-def _row_steps(
-    channels: list[loop.For], row: loop.For, before: tuple[Step, ...], width: int, unroll: int
-) -> Iterator[Step]:
+def _row_steps(w: _Windows, row: loop.For, before: tuple[Step, ...], way: _Way) -> Iterator[Step]:
     steps: list[Step] = []
-    name = naming.collapse([f.var for f in channels], steps)
+    name = naming.collapse([f.var for f in w.channels], steps)
     yield from (*steps, *before, Bind(name, "blocks"))
-    yield Bind(row.var, "vector", (("width", width), ("unroll", unroll)))
+    if way.rows > 1:
+        down = w.windowed[-2].var
+        outer, inner = naming.pieces(down)
+        yield from (Split(down, way.rows, (outer, inner)), Reorder((row.var, inner)))
+        yield Bind(inner, "unroll", (("jam", 1),))
+    yield Bind(row.var, "vector", way.binding)
 
 
-def _channel_steps(w: _Windows, before: tuple[Step, ...], width: int, unroll: int) -> Iterator[Step]:
+def _channel_steps(w: _Windows, before: tuple[Step, ...], way: _Way) -> Iterator[Step]:
     *outer, lane = (f.var for f in w.channels)
     rows = [f.var for f in w.windowed]
     steps: list[Step] = [*before, Reorder((*outer, *rows, lane))]
     name = naming.collapse([*outer, rows[0]], steps)
     yield from (*steps, Bind(name, "blocks"))
-    yield Bind(lane, "vector", (("width", width), ("unroll", unroll)))
+    yield Bind(lane, "vector", way.binding)
