@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, overload
@@ -177,8 +178,14 @@ VerifyOwn = Callable[[Stmt, Known], None]  # verifies a statement of one IR only
 
 
 def verify(program: Program, own: VerifyOwn) -> None:
-    """Check that names are bound once and before use, and buffers exist; raises ValueError naming kernel and name."""
+    """Check that names are bound once and before use, that buffers exist, and that kernels differ in name.
+
+    Raises ValueError naming kernel and name.
+    """
     there = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
+    twice = [name for name, n in Counter(k.name for k in program.kernels).items() if n > 1]
+    if twice:  # schedules, for one, are known by the names of kernels
+        raise ValueError(f"{program.name}: several kernels are called {', '.join(twice)}")
     for kernel in program.kernels:
         buffers = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
         verify_params(f"kernel {kernel.name}", kernel.params, there)

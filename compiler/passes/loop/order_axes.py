@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from compiler.analysis.nests import wrap
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, names, product, substitute
+from compiler.ir.expr import Const, Expr, Load, Var, const, fresh, names, product, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
@@ -51,6 +51,7 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
     """Copy the inputs whose layout differs from that of the depthwise convolution's result."""
     kernels: list[Kernel] = []
     copies: dict[str, Tensor] = {}
+    taken = {k.name for k in program.kernels}
     for k in program.kernels:
         for t in [p for p in k.params if p in program.inputs and len(p.shape) >= RANK and is_static(p)]:
             axis = _innermost_for_windows(k, t, chosen)
@@ -58,7 +59,7 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
                 continue
             if t.name not in copies:
                 copies[t.name] = _with_innermost(t, axis).replace(name=f"{t.name}_ordered")
-                kernels.append(_copy_kernel(k, t, copies[t.name]))
+                kernels.append(_copy_kernel(fresh(f"{k.name}_ordered", taken), k, t, copies[t.name]))
             if copies[t.name].strides[axis] is const(1):
                 k = _read_copy(k, t, copies[t.name])
         kernels.append(k)
@@ -73,11 +74,11 @@ def _innermost_for_windows(kernel: Kernel, t: Tensor, chosen: Mapping[str, Tenso
     return axes.pop() if len(axes) == 1 and innermost and innermost == found else None
 
 
-def _copy_kernel(k: Kernel, t: Tensor, copy: Tensor) -> Kernel:
+def _copy_kernel(name: str, k: Kernel, t: Tensor, copy: Tensor) -> Kernel:
     nest = [loop.For(f"at{d}", n, "parallel", ()) for d, n in enumerate(t.shape)]
     place = tuple(Var(f.var) for f in nest)
     body = wrap(nest, (Store(copy.name, place, Load(t.name, place, t.dtype)),))
-    return Kernel(f"{k.name}_ordered", (t, copy), (copy.name,), body, tuple(f"{source}/ordered" for source in k.origin))
+    return Kernel(name, (t, copy), (copy.name,), body, tuple(f"{source}/ordered" for source in k.origin))
 
 
 def _read_copy(k: Kernel, t: Tensor, copy: Tensor) -> Kernel:

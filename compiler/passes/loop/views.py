@@ -38,6 +38,8 @@ def views(program: Program) -> Program:
 def _view_buffers(kernel: Kernel) -> Kernel:
     ranges, batches = loop_ranges(within(kernel.body, loop.For)), _batch_variables(kernel)
     for p in kernel.params:
+        if _indexes_itself(kernel, p.name):
+            continue  # an index inside an index would have to change with it
         t = p
         while (viewed := _merge_axes(kernel, t, ranges) or _split_axis(kernel, t, ranges, batches)) is not None:
             kernel, t = viewed
@@ -47,6 +49,12 @@ def _view_buffers(kernel: Kernel) -> Kernel:
 def _indices(kernel: Kernel, buffer: str) -> list[Index]:
     found = (n for s in kernel.body for n in s.walk())
     return list(dict.fromkeys(n.index for n in found if isinstance(n, Load | Store) and n.buffer == buffer))
+
+
+def _indexes_itself(kernel: Kernel, buffer: str) -> bool:
+    """Whether elements of a buffer are indices of its own, as in `x[x[i]]`."""
+    nodes = (n for index in _indices(kernel, buffer) for e in index for n in e.walk())
+    return any(isinstance(n, Load) and n.buffer == buffer for n in nodes)
 
 
 def _batch_variables(kernel: Kernel) -> set[str]:

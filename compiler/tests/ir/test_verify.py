@@ -110,3 +110,17 @@ def test_no_kernel_sees_more_of_a_buffer_than_there_is(seen: str, said: str) -> 
     IRS["loop"].verify(IRS["loop"].parse(VIEW.format("f32[3, 8]")))
     with pytest.raises(ValueError, match=said):
         IRS["loop"].verify(IRS["loop"].parse(VIEW.format(seen)))
+
+
+TWICE = """def f(x: f32[4], *, y: f32[4], z: f32[4]):
+    with kernel("k", [x, y], writes=[y]):
+        y[0] = 1.0
+    with kernel("k", [x, z], writes=[z]):
+        z[0] = 1.0
+"""
+
+
+@pytest.mark.parametrize("ir", ["loop", "tile"])
+def test_kernels_differ_in_name(ir: str) -> None:
+    with pytest.raises(ValueError, match="f: several kernels are called k"):
+        IRS[ir].verify(IRS[ir].parse(TWICE))
