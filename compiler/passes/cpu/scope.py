@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from compiler.ir import tile
-from compiler.ir.expr import Expr
+from compiler.ir.expr import Expr, const
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 
@@ -45,3 +46,20 @@ class Scope:
 
     def inner(self, **changes: object) -> Scope:
         return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers), **changes)  # type: ignore[arg-type]
+
+
+def iterations(f: tile.For, count: int, scope: Scope) -> Iterator[Scope]:
+    """The scope of each iteration of a loop."""
+    for n in range(count):
+        inner = scope.inner(suffix=f"{scope.suffix}_{n}")
+        inner.values[f.var] = const(n)
+        yield inner
+
+
+def overlapping_vectors(f: tile.For, count: int, width: int, scope: Scope) -> Iterator[Scope]:
+    """The scope of each vector of a loop of `count` iterations, the last of which may overlap the one before it."""
+    last = count - width
+    for n, base in enumerate((*range(0, last, width), last)):
+        inner = scope.inner(lanes=Lanes.of(f, const(base), width, base), suffix=f"{scope.suffix}_{n}")
+        inner.ranges[f.var] = (base, base + width - 1)
+        yield inner

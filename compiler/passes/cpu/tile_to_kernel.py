@@ -7,7 +7,7 @@ elements, or a scalar loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -31,7 +31,6 @@ from compiler.ir.expr import (
     cast,
     const,
     fresh,
-    identity,
     op,
     select,
     static,
@@ -43,8 +42,9 @@ from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program
 from compiler.ir.tensor import span
 from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.lane_places import load_at, place, quotient
+from compiler.passes.cpu.lane_sums import combine, declarations
 from compiler.passes.cpu.remainders import mask_recomputed
-from compiler.passes.cpu.scope import Lanes, Scope
+from compiler.passes.cpu.scope import Lanes, Scope, iterations, overlapping_vectors
 from compiler.targets.cpu import PAIR_BLOCK
 from compiler.targets.target import Target, instruction
 
@@ -131,7 +131,7 @@ class _Lowering:
             return []
         extent = self.value(f.extent, scope)
         if f.bind.level == "unroll" and dict(f.bind.args).get("jam"):
-            return self.unroll_and_jam(f.body, [i for x in (scope, *copies) for i in self.iterations(f, extent, x)])
+            return self.unroll_and_jam(f.body, [i for x in (scope, *copies) for i in iterations(f, static(extent), x)])
         var = fresh(f.var + ("" if copies else scope.suffix), self.taken)
         spread = f.bind.level == "blocks" and not scope.parallel and scope.lanes is None
         inners = [x.inner(parallel=x.parallel or spread) for x in (scope, *copies)]
@@ -141,13 +141,6 @@ class _Lowering:
         mark = "parallel" if spread else "unroll" if f.bind.level == "unroll" else ""
         body = tuple(self.unroll_and_jam(f.body, inners))
         return [k.For(var, const(0), extent, 1, body, mark)] if body else []
-
-    def iterations(self, f: tile.For, extent: Expr, scope: Scope) -> Iterator[Scope]:
-        """The scope of each iteration of a loop of known length."""
-        for n in range(static(extent)):
-            inner = scope.inner(suffix=f"{scope.suffix}_{n}")
-            inner.values[f.var] = const(n)
-            yield inner
 
     # ---- vectors
 
@@ -161,16 +154,13 @@ class _Lowering:
             raise ValueError(f"kernel {self.source.name}: {problem}")
         width, copies = args["width"], args.get("unroll", 1)
         if args.get("again") and isinstance(extent, Const) and width * copies > extent.value:
-            return self.all_vectors(f, scope, extent, width)
+            return self.unroll_and_jam(f.body, list(overlapping_vectors(f, int(extent.value), width, scope)))
         done, end = (whole(extent, width * copies) if copies > 1 else const(0)), whole(extent, width)
         sums = [{name: self.lane_accumulator(name, width, scope) for name in outer} for _ in range(copies)]
-        out: Body = []
-        for copy in sums:
-            for n, v in copy.items():
-                out.append(k.Declare(v.name, k.Broadcast(identity(outer[n], scope.values[n].dtype), width)))
+        out = declarations(outer, sums, width, scope)
         out += self.whole_vectors(f, scope, const(0), done, width, sums)
         out += self.whole_vectors(f, scope, done, end, width, sums[:1])
-        combined = self.combine(outer, sums, scope)
+        combined = combine(outer, sums, scope)
         if args.get("again") and isinstance(extent, Const):
             recomputed = static(end) - static(extent) + width
             return [*out, *self.overlapping_vector(f, scope, extent, width, recomputed, sums[-1]), *combined]
@@ -202,16 +192,6 @@ class _Lowering:
         args = dict(f.bind.args)
         mark = next((m for m in MARKS if args.get(m)), "")
         return [k.For(var, start, stop, step, tuple(self.unroll_and_jam(f.body, scopes)), mark, args.get("ahead", 0))]
-
-    def all_vectors(self, f: tile.For, scope: Scope, extent: Const, width: int) -> Body:
-        """A whole loop as vectors side by side, the last of which overlaps the one before it."""
-        last = int(extent.value) - width
-        scopes = []
-        for n, base in enumerate((*range(0, last, width), last)):
-            lanes = Lanes.of(f, const(base), width, base)
-            scopes.append(scope.inner(lanes=lanes, suffix=f"{scope.suffix}_{n}"))
-            scopes[-1].ranges[f.var] = (base, base + width - 1)
-        return self.unroll_and_jam(f.body, scopes)
 
     def overlapping_or_scalar(self, f: tile.For, scope: Scope, end: Expr, extent: Expr, width: int) -> Body:
         """The remainder of a loop that may have none, and may be shorter than a vector."""
@@ -247,21 +227,6 @@ class _Lowering:
             else:
                 for scope in scopes:
                     out += self.body(statements, scope)
-        return out
-
-    def combine(self, outer: Mapping[str, str], sums: list[dict[str, Var]], scope: Scope) -> Body:
-        """Combine the lanes of all copies into the scalar, as a tree."""
-        out: Body = []
-        for name, how in outer.items():
-            total = scope.values[name]
-            assert isinstance(total, Var)
-            parts: list[Expr] = [copy[name] for copy in sums]
-            while len(parts) > 1:
-                parts = [
-                    op(COMBINE[how], *parts[i : i + 2]) if i + 1 < len(parts) else parts[i]
-                    for i in range(0, len(parts), 2)
-                ]
-            out.append(k.Assign(total.name, op(COMBINE[how], total, k.Across(how, parts[0]))))
         return out
 
     def scalar_remainder(self, f: tile.For, scope: Scope, start: Expr, stop: Expr) -> Body:
