@@ -8,7 +8,8 @@ temporary is laid out with them adjacent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import combinations, permutations
 
 from compiler.analysis.nests import loop_ranges
@@ -24,6 +25,7 @@ ROW_BYTES = 128  # bytes of a row of a tile: an axis made of whole tiles needs n
 MOST_AXES = 5  # of a tensor map, and of temporaries whose axes are permuted
 
 Index = tuple[Expr, ...]
+Change = Callable[[Index], Index]
 
 
 def views(program: Program) -> Program:
@@ -38,8 +40,6 @@ def views(program: Program) -> Program:
 def _view_buffers(kernel: Kernel) -> Kernel:
     ranges, batches = loop_ranges(within(kernel.body, loop.For)), _batch_variables(kernel)
     for p in kernel.params:
-        if _indexes_itself(kernel, p.name):
-            continue  # an index inside an index would have to change with it
         t = p
         while (viewed := _merge_axes(kernel, t, ranges) or _split_axis(kernel, t, ranges, batches)) is not None:
             kernel, t = viewed
@@ -49,12 +49,6 @@ def _view_buffers(kernel: Kernel) -> Kernel:
 def _indices(kernel: Kernel, buffer: str) -> list[Index]:
     found = (n for s in kernel.body for n in s.walk())
     return list(dict.fromkeys(n.index for n in found if isinstance(n, Load | Store) and n.buffer == buffer))
-
-
-def _indexes_itself(kernel: Kernel, buffer: str) -> bool:
-    """Whether elements of a buffer are indices of its own, as in `x[x[i]]`."""
-    nodes = (n for index in _indices(kernel, buffer) for e in index for n in e.walk())
-    return any(isinstance(n, Load) and n.buffer == buffer for n in nodes)
 
 
 def _batch_variables(kernel: Kernel) -> set[str]:
@@ -67,10 +61,10 @@ def _batch_variables(kernel: Kernel) -> set[str]:
     return shared & {n.var for n in every if isinstance(n, loop.For) and n.kind == "parallel"}
 
 
-def _with_view(kernel: Kernel, t: Tensor, view: Tensor, change: dict[Index, Index]) -> tuple[Kernel, Tensor]:
-    """The kernel with `view` as its view of a buffer; `change` maps the indices."""
+def _with_view(kernel: Kernel, t: Tensor, view: Tensor, change: Change) -> tuple[Kernel, Tensor]:
+    """The kernel with `view` as its view of a buffer; `change` maps the indices, inner ones first in `x[x[i]]`."""
 
-    body = accesses(kernel.body, lambda n: n.replace(index=change[n.index]) if n.buffer == t.name else None)
+    body = accesses(kernel.body, lambda n: n.replace(index=change(n.index)) if n.buffer == t.name else None)
     return kernel.replace(params=tuple(view if p.name == t.name else p for p in kernel.params), body=body), view
 
 
@@ -86,20 +80,23 @@ def _merge_axes(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tens
     """The kernel with two adjacent axes of a buffer, indexed by quotient and remainder, merged; None without such."""
     indices = _indices(kernel, t.name)
     for d in range(len(t.shape) - 1) if _count_divisions(i for index in indices for i in index) else ():
-        merged = _merged_indices(t, d, indices, ranges)
-        if merged is not None:
-            return _with_view(kernel, t, joined(t, d), dict(zip(indices, merged, strict=True)))
+        if _merged_indices(t, d, indices, ranges) is not None:
+            return _with_view(kernel, t, joined(t, d), partial(_merge, t, d, ranges))
     return None
+
+
+def _merge(t: Tensor, d: int, ranges: Ranges, i: Index) -> Index:
+    return (*i[:d], simplify(i[d] * t.shape[d + 1] + i[d + 1], ranges, index=True), *i[d + 2 :])
 
 
 def _merged_indices(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list[Index] | None:
     """The indices with axes d and d + 1 merged; None if that leaves no fewer quotients and remainders."""
     if not adjacent(t, d):
         return None
-    flat = [simplify(i[d] * t.shape[d + 1] + i[d + 1], ranges, index=True) for i in indices]
-    if _count_divisions(flat) >= _count_divisions(e for i in indices for e in i[d : d + 2]):
+    merged = [_merge(t, d, ranges, i) for i in indices]
+    if _count_divisions(i[d] for i in merged) >= _count_divisions(e for i in indices for e in i[d : d + 2]):
         return None
-    return [(*i[:d], e, *i[d + 2 :]) for i, e in zip(indices, flat, strict=True)]
+    return merged
 
 
 # ---- one axis as two
@@ -112,17 +109,19 @@ def _split_axis(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) ->
     indices = _indices(kernel, t.name)
     for d, size in enumerate(t.shape[:-1]):
         for length in _split_lengths(size, t, [i[d] for i in indices]):
-            inner_length = const(length)
-            pairs = [
-                tuple(simplify(op(how, i[d], inner_length), ranges) for how in ("floordiv", "mod")) for i in indices
-            ]
+            change = partial(_split, d, length, ranges)
+            pairs = [change(i)[d : d + 2] for i in indices]
             if any(_count_divisions(p) or not names(p[0]) or not names(p[0]) <= batches for p in pairs):
                 continue
-            shape = (*t.shape[:d], const(static(size) // length), inner_length, *t.shape[d + 1 :])
-            strides = (*t.strides[:d], t.strides[d] * inner_length, *t.strides[d:])
-            split = {i: (*i[:d], *p, *i[d + 1 :]) for i, p in zip(indices, pairs, strict=True)}
-            return _with_view(kernel, t, t.replace(shape=shape, strides=strides), split)
+            shape = (*t.shape[:d], const(static(size) // length), const(length), *t.shape[d + 1 :])
+            strides = (*t.strides[:d], t.strides[d] * length, *t.strides[d:])
+            return _with_view(kernel, t, t.replace(shape=shape, strides=strides), change)
     return None
+
+
+def _split(d: int, length: int, ranges: Ranges, i: Index) -> Index:
+    pair = (simplify(op(how, i[d], const(length)), ranges) for how in ("floordiv", "mod"))
+    return (*i[:d], *pair, *i[d + 1 :])
 
 
 def _split_lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
@@ -179,9 +178,7 @@ def _permute(t: Tensor, order: Sequence[int]) -> Tensor:
 def _reorder(program: Program, t: Tensor, order: tuple[int, ...]) -> Program:
     permuted = _permute(t, order)
     kernels = [
-        _with_view(k, t, permuted, {i: tuple(i[d] for d in order) for i in _indices(k, t.name)})[0]
-        if t in k.params
-        else k
+        _with_view(k, t, permuted, lambda i: tuple(i[d] for d in order))[0] if t in k.params else k
         for k in program.kernels
     ]
     temps = tuple(permuted if x is t else x for x in program.temps)
