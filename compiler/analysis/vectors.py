@@ -36,10 +36,9 @@ def fitting_unroll(extent: Expr, width: int, unroll: int) -> int:
     return 1 if isinstance(extent, Const) and unroll * width > int(extent.value) else unroll
 
 
-def most_unroll(extent: Const, width: int, again: bool) -> int:
-    """The most vectors that a loop may have at a time: all that it has, an overlapping last one included."""
-    whole_vectors = max(1, int(extent.value) // width)
-    return ceildiv(int(extent.value), width) if again else whole_vectors
+def most_unroll(length: int, width: int, again: bool) -> int:
+    """The most vectors that a loop may have at a time: all of them, with `again` an overlapping last one included."""
+    return ceildiv(length, width) if again else length // width
 
 
 def even_unroll(extent: Expr, width: int, most: int) -> int:
@@ -95,16 +94,16 @@ def vector_problem(
         return f"loop {f.var} of {_number(extent)} iterations is too short for vectors, leave it serial"
     if fits < width:
         return f"loop {f.var} has {_number(extent)} iterations, at most width={fits} fits"
-    most = most_unroll(extent, width, bool(given.get("again"))) if isinstance(extent, Const) else unroll
+    again = bool(given.get("again"))
+    most = most_unroll(int(extent.value), width, again) if isinstance(extent, Const) else max(1, unroll)
     if not 1 <= unroll <= most:
-        room = f"1 to unroll={max(1, most)} vectors of {width}"
-        return f"loop {f.var} of {_number(extent)} iterations takes {room}, not {unroll}"
+        return f"loop {f.var} of {_number(extent)} iterations takes 1 to unroll={most} vectors of {width}, not {unroll}"
     if len(marks) > 1:
         return f"loop {f.var} is written in one way, {' or '.join(marks)}"
     problem = not_vectorizable(f.body, Var(f.var), tensors, ranges, bool(given.get("masked")))
     if problem:
         return f"loop {f.var} cannot run in lanes: {problem}; leave it serial"
-    return again_problem(f, extent, types, ranges) if given.get("again") else ""
+    return again_problem(f, extent, types, ranges) if again else ""
 
 
 def jam_problem(f: tile.For) -> str:
@@ -113,15 +112,22 @@ def jam_problem(f: tile.For) -> str:
         return f"jam=1 writes each iteration of loop {f.var} out, whose number is not known when compiling"
     if f.kind != "parallel":
         return f"loop {f.var} is a {f.kind} loop, whose iterations come one after the other"
-    inner = list(within(f.body, Stmt))
-    uneven = next((n for n in inner if isinstance(n, tile.For) and f.var in names(n.extent)), None)
-    if uneven is not None:
-        return f"iterations of loop {f.var} take different numbers of iterations of loop {uneven.var} inside"
-    own = next((n for n in inner if not isinstance(n, tile.For | Init | Accum | Let | Store | If)), None)
-    if own is not None:
-        return f"loop {f.var} has a {type(own).__name__.lower()} inside, which its iterations cannot share"
-    vector = next((n for n in inner if isinstance(n, tile.For) and n.bind.level in ("vector", "blocks")), None)
-    return f"loop {vector.var}, bound to {vector.bind.level}, stands inside loop {f.var}" if vector is not None else ""
+    own = {f.var}  # names whose values differ from iteration to iteration
+    for s in within(f.body, Stmt):
+        match s:
+            case Let(name, value) if names(value) & own:
+                own.add(name)
+            case Init(name):
+                own.add(name)
+            case tile.For(var, extent) if names(extent) & own:
+                return f"iterations of loop {f.var} take different numbers of iterations of loop {var} inside"
+            case tile.For(var, bind=tile.Bind(level="vector" | "blocks" as level)):
+                return f"loop {var}, bound to {level}, stands inside loop {f.var}"
+            case tile.For() | Let() | Accum() | Store() | If():
+                pass
+            case _:
+                return f"loop {f.var} has a {type(s).__name__.lower()} inside, which its iterations cannot share"
+    return ""
 
 
 def _number(extent: Expr) -> str:

@@ -48,21 +48,20 @@ class Pointer:
         _check_places(self.where, self.name, self.memory, self.written, places, "loads")
         return np.asarray(self.memory[places])
 
-    def write(self, at: Array, values: Array) -> None:
+    def write(self, at: Array, values: Array, known: Array | int = 1) -> None:
+        """Store elements, which count as written where `known`."""
         places = np.asarray(at, np.int64) + self.offset
         _check_places(self.where, self.name, self.memory, None, places, "stores")
         self.memory[places] = values
         if self.written is not None:
-            np.frombuffer(self.written, np.uint8)[places] = 1
+            np.frombuffer(self.written, np.uint8)[places] = known
 
     def move(self, at: Array, target: Pointer, to: Array) -> None:
         """Copy elements; those that were never written leave the target's unwritten, since a move does not use them."""
         places = np.asarray(at, np.int64) + self.offset
         _check_places(self.where, self.name, self.memory, None, places, "loads")
-        target.write(to, self.memory[places])
-        if self.written is not None and target.written is not None:
-            written = np.frombuffer(self.written, np.uint8)[places]
-            np.frombuffer(target.written, np.uint8)[np.asarray(to, np.int64) + target.offset] = written
+        known = 1 if self.written is None else np.frombuffer(self.written, np.uint8)[places]
+        target.write(to, self.memory[places], known)
 
 
 def _product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:

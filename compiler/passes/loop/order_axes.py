@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from compiler.analysis import kernel_names
 from compiler.analysis.nests import wrap
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, fresh, names, product, substitute
+from compiler.ir.expr import Const, Expr, Load, Var, const, names, product, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
@@ -51,7 +52,6 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
     """Copy the inputs whose layout differs from that of the depthwise convolution's result."""
     kernels: list[Kernel] = []
     copies: dict[str, Tensor] = {}
-    taken = {k.name for k in program.kernels}
     for k in program.kernels:
         for t in [p for p in k.params if p in program.inputs and len(p.shape) >= RANK and is_static(p)]:
             axis = _innermost_for_windows(k, t, chosen)
@@ -59,7 +59,8 @@ def _with_copies(program: Program, chosen: Mapping[str, Tensor]) -> Program:
                 continue
             if t.name not in copies:
                 copies[t.name] = _with_innermost(t, axis).replace(name=f"{t.name}_ordered")
-                kernels.append(_copy_kernel(fresh(f"{k.name}_ordered", taken), k, t, copies[t.name]))
+                name = kernel_names.free(f"{k.name}_ordered", [x.name for x in (*kernels, *program.kernels)])
+                kernels.append(_copy_kernel(name, k, t, copies[t.name]))
             if copies[t.name].strides[axis] is const(1):
                 k = _read_copy(k, t, copies[t.name])
         kernels.append(k)

@@ -94,10 +94,8 @@ def _loop_problems(kernel: Kernel) -> Iterator[Problem]:
             yield Problem({f.var}, f"loop {f.var} stands inside loop {outside}, which runs over {level} already")
         if level not in ("serial", "unroll", "blocks", "vector"):
             yield Problem({f.var}, f"loop {f.var} cannot run over {level}; take serial, unroll, blocks or vector")
-        if level == "unroll" and dict(f.bind.args).get("jam"):
-            reason = jam_problem(f)
-            if reason:
-                yield Problem({f.var}, reason)
+        if level == "unroll" and dict(f.bind.args).get("jam") and (reason := jam_problem(f)):
+            yield Problem({f.var}, reason)
         if level == "unroll" and dict(f.bind.args).get("ahead"):
             yield Problem(
                 {f.var}, f"loop {f.var}: compilers order the loads of a CPU, ahead=1 is for tensor instructions"

@@ -203,7 +203,7 @@ static __attribute__((noinline)) void mlc_dot_panel(
       mlc_int8_step<MR, NR, FIRST, false, W>(sum, more, a + step, a_m, b + step, b_n, DEPTH);
     if constexpr (K_UNIT % DEPTH != 0)
       if (step < k) mlc_int8_step<MR, NR, FIRST, true, W>(sum, more, a + step, a_m, b + step, b_n, k - step);
-    if constexpr (FIRST && mlc_int8_is_offset)
+    if constexpr (FIRST)
 #pragma GCC unroll 8
       for (int j = 0; j < NR; j++) beyond[j] = mlc_reduce_add(more[j]);
   } else if constexpr (mlc_same<T, float> && mlc_same<A, mlc_bf16> && mlc_same<B, mlc_bf16>) {

@@ -16,11 +16,10 @@ from functools import partial
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import block, unwidened
 from compiler.analysis.nests import loop_ranges, size
-from compiler.analysis.vectors import fitting_width
+from compiler.analysis.vectors import fitting_width, most_unroll
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, cast, dim, names, static, substitute
 from compiler.ir.index import value_range
-from compiler.ir.multiples import ceildiv
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
@@ -75,6 +74,11 @@ class _Windows:
     def ranges(self) -> dict[str, Range]:
         return loop_ranges(self.sum.loops)
 
+    @property
+    def down(self) -> loop.For | None:
+        """The loop over rows of an image; None for windows along one axis."""
+        return self.windowed[-2] if len(self.windowed) > 1 else None
+
     def stride(self, load: Load, row: loop.For) -> int | None:
         return access.stride(access.address(load.index, self.tensors[load.buffer], self.ranges), Var(row.var))
 
@@ -89,7 +93,7 @@ class _Windows:
             way
             for width in (lanes, lanes // 2)
             if fitting_width(width, row.extent) == width
-            for unroll in range(1, min(MOST, ceildiv(size(row), width)) + 1)
+            for unroll in range(1, min(MOST, most_unroll(size(row), width, again=True)) + 1)
             for way in self._ways(width, unroll, size(row), down)
         ]
         return ranked(Member(count / w.rows * _vectors(size(row), group, w), partial(steps, w)) for w in ways)
@@ -139,8 +143,7 @@ def _along_rows(w: _Windows) -> Iterator[Member] | None:
         before = None if more is None else (*before, *more)
     if lanes == 1 or before is None:
         return None
-    down = w.windowed[-2] if len(w.windowed) > 1 else None
-    return w.members(row, lanes, partial(_row_steps, w, row, before), down)
+    return w.members(row, lanes, partial(_row_steps, w, row, before), w.down)
 
 
 def _along_channels(w: _Windows) -> Iterator[Member] | None:
@@ -225,10 +228,9 @@ def _row_steps(w: _Windows, row: loop.For, before: tuple[Step, ...], way: _Way) 
     steps: list[Step] = []
     name = naming.collapse([f.var for f in w.channels], steps)
     yield from (*steps, *before, Bind(name, "blocks"))
-    if way.rows > 1:
-        down = w.windowed[-2].var
-        outer, inner = naming.pieces(down)
-        yield from (Split(down, way.rows, (outer, inner)), Reorder((row.var, inner)))
+    if way.rows > 1 and w.down is not None:
+        outer, inner = naming.pieces(w.down.var)
+        yield from (Split(w.down.var, way.rows, (outer, inner)), Reorder((row.var, inner)))
         yield Bind(inner, "unroll", (("jam", 1),))
     yield Bind(row.var, "vector", way.binding)
 
