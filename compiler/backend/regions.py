@@ -56,10 +56,18 @@ def refused_calls(graph: GraphModule, any_device: bool) -> dict[Node, CompilerEr
 
 
 def has_overlapping_result(graph: GraphModule) -> bool:
-    """Whether elements of a result with known sizes may overlap in memory, as in an unfolded window."""
+    """Whether elements of a result overlap in memory, as in an expanded tensor or an unfolded window. If its sizes or
+    strides are symbolic, only an axis of stride 0 is found."""
     values = [n.meta.get("example_value") for n in output(graph).all_input_nodes]
-    strided = [x for x in values if isinstance(x, torch.Tensor) and x.layout == torch.strided]
-    return any(not x._has_symbolic_sizes_strides and torch._debug_has_internal_overlap(x) for x in strided)
+    return any(_overlaps(x) for x in values if isinstance(x, torch.Tensor) and x.layout == torch.strided)
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    if not x._has_symbolic_sizes_strides:
+        return bool(torch._debug_has_internal_overlap(x))
+    # Comparing symbols would add guards.
+    known = [(n if isinstance(n, int) else None, step) for n, step in zip(x.shape, x.stride(), strict=True)]
+    return any(isinstance(step, int) and step == 0 and (n is None or n > 1) for n, step in known)
 
 
 _REFUSED_BY_TYPE = frozenset({torch.ops.aten.view.dtype})  # calls that are refused for their element types alone

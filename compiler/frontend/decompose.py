@@ -34,6 +34,7 @@ from compiler.frontend import (
     incomplete_gamma,
     linalg,
     margins,
+    norm_gradients,
     samples,
     selections,
     special,
@@ -75,6 +76,8 @@ def decompositions() -> Decompositions:
         table[_overload(f"{name}_copy.{overload}")] = functools.partial(
             definitions.copying_form, _overload(f"{name}.{overload}")
         )
+    for name, mean in norm_gradients.MEANS.items():
+        table[_overload(name)] = norm_gradients.of_rounded_input(table[_overload(name)], mean)
     for accepts, names in ((_are_of_one_type, _OF_ONE_TYPE), (_are_floats, _OF_FLOATS)):
         table |= {_overload(name): _if_types_fit(accepts, table[_overload(name)]) for name in names}
     del table[torch.ops.aten.bernoulli.default]  # its decomposition draws other numbers than the op

@@ -27,10 +27,16 @@ _MIN_MAX = ("min", "max")
 
 def integer(w: Writer, e: Expr, exact: bool) -> Code:
     """The text of an i64 expression, at `exact`ly this type or as C's implicit conversions allow."""
-    if exact and isinstance(e, Const):
+    return widened(e, render_integer(w, e)) if exact else render_integer(w, e)[0]
+
+
+def widened(e: Expr, rendered: tuple[Code, bool]) -> Code:
+    """The text of an i64 expression, as `render_integer` returned it, at exactly this type. An operand is rendered
+    once, whatever its type turns out to be: twice at every level is exponential in the depth."""
+    code, narrow = rendered
+    if isinstance(e, Const):
         return c.literal(e.value, i64)
-    code, narrow = render_integer(w, e)
-    return Code(f"(long){code.at(UNARY)}", UNARY) if exact and narrow else code
+    return Code(f"(long){code.at(UNARY)}", UNARY) if narrow else code
 
 
 def comparison(w: Writer, name: str, a: Expr, b: Expr) -> Code:
@@ -70,7 +76,8 @@ def _render_integer(w: Writer, e: Expr) -> tuple[Code, bool]:
             (a_code, a_narrow), (b_code, b_narrow) = render_integer(w, a), render_integer(w, b)
             if a_narrow and b_narrow:
                 return w.call(f"mlc_{name}", a_code.text, b_code.text), True
-            return w.call(f"mlc_{name}", integer(w, a, True).text, integer(w, b, True).text), False
+            left, right = widened(a, (a_code, a_narrow)), widened(b, (b_code, b_narrow))
+            return w.call(f"mlc_{name}", left.text, right.text), False
         case Op("require", (cond, a)):
             code, narrow = render_integer(w, a)
             return w.call("mlc_require", c.FAILED, w.text(cond), code.text), narrow
@@ -106,7 +113,8 @@ def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr)
     (a_code, a_narrow), (b_code, b_narrow) = render_integer(w, a), render_integer(w, b)
     narrow = a_narrow and b_narrow and fits_int32(range_in(e, w.ranges))
     if not narrow and isinstance(e, Op) and e.name in WRAPPING and _may_wrap(w, e):
-        return w.call(f"mlc_{e.name}", integer(w, a, True).text, integer(w, b, True).text), False
+        wide = widened(a, (a_code, a_narrow)), widened(b, (b_code, b_narrow))
+        return w.call(f"mlc_{e.name}", wide[0].text, wide[1].text), False
     left_text = a_code.at(left)
     if a_narrow and b_narrow and not narrow:
         left_text = f"(long){a_code.at(UNARY)}"
@@ -129,4 +137,5 @@ def _division(w: Writer, name: str, a: Expr, divisor: Expr) -> tuple[Code, bool]
         function = "mlc_floordiv" if name == "floordiv" else "mlc_remainder"
     if a_narrow and divisor_narrow:
         return w.call(function, a_code.text, divisor_code.text), True
-    return w.call(function, integer(w, a, True).text, integer(w, divisor, True).text), False
+    wide = widened(a, (a_code, a_narrow)), widened(divisor, (divisor_code, divisor_narrow))
+    return w.call(function, wide[0].text, wide[1].text), False

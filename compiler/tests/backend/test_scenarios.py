@@ -167,6 +167,17 @@ def overlapping(run: Compile) -> Any:
     return run(both)(x[:3], x[2:]), x, run(lambda a, b: a.add_(1) + b)(x, x), x
 
 
+def expanded(run: Compile) -> Any:
+    """Results whose elements overlap, of sizes and steps that vary."""
+    spread = run(lambda x, k: (x.contiguous().as_strided((2, 8), (0, k)), (x * 2)[:1].expand(3, *x.shape[1:])))
+    gradients = []
+    for rows, step in ((11, 1), (6, 2), (24, 1)):
+        x = torch.randn(rows, 9, 2).transpose(0, 1).requires_grad_()
+        sum((y * torch.randn_like(y)).sum() for y in spread(x, step)).backward()
+        gradients.append(x.grad)
+    return gradients
+
+
 def views_of_results(run: Compile) -> Any:
     y, first, turned = run(lambda x: (lambda y: (y, y[0], y.t()))(x * 2))(torch.randn(4, 6))
     y.zero_()
@@ -251,8 +262,8 @@ def ensemble(run: Compile) -> Any:
 
 SCENARIOS = (
     accumulated, frozen_between, trained_and_evaluated, replaced, copied, hooked, pushed_back_twice, of_one_result,
-    checkpointed, modes_in_turn, cached, grown, overlapping, views_of_results, in_lists, counted, arguments_in_turn,
-    tensors_in_turn, in_threads, per_example, ensemble,
+    checkpointed, modes_in_turn, cached, grown, overlapping, expanded, views_of_results, in_lists, counted,
+    arguments_in_turn, tensors_in_turn, in_threads, per_example, ensemble,
 )  # fmt: skip
 
 

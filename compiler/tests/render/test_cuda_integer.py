@@ -76,3 +76,19 @@ def f(p: i64[32], *, y: i64[32]):
 """
     text = cuda.render(kernel_text.parse(source), target="sm_90a")
     assert "mlc_max(p[(int)threadIdx.x], (long)((int)threadIdx.x * 3))" in text
+
+
+@pytest.mark.parametrize("link", ["max({}, p[t])", "{} + p[t]", "({}) // 3"])
+def test_deep_expressions_are_rendered_once(link: str) -> None:
+    """Rendering an operand twice at each of 100 levels would not end."""
+    value = "p[t]"
+    for _ in range(100):
+        value = link.format(value)
+    source = f"""
+def f(p: i64[32], *, y: i64[32]):
+    with function("f", [p, y], writes=[y], grid=[1], block=[32, 1, 1]):
+        t: i64 = thread.x
+        y[t] = {value}
+"""
+    text = cuda.render(kernel_text.parse(source), target="sm_90a")
+    assert max(text.count(function) for function in ("mlc_max(", "mlc_add(", "mlc_floordiv(")) == 100
