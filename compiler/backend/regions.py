@@ -66,8 +66,8 @@ def _overlaps(x: torch.Tensor) -> bool:
     if not x._has_symbolic_sizes_strides:
         return bool(torch._debug_has_internal_overlap(x))
     # Comparing symbols would add guards.
-    known = [(n if isinstance(n, int) else None, step) for n, step in zip(x.shape, x.stride(), strict=True)]
-    return any(isinstance(step, int) and step == 0 and (n is None or n > 1) for n, step in known)
+    axes = zip(x.shape, x.stride(), strict=True)
+    return any(isinstance(step, int) and step == 0 and not (isinstance(n, int) and n <= 1) for n, step in axes)
 
 
 _REFUSED_BY_TYPE = frozenset({torch.ops.aten.view.dtype})  # calls that are refused for their element types alone

@@ -27,16 +27,23 @@ _MIN_MAX = ("min", "max")
 
 def integer(w: Writer, e: Expr, exact: bool) -> Code:
     """The text of an i64 expression, at `exact`ly this type or as C's implicit conversions allow."""
-    return widened(e, render_integer(w, e)) if exact else render_integer(w, e)[0]
+    return _widened(e, *render_integer(w, e)) if exact else render_integer(w, e)[0]
 
 
-def widened(e: Expr, rendered: tuple[Code, bool]) -> Code:
-    """The text of an i64 expression, as `render_integer` returned it, at exactly this type. An operand is rendered
-    once, whatever its type turns out to be: twice at every level is exponential in the depth."""
-    code, narrow = rendered
+def _widened(e: Expr, code: Code, narrow: bool) -> Code:
+    """The text of an i64 expression, as `render_integer` returned it, at exactly this type."""
     if isinstance(e, Const):
         return c.literal(e.value, i64)
     return Code(f"(long){code.at(UNARY)}", UNARY) if narrow else code
+
+
+def _call(w: Writer, function: str, a: Expr, b: Expr) -> tuple[Code, bool]:
+    """A call in 32 bits if both operands have them. Each is rendered once, whatever its type turns out to be: twice at
+    every level is exponential in the depth."""
+    (a_code, a_narrow), (b_code, b_narrow) = render_integer(w, a), render_integer(w, b)
+    if a_narrow and b_narrow:
+        return w.call(function, a_code.text, b_code.text), True
+    return w.call(function, _widened(a, a_code, a_narrow).text, _widened(b, b_code, b_narrow).text), False
 
 
 def comparison(w: Writer, name: str, a: Expr, b: Expr) -> Code:
@@ -73,11 +80,7 @@ def _render_integer(w: Writer, e: Expr) -> tuple[Code, bool]:
         case Op("floordiv" | "mod" as name, (a, divisor)) if (range_in(divisor, w.ranges)[0] or 0) > 0:
             return _division(w, name, a, divisor)
         case Op(name, (a, b)) if name in _MIN_MAX:
-            (a_code, a_narrow), (b_code, b_narrow) = render_integer(w, a), render_integer(w, b)
-            if a_narrow and b_narrow:
-                return w.call(f"mlc_{name}", a_code.text, b_code.text), True
-            left, right = widened(a, (a_code, a_narrow)), widened(b, (b_code, b_narrow))
-            return w.call(f"mlc_{name}", left.text, right.text), False
+            return _call(w, f"mlc_{name}", a, b)
         case Op("require", (cond, a)):
             code, narrow = render_integer(w, a)
             return w.call("mlc_require", c.FAILED, w.text(cond), code.text), narrow
@@ -113,8 +116,8 @@ def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr)
     (a_code, a_narrow), (b_code, b_narrow) = render_integer(w, a), render_integer(w, b)
     narrow = a_narrow and b_narrow and fits_int32(range_in(e, w.ranges))
     if not narrow and isinstance(e, Op) and e.name in WRAPPING and _may_wrap(w, e):
-        wide = widened(a, (a_code, a_narrow)), widened(b, (b_code, b_narrow))
-        return w.call(f"mlc_{e.name}", wide[0].text, wide[1].text), False
+        wide = _widened(a, a_code, a_narrow), _widened(b, b_code, b_narrow)
+        return w.call(f"mlc_{e.name}", *(code.text for code in wide)), False
     left_text = a_code.at(left)
     if a_narrow and b_narrow and not narrow:
         left_text = f"(long){a_code.at(UNARY)}"
@@ -130,12 +133,8 @@ def _may_wrap(w: Writer, e: Expr) -> bool:
 def _division(w: Writer, name: str, a: Expr, divisor: Expr) -> tuple[Code, bool]:
     """Division by a positive number. A dividend known to be nonnegative takes half the instructions, unsigned."""
     low, _ = range_in(a, w.ranges)
-    (a_code, a_narrow), (divisor_code, divisor_narrow) = render_integer(w, a), render_integer(w, divisor)
     if low is not None and low >= 0:
         function = "mlc_quotient" if name == "floordiv" else "mlc_rest"
     else:
         function = "mlc_floordiv" if name == "floordiv" else "mlc_remainder"
-    if a_narrow and divisor_narrow:
-        return w.call(function, a_code.text, divisor_code.text), True
-    wide = widened(a, (a_code, a_narrow)), widened(divisor, (divisor_code, divisor_narrow))
-    return w.call(function, wide[0].text, wide[1].text), False
+    return _call(w, function, a, divisor)
