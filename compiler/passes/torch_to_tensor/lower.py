@@ -59,11 +59,12 @@ def lower(
 ) -> Program:
     """The equivalent Tensor program; raises Unsupported.
 
-    Two kinds of values are rounded to their own element type where they are computed: outputs that calls read too, so
-    that readers see what the caller gets; and values read both by matmuls, which round them in any case, and by other
-    calls, so that they are stored once. With `round_every_call`, the result of every call is rounded, as in eager. With
-    `order_equations`, a sort is one `Order` equation. With `split_sums`, parts of a result that sum different terms are
-    separate sums, for targets that do not need large kernels.
+    Three kinds of values are rounded to their own element type where they are computed: outputs that calls read too, so
+    that readers see what the caller gets; values read both by matmuls, which round them in any case, and by other
+    calls, so that they are stored once; and inputs of norms whose statistics are results of 16 bits, because the
+    gradient subtracts the rounded mean from the rounded input. With `round_every_call`, the result of every call is
+    rounded, as in eager. With `order_equations`, a sort is one `Order` equation. With `split_sums`, parts of a result
+    that sum different terms are separate sums, for targets that do not need large kernels.
     """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
@@ -73,7 +74,9 @@ def lower(
     groups: list[Group] = []
     read_names = {name for call in calls for name in _read_names(call)}
     rounded = (
-        set(types) if round_every_call else (read_names & set(program.outputs)) | _read_by_matmuls_and_others(calls)
+        set(types)
+        if round_every_call
+        else (read_names & set(program.outputs)) | _read_by_matmuls_and_others(calls) | _read_with_statistics(calls)
     )
     for call in calls:
         results = _lower_call(b, call, env)
@@ -207,6 +210,12 @@ def _read_by_matmuls_and_others(calls: Sequence[Call]) -> set[str]:
         else:
             (by_matmuls if any(call.op in x.RULES for x in _MATMULS) else by_others).update(names)
     return by_matmuls & by_others
+
+
+def _read_with_statistics(calls: Sequence[Call]) -> set[str]:
+    """The inputs of norms whose mean and scale, results beside the first, are of a storage-only type."""
+    norms = (c for c in calls if c.op in normalize.RULES and any(t and t.dtype in dt.STORAGE_ONLY for t in c.types[1:]))
+    return {next(iter(_read_names(call))) for call in norms}
 
 
 def _leaves(argument: object) -> list[object]:
