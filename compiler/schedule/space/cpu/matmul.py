@@ -19,7 +19,7 @@ from compiler.analysis.guarded_factors import read_narrow, unwidened
 from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
-from compiler.ir.dtype import bf16
+from compiler.ir.dtype import bf16, i8
 from compiler.ir.expr import Cast, Const, Expr, Load, Select, Var, dim, names, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Let, Store
@@ -228,8 +228,8 @@ class _Plan:
             if not (a.direct and b.direct and a.narrow and b.narrow and a.along == b.along == "k"):
                 return []  # integers are multiplied in place
             a, b = replace(a, narrow=False), replace(b, narrow=False)
-        taken = kind if self.found.first.value.dtype.is_float else "i8"
-        product = Matmul(self.m.size, self.n.size, self.k.size, self.count, a, b, kind, self.bytes, taken, self.bytes)
+        taken, wide = (kind, self.bytes) if self.found.first.value.dtype.is_float else (i8.name, i8.bytes)
+        product = Matmul(self.m.size, self.n.size, self.k.size, self.count, a, b, kind, self.bytes, taken, wide)
         made = blocking.space(product, self.target)
         narrow = {unwidened(x).dtype for x in (self.a, self.b)}
         if len(narrow) == 1 and taken not in {x.name for x in narrow}:
