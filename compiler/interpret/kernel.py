@@ -111,8 +111,8 @@ def _order(how: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
 CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
     "mlc_fma_block": _product,
     "mlc_dot_block": _product,
-    "mlc_pair_block": _product,
-    "mlc_pair_block_store": _stored_product,
+    "mlc_interleaved_block": _product,
+    "mlc_interleaved_block_store": _stored_product,
     "mlc_copy_block": _copy,
     "mlc_order": _order,
 }

@@ -54,7 +54,7 @@ HEADERS = {
                 "store store_as store_past fence",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
-    "gemm_bf16.h": "pair_block pair_block_store",
+    "gemm_interleaved.h": "interleaved_block interleaved_block_store",
     "copy.h": "copy_block",
     "order.h": "order",
 }  # fmt: skip

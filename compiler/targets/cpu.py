@@ -52,7 +52,7 @@ PAIRS = ("avx512_bf16", "avx512f", "avx512vl", "avx512dq", "avx512bw")
 # Sums of pairs that are stored to a result of bf16, not added to a tile: the most products per sum, which are added one
 # after the other, and the most bytes of a panel of B.
 LONG, PAIRED = 2048, 256 * KiB
-PAIR_BLOCK = "mlc_pair_block"  # loads pairs as they are: operands in memory are bf16
+INTERLEAVED_BLOCK = "mlc_interleaved_block"  # loads pairs as they are: operands in memory are bf16
 
 # Any layout works: the device functions receive every stride, of which those of `contiguous` axes must be 1.
 _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
@@ -93,7 +93,7 @@ def pairs(lanes: int, registers: int) -> list[Instruction]:
     rows = [r for r in candidates if r.function == "mlc_dot_block"]
     panels = [r for r in candidates if r.function == "mlc_fma_block" and r.m > 1]
     rows += [
-        r.replace(function=PAIR_BLOCK, contiguous=("a.k", "acc.n"), stores=min(LONG, PAIRED // (2 * r.n)))
+        r.replace(function=INTERLEAVED_BLOCK, contiguous=("a.k", "acc.n"), stores=min(LONG, PAIRED // (2 * r.n)))
         for r in panels
     ]
     return [r.replace(name=r.name.replace("f32", "bf16"), a_type="bf16", b_type="bf16", flushes=True) for r in rows]

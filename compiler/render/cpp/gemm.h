@@ -14,7 +14,7 @@
 #pragma once
 #include "gemm_int8.h"
 #include "memory.h"
-#include "pairs.h"
+#include "interleaved.h"
 
 template <typename T>
 constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);

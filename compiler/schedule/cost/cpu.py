@@ -7,12 +7,12 @@ again after some cycles of latency. The meaning and source of each cost is docum
 from __future__ import annotations
 
 from compiler.ir.multiples import ceildiv
-from compiler.targets.cpu import PAIR_BLOCK
+from compiler.targets.cpu import INTERLEAVED_BLOCK
 from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
 EVEN = 1.05  # the most work that one core may have, relative to an equal share, for the work to count as even
-PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", PAIR_BLOCK  # functions of instructions
+PANEL, DOT, INTERLEAVED = "mlc_fma_block", "mlc_dot_block", INTERLEAVED_BLOCK  # functions of instructions
 
 
 def vector(
@@ -98,7 +98,7 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
             return 0.0
         if is_dot:
             return max(m * vectors / 2, m * far + vectors * near, c["latency"]) + (m + vectors) * c["load"]
-        if row.function == PAIRS:  # the panel was just packed into the first-level cache
+        if row.function == INTERLEAVED:  # the panel was just packed into the first-level cache
             return max(m * vectors / 2, (m + vectors) * near, c["latency"])
         return max(m * vectors / 2, m * near + vectors * far, c["latency"]) + (m + vectors) * c["panel"]
 

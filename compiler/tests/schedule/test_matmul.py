@@ -348,8 +348,8 @@ def test_blocks_of_long_inner_loops_are_parts_of_the_innermost() -> None:
         assert made.k == 256 and not made.flat, made
 
 
-@pytest.mark.parametrize("m,function", [(16, "mlc_dot_block"), (48, "mlc_dot_block"), (128, "mlc_pair_block"),
-                                        (512, "mlc_pair_block")])  # fmt: skip
+@pytest.mark.parametrize("m,function", [(16, "mlc_dot_block"), (48, "mlc_dot_block"), (128, "mlc_interleaved_block"),
+                                        (512, "mlc_interleaved_block")])  # fmt: skip
 def test_weights_that_many_rows_come_by_are_laid_out_in_pairs(m: int, function: str) -> None:
     """Dot products read them from memory for every block of rows; for few rows, laying them out takes longer."""
     machine = cpu.target((*cpu.PAIRS, "avx2", "fma", "sse2"), cores=2, l1=48 << 10, l2=1 << 20)

@@ -22,11 +22,11 @@ PAGE = 4096  # rows that are multiples of this many bytes apart map to the same 
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower panels are read too slowly in place
 OFTEN = 16  # row tiles that read a matrix before a copy in better order pays
 STRIPPED = 96  # with more rows, a block of B is multiplied in strips
-PAIRED_PANEL = 24 << 10  # bytes that mlc_pair_block packs at a time
+INTERLEAVED_PANEL = 24 << 10  # bytes that mlc_interleaved_block lays out at a time
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
 MANY = 16  # times an instruction's block: partial blocks are negligible
-PANEL, DOT, PAIRS = cost.PANEL, cost.DOT, cost.PAIRS
+PANEL, DOT, INTERLEAVED = cost.PANEL, cost.DOT, cost.INTERLEAVED
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def space(p: Matmul, target: Target) -> list[Blocking]:
     functions = {r.function for r in target.instructions if _takes(r, p)}
     if p.b.along != "k" and (p.b.direct or p.b.along == "n"):
         functions.discard(DOT)
-    kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, PAIRS) if function in functions]
+    kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, INTERLEAVED) if function in functions]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
     made = (b for x in kinds for b in x)
     if p.dtype == "i32":  # products of bytes; a tile would widen them
@@ -123,7 +123,8 @@ def _takes(r: Instruction, p: Matmul) -> bool:
 
 def _steps(p: Matmul, row: Instruction, target: Target) -> float:
     """How many steps an instruction takes along k: by vectors, pairs or single elements."""
-    return p.k / (target.lanes(p.size) if row.function == DOT else p.bytes // p.size if row.function == PAIRS else 1)
+    neighbours = p.bytes // p.size if row.function == INTERLEAVED else 1
+    return p.k / (target.lanes(p.size) if row.function == DOT else neighbours)
 
 
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
@@ -165,18 +166,18 @@ def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
     if row.function == PANEL and plain and p.m > STRIPPED:
         return _strips(p, target, row)
-    return _paired(p, target, row) if row.function == PAIRS else _tiles(p, target, row)
+    return _interleaved(p, target, row) if row.function == INTERLEAVED else _tiles(p, target, row)
 
 
-def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
-    """Blocking for `PAIRS`: as many rows as possible reuse each panel of B, because packing a panel in pairs, once per
-    block of rows, takes as long as 20 rows.
+def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
+    """Blocking for `INTERLEAVED`: as many rows as possible reuse each panel of B, because laying out a panel, once for
+    each block of rows, takes as long as 20 rows.
 
     Panels go through all of k. Half the second-level cache holds a block of the result and the part of A that belongs
     to a panel.
     """
     half, wide = target.l2 // 2, p.b.unit if p.b.unit > 1 else row.n
-    beside = PAIRED_PANEL // (row.n * p.bytes) * p.bytes  # bytes of a row of A
+    beside = INTERLEAVED_PANEL // (row.n * p.bytes) * p.bytes  # bytes of a row of A
     k = _depth(p, p.k, target.lanes(p.size))
     m = cut(p.m, half // (beside + BLOCK_COLUMNS * p.bytes), row.m)
     n = cut(p.n, (half - m * beside) // (m * p.bytes), wide)

@@ -1,6 +1,7 @@
-// Matrix products of bf16 in f32: mlc_pair_block takes vectors along the columns of B and C, as mlc_fma_block does, and
-// pairs along k. B may lie in any way, and is laid out in pairs a panel of columns at a time; of A, k is contiguous.
-// mlc_pair_block_store stores C = A B, rounded to bf16, instead of adding to C: sums stay in registers, and k is DEPTH.
+// Matrix products of bf16 in f32: mlc_interleaved_block takes vectors along the columns of B and C, as mlc_fma_block does,
+// and pairs along k. B may lie in any way, and is laid out in pairs a panel of columns at a time; of A, k is contiguous.
+// mlc_interleaved_block_store stores C = A B, rounded to bf16, instead of adding to C: sums stay in registers, and k is
+// DEPTH.
 #pragma once
 #include "copy.h"
 #include "gemm.h"
@@ -55,8 +56,8 @@ MLC_INLINE void mlc_pair_columns(
       mlc_fma_columns<MR, 1, M_LEFT, true>(m, k, a, a_m, 1, pairs + i, NR, c + i, c_m, wide - i < W ? wide - i : W);
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT>
-static void mlc_pair_block(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b, long b_k,
-    long b_n, float* c, long c_m) {
+static void mlc_interleaved_block(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b,
+    long b_k, long b_n, float* c, long c_m) {
   constexpr int W = mlc_width<float>, DEEP = 2 * (24 * 1024 / (int)(NR * sizeof(mlc_pair)));  // half a first level
   alignas(64) mlc_pair pairs[DEEP / 2 * NR];
   for (long step = 0; step < k; step += DEEP)
@@ -67,8 +68,8 @@ static void mlc_pair_block(long m, long n, long k, const mlc_bf16* a, long a_m, 
     }
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT, int DEPTH>
-static void mlc_pair_block_store(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b, long b_k,
-    long b_n, mlc_bf16* c, long c_m) {
+static void mlc_interleaved_block_store(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b,
+    long b_k, long b_n, mlc_bf16* c, long c_m) {
   alignas(64) mlc_pair pairs[(DEPTH + 1) / 2 * NR];
   for (long j = 0; j < n; j += NR) {
     const long wide = n - j < NR ? n - j : NR;

@@ -21,18 +21,18 @@ extern "C" void block(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, lo
   constexpr int NR = 2 * mlc_width<float>;
   const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
   if (known)
-    mlc_pair_block<3, NR, 2, 5>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+    mlc_interleaved_block<3, NR, 2, 5>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
   else
-    mlc_pair_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+    mlc_interleaved_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
 }
 extern "C" void stored(
     const mlc_bf16* a, const mlc_bf16* b, mlc_bf16* c, long m, long n, long k, long turned, long known) {
   constexpr int NR = 2 * mlc_width<float>;
   const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
   if (known)
-    mlc_pair_block_store<3, NR, 2, 5, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+    mlc_interleaved_block_store<3, NR, 2, 5, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
   else
-    mlc_pair_block_store<3, NR, -1, -1, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+    mlc_interleaved_block_store<3, NR, -1, -1, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
 }
 extern "C" void dots(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k) {
   mlc_dot_block<3, 4, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
@@ -47,7 +47,7 @@ def stored(x: Array) -> Array:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_blocks_are_exact_and_stay_inside(machine: str, tmp_path: Path) -> None:
-    library = build(tmp_path, ["gemm_bf16.h"], TEXT, machine)
+    library = build(tmp_path, ["gemm_interleaved.h"], TEXT, machine)
     seed, rng = seeded()
     for m in (2, 5, 8):
         for n in (5, 133):
@@ -76,9 +76,9 @@ def test_only_a_target_that_has_the_instruction_takes_it() -> None:
     source = torch.Generator().manual_seed(seed)
     a, b = (torch.randint(-4, 5, shape, generator=source).bfloat16() for shape in ((33, 70), (70, 50)))
     captured = compiler.capture(torch.mm, [a, b]).program
-    assert "mlc_pair_block<" not in compiler.lower(captured, cpu.AVX512).stages["cpp"]
+    assert "mlc_interleaved_block<" not in compiler.lower(captured, cpu.AVX512).stages["cpp"]
     lowering = compiler.lower(captured, PAIRING)
-    assert "mlc_pair_block<" in lowering.stages["cpp"]
+    assert "mlc_interleaved_block<" in lowering.stages["cpp"]
     for stage in ("tile", "kernel", *(["cpp"] if not named.missing(lowering.target) else [])):
         (made,) = compiler.execute(lowering, stage, [a, b])
         assert torch.equal(made, (a.double() @ b.double()).bfloat16()), f"{stage}, seed {seed}"
