@@ -52,7 +52,9 @@ PAIRS = ("avx512_bf16", "avx512f", "avx512vl", "avx512dq", "avx512bw")
 # Sums of pairs that are stored to a result of bf16, not added to a tile: the most products per sum, which are added one
 # after the other, and the most bytes of a panel of B.
 LONG, PAIRED = 2048, 256 * KiB
-INTERLEAVED_BLOCK = "mlc_interleaved_block"  # loads pairs as they are: operands in memory are bf16
+INTERLEAVED_BLOCK = "mlc_interleaved_block"  # loads neighbours as they are: memory has the types of the factors
+# Features that vpdpbusd requires, by the bytes of a vector.
+QUADS = {64: ("avx512_vnni", "avx512f", "avx512vl"), 32: ("avx_vnni", "avx2")}
 
 # Any layout works: the device functions receive every stride, of which those of `contiguous` axes must be 1.
 _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
@@ -82,6 +84,16 @@ def integer_dots(lanes: int, registers: int, feature: str) -> list[Instruction]:
     candidates = (r for r in matmuls("i32", lanes, registers, feature) if r.function == "mlc_dot_block")
     rows = (r for r in candidates if r.m * r.n + 2 * r.n + 2 <= registers)
     return [r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8") for r in rows]
+
+
+def quads(lanes: int, registers: int, feature: str) -> list[Instruction]:
+    """Products of int8 in 32 bits; each lane takes four neighbours along k at a time, as `pairs` takes two."""
+    panels = (r for r in matmuls("i32", lanes, registers, feature) if r.function == "mlc_fma_block" and r.m > 1)
+    return [
+        r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8", function=INTERLEAVED_BLOCK,
+                  contiguous=("a.k", "acc.n"))
+        for r in panels
+    ]  # fmt: skip
 
 
 def pairs(lanes: int, registers: int) -> list[Instruction]:
@@ -123,6 +135,7 @@ def target(
     registers = 32 if feature == "avx512f" else 16
     rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in matmuls(dtype, vector // size, registers, feature)]
     rows += integer_dots(vector // 4, registers, feature)
+    rows += quads(vector // 4, registers, feature) if set(QUADS.get(vector, ("",))) <= set(features) else []
     rows += pairs(vector // 4, registers) if set(PAIRS) <= set(features) else []
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows), costs=tuple(COSTS.items()))
 

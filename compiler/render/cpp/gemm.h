@@ -38,7 +38,7 @@ MLC_INLINE void mlc_fma_tile(
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) sum[i][j] = V{};
-  if constexpr (mlc_same<B, mlc_pair>) return mlc_pair_tile<MR, NV, W>(sum, k, a, a_m, b, b_k);
+  if constexpr (mlc_is_group<B>) return mlc_group_tile<W>(sum, k, a, a_m, b, b_k);
   else for (long step = 0; step < k; step++) {
     V row[NV];
 #pragma GCC unroll 8
@@ -106,7 +106,7 @@ static __attribute__((noinline)) void mlc_fma_panel(
   mlc_vec<S, mlc_width<S>> sum[MR][NV];
   mlc_fma_tile<S, MR, NV, PARTIAL>(sum, k, a, a_m, a_k, b, b_k, n);
   if constexpr (mlc_same<T, mlc_bf16>) {
-    static_assert(mlc_same<B, mlc_pair>, "other sums may be denormal");
+    static_assert(mlc_is_group<B>, "other sums may be denormal");
     mlc_store_tile<MR, NV, PARTIAL>(sum, c, c_m, n);
   } else
     mlc_add_tile<T, MR, NV, PARTIAL>(sum, c, c_m, n);

@@ -40,9 +40,11 @@ using mlc_int8_vec = mlc_vec<mlc_int8_factor, mlc_int8_depth<W>>;
 
 template <int W, bool PARTIAL>
 MLC_INLINE mlc_int8_vec<W> mlc_load_int8(const signed char* p, long n) {
-  mlc_vec<signed char, mlc_int8_depth<W>> v = {};
-  __builtin_memcpy(&v, p, PARTIAL ? n : mlc_int8_depth<W>);
-  return __builtin_convertvector(v, mlc_int8_vec<W>);
+  constexpr int N = mlc_int8_depth<W>;
+  if constexpr (PARTIAL)
+    return __builtin_convertvector(mlc_load_first<signed char, N>(p, n), mlc_int8_vec<W>);
+  else
+    return __builtin_convertvector(mlc_load<signed char, N>(p), mlc_int8_vec<W>);
 }
 
 // sum + the products of all elements; where there is vpdpbusd those of `a` count as unsigned.

@@ -119,6 +119,8 @@ MLC_INLINE mlc_vec<R, N> mlc_load_first(const R* p, long n) {
     return (V)__builtin_ia32_loadupd512_mask((const double*)p, mlc_vec<double, 8>{}, (1u << n) - 1);
   else if constexpr (N == 32 && sizeof(R) == 2)
     return (V)__builtin_ia32_loaddquhi512_mask((const short*)p, mlc_vec<short, 32>{}, (unsigned)((1ul << n) - 1));
+  else if constexpr (N == 64 && sizeof(R) == 1)
+    return (V)__builtin_ia32_loaddquqi512_mask((const char*)p, mlc_vec<char, 64>{}, n < 64 ? (1ul << n) - 1 : ~0ul);
 #endif
   else {
     V v = {};

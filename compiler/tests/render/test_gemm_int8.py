@@ -5,6 +5,7 @@ import torch
 
 import compiler
 from compiler.execution import named
+from compiler.targets import cpu
 from compiler.tests.meaning import fresh_seed
 
 
@@ -22,3 +23,19 @@ def test_products_of_int8_are_exact(target: str) -> None:
         assert "mlc_dot_block<" in lowering.stages["cpp"], "by the instruction, not by a plain sum"
         (made,) = compiler.execute(lowering, "cpp", [a, b])
         assert torch.equal(made.long(), a.long() @ b.long().t()), f"seed {seed}"
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "turned"])
+@pytest.mark.parametrize("features", [cpu.QUADS[64], cpu.QUADS[32]], ids=["avx512_vnni", "avx_vnni"])
+def test_columns_are_interleaved_where_lanes_take_four_products(features: tuple[str, ...], turned: bool) -> None:
+    machine = cpu.target((*features, "avx2", "fma", "f16c", "sse2"))
+    seed = fresh_seed()
+    source = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8, generator=source) for shape in ((66, 37), (37, 50)))
+    a[0], b[:, 0] = -128, -128
+    b = b.t().contiguous().t() if turned else b
+    lowering = compiler.lower(compiler.capture(torch._int_mm, [a, b]).program, machine)
+    assert "mlc_interleaved_block<" in lowering.stages["cpp"]
+    for stage in ("tile", "kernel", *(["cpp"] if not named.missing(machine) else [])):
+        (made,) = compiler.execute(lowering, stage, [a, b])
+        assert torch.equal(made.long(), a.long() @ b.long()), f"{stage}, seed {seed}"

@@ -34,6 +34,15 @@ extern "C" void stored(
   else
     mlc_interleaved_block_store<3, NR, -1, -1, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
 }
+extern "C" void bytes(
+    const signed char* a, const signed char* b, int* c, long m, long n, long k, long turned, long known) {
+  constexpr int NR = 2 * mlc_width<int>;
+  const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
+  if (known)
+    mlc_interleaved_block<3, NR, 2, 5>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+  else
+    mlc_interleaved_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+}
 extern "C" void dots(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k) {
   mlc_dot_block<3, 4, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
 }
@@ -65,6 +74,14 @@ def test_blocks_are_exact_and_stay_inside(machine: str, tmp_path: Path) -> None:
                         call(library.block, stored(a), right, got, m, n, k, int(how == "turned"), known)
                     assert np.array_equal(got, expected), f"{how} on {machine}, {m} x {n} x {k}, seed {seed}"
                 for turned in (0, 1):
+                    a8, b8 = (rng.integers(-128, 128, x.shape, np.int8) for x in (a, b))
+                    a8[0], b8[:, 0] = -128, -128
+                    sums = c.astype(np.int32)
+                    right = np.ascontiguousarray(b8[:, :n].T if turned else b8)
+                    call(library.bytes, a8, right, sums, m, n, k, turned, known)
+                    assert np.array_equal(sums[:, n:], c[:, n:]), f"bytes on {machine}, seed {seed}"
+                    wanted = c[:, :n].astype(int) + a8.astype(int) @ b8[:, :n].astype(int)
+                    assert np.array_equal(sums[:, :n], wanted), f"bytes on {machine}, seed {seed}"
                     rounded, beyond = stored(a @ b[:, :n]), np.full((m, 2), 7, np.uint16)
                     right, made = stored(b[:, :n].T if turned else b), np.full((m, n + 2), 7, np.uint16)
                     call(library.stored, stored(a), right, made, m, n, k, turned, known)
@@ -76,9 +93,9 @@ def test_only_a_target_that_has_the_instruction_takes_it() -> None:
     source = torch.Generator().manual_seed(seed)
     a, b = (torch.randint(-4, 5, shape, generator=source).bfloat16() for shape in ((33, 70), (70, 50)))
     captured = compiler.capture(torch.mm, [a, b]).program
-    assert "mlc_interleaved_block<" not in compiler.lower(captured, cpu.AVX512).stages["cpp"]
+    assert "mlc_interleaved_block" not in compiler.lower(captured, cpu.AVX512).stages["cpp"]
     lowering = compiler.lower(captured, PAIRING)
-    assert "mlc_interleaved_block<" in lowering.stages["cpp"]
+    assert "mlc_interleaved_block_store<" in lowering.stages["cpp"]
     for stage in ("tile", "kernel", *(["cpp"] if not named.missing(lowering.target) else [])):
         (made,) = compiler.execute(lowering, stage, [a, b])
         assert torch.equal(made, (a.double() @ b.double()).bfloat16()), f"{stage}, seed {seed}"

@@ -151,7 +151,8 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     """Variants of a blocking: smaller blocks, which may pack an operand more often, and optional packing."""
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, _rows(p, b.row, b.m // 2))
-        each = p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k) if b.pack_b else 0.0
+        laid_out = b.pack_b + (b.row.function == INTERLEAVED)  # times, for each block of rows
+        each = laid_out * p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k)
         each += 0.0 if b.strips else cost.fetching(target, p.k * p.n * p.size)
         yield replace(b, m=m, cycles=b.cycles + (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * each)
     if b.n > 2 * b.row.n:
@@ -310,7 +311,7 @@ def _depth(p: Matmul, most: int, lanes: int) -> int:
     parts = [n for n in range(SHALLOWEST, min(most, last) + 1) if n % lanes == 0 == last % n]
     if unit > most and parts:
         return max(parts)
-    return cut(p.k, most, unit if unit > 1 else lanes)
+    return p.k if p.k <= most else cut(p.k, most, unit if unit > 1 else lanes)
 
 
 def _several(p: Matmul, most: int, lanes: int) -> int:

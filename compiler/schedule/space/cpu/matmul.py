@@ -225,7 +225,7 @@ class _Plan:
         a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
         kind = self.found.first.value.dtype.name
         if not self.found.first.value.dtype.is_float:
-            if not (a.direct and b.direct and a.narrow and b.narrow and a.along == b.along == "k"):
+            if not (a.direct and b.direct and a.narrow and b.narrow and a.along == "k" and b.along):
                 return []  # integers are multiplied in place
             a, b = replace(a, narrow=False), replace(b, narrow=False)
         taken, wide = (kind, self.bytes) if self.found.first.value.dtype.is_float else (i8.name, i8.bytes)
