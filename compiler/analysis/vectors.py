@@ -26,7 +26,7 @@ MASKS: dict[int, DType] = {32: i32, 64: i64}  # by bits per lane: the type to co
 
 def fitting_width(width: int, extent: Expr) -> int:
     """The widest vectors, `width` halved repeatedly, that are no longer than the loop; 1 for none."""
-    while isinstance(extent, Const) and width > extent.value:
+    while isinstance(extent, Const) and width > max(extent.value, 1):
         width //= 2
     return width if width >= NARROWEST else 1
 

@@ -328,10 +328,12 @@ def _specialise(graph: GraphModule, inputs: list[Any], options: Options) -> Boxe
 
 
 def _recompiler(graph: GraphModule, options: Options) -> OnRefusal:
-    """Recompile a graph for arguments whose strides differ from those that torch assumed."""
+    """Recompile a graph for arguments whose strides differ from those that torch assumed; run batches in eager."""
     recompiled: list[Boxed] = []
 
     def recompile(inputs: list[Any], problem: Exception) -> Sequence[Any]:
+        if tangents.has_batch(inputs):
+            return graph.forward(*inputs)  # type: ignore[no-any-return]
         if not recompiled:
             _warn_of_sizes("arguments", _Refused(str(problem)))
             recompiled.append(_specialise_per_call(graph, options))

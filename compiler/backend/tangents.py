@@ -30,3 +30,13 @@ def has_tangent(inputs: Iterable[Any]) -> bool:
         return False
     unpack: Any = forward_ad.unpack_dual
     return any(isinstance(x, torch.Tensor) and unpack(x).tangent is not None for x in inputs)
+
+
+def has_batch(inputs: Iterable[Any]) -> bool:
+    """Whether an input is a batch of tensors under `vmap`, such as a backward pass gets for a batch of tangents.
+
+    Launching a program refuses such inputs, so that only then they are looked for.
+    """
+    functorch: Any = torch._C._functorch
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    return any(functorch.is_batchedtensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors)

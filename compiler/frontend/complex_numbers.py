@@ -233,8 +233,11 @@ def _divide(x: Any, y: Any) -> Pair:
     a, b = pair(x), pair(y)
     if not isinstance(y, Pair | complex):
         return Pair(a.re / b.re, a.im / b.re)
-    squared_magnitude = b.re * b.re + b.im * b.im
-    return Pair((a.re * b.re + a.im * b.im) / squared_magnitude, (a.im * b.re - a.re * b.im) / squared_magnitude)
+    # Divided by its larger part, the divisor can be squared without overflow or underflow.
+    scale = torch.maximum(b.re.abs(), b.im.abs()) if isinstance(b.re, Tensor) else max(abs(b.re), abs(b.im)) or 1.0
+    re, im = b.re / scale, b.im / scale
+    squares = re * re + im * im
+    return Pair((a.re * re + a.im * im) / squares / scale, (a.im * re - a.re * im) / squares / scale)
 
 
 def _is_nonzero(x: Any) -> Any:

@@ -197,6 +197,12 @@ def _smooth_l1_backward(
     return gradient / x.numel() if reduction == 1 else gradient  # the mean
 
 
+def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Torch's definition rounds the threshold to the type of a 16-bit tensor, which `threshold` itself does not."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return torch.where(wide <= threshold, 0, grad)
+
+
 def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     """Torch's definition has a slope of minus infinity at -0."""
     low, outside = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
@@ -253,7 +259,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce,
-    "logit_backward.default": _logit_backward,
+    "logit_backward.default": _logit_backward, "threshold_backward.default": _threshold_backward,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "smooth_l1_loss_backward.default": _smooth_l1_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,

@@ -86,7 +86,8 @@ def _without_unit_axes(e: Equation, kept: dict[str, list[int]]) -> Equation:
     if isinstance(new, Scan) and not any(a.name == new.along for a in new.axes):
         new = Map(new.name, new.axes, new.value, new.narrow)
     if isinstance(new, Scatter):
-        new = new.replace(index=tuple(new.index[n] for n in kept[e.name]))
+        dropped = [i for n, i in enumerate(new.index) if n not in kept[e.name]]
+        new = new.replace(index=tuple(new.index[n] for n in kept[e.name]), value=requiring(new.value, dropped))
     if isinstance(new, Reduce | Scatter | Order):
         new = new.replace(over=tuple(a for a in new.over if not _is_unit_axis(a)))
     return new
@@ -171,8 +172,10 @@ def inline(e: Equation, producers: dict[str, Map]) -> Equation:
         table: dict[Expr, Expr] = {}
         for load in [n for n in x.walk() if isinstance(n, Load) and n.buffer in producers]:
             producer = producers[load.buffer]
-            index = [expand(i) for i in load.index]
-            table[load] = substitute(producer.value, {a.var: i for a, i in zip(producer.axes, index, strict=True)})
+            index = {a.var: expand(i) for a, i in zip(producer.axes, load.index, strict=True)}
+            used = set(producer.value.walk())
+            unused = [i for var, i in index.items() if var not in used]
+            table[load] = requiring(substitute(producer.value, index), unused)
         return substitute(x, table) if table else x
 
     return with_expressions(e, lambda x: simplify(expand(x), ranges))

@@ -240,8 +240,8 @@ def masked_scatter(b: Builder, self: Value, mask: Value, source: Value) -> Value
         rank = require_in_range(op("where", is_set, ranks.at((flat_index(at, shape),)) - 1, 0), _element_count(source))
         return op("where", is_set, cast(_flat_element(source, (rank,)), self.compute), old)
 
-    if any(is_empty(x.shape) for x in (source, full_mask)):
-        return b.map(shape, lambda at: self.at(broadcast(self, at)))
+    if is_empty(source.shape):  # no place may be set
+        return b.map(shape, lambda at: op("require", op("not", full_mask.at(at)), self.at(broadcast(self, at))))
     return b.map(shape, element)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from compiler.ir.aten import Type
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, static
+from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, requiring, static
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor, aligned_rows, row_major, scaled
@@ -97,6 +97,8 @@ def unflatten(position: Expr, shape: Shape) -> Index:
     """The index of the element at a row-major position; dimensions of size 1 have index 0."""
     out: list[Expr] = []
     wide = [d for d, n in enumerate(shape) if is_wide(n)]
+    if shape and not wide:
+        return (*(dim(0) for _ in shape[1:]), requiring(dim(0), [position]))
     for d in reversed(range(len(shape))):
         if d not in wide:
             out.append(dim(0))

@@ -212,3 +212,18 @@ def test_the_median_of_nothing_where_sizes_vary(function: Callable[[Tensor], Ten
     compiled = torch.compile(lambda x: function(x) + 1, backend="mlcomp", dynamic=True)
     with pytest.warns(FallbackWarning, match="median"):
         assert compiled(torch.zeros(0, 3)).isnan()
+
+
+@pytest.mark.parametrize(
+    "reduced", [lambda x: x.sum(1), lambda x: x.softmax(1), lambda x: x @ x.mT], ids=["sum", "softmax", "matmul"]
+)
+def test_an_axis_that_shrinks_as_a_size_grows(reduced: Callable[[Tensor], Tensor]) -> None:
+    """With the sizes times 8, which some decisions are made for, the axis would have a negative length."""
+
+    def function(columns: Tensor, rows: Tensor) -> Tensor:
+        return reduced(columns[:, rows.shape[0] :])
+
+    compiled: Any = torch.compile(function, backend="mlcomp", dynamic=True, options={"fallback": "error"})
+    columns = torch.randn(4, 30)
+    for n in (25, 20, 29, 30):
+        torch.testing.assert_close(compiled(columns, torch.zeros(n)), function(columns, torch.zeros(n)))

@@ -59,3 +59,17 @@ def test_tangents_are_those_of_eager(name: str) -> None:
                 torch.testing.assert_close(derived(own, x, y), wanted, rtol=1e-4, atol=1e-5)
             else:
                 torch.testing.assert_close(own(x, y.clone()), wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_tangents_run_in_eager(recwarn: pytest.WarningsRecorder) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sin() * x.exp()
+
+    x = torch.randn(3, requires_grad=True)
+    compiled: Any = torch.compile(function, backend="mlcomp", options={"fallback": "error"})
+    jacobian: Any = torch.autograd.functional.jacobian
+    found, wanted = (jacobian(f, x, vectorize=True) for f in (compiled, function))
+    torch.testing.assert_close(found, wanted)
+    (batched,) = torch.autograd.grad(compiled(x), x, torch.eye(3), is_grads_batched=True)
+    torch.testing.assert_close(batched, wanted)
+    assert not [w for w in recwarn if "mlcomp" in str(w.message)]

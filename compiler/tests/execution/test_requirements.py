@@ -57,6 +57,16 @@ INDEXED = """
     x.sum().gather(0, i)
     x.sum().gather(0, i.repeat(50))
     (x * 2)[:1][i]
+    x[:1].expand(3, 4)[i] * 2
+    x[:1].expand(3, 4).gather(0, i[:, None]) * 2
+    x[:1].sum(1).take(i) * v[:, 0]
+    x[:1].index_add(0, i, v)
+    x[:1].index_copy(0, i, v)
+    x[:1].index_fill(0, i, 1.0)
+    x[:1].index_put((i,), v)
+    x[:1].scatter(0, i[:, None], v)
+    x[:1].scatter_add(0, i[:, None], v)
+    x[:1].sum(1).put(i, v[:, 0])
     torch.where(v[:, 0] > 9, x[:, 0][i], 0.0)
     (v[:, 0] > 9) & (x[:, 0][i] > 0)
     F.pad(x[i], (1, 1))

@@ -127,6 +127,14 @@ def test_arithmetic_by_other_ops(function: Callable[..., list[Tensor]], seed: in
     torch.testing.assert_close(compiled(*given), function(*given), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-23, 1.0, 1e20, 1e30])
+def test_quotients_of_numbers_of_any_size(size: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    x, y = (torch.randn(50, dtype=torch.complex64) * size for _ in range(2))
+    compiled: Any = torch.compile(torch.div, backend="mlcomp", options={"fallback": "error"})
+    torch.testing.assert_close(compiled(x, y), x / y, rtol=1e-5, atol=1e-5)
+
+
 def test_what_holds_of_complex_numbers() -> None:
     def function(z: Tensor) -> list[Tensor]:
         made = [z.bool(), z.isnan(), z.isinf(), z.isfinite(), z.logical_not(), z.any(), z.all(0), z.any(1)]

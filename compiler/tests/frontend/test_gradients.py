@@ -98,6 +98,14 @@ def test_medians_and_masks() -> None:
     agree(aten.masked_scatter_backward.default, torch.randn(4, 5), torch.rand(4, 5) < 0.5, [4, 6])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_passes_a_threshold_has_its_gradient(dtype: torch.dtype) -> None:
+    """Rounded to 16 bits, numbers are above or below the threshold that they were."""
+    for number in (0.1, 0.3, -0.7, 1.1):
+        x = torch.tensor([number, -number, 0.0, math.nan], dtype=dtype)
+        agree(aten.threshold_backward.default, torch.full_like(x, 3.0), x, number)
+
+
 @pytest.mark.parametrize("eps", [None, -1.0, 0.0, 0.1])
 def test_logits_at_their_ends(eps: float | None) -> None:
     x = torch.tensor([0.0, -0.0, 1.0, 0.5, 0.05, 0.95, -1.0, 2.0, math.inf, -math.inf, math.nan])
