@@ -114,6 +114,9 @@ def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None,
         (Xfail("cpu", "loop", "known"), "fail", "loop", "xfail"),
         (Xfail("cpu", None, "known"), "unsupported", None, "xfail"),
         (Xfail("cpu", "loop", "known"), "fail", "tile", "fail"),
+        (Xfail("cpu", "loop", "known"), "unsupported", None, "unsupported"),
+        (Xfail("cpu", None, "known"), "fail", None, "fail"),
+        (Xfail("cpu", "loop", "known"), "fail", None, "fail"),
         (Xfail("cpu", None, "known"), "crash", None, "crash"),
         (Xfail("cpu", None, "known"), "pass", None, "fail"),
         (Xfail("cpu", None, "known", strict=False), "pass", None, "pass"),
@@ -123,6 +126,12 @@ def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None,
 def test_an_expected_failure_is_that_failure(xfail: Xfail, verdict: str, stage: str | None, outcome: str) -> None:
     row = check("relu", verdict, first_bad_stage=stage)
     assert replies.expect(row, case(xfail)).verdict == outcome
+
+
+@pytest.mark.parametrize(("invalid", "outcome"), [(False, "xfail"), (True, "fail")])
+def test_a_benchmark_that_pytorch_does_not_run_is_not_expected_to_fail(invalid: bool, outcome: str) -> None:
+    row = bench("relu", None, verdict="fail", invalid_case=invalid)
+    assert replies.expect(row, case(Xfail("cpu", None, "known"))).verdict == outcome
 
 
 def test_an_item_that_took_its_worker_along_is_known_by_its_id() -> None:
