@@ -212,6 +212,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the rest of the plugin with `--mlcomp`; without it, raise UsageError for any `--mlcomp-…` option."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    for name in OPTIONS:
+        value = config.getoption(f"mlcomp_{name.replace('-', '_')}")
+        # Such as `--mlcomp-replay "$REV"` without REV: a run that does not do what was asked for must not be green.
+        if isinstance(value, str) and not value.strip():
+            raise pytest.UsageError(f"--mlcomp-{name}: the value is empty; give one, or remove the option")
     if config.getoption("mlcomp_instructions"):
         config.pluginmanager.import_plugin("conformance.run.instructions")
         return

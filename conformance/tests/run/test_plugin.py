@@ -406,6 +406,18 @@ def test_wrong_words_are_usage_errors(box: pytest.Pytester, words: list[str], me
     assert message in result.stderr.str() + result.stdout.str()
 
 
+VALUED = [name for name, option in OPTIONS.items() if option.get("action") != "store_true"]
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_an_empty_value_is_a_usage_error(box: pytest.Pytester, name: str) -> None:
+    shape_file(box, case("fine"))
+    result = box.runpytest_inprocess("-p", "conformance.plugin", "--mlcomp", "mine.toml", f"--mlcomp-{name}=")
+    said = result.stderr.str()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"--mlcomp-{name}: the value is empty" in said or f"--mlcomp-{name}: invalid" in said
+
+
 def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
     result = mlcomp(box, "--collect-only", "-q", workers=None)
     names = {match[1] for line in result.outlines if (match := re.search(r"([\w.+\-]+\.toml)::", line))}
