@@ -67,6 +67,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(
             f"kernels are built with g++ and ld, and {tool} was not found: install it (Debian: apt-get install g++)"
         )
+    if builds and (problem := environment.missing_for(runner.settings.targets, runner.settings.stages)):
+        raise pytest.UsageError(f"--mlcomp-target: {problem}")
     if not session.config.option.collectonly:
         try:
             _ = runner.baseline  # if it is a revision, it is lowered here, only once

@@ -18,8 +18,8 @@ from conformance.report import environment
 from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
 from conformance.shapes.files import find_shapes, own_suite
 
-TARGETS = tuple(name for name in compiler.TARGETS if not name.startswith("cpu:"))
 EACH = "cpu:each"
+TARGETS = (*compiler.TARGETS, EACH)
 # Words of --mlcomp-fail-on; budget and unsupported are accepted, but fail in any case.
 FAIL_ON = ("cliff", "slower", "coverage", "budget", "unsupported")
 RIVALS = ("eager", "compile", "max-autotune")
@@ -304,23 +304,19 @@ def _parse_sanitizers(option: object, targets: tuple[str, ...], is_excluded: obj
 
 def _parse_targets(text: str) -> tuple[str, ...]:
     """Parse --mlcomp-target; `cpu:each` becomes all instruction sets of this machine."""
-    words = _parse_words("target", text, TARGETS, featured=True)
+    words = _parse_words("target", text, TARGETS)
     return tuple(dict.fromkeys(t for word in words for t in (compiler.cpus() if word == EACH else (word,))))
 
 
-def _parse_words(option_name: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:
+def _parse_words(option_name: str, text: str, known: Collection[str] | None) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise pytest.UsageError(f"--mlcomp-{option_name}: empty; use {', '.join(known or RIVALS)}")
     for word in words:
-        name, _, feature = word.partition(":")
-        is_known = known is None or name in known
-        if not is_known or (
-            feature and not (featured and kind_of(name) == "cpu" and re.fullmatch(r"[\w.+\-]+", feature))
-        ):
-            nearest = difflib.get_close_matches(name, known or RIVALS, n=1)
+        if known is not None and word not in known:
+            nearest = difflib.get_close_matches(word, known, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise pytest.UsageError(f"--mlcomp-{option_name}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")
+            raise pytest.UsageError(f"--mlcomp-{option_name}: unknown {word!r}; use {', '.join(known)}{hint}")
     return words
 
 
