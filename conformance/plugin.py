@@ -66,7 +66,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "min-effect": {
         "metavar": "SHARE",
-        "default": "0.03",
         "help": "the smallest slowdown against the baseline to detect, as a fraction; a kernel is called slower if "
         "the slowdown is significantly above half of it (default: 0.03)",
     },
@@ -166,7 +165,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "samples": {
         "type": int,
         "metavar": "N",
-        "default": 4,
         "help": "how many samples of each OpInfo entry to run, evenly spaced; 0 for all (default: 4)",
     },
     "bisect": {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler import cli
 from conformance.bench import tuning
 
 FILE = """
@@ -23,6 +24,17 @@ args.y = { shape = ["N"] }
 dims = { N = 64 }
 [case.perf]
 """
+
+
+@pytest.mark.parametrize(
+    ("option", "number"), [("--trials", "0"), ("--trials", "-3"), ("--budget", "0"), ("--budget", "nan")]
+)
+@pytest.mark.parametrize("program", [["mine.toml"], ["-c", "torch.exp(torch.randn(4))"]])
+def test_limits_that_allow_no_trial_are_refused(
+    program: list[str], option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tune", *program, option, number]) == 2
+    assert f"{option}: {number} is not a number above 0" in capsys.readouterr().err
 
 
 def test_each_kernel_of_the_benchmarks_is_tuned_once(
