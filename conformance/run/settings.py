@@ -1,8 +1,10 @@
 """Read the command line into one value of settings; invalid options are usage errors that name valid ones."""
 
 import difflib
+import os
 import re
 import secrets
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,9 +185,24 @@ def _report_folder(config: pytest.Config, option: object) -> Path:
     here = config.invocation_params.dir
     # Without a configuration file, pytest derives its root from the arguments, which may be in site-packages.
     report = (config.rootpath if config.inipath else here) / "reports" if option is None else here / str(option)
-    if report.exists() and not report.is_dir():
+    if os.path.isfile(report):
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     return report
+
+
+def check_report_folder(folder: Path) -> None:
+    """Raise UsageError if no folder can be made where the reports will be written: at the end, the run would be lost.
+
+    It makes and removes one in the nearest folder that exists; options of xdist are read differently if DIR exists.
+    """
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryDirectory(dir=nearest):
+            pass
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--mlcomp-report: no reports can be written to {folder}: {error.strerror}; name another folder"
+        ) from None
 
 
 def _selects_items(config: pytest.Config) -> bool:
