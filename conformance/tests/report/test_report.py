@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,11 @@ def test_coverage_counts_ops_by_dtype() -> None:
     ]
     assert cells[0] == ["op", "f32", "i32", "all"]
     assert cells[2:] == [["add", "1, 1 fail", "1", "2, 1 fail"], ["mul", "1 xfail", "", "1 xfail"]]
+
+
+def test_the_largest_errors_are_shown_with_an_exponent() -> None:
+    page = pages.summary(run((check("relu", "fail", error=1.234e46),)))
+    assert "1.23e+46" in page and not re.search(r"\d{20}", page)
 
 
 def test_schedules_that_were_given_up_are_findings_in_the_summary() -> None:
