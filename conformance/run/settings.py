@@ -17,14 +17,13 @@ from conformance.fuzz import asked
 from conformance.fuzz.asked import FuzzRequest
 from conformance.judge import sanitizer
 from conformance.report import environment
-from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
+from conformance.shapes.cases import KINDS, RIVALS, STAGES, kind_of, stages_of
 from conformance.shapes.files import find_shapes, own_suite
 
 EACH = "cpu:each"
 TARGETS = (*compiler.TARGETS, EACH)
 # Words of --mlcomp-fail-on; budget and unsupported are accepted, but fail in any case.
 FAIL_ON = ("cliff", "slower", "coverage", "budget", "unsupported")
-RIVALS = ("eager", "compile", "max-autotune")
 PARTIAL_FOLDER = ".last"  # folder of reports on a part of the suite, in place of the device's
 # Options of pytest and its plugins that select items.
 SELECTING = (

@@ -2,6 +2,8 @@
 
 import difflib
 import functools
+import importlib
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any, NoReturn
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.shapes.cases import Case
+from conformance.shapes.cases import RIVALS, Case
 from conformance.shapes.expressions import quote
 from conformance.shapes.specs import ShapeFileError
 
@@ -173,11 +175,23 @@ def optional_text(place: Place, value: Any) -> str | None:
     return None if value is None else text(place, value, f"a text is needed here, not {value!r}")
 
 
-def optional_number(place: Place, value: Any) -> float | None:
-    """Return a number of at least 0, or None if it is missing."""
-    if value is not None and not (is_kind(value, (int, float)) and value >= 0):
-        place.fail(f"{value!r} is not a number of at least 0")
-    return None if value is None else float(value)
+def optional_number(place: Place, value: Any, positive: bool = False) -> float | None:
+    """Return a finite number of at least 0, or above 0 if `positive`; None if it is missing."""
+    if value is None:
+        return None
+    if not (is_kind(value, (int, float)) and math.isfinite(value) and (value > 0 if positive else value >= 0)):
+        place.fail(f"{value!r} is not a number {'above 0' if positive else 'of at least 0'}")
+    return float(value)
+
+
+def contestants(place: Place, value: Any) -> tuple[str, ...]:
+    """Check that a value is a list of systems to time against, and return it."""
+    names = strings(place, value, "systems to time against")
+    for name in names:
+        if name not in RIVALS:  # only torch, which takes seconds to import, knows the names of its backends
+            backends = importlib.import_module("torch._dynamo").list_backends(exclude_tags=None)
+            one_of(place, name, (*RIVALS, *backends), "a system to time against")
+    return names
 
 
 def versions(place: Place, value: Any) -> str:
