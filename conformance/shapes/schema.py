@@ -60,9 +60,11 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
     )
     for here, entry in (*case_tables, *composed, *_expand_tables(place, "model", model_tables, models.cases)):
         merged = {**defaults, **entry}
-        if isinstance(merged.get("perf"), dict):
-            merged["perf"] = {**perf_defaults, **merged["perf"]}
-        for spec in _case(here, merged, distributions):
+        inherited: set[tuple[str | int, ...]] = {(key,) for key in defaults.keys() - entry.keys()}
+        if isinstance(own := merged.get("perf"), dict):
+            merged["perf"] = {**perf_defaults, **own}
+            inherited |= {("perf", key) for key in perf_defaults.keys() - own.keys()}
+        for spec in _case(replace(here, inherited=frozenset(inherited)), merged, distributions):
             if (earlier := cases.setdefault(spec.name, spec)) is not spec:
                 here.at("name").fail(f"the case in line {earlier.line} has the same name {spec.name!r}; choose another")
     return ShapeFile(path, Path(path).stem, tuple(cases.values()))

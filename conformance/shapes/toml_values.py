@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,16 +100,22 @@ def _table_path(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a key in a file, for errors."""
+    """The place of a key in a file, for errors.
+
+    Keys of a case that are `inherited`, with one part or two, have their place in the file's defaults.
+    """
 
     file: str
     text: str
     path: tuple[str | int, ...] = ()
     case: str = ""
+    inherited: frozenset[Keys] = frozenset()
 
     def at(self, *keys: str | int) -> "Place":
         """Return the place of a key below."""
-        return Place(self.file, self.text, (*self.path, *keys), self.case)
+        path = (*self.path, *keys)
+        is_inherited = self.path[:1] != ("defaults",) and {path[2:3], path[2:4]} & self.inherited
+        return replace(self, path=("defaults", *path[2:]) if is_inherited else path)
 
     @property
     def line(self) -> int:
@@ -118,7 +124,8 @@ class Place:
 
     def fail(self, message: str) -> NoReturn:
         """Raise ShapeFileError with file, line, case and key."""
-        key = ".".join(str(word) for word in self.path[2:] if not isinstance(word, int))
+        words = self.path if self.path[:1] == ("defaults",) else self.path[2:]
+        key = ".".join(str(word) for word in words if not isinstance(word, int))
         where = f"case {self.case!r}: " if self.case else ""
         raise ShapeFileError(self.file, self.line, where + (f"{key}: " if key else "") + message)
 

@@ -354,6 +354,27 @@ def test_refusals_name_the_line_and_the_remedy(write: Write, tmp_path: Path, ext
     assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: ")
 
 
+@pytest.mark.parametrize(
+    ("default", "own", "line", "message"),
+    [
+        ("timeout = 0", "", 3, "case 'a': defaults.timeout: 0 is not a number above 0"),
+        ("timeout = 0", "timeout = 0", 9, "case 'a': timeout: 0 is not a number above 0"),
+        ("tolerance.rtol = inf", "", 3, "case 'a': defaults.tolerance.rtol: inf is not a number"),
+        ("perf.vs = ['eagr']", "perf.inputs = 'normal'", 3, "case 'a': defaults.perf.vs: 'eagr' is not"),
+        ("perf.dtypes = ['f32']", "perf.vs = ['eagr']", 9, "case 'a': perf.vs: 'eagr' is not"),
+        ("perf.dtypes = { cuda = ['f23'] }", "perf = {}", 3, "case 'a': defaults.perf.dtypes.cuda: 'f23' is not"),
+        ("dtypes = ['f32']", "perf = { dtypes = ['f23'] }", 9, "case 'a': perf.dtypes: 'f23' is not a dtype"),
+        ("perf = { dims = [{ M = 3 }] }", "perf = {}", 3, "case 'a': defaults.perf.dims.M: 'M' is not a dim"),
+    ],
+)
+def test_a_wrong_default_is_refused_at_its_own_line(
+    write: Write, tmp_path: Path, default: str, own: str, line: int, message: str
+) -> None:
+    with pytest.raises(files.ShapeFileError) as caught:
+        write(ONE.replace("[[case]]", f"[defaults]\n{default}\n[[case]]") + own + "\n")
+    assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: {message}")
+
+
 @pytest.mark.parametrize("limits", ["low = 2, high = 1", "low = 'N', high = 4", "low = -inf", "high = -3", "low = nan"])
 def test_limits_of_an_argument_are_in_order(write: Write, tmp_path: Path, limits: str) -> None:
     with pytest.raises(files.ShapeFileError) as caught:
