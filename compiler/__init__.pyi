@@ -4,6 +4,7 @@ from compiler.checks.inspection import inspect as inspect
 from compiler.checks.instructions.checks import NotRun as NotRun
 from compiler.checks.instructions.checks import instruction_checks as instruction_checks
 from compiler.checks.mutation import mutants as mutants
+from compiler.checks.requirements import missing_requirement as missing_requirement
 from compiler.errors import CacheError as CacheError
 from compiler.errors import CompilerError as CompilerError
 from compiler.errors import InvalidData as InvalidData

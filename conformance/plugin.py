@@ -66,7 +66,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "min-effect": {
         "metavar": "SHARE",
-        "default": "0.03",
         "help": "the smallest slowdown against the baseline to detect, as a fraction; a kernel is called slower if "
         "the slowdown is significantly above half of it (default: 0.03)",
     },
@@ -166,7 +165,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "samples": {
         "type": int,
         "metavar": "N",
-        "default": 4,
         "help": "how many samples of each OpInfo entry to run, evenly spaced; 0 for all (default: 4)",
     },
     "bisect": {
@@ -212,6 +210,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the rest of the plugin with `--mlcomp`; without it, raise UsageError for any `--mlcomp-…` option."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    for name in OPTIONS:
+        value = config.getoption(f"mlcomp_{name.replace('-', '_')}")
+        # Such as `--mlcomp-replay "$REV"` without REV: a run that does not do what was asked for must not be green.
+        if isinstance(value, str) and not value.strip():
+            raise pytest.UsageError(f"--mlcomp-{name}: the value is empty; give one, or remove the option")
     if config.getoption("mlcomp_instructions"):
         config.pluginmanager.import_plugin("conformance.run.instructions")
         return

@@ -180,6 +180,7 @@ class RaceResult:
     against: BaselineComparison = field(default_factory=BaselineComparison)
     source: str = ""
     message: str = ""
+    invalid_case: bool = False  # the shape file is to blame: PyTorch itself does not run the case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,9 +63,12 @@ def tune(options: argparse.Namespace) -> int:
         return 0
     if options.verify:
         return _verify(options.target or "cpu")
+    try:
+        effort = command.limits(options.effort, options.budget, options.trials)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
     if options.files:
         return suite.run("conformance.bench.tuning", _suite_arguments(options))
-    effort = command.limits(options.effort, options.budget, options.trials)
     report_progress = _print_progress if options.verbose else lambda _: None
     code = expression_text(options)
     request = command.Wish(effort, options.strategy or command.STRATEGY, options.seed, report_progress, code)

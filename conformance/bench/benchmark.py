@@ -132,7 +132,8 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet =
             budget = judge_budget(case.budget if isinstance(case, BenchCase) else {}, settings.target, row)
             return replace(row, budget=budget)
         except Exception as error:  # the function under test may raise anything; the row reports it
-            return failure(inputs.fault(case, settings.seed) or error)
+            fault = inputs.fault(case, settings.seed)
+            return replace(failure(fault or error), invalid_case=fault is not None)
 
 
 def _build_through_torch(name: str, function: Function, inputs: Tensors, target: str) -> BuiltFunction:

@@ -14,7 +14,7 @@ import torch
 import compiler
 from conformance.judge import subject
 from conformance.shapes.cases import TIERS, BenchCase, runs_on
-from conformance.shapes.files import ShapeFileError, benches, load, shape_files
+from conformance.shapes.files import benches, load, shape_files
 from conformance.shapes.redraw import redrawn
 
 
@@ -57,13 +57,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("-v", dest="verbose", action="store_true")
     options = parser.parse_args(words)
     try:
+        effort = compiler.limits(options.effort, options.budget, options.trials)
         cases = select_benchmarks(options.files, options.target, options.only, options.redraw, options.seed)
-    except (ShapeFileError, re.error) as problem:
+    except (ValueError, re.error) as problem:  # also of shape files
         parser.error(str(problem))
     if not cases:
         parser.error(f"no benchmark of these files is for {options.target} and has {options.only!r} in its id")
     request = compiler.Wish(
-        compiler.limits(options.effort, options.budget, options.trials),
+        effort,
         seed=options.seed,
         tell=(lambda text: print(text, file=sys.stderr, flush=True)) if options.verbose else lambda _: None,
         **({"strategy": options.strategy} if options.strategy else {}),

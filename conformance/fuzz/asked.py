@@ -89,7 +89,9 @@ def read_options(count: object, only: object, what: object, corpus: object, *, h
     if count is None:
         if folder is not None:
             raise ValueError("--mlcomp-fuzz-corpus: no programs are asked for; add --mlcomp-fuzz 600s")
-        return FuzzRequest(what=checks)
+        if what is not None:
+            raise ValueError("--mlcomp-fuzz-what: no programs are asked for; add --mlcomp-fuzz 600s")
+        return FuzzRequest()
     number = re.fullmatch(r"(\d+)(s?)", str(count))
     if number is None or not int(number[1]):
         raise ValueError(f"--mlcomp-fuzz: {count} is no number of programs above 0, nor of seconds, such as 120s")

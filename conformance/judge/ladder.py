@@ -110,12 +110,10 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
             if backend:
                 return _judge_backend(prepared, {**options, "backend": backend})
             ladder = lowered_ahead[1] if lowered_ahead else climb(prepared.program, compiler.target(options["target"]))
-        except compiler.Unsupported as refusal:
-            return CaseResult(verdict="unsupported", detail=str(refusal))
         except Exception as problem:  # of the case's module or program, or of the capture
             return unjudged(case, options["seed"], problem, "capture")
         if isinstance(ladder.error, compiler.Unsupported):
-            return CaseResult(verdict="unsupported", detail=str(ladder.error))
+            return unjudged(case, options["seed"], ladder.error)
         if lost := options.get("lost"):
             return _with_dump(prepared, ladder, options, rows.from_json(CaseResult, lost))
         judge_function = judge_refusal if case.raises is not None else judge if case.dynamic is None else judge_all
@@ -148,12 +146,14 @@ def _key_of(case_json: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> CaseResult:
-    """Return the row of a case that cannot be judged; its shape file is to blame if PyTorch cannot run it either."""
+    """Return the row of a case that cannot be judged; its shape file is to blame if PyTorch cannot run it."""
     fault: Exception | None = problem if isinstance(problem, CaseError) else None
     if fault is None and case.expr:  # a case given as a graph has no expression
         fault = inputs.fault(case, seed)
     if fault is not None:
         return CaseResult(detail=str(fault))
+    if isinstance(problem, compiler.Unsupported):
+        return CaseResult(verdict="unsupported", detail=str(problem))
     is_own_error = isinstance(problem, compiler.CompilerError)  # its message suffices without a traceback
     trace = "" if is_own_error else "\n" + "".join(traceback.format_exception(problem, limit=-4))
     detail = (str(problem) if is_own_error else one_line(problem)) + trace
@@ -297,7 +297,7 @@ def judge_refusal(prepared: Subject, ladder: Ladder, options: Mapping[str, Any],
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     complaint = _exception_complaint(expected, lambda: prepared.function(*prepared.arguments))
     if complaint:
-        return CaseResult(first_bad_stage="torch", detail=f"eager itself {complaint}")
+        return CaseResult(detail=str(CaseError(prepared.case, "raises", f"PyTorch itself {complaint}")))
 
     def verdict(stage: str) -> Verdict:
         message = _refusal_complaint(prepared, ladder.lowering, stage, expected, watch)

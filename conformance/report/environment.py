@@ -11,7 +11,8 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from conformance.shapes.cases import kind_of
+import compiler
+from conformance.shapes.cases import kind_of, stages_of
 
 Environment = dict[str, str | None]
 MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwith .*|\bnvidia\b", re.IGNORECASE)
@@ -53,6 +54,12 @@ def missing_tool() -> str | None:
     # g++ prints the linker's path if it is in the compiler's folders, else only the name.
     linker = _first_line("g++", "-print-prog-name=ld") or "ld"
     return None if shutil.which(linker) else "ld"
+
+
+def missing_for(targets: Sequence[str], stages: Sequence[str]) -> str:
+    """Return why this machine cannot run one of these stages of one of the targets; "" if it can run them all."""
+    runnable = (target for target in targets if stages_of(target)[-1] in stages)
+    return next(filter(None, map(compiler.missing_requirement, runnable)), "")
 
 
 def needs_another_torch(versions: str) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from conformance import rows
 from conformance.isolation.executor import Reply, Status
 from conformance.rows import BAD, BENCH_VERDICTS, CHECK_VERDICTS, COMPILE, EAGER
-from conformance.shapes.cases import DTYPES, Case, xfail_for
+from conformance.shapes.cases import DTYPES, Case, Xfail, xfail_for
 
 T = TypeVar("T")
 RunRow = TypeVar("RunRow", bound=rows.Check | rows.Bench)
@@ -18,7 +18,7 @@ GATE = "mlcomp-gate"  # name of the gate item of a file
 CLIFF = 0.5  # of eager's speed; a kernel that is significantly slower has a bug, not a tuning problem
 COMPILE_CLIFF = 5.0  # in units of Inductor's compile time
 MIN_CAUGHT = 0.95  # share of planted miscompiles that the checks must catch
-# Verdicts that an xfail may expect; a crash or hang is never expected.
+# Verdicts that an xfail may expect.
 EXPECTABLE = frozenset({"fail", "unsupported"})
 
 
@@ -210,11 +210,22 @@ def expect(row: RunRow, case: Case) -> RunRow:
             return row
         detail = f"expected to fail ({expected.reason}), but it passes: take its xfail out of the shape file"
         return replace(row, verdict="fail", detail=detail)
-    stage = row.first_bad_stage if isinstance(row, rows.Check) else None
-    if row.verdict in EXPECTABLE and (expected.stage is None or stage in (None, expected.stage)):
+    if _is_expected(row, expected):
         return replace(row, verdict="xfail", reason=expected.reason)
     detail = f"expected to fail in stage {expected.stage or 'any'} ({expected.reason}), but not like this\n{row.detail}"
     return replace(row, detail=detail)
+
+
+def _is_expected(row: rows.Check | rows.Bench, expected: Xfail) -> bool:
+    """Return whether a bad row is the expected failure. An error of the shape file itself, which has no stage, is not;
+    neither is a crash or hang. Benchmarks name no stage."""
+    if row.verdict not in EXPECTABLE:
+        return False
+    if isinstance(row, rows.Bench):
+        return not row.invalid_case
+    if row.first_bad_stage is None:
+        return row.verdict == "unsupported" and expected.stage is None
+    return expected.stage in (None, row.first_bad_stage)
 
 
 def properties(row: rows.Row) -> list[tuple[str, object]]:

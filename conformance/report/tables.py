@@ -15,6 +15,7 @@ from conformance.rows import BAD, CHECK_VERDICTS, Bench, Check, Columns, Gate, S
 T = TypeVar("T")
 
 SHOWN = 20  # most rows of a table in the terminal; the files have all
+LARGE = 1e6  # from here on, numbers have three digits and an exponent
 LOSS_THRESHOLD = 0.95  # a speedup below this is a loss
 SEVERITY = ("crash", "timeout", "fail", "unsupported", "xfail", "pass")
 GROUP_HEADERS = (
@@ -185,11 +186,17 @@ def _by_number(name: str) -> list[str | int]:
 
 
 def _cell_text(cell: object, escape: bool) -> str:
+    """Return the text of a cell; numbers have three digits or are whole, but the largest, such as 1.23e+46.
+
+    >>> [_cell_text(number, False) for number in (0.5, 99.0, 123.4, 123456.7, 1e6, -1.234e46)]
+    ['0.500', '99.0', '123', '123457', '1e+06', '-1.23e+46']
+    """
     match cell:
         case None:
             return ""
         case float():
-            return f"{cell:#.3g}".rstrip(".") if abs(cell) < 100 else f"{cell:.0f}"
+            size = abs(cell)
+            return f"{cell:#.3g}".rstrip(".") if size < 100 else f"{cell:.0f}" if size < LARGE else f"{cell:.3g}"
         case str() if escape:
             return cell.replace("|", "\\|").replace("\n", " ")
         case _:

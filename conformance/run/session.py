@@ -15,7 +15,7 @@ from conformance.run.items import ITEMS, ROW_ATTRIBUTE, RUNNER, Bench, Fitness, 
 from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
-from conformance.run.settings import KEY, read
+from conformance.run.settings import KEY, check_report_folder, read
 from conformance.shapes.files import OTHER_TOOLS_FILES, own_suite, shape_files
 
 ORDER = {
@@ -58,7 +58,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Raise UsageError before collection for missing build tools, an unknown backend or an invalid baseline."""
+    """Raise UsageError before collection for missing tools, an invalid report folder, baseline or backend."""
     runner = session.config.stash[RUNNER]
     if hasattr(session.config, "workerinput"):
         return
@@ -67,7 +67,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(
             f"kernels are built with g++ and ld, and {tool} was not found: install it (Debian: apt-get install g++)"
         )
+    if builds and (problem := environment.missing_for(runner.settings.targets, runner.settings.stages)):
+        raise pytest.UsageError(f"--mlcomp-target: {problem}")
     if not session.config.option.collectonly:
+        settings = runner.settings
+        check_report_folder(settings.reports(environment.device(settings.targets, settings.variant)))
         try:
             _ = runner.baseline  # if it is a revision, it is lowered here, only once
         except BaselineError as error:

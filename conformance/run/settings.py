@@ -1,8 +1,10 @@
 """Read the command line into one value of settings; invalid options are usage errors that name valid ones."""
 
 import difflib
+import os
 import re
 import secrets
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +17,13 @@ from conformance.fuzz import asked
 from conformance.fuzz.asked import FuzzRequest
 from conformance.judge import sanitizer
 from conformance.report import environment
-from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
+from conformance.shapes.cases import KINDS, RIVALS, STAGES, kind_of, stages_of
 from conformance.shapes.files import find_shapes, own_suite
 
-TARGETS = tuple(name for name in compiler.TARGETS if not name.startswith("cpu:"))
 EACH = "cpu:each"
+TARGETS = (*compiler.TARGETS, EACH)
 # Words of --mlcomp-fail-on; budget and unsupported are accepted, but fail in any case.
 FAIL_ON = ("cliff", "slower", "coverage", "budget", "unsupported")
-RIVALS = ("eager", "compile", "max-autotune")
 PARTIAL_FOLDER = ".last"  # folder of reports on a part of the suite, in place of the device's
 # Options of pytest and its plugins that select items.
 SELECTING = (
@@ -46,6 +47,7 @@ FUNCTIONS = {
     "reduce": "conformance.fuzz.reduce:reduce",
     "explain_unknown": "conformance.judge.systems:explain_unknown",
 }
+MIN_EFFECT, SAMPLES = 0.03, 4  # defaults of --mlcomp-min-effect and --mlcomp-samples
 KEY: pytest.StashKey["Settings"] = pytest.StashKey()
 
 
@@ -131,7 +133,11 @@ def read(config: pytest.Config) -> Settings:
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
     report_option = option("report")
-    backend, vs, stages = _parse_backend(option("backend"), option("entry")), option("vs"), option("stages")
+    backend, stages, timed = (
+        _parse_backend(option("backend"), option("entry")),
+        option("stages"),
+        option("bench") != "off",
+    )
     fuzz = _parse_fuzz(
         [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir
     )
@@ -141,33 +147,34 @@ def read(config: pytest.Config) -> Settings:
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has only a final stage; remove the option")
     targets = _parse_targets(option("target"))
-    if option("bench") != "off" and environment.emulates(targets):
+    if timed and environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; remove the option or the cuda targets")
-    excludes_sanitizers = stages is not None or option("bench") != "off" or backend
+    excludes_sanitizers = stages is not None or timed or backend
     sanitizers = _parse_sanitizers(option("sanitizer"), targets, excludes_sanitizers, not config.option.collectonly)
     all_stages = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
     if sanitizers:
         all_stages = (KINDS["cuda"],)
+    databases = {word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None}
     return Settings(
         targets=targets,
         stages=all_stages if stages is None else _parse_words("stages", stages, all_stages),
         seed=secrets.randbelow(2**31) if seed is None else int(seed),
-        vs=None if vs is None else _parse_words("vs", vs, None),
-        fail_on=_parse_fail_on(option("fail_on"), option("bench") != "off", option("baseline") is not None),
+        vs=_parse_vs(option("vs"), timed),
+        fail_on=_parse_fail_on(option("fail_on"), timed, option("baseline") is not None),
         timeout=timeout,
         report=_report_folder(config, report_option),
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
         sanitizers=sanitizers,
         backend=backend,
         fuzz=fuzz,
-        databases={word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None},
-        ops=_parse_expression(str(option("ops") or "")),
-        samples=option("samples"),
-        save_baseline=_parse_name(option("save_baseline"), option("bench") != "off"),
-        min_effect=_parse_share(option("min_effect")),
+        databases=databases,
+        ops=_parse_ops(option("ops"), bool(databases)),
+        samples=_parse_samples(option("samples"), bool(databases)),
+        save_baseline=_parse_name(option("save_baseline"), timed),
+        min_effect=_parse_min_effect(option("min_effect"), timed and option("baseline") is not None),
         selects=selects,
         shard=shard,
-        redraw=_parse_redraw(option("redraw"), option("bench") != "off"),
+        redraw=_parse_redraw(option("redraw"), timed),
         **{name: option(name) for name in ("tier", "bench", "selftest", "gate", "baseline", "runner", "record")},
     )
 
@@ -177,9 +184,24 @@ def _report_folder(config: pytest.Config, option: object) -> Path:
     here = config.invocation_params.dir
     # Without a configuration file, pytest derives its root from the arguments, which may be in site-packages.
     report = (config.rootpath if config.inipath else here) / "reports" if option is None else here / str(option)
-    if report.exists() and not report.is_dir():
+    if os.path.isfile(report):
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     return report
+
+
+def check_report_folder(folder: Path) -> None:
+    """Raise UsageError if no folder can be made where the reports will be written: at the end, the run would be lost.
+
+    It makes and removes one in the nearest folder that exists; options of xdist are read differently if DIR exists.
+    """
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryDirectory(dir=nearest):
+            pass
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--mlcomp-report: no reports can be written to {folder}: {error.strerror}; name another folder"
+        ) from None
 
 
 def _selects_items(config: pytest.Config) -> bool:
@@ -193,13 +215,47 @@ def _selects_items(config: pytest.Config) -> bool:
     return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
 
 
-def _parse_expression(text: str) -> str:
-    """Return the regular expression, or raise UsageError if it is invalid."""
+def _parse_ops(text: str | None, has_databases: bool) -> str:
+    """Return the regular expression, which matches anything by default; raises UsageError."""
+    if text is None:
+        return ""
     try:
         re.compile(text)
     except re.error as problem:
         raise pytest.UsageError(f"--mlcomp-ops: {text} is not a regular expression: {problem}") from None
+    if not has_databases:
+        raise pytest.UsageError("--mlcomp-ops: no database of ops is asked for; add --mlcomp-opinfo or --mlcomp-onnx")
     return text
+
+
+def _parse_samples(count: int | None, has_databases: bool) -> int:
+    """Return the number of samples of each OpInfo entry; raises UsageError."""
+    if count is None:
+        return SAMPLES
+    if count < 0:
+        raise pytest.UsageError(f"--mlcomp-samples: {count} is not a number of samples; 0 stands for all")
+    if not has_databases:
+        raise pytest.UsageError("--mlcomp-samples: no samples are asked for; add --mlcomp-opinfo")
+    return count
+
+
+def _parse_vs(text: str | None, timed: bool) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    words = _parse_words("vs", text, None)
+    if not timed:
+        raise pytest.UsageError("--mlcomp-vs: only benchmarks are timed; add --mlcomp-bench quick")
+    return words
+
+
+def _parse_min_effect(text: str | None, compared: bool) -> float:
+    """Return the smallest slowdown to detect, which only a race against a baseline needs; raises UsageError."""
+    if text is None:
+        return MIN_EFFECT
+    share = _parse_share(text)
+    if not compared:
+        raise pytest.UsageError("--mlcomp-min-effect: add --mlcomp-bench quick and --mlcomp-baseline NAME")
+    return share
 
 
 def _parse_name(option: object, timed: bool) -> str | None:
@@ -304,23 +360,19 @@ def _parse_sanitizers(option: object, targets: tuple[str, ...], is_excluded: obj
 
 def _parse_targets(text: str) -> tuple[str, ...]:
     """Parse --mlcomp-target; `cpu:each` becomes all instruction sets of this machine."""
-    words = _parse_words("target", text, TARGETS, featured=True)
+    words = _parse_words("target", text, TARGETS)
     return tuple(dict.fromkeys(t for word in words for t in (compiler.cpus() if word == EACH else (word,))))
 
 
-def _parse_words(option_name: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:
+def _parse_words(option_name: str, text: str, known: Collection[str] | None) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise pytest.UsageError(f"--mlcomp-{option_name}: empty; use {', '.join(known or RIVALS)}")
     for word in words:
-        name, _, feature = word.partition(":")
-        is_known = known is None or name in known
-        if not is_known or (
-            feature and not (featured and kind_of(name) == "cpu" and re.fullmatch(r"[\w.+\-]+", feature))
-        ):
-            nearest = difflib.get_close_matches(name, known or RIVALS, n=1)
+        if known is not None and word not in known:
+            nearest = difflib.get_close_matches(word, known, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise pytest.UsageError(f"--mlcomp-{option_name}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")
+            raise pytest.UsageError(f"--mlcomp-{option_name}: unknown {word!r}; use {', '.join(known)}{hint}")
     return words
 
 

@@ -15,6 +15,7 @@ FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2"})
 TIERS = ("smoke", "full", "nightly")
 IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
 KINDS = {"cpu": "cpp", "cuda": "cuda"}  # kind of target -> its last stage
+RIVALS = ("eager", "compile", "max-autotune")  # what to time against, besides backends of torch.compile
 STAGES = (*IR_STAGES, *KINDS.values(), "mlir", "triton")
 
 Value = Any  # a number, boolean, string or None, or nested tuples of them

@@ -34,6 +34,30 @@ INDICES = frozenset({"index", "invalid_index"})
 _EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice", "bool"})
 
 
+def fault(inputs: Mapping[str, Value]) -> tuple[str, str] | None:
+    """Return the option of a distribution that is wrong, and why; None if all are right or still formulas.
+
+    >>> fault({"kind": "uniform", "low": 2}), fault({"kind": "uniform", "low": "-N", "high": -2})
+    (('low', '2 is above `high`, which is 1.0'), None)
+    """
+    options = {**OPTIONS[inputs["kind"]], **inputs}
+    known = {key: value for key, value in options.items() if not isinstance(value, str)}
+    for key in known.keys() & {"mean", "std", "low", "high", "offset", "p"}:
+        if isinstance(known[key], bool) or not isinstance(known[key], int | float) or not math.isfinite(known[key]):
+            return key, f"{known[key]!r} is not a finite number"
+    if known.get("std", 1) <= 0:
+        return "std", f"{known['std']} is not above 0; `choice` draws constants"
+    if not 0 <= known.get("p", 0) <= 1:
+        return "p", f"{known['p']} is not a probability, from 0 to 1"
+    if {"low", "high"} <= known.keys() and known["low"] > known["high"]:
+        key, relation, other = ("low", "above", "high") if "low" in inputs else ("high", "below", "low")
+        return key, f"{known[key]} is {relation} `{other}`, which is {known[other]}"
+    values = known.get("values", (0,))
+    if not isinstance(values, list | tuple) or not values or not all(isinstance(x, int | float) for x in values):
+        return "values", f"a non-empty list of numbers is needed, not {values!r}"
+    return None
+
+
 def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | None:
     """Return the distribution adapted to a dtype, or None if it does not apply.
 

@@ -27,7 +27,7 @@ from conformance.shapes.cases import (
     token,
 )
 from conformance.shapes.combine import cross, pairwise
-from conformance.shapes.distributions import fits, for_dtype
+from conformance.shapes.distributions import fault, fits, for_dtype
 from conformance.shapes.expressions import ExpressionError, evaluate, formula, quote
 from conformance.shapes.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileError, XfailSpec
 from conformance.shapes.toml_values import line_below
@@ -306,17 +306,22 @@ def _inputs(
 ) -> Mapping[str, Value] | None:
     """Return an argument's distribution with evaluated options; None if it does not apply to its dtype or shape."""
     distribution: Mapping[str, Value] = spec.inputs[choice["inputs"]]
+    keys: Keys = ("inputs",)
     if arg.inputs is not None:
-        distribution = arg.inputs
+        distribution, keys = arg.inputs, ("args", arg.name, "inputs")
     elif arg.low is not None or arg.high is not None:
         limits = {key: value for key, value in (("low", arg.low), ("high", arg.high)) if value is not None}
         distribution = {"kind": "uniform" if dtype in FLOATS else "integers", **limits}
+        keys = ("args", arg.name)
     elif arg.dtype is not None and dtype not in FLOATS:
         distribution = {"kind": "bool" if dtype == "bool" else "integers"}
-    keys = ("args", arg.name, "inputs")
     options = {
-        key: value if key == "kind" else _number(spec, keys, value, scope) for key, value in distribution.items()
+        key: value if key == "kind" else _number(spec, (*keys, key), value, scope)
+        for key, value in distribution.items()
     }
+    if 0 not in shape and (wrong := fault(options)):
+        keys = (*keys, wrong[0])
+        raise _error(spec, f"{_key_text(keys)}: {wrong[1]}", *keys)
     adapted = for_dtype(options, dtype)
     if adapted is not None and adapted["kind"] == "index":
         axis = adapted.get("unique_along")

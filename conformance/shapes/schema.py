@@ -8,13 +8,14 @@ from typing import Any
 
 from conformance.shapes import compose, models
 from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, freeze, kind_of, token
-from conformance.shapes.distributions import LAYOUTS, OPTIONS, parse
+from conformance.shapes.distributions import LAYOUTS, OPTIONS, fault, parse
 from conformance.shapes.expressions import quote
 from conformance.shapes.scope import check_names
 from conformance.shapes.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.shapes.toml_values import (
     Place,
     any_table,
+    contestants,
     flag,
     is_kind,
     known_table,
@@ -39,7 +40,7 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
     """Check the contents of a file; compositions are limited to those of the tier."""
     place = Place(path, text)
     known_table(place, data, "the file")
-    if data.get("format") != 1:
+    if not is_kind(data.get("format"), (int,)) or data["format"] != 1:
         actual = f"this one has {data['format']!r}" if "format" in data else "this one has none"
         place.at("format").fail(f"a shape file starts with `format = 1`; {actual}")
     defaults = known_table(place.at("defaults"), data.get("defaults", {}), "the defaults")
@@ -59,9 +60,11 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
     )
     for here, entry in (*case_tables, *composed, *_expand_tables(place, "model", model_tables, models.cases)):
         merged = {**defaults, **entry}
-        if isinstance(merged.get("perf"), dict):
-            merged["perf"] = {**perf_defaults, **merged["perf"]}
-        for spec in _case(here, merged, distributions):
+        inherited: set[tuple[str | int, ...]] = {(key,) for key in defaults.keys() - entry.keys()}
+        if isinstance(own := merged.get("perf"), dict):
+            merged["perf"] = {**perf_defaults, **own}
+            inherited |= {("perf", key) for key in perf_defaults.keys() - own.keys()}
+        for spec in _case(replace(here, inherited=frozenset(inherited)), merged, distributions):
             if (earlier := cases.setdefault(spec.name, spec)) is not spec:
                 here.at("name").fail(f"the case in line {earlier.line} has the same name {spec.name!r}; choose another")
     return ShapeFile(path, Path(path).stem, tuple(cases.values()))
@@ -80,7 +83,9 @@ def _case(place: Place, data: Mapping[str, Any], distributions: Mapping[str, Map
     """Return the cases of an entry: one, or one per word of `ops`."""
     if "ops" not in data:
         return [_one_case(place, data, "", distributions)]
-    words = strings(place.at("ops"), data["ops"], "words for {op}")
+    words = strings(place.at("ops"), data["ops"], "words for {op}", nonempty=True)
+    if "{op}" not in str(data.get("expr", "{op}" if "module" not in data else "")):
+        place.at("ops").fail("there is no {op} in `expr`: every word would repeat the same program; write it there")
     if "op" in data:
         place.at("op").fail("`op` and `ops` exclude each other; `ops` names the op of each repetition")
     return [_one_case(place, {"name": "{op}", **data}, word, distributions) for word in words]
@@ -120,12 +125,14 @@ def _one_case(
         tolerance=_tolerance(here.at("tolerance"), data.get("tolerance", {})),
         xfail=_xfail(here.at("xfail"), data.get("xfail", {})), perf=None,
         dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
-        timeout=optional_number(here.at("timeout"), data.get("timeout")),
+        timeout=optional_number(here.at("timeout"), data.get("timeout"), positive=True),
         mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
         entry=word(here, data, "entry", ENTRIES) or "export",
         raises=word(here, data, "raises", RAISES), grad=_grad(here.at("grad"), data.get("grad", False), args),
         torch=versions(here.at("torch"), data.get("torch")),
     )  # fmt: skip
+    if spec.init and spec.module is None:
+        here.at("init").fail("these are arguments for the constructor of a `module`, and there is none; name one")
     if spec.raises and (spec.dynamic or "perf" in data):
         here.at("raises").fail("`raises` cannot be combined with `dynamic` or `perf`; use a separate case")
     if spec.grad and (spec.raises or spec.dynamic or spec.mutates):
@@ -292,6 +299,8 @@ def _distribution(place: Place, value: Any, distributions: Mapping[str, Mapping[
         place.at(key).fail(f"{kind!r} has no option {key!r};{nearest(key, options)}")
     if missing := [key for key, default in options.items() if default is None and key not in table]:
         place.fail(f"{kind!r} needs {quote(missing)}")
+    if wrong := fault(table):
+        place.at(wrong[0]).fail(wrong[1])
     return {key: freeze(item) for key, item in table.items()}
 
 
@@ -370,7 +379,7 @@ def _perf(place: Place, data: Any, spec: CaseSpec, distributions: Mapping[str, M
         for key, limit in limits.items():
             optional_number(place.at("budget", target, key), limit)
     dtypes = _perf_dtypes(place.at("dtypes"), table.get("dtypes", [spec.dtypes[0]]), spec)
-    vs = strings(place.at("vs"), table.get("vs", ["eager", "compile"]), "contestants")
+    vs = contestants(place.at("vs"), table.get("vs", ["eager", "compile"]))
     checked = _checked_spec(place.at("checked"), table["checked"], spec) if "checked" in table else None
     return PerfSpec(tuple(perf_rows), dtypes, layout, inputs, vs, budget, checked)
 

@@ -2,15 +2,17 @@
 
 import difflib
 import functools
+import importlib
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.shapes.cases import Case
+from conformance.shapes.cases import RIVALS, Case
 from conformance.shapes.expressions import quote
 from conformance.shapes.specs import ShapeFileError
 
@@ -98,16 +100,22 @@ def _table_path(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a key in a file, for errors."""
+    """The place of a key in a file, for errors.
+
+    Keys of a case that are `inherited`, with one part or two, have their place in the file's defaults.
+    """
 
     file: str
     text: str
     path: tuple[str | int, ...] = ()
     case: str = ""
+    inherited: frozenset[Keys] = frozenset()
 
     def at(self, *keys: str | int) -> "Place":
         """Return the place of a key below."""
-        return Place(self.file, self.text, (*self.path, *keys), self.case)
+        path = (*self.path, *keys)
+        is_inherited = self.path[:1] != ("defaults",) and {path[2:3], path[2:4]} & self.inherited
+        return replace(self, path=("defaults", *path[2:]) if is_inherited else path)
 
     @property
     def line(self) -> int:
@@ -116,7 +124,8 @@ class Place:
 
     def fail(self, message: str) -> NoReturn:
         """Raise ShapeFileError with file, line, case and key."""
-        key = ".".join(str(word) for word in self.path[2:] if not isinstance(word, int))
+        words = self.path if self.path[:1] == ("defaults",) else self.path[2:]
+        key = ".".join(str(word) for word in words if not isinstance(word, int))
         where = f"case {self.case!r}: " if self.case else ""
         raise ShapeFileError(self.file, self.line, where + (f"{key}: " if key else "") + message)
 
@@ -173,11 +182,23 @@ def optional_text(place: Place, value: Any) -> str | None:
     return None if value is None else text(place, value, f"a text is needed here, not {value!r}")
 
 
-def optional_number(place: Place, value: Any) -> float | None:
-    """Return a number of at least 0, or None if it is missing."""
-    if value is not None and not (is_kind(value, (int, float)) and value >= 0):
-        place.fail(f"{value!r} is not a number of at least 0")
-    return None if value is None else float(value)
+def optional_number(place: Place, value: Any, positive: bool = False) -> float | None:
+    """Return a finite number of at least 0, or above 0 if `positive`; None if it is missing."""
+    if value is None:
+        return None
+    if not (is_kind(value, (int, float)) and math.isfinite(value) and (value > 0 if positive else value >= 0)):
+        place.fail(f"{value!r} is not a number {'above 0' if positive else 'of at least 0'}")
+    return float(value)
+
+
+def contestants(place: Place, value: Any) -> tuple[str, ...]:
+    """Check that a value is a list of systems to time against, and return it."""
+    names = strings(place, value, "systems to time against")
+    for name in names:
+        if name not in RIVALS:  # only torch, which takes seconds to import, knows the names of its backends
+            backends = importlib.import_module("torch._dynamo").list_backends(exclude_tags=None)
+            one_of(place, name, (*RIVALS, *backends), "a system to time against")
+    return names
 
 
 def versions(place: Place, value: Any) -> str:

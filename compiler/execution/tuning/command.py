@@ -42,7 +42,11 @@ class Wish:
 
 
 def limits(effort: str, seconds: float | None, trials: int | None) -> Effort:
-    """A named effort, overridden by the numbers of trials or seconds that are given."""
+    """A named effort, overridden by the numbers of trials or seconds that are given; raises ValueError unless these
+    are above 0."""
+    for option, number in (("budget", seconds), ("trials", trials)):
+        if number is not None and not number > 0:
+            raise ValueError(f"--{option}: {number:g} is not a number above 0")
     chosen = EFFORTS[effort]
     return Effort(
         trials or (10**9 if seconds else chosen.trials),

@@ -20,7 +20,7 @@ function make(tag, given = {}, ...inside) {
   return node;
 }
 const figure = (x) => (x === null || x === undefined ? "" : typeof x !== "number" ? String(x)
-  : Number.isInteger(x) ? String(x) : Math.abs(x) >= 100 ? x.toFixed(0) : x.toPrecision(3));
+  : Number.isSafeInteger(x) ? String(x) : Math.abs(x) >= 100 && Math.abs(x) < 1e6 ? x.toFixed(0) : x.toPrecision(3));
 const share = (x) => (x === null || x === undefined ? "" : `${(100 * x).toFixed(0)} %`);
 const wordsOf = (row) => (row.words ??= `${row.key} ${row.verdict} ${row.what}`.toLowerCase());
 const verdictOf = (verdict) => make("span", { class: kind(verdict) }, verdict);

@@ -25,6 +25,12 @@ dims = { N = 64 }
 """
 
 
+def test_limits_that_allow_no_trial_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tuning.main([str(tmp_path / "mine.toml"), "--trials", "0"])
+    assert "--trials: 0 is not a number above 0" in capsys.readouterr().err
+
+
 def test_each_kernel_of_the_benchmarks_is_tuned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

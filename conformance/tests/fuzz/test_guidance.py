@@ -109,3 +109,5 @@ def test_a_corpus_is_an_option_of_a_run(box: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["the corpus has 0 programs, which reach 1 places of rules"])
     result = mlcomp(box, "--mlcomp-fuzz-corpus", "c")
     result.stderr.fnmatch_lines(["*--mlcomp-fuzz-corpus: no programs are asked for; add --mlcomp-fuzz 600s"])
+    result = mlcomp(box, "--mlcomp-fuzz-what", "graph")
+    result.stderr.fnmatch_lines(["*--mlcomp-fuzz-what: no programs are asked for; add --mlcomp-fuzz 600s"])

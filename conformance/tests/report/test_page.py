@@ -112,6 +112,16 @@ def test_the_script_is_javascript() -> None:
     subprocess.run(["node", "--check", str(SCRIPT)], check=True, capture_output=True)
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_largest_numbers_have_an_exponent() -> None:
+    figure = re.search(r"^const figure = .*?;$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert figure is not None
+    numbers = "[0.5, 4096, 123.4, 123456.7, 1234567.8, -1.234e46]"
+    script = f"{figure[0]} console.log({numbers}.map(figure).join())"
+    shown = subprocess.run(["node", "-e", script], check=True, capture_output=True, text=True).stdout
+    assert shown == "0.500,4096,123,123457,1.23e+6,-1.23e+46\n"
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed (Debian: apt-get install chromium-headless-shell)")
 def test_a_browser_shows_it_and_keys_and_links_work(tmp_path: Path) -> None:
     assert BROWSER is not None

@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,9 @@ def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None,
         (Xfail("cpu", "loop", "known"), "fail", "loop", "xfail"),
         (Xfail("cpu", None, "known"), "unsupported", None, "xfail"),
         (Xfail("cpu", "loop", "known"), "fail", "tile", "fail"),
+        (Xfail("cpu", "loop", "known"), "unsupported", None, "unsupported"),
+        (Xfail("cpu", None, "known"), "fail", None, "fail"),
+        (Xfail("cpu", "loop", "known"), "fail", None, "fail"),
         (Xfail("cpu", None, "known"), "crash", None, "crash"),
         (Xfail("cpu", None, "known"), "pass", None, "fail"),
         (Xfail("cpu", None, "known", strict=False), "pass", None, "pass"),
@@ -123,6 +127,12 @@ def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None,
 def test_an_expected_failure_is_that_failure(xfail: Xfail, verdict: str, stage: str | None, outcome: str) -> None:
     row = check("relu", verdict, first_bad_stage=stage)
     assert replies.expect(row, case(xfail)).verdict == outcome
+
+
+@pytest.mark.parametrize(("invalid", "outcome"), [(False, "xfail"), (True, "fail")])
+def test_a_benchmark_that_pytorch_does_not_run_is_not_expected_to_fail(invalid: bool, outcome: str) -> None:
+    row = bench("relu", None, verdict="fail", invalid_case=invalid)
+    assert replies.expect(row, case(Xfail("cpu", None, "known"))).verdict == outcome
 
 
 def test_an_item_that_took_its_worker_along_is_known_by_its_id() -> None:
@@ -203,6 +213,11 @@ def test_coverage_counts_ops_by_dtype() -> None:
     ]
     assert cells[0] == ["op", "f32", "i32", "all"]
     assert cells[2:] == [["add", "1, 1 fail", "1", "2, 1 fail"], ["mul", "1 xfail", "", "1 xfail"]]
+
+
+def test_the_largest_errors_are_shown_with_an_exponent() -> None:
+    page = pages.summary(run((check("relu", "fail", error=1.234e46),)))
+    assert "1.23e+46" in page and not re.search(r"\d{20}", page)
 
 
 def test_schedules_that_were_given_up_are_findings_in_the_summary() -> None:

@@ -41,6 +41,29 @@ def test_every_kind_of_cpu_that_this_machine_can_be(box: pytest.Pytester, monkey
     assert {row["target"] for row in report(box)["cases"]} == {"cpu:baseline", "cpu:avx2", "cpu"}
 
 
+@pytest.mark.parametrize(
+    ("target", "stages", "problem"),
+    [
+        ("mlir", "torch,mlir", "--mlcomp-target: no tool for mlir"),
+        ("cpu,mlir:tosa", "torch,mlir", "--mlcomp-target: no tool for mlir:tosa"),
+        ("triton", "triton", "--mlcomp-target: no tool for triton"),
+        ("mlir", "torch,tensor", ""),
+    ],
+)
+def test_a_target_that_this_machine_cannot_run_is_a_usage_error(
+    box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, target: str, stages: str, problem: str
+) -> None:
+    def missing(name: str) -> str:
+        return f"no tool for {name}" if name != "cpu" else ""
+
+    monkeypatch.setattr(compiler, "missing_requirement", missing, raising=False)
+    shape_file(box, case("fine"))
+    run = mlcomp(box, "--mlcomp-target", target, "--mlcomp-stages", stages, ".")
+    assert (run.ret == pytest.ExitCode.USAGE_ERROR) == bool(problem)
+    assert problem in run.stderr.str()
+    assert mlcomp(box, "--mlcomp-target", target, ".", "--collect-only").ret == pytest.ExitCode.OK
+
+
 def test_each_target_has_its_items_and_stages(box: pytest.Pytester) -> None:
     shape_file(box, case("fine", dims="dims.N = 4"), case("here", 'targets = ["cpu"]', dims="dims.N = 4"))
     mlcomp(box, "--mlcomp-target", "cpu,sm_80", ".").assert_outcomes(passed=3)
@@ -58,6 +81,8 @@ def test_each_target_has_its_items_and_stages(box: pytest.Pytester) -> None:
         (("--mlcomp-target", "cpu", "--mlcomp-stages", "cuda"), "unknown 'cuda'"),
         (("--mlcomp-target", "cuda:tma"), "unknown 'cuda:tma'"),
         (("--mlcomp-target", "sm_99"), "did you mean 'sm_89'?"),
+        (("--mlcomp-target", "cpu:avx3"), "unknown 'cpu:avx3'; use cpu, cuda, cpu:baseline, cpu:avx2, cpu:avx512, sm"),
+        (("--mlcomp-target", "mlir:tose"), "did you mean 'mlir:tosa'?"),
     ],
 )
 def test_targets_and_their_stages_are_known_words(box: pytest.Pytester, words: tuple[str, ...], hint: str) -> None:
@@ -395,6 +420,10 @@ def test_a_malformed_file_names_its_line(box: pytest.Pytester) -> None:
         (["--mlcomp-timeout", "0"], "--mlcomp-timeout: 0 is not a number of seconds above 0"),
         (["--mlcomp-report", "mine.toml"], "is a file; name a folder"),
         (["--mlcomp-vs", ","], "--mlcomp-vs: empty; use eager, compile, max-autotune"),
+        (["--mlcomp-vs", "eager"], "--mlcomp-vs: only benchmarks are timed; add --mlcomp-bench quick"),
+        (["--mlcomp-ops", "add"], "--mlcomp-ops: no database of ops is asked for; add --mlcomp-opinfo or"),
+        (["--mlcomp-samples", "2"], "--mlcomp-samples: no samples are asked for; add --mlcomp-opinfo"),
+        (["--mlcomp-opinfo=check", "--mlcomp-samples", "-1"], "--mlcomp-samples: -1 is not a number of samples; 0 st"),
         (["-n", "2", "--dist", "loadgroup"], "--dist loadgroup cannot be combined with --mlcomp"),
         (["-n", "2", "--dist", "loadscope"], "Use --dist load or --dist worksteal"),
     ],
@@ -406,6 +435,18 @@ def test_wrong_words_are_usage_errors(box: pytest.Pytester, words: list[str], me
     assert message in result.stderr.str() + result.stdout.str()
 
 
+VALUED = [name for name, option in OPTIONS.items() if option.get("action") != "store_true"]
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_an_empty_value_is_a_usage_error(box: pytest.Pytester, name: str) -> None:
+    shape_file(box, case("fine"))
+    result = box.runpytest_inprocess("-p", "conformance.plugin", "--mlcomp", "mine.toml", f"--mlcomp-{name}=")
+    said = result.stderr.str()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"--mlcomp-{name}: the value is empty" in said or f"--mlcomp-{name}: invalid" in said
+
+
 def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
     result = mlcomp(box, "--collect-only", "-q", workers=None)
     names = {match[1] for line in result.outlines if (match := re.search(r"([\w.+\-]+\.toml)::", line))}
@@ -413,7 +454,10 @@ def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
     assert bool(names) == any(files.find_shapes().rglob("*.toml"))
 
 
-def test_cases_that_cannot_be_built_together_are_judged_alone(box: pytest.Pytester) -> None:
+def test_cases_that_cannot_be_built_together_are_judged_alone(
+    box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "missing_requirement", lambda name: "", raising=False)
     shape_file(box, case("fine"), case("raises"))
     mlcomp(box, "--mlcomp-target", "mlir", ".").assert_outcomes(passed=1, failed=1)
 

@@ -116,6 +116,8 @@ def test_a_case_that_passed_and_does_not_now_is_named(box: pytest.Pytester) -> N
         (("--mlcomp-fail-on", "slower"), "*add --mlcomp-bench quick and --mlcomp-baseline NAME*"),
         (("--mlcomp-fail-on", "coverage"), "*add --mlcomp-baseline NAME to compare with*"),
         (("--mlcomp-min-effect", "3"), "*3 is not a fraction between 0 and 1*"),
+        (("--mlcomp-min-effect", "3%"), "*--mlcomp-min-effect: add --mlcomp-bench quick and --mlcomp-baseline NAME*"),
+        (("--mlcomp-min-effect", "3%", "--mlcomp-bench", "quick"), "*--mlcomp-min-effect: add *"),
         (("--mlcomp-baseline", "never"), "*never is no baseline in *"),
     ],
 )

@@ -25,11 +25,21 @@ def test_reports_stand_where_pytest_was_started(box: pytest.Pytester, monkeypatc
 
 def test_reports_that_cannot_be_written_fail_the_run(box: pytest.Pytester) -> None:
     shape_file(box, case("fine"))
-    # /proc takes no folder, whoever asks.
-    result = mlcomp(box, "mine.toml", "--mlcomp-report", "/proc/self/reports")
+    box.makeconftest("import pathlib\ndef pytest_collection_finish(): pathlib.Path('reports').write_text('')")
+    result = mlcomp(box, "mine.toml")
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*cannot write reports to /proc/self/reports*--mlcomp-report DIR*"])
+    result.stdout.fnmatch_lines(["*cannot write reports to */reports/*--mlcomp-report DIR*"])
+
+
+# /proc takes no folder, whoever asks.
+@pytest.mark.parametrize("place", ["mine.toml/reports", "/proc/self/reports", "long" * 99])
+def test_a_folder_that_cannot_be_written_is_a_usage_error(box: pytest.Pytester, place: str) -> None:
+    shape_file(box, case("fine"))
+    result = mlcomp(box, "mine.toml", "--mlcomp-report", place)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--mlcomp-report: no reports can be written to *{place}*; name another folder"])
+    assert mlcomp(box, "mine.toml", "--mlcomp-report", place, "--collect-only").ret == pytest.ExitCode.OK
 
 
 def test_the_summary_goes_to_the_ci_job(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ FAULTS = {
     'module = "torch.nn:ReLU"\ndtypes = ["i64"]': "a module has no weights of i64",
     'expr = "x.view(7)"': "expr: PyTorch itself does not run it: RuntimeError: shape '[7]' is invalid",
     'expr = "x + torch.ones(10**12)"': "expr: PyTorch itself does not run it: RuntimeError",
+    'expr = "torch.sfotmax(x)"\nraises = "IndexError"': "expr: PyTorch itself does not run it: AttributeError",
+    'expr = "x + 1"\nraises = "IndexError"': "raises: PyTorch itself raises nothing, and should raise IndexError",
 }
 
 
@@ -61,10 +63,11 @@ def test_the_shape_file_is_blamed_at_its_line(tmp_path: Path, lines: str) -> Non
     assert "Traceback" not in found.detail
 
 
-def test_an_error_that_eager_alone_raises_is_the_shape_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("expr", ["x[i]", "torch.svd(x[i])[0]"])
+def test_an_error_that_eager_alone_raises_is_the_shape_files(tmp_path: Path, expr: str) -> None:
     path = tmp_path / "mine.toml"
     index = 'args.i = { shape = [4], dtype = "i64", low = 3, high = 9 }\n'
-    path.write_text(HEAD + index + 'expr = "x[i]"\n')
+    path.write_text(HEAD + index + f'expr = "{expr}"\n')
     found = row(path)
     assert found.first_bad_stage is None and "expr: PyTorch itself does not run it: IndexError" in found.detail
 

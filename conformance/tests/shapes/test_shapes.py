@@ -281,6 +281,21 @@ REFUSED = {
     'torch = "newest"': (7, "is not a version specifier"),
     'xfail."cpu.f23" = { reason = "x" }': (7, "TARGET.DTYPE"),
     'xfail."cpu.f32" = { stage = "kernel" }': (7, "needs a `reason`"),
+    'inputs = [{ kind = "uniform", low = 2 }]': (7, "inputs.low: 2 is above `high`, which is 1.0"),
+    'inputs = [{ kind = "uniform", high = inf }]': (7, "inputs.high: inf is not a finite number"),
+    'inputs = [{ kind = "integers", low = "N", high = 4 }]': (7, "inputs: low: 5 is above `high`, which is 4"),
+    'inputs = [{ kind = "normal", std = 0 }]': (7, "inputs.std: 0 is not above 0"),
+    'inputs = [{ kind = "normal", std = -1 }]': (7, "inputs.std: -1 is not above 0"),
+    'inputs = [{ kind = "normal", mean = nan }]': (7, "inputs.mean: nan is not a finite number"),
+    'inputs = [{ kind = "bool", p = 1.5 }]': (7, "inputs.p: 1.5 is not a probability"),
+    'inputs = [{ kind = "choice", values = [] }]': (7, "inputs.values: a non-empty list of numbers is needed, not []"),
+    "init = { n = 3 }": (7, "arguments for the constructor of a `module`, and there is none"),
+    "ops = []": (7, "a list of words for {op} is needed, not []"),
+    'ops = ["sin", "cos"]': (7, "there is no {op} in `expr`"),
+    "timeout = 0": (7, "0 is not a number above 0"),
+    "timeout = -1": (7, "-1 is not a number above 0"),
+    'tolerance = { mode = "fixed", rtol = inf, atol = 0, reason = "x" }': (7, "inf is not a number of at least 0"),
+    'perf = { vs = ["eagr"] }': (7, "'eagr' is not a system to time against; did you mean 'eager'?"),
     "dtypes = []": (7, "a list of dtypes is needed, not []"),
     "layouts = []": (7, "a list of layouts is needed, not []"),
     'combine = "pairs"': (7, "did you mean 'pairwise'?"),
@@ -339,7 +354,39 @@ def test_refusals_name_the_line_and_the_remedy(write: Write, tmp_path: Path, ext
     assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: ")
 
 
-@pytest.mark.parametrize("text", ["", "format = 2\n", "format = 1\n", "\x00", "[[case]\n"])
+@pytest.mark.parametrize(
+    ("default", "own", "line", "message"),
+    [
+        ("timeout = 0", "", 3, "case 'a': defaults.timeout: 0 is not a number above 0"),
+        ("timeout = 0", "timeout = 0", 9, "case 'a': timeout: 0 is not a number above 0"),
+        ("tolerance.rtol = inf", "", 3, "case 'a': defaults.tolerance.rtol: inf is not a number"),
+        ("perf.vs = ['eagr']", "perf.inputs = 'normal'", 3, "case 'a': defaults.perf.vs: 'eagr' is not"),
+        ("perf.dtypes = ['f32']", "perf.vs = ['eagr']", 9, "case 'a': perf.vs: 'eagr' is not"),
+        ("perf.dtypes = { cuda = ['f23'] }", "perf = {}", 3, "case 'a': defaults.perf.dtypes.cuda: 'f23' is not"),
+        ("dtypes = ['f32']", "perf = { dtypes = ['f23'] }", 9, "case 'a': perf.dtypes: 'f23' is not a dtype"),
+        ("perf = { dims = [{ M = 3 }] }", "perf = {}", 3, "case 'a': defaults.perf.dims.M: 'M' is not a dim"),
+    ],
+)
+def test_a_wrong_default_is_refused_at_its_own_line(
+    write: Write, tmp_path: Path, default: str, own: str, line: int, message: str
+) -> None:
+    with pytest.raises(files.ShapeFileError) as caught:
+        write(ONE.replace("[[case]]", f"[defaults]\n{default}\n[[case]]") + own + "\n")
+    assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: {message}")
+
+
+@pytest.mark.parametrize("limits", ["low = 2, high = 1", "low = 'N', high = 4", "low = -inf", "high = -3", "low = nan"])
+def test_limits_of_an_argument_are_in_order(write: Write, tmp_path: Path, limits: str) -> None:
+    with pytest.raises(files.ShapeFileError) as caught:
+        files.expand(write(ONE.replace('["N"]', f'["N"], {limits}')), "full")
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'mine.toml'}:5: case 'a': args.x: "), said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "format = 2\n", ONE.replace("1", "true", 1), ONE.replace("1", "1.0", 1), "format = 1\n", "\x00", "[[case]\n"],
+)
 def test_a_file_that_is_no_shape_file(write: Write, text: str) -> None:
     with pytest.raises(files.ShapeFileError):
         write(text)
