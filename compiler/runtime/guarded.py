@@ -36,6 +36,7 @@ SIGNALLING = {"f64": b"\xf1\xff", "f32": b"\xff", "bf16": b"\xff", "f16": b"\xfd
 NAN_BYTE = 0xFF  # a NaN in every floating type
 POISON_BYTE = 0x7F  # for integers and bools; no valid bool has this byte
 INVALID = str(InvalidData())
+RAISED = "it raised an error"
 MAX_MESSAGE = 1 << 16  # the most bytes of messages from the forked process
 Bytes = npt.NDArray[np.uint8]
 # (memory, offset of each buffer in it, number of the run) -> its own complaints
@@ -286,7 +287,10 @@ def _forbidden_writes(before: Bytes, after: Bytes, regions: Sequence[_Region], w
 
 
 def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, list[str]]:
-    """Run `work` in a forked process. Returns how the process was lost ("" if not), and the result of `work`."""
+    """Run `work` in a forked process. Returns how the process was lost ("" if not), and the result of `work`.
+
+    PyTorch may use no threads there, as those of its pools are lost in a fork.
+    """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a lock held by a lost thread: `patience` ends that
@@ -294,31 +298,38 @@ def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, li
     if pid == 0:
         status = 1
         faulthandler.disable()  # the parent reports how it ended
+        signal.alarm(math.ceil(patience) + 1)  # ends it if the parent has died
         try:
-            messages = "\0".join(work())
-            os.write(writer, messages.encode()[:MAX_MESSAGE])  # the capacity of a pipe
-            status = 0
+            torch.set_num_threads(1)
+            messages, status = "\0".join(work()), 0
+        except Exception as problem:
+            messages = f"{type(problem).__name__}: {problem}"
         finally:
+            os.write(writer, messages.encode()[:MAX_MESSAGE])  # the capacity of a pipe
             os._exit(status)  # must not run the parent's cleanup
     os.close(writer)
-    failure = _wait(pid, patience)
     with os.fdopen(reader, "rb") as pipe:
+        failure = _wait(pid, patience)
         messages = pipe.read().decode(errors="replace")
+    if failure == RAISED and messages:
+        return f"{RAISED}: {messages}", []
     return failure, [text for text in messages.split("\0") if text]
 
 
 def _wait(pid: int, patience: float) -> str:
     """Wait until a process ends, or kill it after `patience` seconds. Returns what went wrong, "" if nothing."""
     end = time.monotonic() + patience
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > end:
+    done, status = 0, 0
+    try:
+        while not done and time.monotonic() < end:
+            time.sleep(0.0005)
+            done, status = os.waitpid(pid, os.WNOHANG)
+    finally:  # also if this process is interrupted
+        if not done:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return f"it did not end within {patience:g} s"
-        time.sleep(0.0005)
+    if not done:
+        return f"it did not end within {patience:g} s"
     if os.WIFSIGNALED(status):
         return f"it died of {signal.Signals(os.WTERMSIG(status)).name}"
-    return "" if os.waitstatus_to_exitcode(status) == 0 else "it raised an error"
+    return "" if os.waitstatus_to_exitcode(status) == 0 else RAISED

@@ -1,6 +1,8 @@
 """Guarded runs: a kernel that behaves gives its outputs; one that does not is found out, and found out how."""
 
+import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +182,36 @@ def test_leftovers_of_an_earlier_run_show(kernel: Kernel, body: str) -> None:
 def test_a_process_of_its_own_survives_anything(kernel: Kernel, body: str, complaint: str, patience: float) -> None:
     made = kernel(body, torch.randn(5), patience=patience)
     assert made.outputs == () and complaint in made.complaints[0]
+
+
+def test_an_error_in_a_process_of_its_own_is_told() -> None:
+    def fail(*_: object) -> list[str]:
+        raise ValueError("no such launch")
+
+    made = guarded.run(fail, Plan((), (Buffer("y", "f32", (5,), (1,)),), (), 0), [], [], patience=20)
+    assert made.complaints == ("it raised an error: ValueError: no such launch",)
+
+
+def test_an_interrupt_ends_the_process_of_a_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep, kill, killed = time.sleep, os.kill, []
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    def noted_kill(pid: int, number: int) -> None:
+        killed.append(pid)
+        kill(pid, number)
+
+    def work() -> list[str]:
+        sleep(60)
+        return []
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(time, "sleep", interrupt)
+        patched.setattr(os, "kill", noted_kill)
+        guarded._run_forked(work, 60)
+    with pytest.raises(ProcessLookupError):
+        kill(killed[0], 0)
 
 
 def test_a_temporary_whose_rows_are_apart_has_whole_pieces_of_an_access() -> None:
