@@ -129,7 +129,7 @@ def _print_verdict(difference: float, verdict: Verdict) -> None:
 
 
 def _run_text(options: argparse.Namespace) -> int:
-    """Run the text of a file three times, with guard pages around the buffers."""
+    """Run the text of a file three times, with guard zones around the buffers, in a process of its own."""
     for option in ("bench", "profile", "latency", "schedule"):
         if getattr(options, option):
             raise UsageError(f"--{option} cannot be combined with --from")

@@ -170,7 +170,7 @@ def execute_guarded(
     apart: bool = False,
     check: bool = False,
 ) -> guarded.Outcome:
-    """Run a text several times on the same buffers between guard pages; with `patience`, in a process of its own.
+    """Run a text several times on the same buffers between guard zones; with `patience`, in a process of its own.
 
     `stage` defaults to the target's text. GPU targets also accept `kernel`, which the emulator runs with its checks, as
     it does the text with `check`. `emulate` runs the text in the emulator even if there is a GPU; a process of its own
@@ -186,7 +186,8 @@ def execute_guarded(
     elif lowering.target.kind == "triton":
         call = triton.guarded_call(lowering, planned)
     else:
-        call = guarded.entry(build_text(lowering, cache), planned.sizes, torch.get_num_threads())
+        threads = 1 if patience else torch.get_num_threads()
+        call = guarded.entry(build_text(lowering, cache), planned.sizes, threads)
     return guarded.run(call, planned, inputs, buffers.temporaries(lowering, sizes), runs, patience)
 
 

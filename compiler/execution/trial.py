@@ -24,6 +24,7 @@ from compiler.runtime import detect, guarded, launcher
 from compiler.runtime.emulator import findings
 from compiler.targets.target import Target
 
+PATIENCE = 600.0  # the most seconds that a text runs
 _LAUNCH = re.compile(r"\s*(\w+)\s*<<<\s*([\dx]+)\s*,\s*([\dx]+)\s*>>>\s*")
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -78,15 +79,22 @@ def check(path: Path, target: str | None, seed: int, shapes: Shapes, launches: S
 
 
 def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], check: bool = False) -> guarded.Outcome:
-    """Run three times; if the file has the compiled text, complaints refer to its lines."""
+    """Run three times, in a process of its own unless it is on a GPU, since an edited text may crash.
+
+    If the file has the compiled text, complaints refer to its lines.
+    """
     is_text = dumps.stage_of(path) in ("cpp", "cuda")
+    patience = 0.0 if gpu_programs.on_gpu(lowering.target) and not check else PATIENCE
+    cache = detect.default_cache(os.environ)
     try:
-        outcome = executable.execute_guarded(lowering, inputs, cache=detect.default_cache(os.environ), check=check)
+        outcome = executable.execute_guarded(lowering, inputs, patience=patience, cache=cache, check=check)
     except ToolchainError as problem:
         if not is_text:
             raise
         message = re.sub(rf"\b{findings.TEXT}:", f"{path}:", str(problem))
         raise CompilerError(f"{path} does not compile: {message}") from problem
+    if not outcome.outputs and outcome.complaints:
+        raise CompilerError(f"{path} does not run to its end: {' '.join(outcome.complaints)}")
     if not is_text:
         return outcome
     complaints = tuple(re.sub(r"^kernel\.cu:", f"{path}:", line) for line in outcome.complaints)

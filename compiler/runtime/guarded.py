@@ -1,8 +1,8 @@
 """Run a program under the harshest conditions, and collect its outputs and complaints about it.
 
-All buffers lie between guard zones in one piece of memory whose bytes read as NaN or -1. Outputs and temporaries start
-poisoned, except those that the plan requires to be zero. Nothing is reset between runs. The last run has its
-temporaries at the offsets in the plan.
+All buffers lie between guard zones in one piece of memory, which read as NaN or as large integers (`_zone_element`).
+Outputs and temporaries start poisoned, except those that the plan requires to be zero. Nothing is reset between runs.
+The last run has its temporaries at the offsets in the plan.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from compiler.runtime.launcher import DTYPES, Buffer, Plan
 from compiler.runtime.memory import ALIGNMENT
 
 WIDEST_ACCESS = 16  # bytes of the widest access
-GUARD = 4096  # bytes before and after each buffer
-GUARD_BYTE = 0xFF  # a NaN in every floating type, -1 in every signed one
+GUARD = 4096  # bytes of the zone before and of that after each buffer
+# Bytes that tell zones of different buffers apart. Those of near buffers are no small number apart: `x + 1` hits none.
+MARKS = tuple(0x81 + 23 * n % 62 for n in range(62))
+# The highest bytes of a signalling NaN, by type. Any mark may follow: its bit 6, which makes f32 and bf16 quiet, is 0.
+SIGNALLING = {"f64": b"\xf1\xff", "f32": b"\xff", "bf16": b"\xff", "f16": b"\xfd"}
+NAN_BYTE = 0xFF  # a NaN in every floating type
 POISON_BYTE = 0x7F  # for integers and bools; no valid bool has this byte
 INVALID = str(InvalidData())
+RAISED = "it raised an error"
 MAX_MESSAGE = 1 << 16  # the most bytes of messages from the forked process
 Bytes = npt.NDArray[np.uint8]
 # (memory, offset of each buffer in it, number of the run) -> its own complaints
@@ -49,25 +54,48 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Region:
-    """The location of a buffer: `start` and `size` in bytes."""
+    """The location of a buffer: `start` and `size` in bytes. `element` fills the zones around it."""
 
     name: str
     start: int
     size: int
+    element: bytes
 
 
 class _Layout:
-    """Lays out buffers one after the other, at least `GUARD` bytes apart."""
+    """Lays out buffers one after the other, each with a zone of `GUARD` bytes before and one after it."""
 
     def __init__(self) -> None:
-        self.end = GUARD
+        self.end = 0
         self.regions: list[_Region] = []
 
-    def add_region(self, name: str, size: int, misaligned: int = 0) -> _Region:
-        start = -(-self.end // ALIGNMENT) * ALIGNMENT + misaligned
+    def add_region(self, name: str, size: int, dtype: str, misaligned: int = 0) -> _Region:
+        start = -(-(self.end + GUARD) // ALIGNMENT) * ALIGNMENT + misaligned
         self.end = start + size + GUARD
-        self.regions.append(_Region(name, start, size))
+        self.regions.append(_Region(name, start, size, _zone_element(dtype, len(self.regions))))
         return self.regions[-1]
+
+
+def _zone_element(dtype: str, number: int) -> bytes:
+    """The bytes that fill the zones of the buffer with this number in the memory.
+
+    A read from a zone should spoil the results, and a write to it should change it, even a write of what was read from
+    a zone. Hence the zones of a buffer hold:
+
+    - a signalling NaN of its type. Any arithmetic makes a quiet NaN of it, also where it accumulates in place;
+      conversions and GPUs make NaNs of their own; and constants are no such NaNs;
+    - in types without one, a negative integer far from the constants 0, 1, -1 and the limits of the type, and no bool.
+      8-bit floats have too few NaNs: in every four elements, two are NaN, the first and the last a large number;
+    - a mark of the buffer in every element. A copy from the zone of another buffer changes the mark, at any distance
+      and in any type: of `len(MARKS)` buffers in a row, all marks differ.
+
+    Not seen is only a write of what is already there, such as a copy in place.
+    """
+    mark = MARKS[number % len(MARKS)]
+    if dtype in ("f8e4m3", "f8e5m2"):
+        return bytes([mark | 0x40, NAN_BYTE, NAN_BYTE, mark | 0x40])
+    top = SIGNALLING.get(dtype, b"")
+    return bytes([mark] * (DTYPES[dtype].itemsize - len(top))) + top
 
 
 def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
@@ -149,17 +177,25 @@ def run(
 def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
     """Memory that holds the inputs; everything else is poisoned, except what must be zero."""
     layout = _Layout()
-    sources = [layout.add_region(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
-    targets = [layout.add_region(b.name, size(b)) for b in plan.outputs]
-    scratch = [layout.add_region(b.name, temporary_size(b.shape, b.stride, DTYPES[b.dtype].itemsize)) for b in temps]
-    arena = layout.add_region("the arena of temporaries", plan.arena)
-    output_copies = [[layout.add_region("", t.size) for t in targets] for _ in range(runs)]
+    sources = [
+        layout.add_region(b.name, _span(x), b.dtype, x.data_ptr() % 64)
+        for b, x in zip(plan.inputs, inputs, strict=True)
+    ]
+    targets = [layout.add_region(b.name, size(b), b.dtype) for b in plan.outputs]
+    scratch = [
+        layout.add_region(b.name, temporary_size(b.shape, b.stride, DTYPES[b.dtype].itemsize), b.dtype) for b in temps
+    ]
+    arena = layout.add_region("the arena of temporaries", plan.arena, "f32")
+    output_copies = [[layout.add_region("", size(b), b.dtype) for b in plan.outputs] for _ in range(runs)]
     data = np.frombuffer(mmap.mmap(-1, layout.end), np.uint8)  # shared with a forked process
-    data[:] = GUARD_BYTE
+    data[:] = NAN_BYTE
+    for region in layout.regions:
+        for start in (region.start - GUARD, region.start + region.size):
+            data[start : start + GUARD] = np.resize(np.frombuffer(region.element, np.uint8), GUARD)
     for region, x in zip(sources, inputs, strict=True):
         _region_bytes(data, region)[:] = _raw_bytes(x)
     for region, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
-        _region_bytes(data, region)[:] = GUARD_BYTE if DTYPES[b.dtype].is_floating_point else POISON_BYTE
+        _region_bytes(data, region)[:] = NAN_BYTE if DTYPES[b.dtype].is_floating_point else POISON_BYTE
     packed = [arena.start + o for o in plan.temporaries]
     zeros = list(zip(scratch, packed, strict=True))[len(temps) - plan.zeros :]
     zeroed = [region for separate, start in zeros for region in (separate, replace(separate, start=start))]
@@ -251,7 +287,10 @@ def _forbidden_writes(before: Bytes, after: Bytes, regions: Sequence[_Region], w
 
 
 def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, list[str]]:
-    """Run `work` in a forked process. Returns how the process was lost ("" if not), and the result of `work`."""
+    """Run `work` in a forked process. Returns how the process was lost ("" if not), and the result of `work`.
+
+    PyTorch may use no threads there, as those of its pools are lost in a fork.
+    """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a lock held by a lost thread: `patience` ends that
@@ -259,31 +298,38 @@ def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, li
     if pid == 0:
         status = 1
         faulthandler.disable()  # the parent reports how it ended
+        signal.alarm(math.ceil(patience) + 1)  # ends it if the parent has died
         try:
-            messages = "\0".join(work())
-            os.write(writer, messages.encode()[:MAX_MESSAGE])  # the capacity of a pipe
-            status = 0
+            torch.set_num_threads(1)
+            messages, status = "\0".join(work()), 0
+        except Exception as problem:
+            messages = f"{type(problem).__name__}: {problem}"
         finally:
+            os.write(writer, messages.encode()[:MAX_MESSAGE])  # the capacity of a pipe
             os._exit(status)  # must not run the parent's cleanup
     os.close(writer)
-    failure = _wait(pid, patience)
     with os.fdopen(reader, "rb") as pipe:
+        failure = _wait(pid, patience)
         messages = pipe.read().decode(errors="replace")
+    if failure == RAISED and messages:
+        return f"{RAISED}: {messages}", []
     return failure, [text for text in messages.split("\0") if text]
 
 
 def _wait(pid: int, patience: float) -> str:
     """Wait until a process ends, or kill it after `patience` seconds. Returns what went wrong, "" if nothing."""
     end = time.monotonic() + patience
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > end:
+    done, status = 0, 0
+    try:
+        while not done and time.monotonic() < end:
+            time.sleep(0.0005)
+            done, status = os.waitpid(pid, os.WNOHANG)
+    finally:  # also if this process is interrupted
+        if not done:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return f"it did not end within {patience:g} s"
-        time.sleep(0.0005)
+    if not done:
+        return f"it did not end within {patience:g} s"
     if os.WIFSIGNALED(status):
         return f"it died of {signal.Signals(os.WTERMSIG(status)).name}"
-    return "" if os.waitstatus_to_exitcode(status) == 0 else "it raised an error"
+    return "" if os.waitstatus_to_exitcode(status) == 0 else RAISED

@@ -4,8 +4,8 @@
 
 Each commit is identified by the text that it emits for the case, which needs no execution. Only distinct texts are
 built and judged, each once. A commit that cannot be judged is skipped, and named if the answer depends on it. The exit
-status is 0 for an answer, 1 for none. With `--check` only the working tree is judged, with the exit statuses of
-`git bisect run`: 0 good, 1 bad, 125 cannot be judged.
+status is 0 for an answer, 1 for none, 2 for invalid usage. With `--check` only the working tree is judged, with the
+exit statuses of `git bisect run`: 0 good, 1 bad, 125 cannot be judged.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import compiler
 from conformance.bench import emitted
 from conformance.history import applications, revisions, texts
 from conformance.history.culprit import Culprit, first_difference, least_changes, least_kernels
@@ -35,6 +36,7 @@ ERROR_PROBABILITY = 0.01  # probability that any judgement of speed in a whole s
 LEAST_SLOWDOWN = 0.03  # the smallest slowdown that is searched for
 GOOD, BAD, SKIP = "good", "bad", "skip"
 LEVELS = ("commit", "pass", "step", "kernel")
+INVALID_USAGE = 2
 CANNOT_TELL = 125  # tells `git bisect run` to skip the commit
 
 
@@ -271,13 +273,17 @@ def answer_text(
 def main(words: Sequence[str]) -> int:
     """Search and print the answer; returns the exit status."""
     options = _parser().parse_args(words)
-    search = None
     try:
-        search = _make_search(options)
+        compiler.target(options.target)  # raises if there is none of this name
+        repo = revisions.repository(Path.cwd())
+        names = _names_of_revisions(repo, options)
+        search = _make_search(repo, options)
+    except (compiler.CompilerError, RevisionError, ValueError) as problem:
+        print(f"mlcomp: {problem}", file=sys.stderr)
+        return CANNOT_TELL if options.check else INVALID_USAGE
+    try:
         if options.check:
             return _check_working_tree(search, options.good)
-        names = revisions.between(search.repo, options.good, "HEAD" if options.bad == NOW else options.bad)
-        names += [NOW] if options.bad == NOW else []
         search.probes = 2 + math.ceil(math.log2(len(names))) + 16  # 16 for searching steps and kernels
         complaint = judge_ends(search, *(revisions.find(search.repo, names[n]) for n in (0, -1)))
         ends = (
@@ -292,8 +298,7 @@ def main(words: Sequence[str]) -> int:
         print(f"mlcomp: inconclusive: {problem}", file=sys.stderr)
         return CANNOT_TELL if options.check else 1
     finally:
-        if search is not None:
-            search.child.close()
+        search.child.close()
 
 
 def _check_working_tree(search: Search, good: str) -> int:
@@ -305,9 +310,18 @@ def _check_working_tree(search: Search, good: str) -> int:
     return {GOOD: 0, BAD: 1, SKIP: CANNOT_TELL}[search.verdict(identity, text)]
 
 
-def _make_search(options: argparse.Namespace) -> Search:
-    repo = revisions.repository(Path.cwd())
-    name, _, item = options.case.partition("::")
+def _names_of_revisions(repo: Path, options: argparse.Namespace) -> list[str]:
+    """The good revision, and with a search those after it, up to the bad one. Raises RevisionError."""
+    if options.check:
+        return [revisions.find(repo, options.good).name]
+    names = revisions.between(repo, options.good, "HEAD" if options.bad == NOW else options.bad)
+    return [*names, NOW] if options.bad == NOW else names
+
+
+def _make_search(repo: Path, options: argparse.Namespace) -> Search:
+    name, separator, item = options.case.partition("::")
+    if not separator:
+        raise ValueError(f"{options.case!r} names no case: write FILE::CASE")
     file = Path(name).resolve()
     stem = item.removesuffix("-bench]").removesuffix("]").removesuffix("-bench")
     ids = {item, re.sub(rf"-{re.escape(options.target)}$", "", stem) + ("]" if "[" in item else "")}

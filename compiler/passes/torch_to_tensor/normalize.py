@@ -9,6 +9,7 @@ from compiler.ir.aten import Type
 from compiler.ir.dtype import STORAGE_ONLY, DType, f32
 from compiler.ir.expr import Const, Expr, cast, const, dim, op
 from compiler.ir.tensor import numel
+from compiler.ir.text import show
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, drop_dims
 from compiler.passes.torch_to_tensor.positions import is_empty
 from compiler.passes.torch_to_tensor.reduce import Element, convert_elements, moments, reduce_dims, reduced_index
@@ -97,6 +98,18 @@ def _check_types(b: Builder, input: Value, *parameters: Value | None) -> None:
         raise b.refuse(f"an input of type {input.dtype} with parameters of type {', '.join(sorted(map(str, types)))}")
 
 
+def _normalized_axes(b: Builder, input: Value, normalized_shape: Shape, *parameters: Value | None) -> tuple[int, ...]:
+    """The last axes of the input; refused unless `normalized_shape`, and the parameters' shapes, are their sizes."""
+    shape = tuple(map(dim, normalized_shape))
+    first = input.rank - len(shape)
+    if not shape or input.shape[max(first, 0) :] != shape:
+        raise b.refuse(f"normalized_shape is [{', '.join(map(show, shape))}], which does not end the shape of {input}")
+    for x in parameters:
+        if x is not None and x.shape != shape:
+            raise b.refuse(f"normalized_shape is [{', '.join(map(show, shape))}], and a parameter is {x}")
+    return tuple(range(first, input.rank))
+
+
 def _reciprocal_std(b: Builder, variance: Value, eps: float) -> Value:
     return b.map(variance.shape, lambda at: op("rsqrt", variance.at(at) + eps), "rstd")
 
@@ -105,14 +118,13 @@ def native_layer_norm(
     b: Builder, input: Value, normalized_shape: Shape, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     _check_types(b, input, weight, bias)
-    first = input.rank - len(normalized_shape)
-    axes = tuple(range(first, input.rank))
+    axes = _normalized_axes(b, input, normalized_shape, weight, bias)
     mean, variance = moments(b, input.shape, axes, True, input.at)
     scale = _reciprocal_std(b, variance, eps)
 
     def normalized(at: Index) -> Expr:
         row = reduced_index(at, axes, True)
-        return _affine((input.at(at) - mean.at(row)) * scale.at(row), weight, bias, at[first:])
+        return _affine((input.at(at) - mean.at(row)) * scale.at(row), weight, bias, at[axes[0] :])
 
     return b.map(input.shape, normalized), mean, scale
 
@@ -128,8 +140,7 @@ def layer_norm(
 def fused_rms_norm(
     b: Builder, input: Value, normalized_shape: Shape, weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
-    first = input.rank - len(normalized_shape)
-    axes = tuple(range(first, input.rank))
+    axes = _normalized_axes(b, input, normalized_shape, weight)
     squares = reduce_dims(b, "sum", input.shape, axes, True, lambda at: input.at(at) * input.at(at), "squares")
     count = dim(1)
     for d in axes:
@@ -140,7 +151,7 @@ def fused_rms_norm(
     )
     normalized = b.map(
         input.shape,
-        lambda at: _affine(input.at(at) * scale.at(reduced_index(at, axes, True)), weight, None, at[first:]),
+        lambda at: _affine(input.at(at) * scale.at(reduced_index(at, axes, True)), weight, None, at[axes[0] :]),
     )
     return normalized, scale
 

@@ -70,6 +70,34 @@ def test_an_edit_that_computes_something_else_is_wrong(
     assert ": WRONG\nelement [" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("stage", "target", "old", "new", "died"),
+    [
+        ("tile", "cpu", r"for j in vector\(64", "for j in vector(40000000", "SIGSEGV"),
+        ("cpp", "cpu", r"(\n  for)", r"\n  __builtin_trap();\1", "SIG(ILL|TRAP)"),
+        ("cuda", "sm_90a", r"(__global__ [^{]*\{)", r"\1 ((float*)8)[0] = 1;", "SIGSEGV"),
+    ],
+)
+def test_a_text_that_crashes_is_told_in_a_line(
+    stage: str, target: str, old: str, new: str, died: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = text_of("F.rms_norm(torch.randn(4, 64), (64,))", stage, target, tmp_path, capsys)
+    edited, count = re.subn(old, new, path.read_text())
+    path.write_text(edited)
+    assert count and cli.main(["run", "--from", str(path), *([] if stage != "tile" else ["--target", target])]) == 1
+    assert re.search(rf"^mlcomp: {path} does not run to its end: it died of {died}$", capsys.readouterr().err)
+
+
+def test_a_text_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "PATIENCE", 0.2)
+    path = text_of("torch.randn(4, 64) + 1", "cpp", "cpu", tmp_path, capsys)
+    path.write_text(path.read_text().replace("\n  for", "\n  for (volatile int k = 0; k < 1;) {}\n  for", 1))
+    assert cli.main(["run", "--from", str(path)]) == 1
+    assert "does not run to its end: it did not end within 0.2 s" in capsys.readouterr().err
+
+
 def test_run_fails_when_the_result_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By less than ten roundings, where the bound is one."""
     path = tmp_path / "scale.loop"

@@ -21,6 +21,11 @@ pytest_plugins = ["pytester"]
 CASE = "mine.toml::add[N4096.f32.contig.normal]"
 
 
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return past.repository(tmp_path_factory.mktemp("history"), [past.COMMENT])
+
+
 def test_the_commit_that_made_it_wrong_is_found(tmp_path: Path) -> None:
     past.repository(tmp_path, [past.COMMENT, past.WRONG])
     found = past.run(tmp_path, "conformance.history.bisect", CASE, "--good", "c0", "--bad", "HEAD", "--value")
@@ -30,6 +35,33 @@ def test_the_commit_that_made_it_wrong_is_found(tmp_path: Path) -> None:
     assert "first bad stage cpp, by render#" in said and "1.25f" in said and "again: mlcomp bisect" in said
     (state,) = (tmp_path / "reports/.last/bisect").glob("value-add*.json")
     assert sorted(verdict for verdict, _ in json.loads(state.read_text())["judged"].values()) == ["bad", "good"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ((CASE, "--good", "c0", "--target", "gpu"), "target 'gpu'"),
+        ((CASE, "--good", "c0", "--target", "gpu", "--speed"), "target 'gpu'"),
+        ((CASE, "--good", "nosuch"), "no revision 'nosuch'"),
+        ((CASE, "--good", "c0", "--bad", "nosuch"), "no revision 'nosuch'"),
+        ((CASE, "--good", "c1", "--bad", "c0"), "c0 does not come after c1"),
+        (("mine.toml::other", "--good", "c0"), "mine.toml has no case 'other'"),
+        (("mine.toml", "--good", "c0"), "'mine.toml' names no case: write FILE::CASE"),
+        (("none.toml::add", "--good", "c0"), "none.toml:1: cannot be read"),
+    ],
+)
+def test_invalid_usage_is_told_in_a_line(
+    words: tuple[str, ...], wrong: str, history: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(history)
+    monkeypatch.setenv("MLCOMP_CACHE", str(history / "cache"))
+    assert bisect.main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("mlcomp: ") and said.err.count("\n") == 1
+    assert wrong in said.err and "inconclusive" not in said.err
+    if "--bad" not in words:  # that is not read by --check, for which `git bisect run` takes 2 as a verdict
+        assert bisect.main([*words, "--check"]) == 125
 
 
 def test_texts_are_judged_by_their_results_and_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

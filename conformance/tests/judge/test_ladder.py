@@ -156,6 +156,23 @@ def test_what_the_checks_find_is_a_failure_with_its_line(monkeypatch: pytest.Mon
     assert "x[" in text[int(found[1]) - 1]
 
 
+@pytest.mark.parametrize(
+    ("expr", "dtype"),
+    [
+        ("x.clone()", "f32"), ("x.clone()", "bf16"), ("x.clone()", "i8"), ("x.clone()", "bool"), ("x.clone()", "i64"),
+        ("torch.tanh(x)", "f32"), ("torch.tanh(x)", "bf16"), ("x + 1", "f32"), ("x + 1", "i8"), ("F.relu(x)", "f32"),
+        ("x.logical_not()", "bool"), ("x > 0", "f32"), ("x.t().contiguous()", "f32"),
+    ],
+)  # fmt: skip
+def test_loops_that_run_past_the_end_of_buffers_are_found(
+    monkeypatch: pytest.MonkeyPatch, expr: str, dtype: str
+) -> None:
+    """Although all elements are right, and what is written behind them comes from behind the input."""
+    broken(monkeypatch, "render", lambda text: re.sub(r"(?<= < 256)(?=;)", " + 64", text))
+    row = check(case(expr, dtype, shape=(1, 256)), stages=["cpp"])
+    assert row.verdict == "fail" and "memory was written 0 bytes behind" in row.detail, (SEED, row)
+
+
 def test_only_the_stages_asked_for_run() -> None:
     assert list(verdicts(check(case("x.exp()"), stages=["tensor", "cpp"]))) == ["tensor", "cpp"]
 
