@@ -297,15 +297,14 @@ def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, li
         pid = os.fork()
     if pid == 0:
         status = 1
-        faulthandler.disable()  # the parent reports how it ended
-        signal.alarm(math.ceil(patience) + 1)  # ends it if the parent has died
         try:
+            faulthandler.disable()  # the parent reports how it ended
+            signal.alarm(math.ceil(patience) + 1)  # ends it if the parent has died
             torch.set_num_threads(1)
-            messages, status = "\0".join(work()), 0
-        except Exception as problem:
-            messages = f"{type(problem).__name__}: {problem}"
-        finally:
+            failed, messages = _messages_of(work)
             os.write(writer, messages.encode()[:MAX_MESSAGE])  # the capacity of a pipe
+            status = int(failed)
+        finally:
             os._exit(status)  # must not run the parent's cleanup
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -314,6 +313,14 @@ def _run_forked(work: Callable[[], list[str]], patience: float) -> tuple[str, li
     if failure == RAISED and messages:
         return f"{RAISED}: {messages}", []
     return failure, [text for text in messages.split("\0") if text]
+
+
+def _messages_of(work: Callable[[], list[str]]) -> tuple[bool, str]:
+    """Whether `work` raises an error, and its messages or that error as one text."""
+    try:
+        return False, "\0".join(work())
+    except Exception as problem:
+        return True, f"{type(problem).__name__}: {problem}"
 
 
 def _wait(pid: int, patience: float) -> str:

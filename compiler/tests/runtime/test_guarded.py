@@ -185,11 +185,14 @@ def test_a_process_of_its_own_survives_anything(kernel: Kernel, body: str, compl
 
 
 def test_an_error_in_a_process_of_its_own_is_told() -> None:
-    def fail(*_: object) -> list[str]:
-        raise ValueError("no such launch")
+    def fail(problem: BaseException) -> tuple[str, ...]:
+        def call(*_: object) -> list[str]:
+            raise problem
 
-    made = guarded.run(fail, Plan((), (Buffer("y", "f32", (5,), (1,)),), (), 0), [], [], patience=20)
-    assert made.complaints == ("it raised an error: ValueError: no such launch",)
+        return guarded.run(call, Plan((), (Buffer("y", "f32", (5,), (1,)),), (), 0), [], [], patience=20).complaints
+
+    assert fail(ValueError("no such launch")) == ("it raised an error: ValueError: no such launch",)
+    assert fail(SystemExit(0)) == ("it raised an error",)
 
 
 def test_an_interrupt_ends_the_process_of_a_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
