@@ -186,8 +186,7 @@ def execute_guarded(
     elif lowering.target.kind == "triton":
         call = triton.guarded_call(lowering, planned)
     else:
-        threads = 1 if patience else torch.get_num_threads()
-        call = guarded.entry(build_text(lowering, cache), planned.sizes, threads)
+        call = guarded.entry(build_text(lowering, cache), planned.sizes, 1 if patience else torch.get_num_threads())
     return guarded.run(call, planned, inputs, buffers.temporaries(lowering, sizes), runs, patience)
 
 
