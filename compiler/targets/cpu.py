@@ -135,7 +135,8 @@ def target(
     registers = 32 if feature == "avx512f" else 16
     rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in matmuls(dtype, vector // size, registers, feature)]
     rows += integer_dots(vector // 4, registers, feature)
-    rows += quads(vector // 4, registers, feature) if set(QUADS.get(vector, ("",))) <= set(features) else []
+    if vector in QUADS and set(QUADS[vector]) <= set(features):
+        rows += quads(vector // 4, registers, QUADS[vector][0])
     rows += pairs(vector // 4, registers) if set(PAIRS) <= set(features) else []
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows), costs=tuple(COSTS.items()))
 

@@ -1,4 +1,4 @@
-"""Products of bf16 by pairs along k: exact on small integers, inside their results, for all rests, on each machine."""
+"""Products of interleaved bf16 and int8: exact on small integers, inside results, for all rests, on each machine."""
 
 import shutil
 from pathlib import Path
