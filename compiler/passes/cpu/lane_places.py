@@ -66,8 +66,8 @@ def place(flat: Expr, lanes: Lanes, varies: Callable[[Expr], bool]) -> tuple[Exp
             if found is None:
                 return None
             part, more = found
-            if isinstance(more, k.Ramp) and more.start is const(0):
-                stride += factor * more.step
+            if isinstance(more, k.Ramp):
+                part, stride = part + more.start, stride + factor * more.step
             elif more is not None:
                 others.append(more if factor == 1 else op("mul", more, k.Broadcast(const(factor), lanes.width)))
         first = plus(first, times(linear(part), factor), 1)
