@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from compiler import frontend
 from compiler.backend import saved_order, saved_rows
 
 _aten = torch.ops.aten
@@ -54,7 +55,7 @@ def _decompose_log_softmax(node: Node) -> None:
     dtype = node.meta["val"].dtype
 
     def steps(x: Tensor) -> Tensor:
-        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        wide = frontend.widened(x)
         shifted = wide - wide.amax(dim, keepdim=True)  # type: ignore[arg-type]
         return (shifted - shifted.exp().sum(dim, keepdim=True).log()).to(dtype)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from compiler.frontend.types import widened
 from compiler.ir.dtype import f32, rounded
 
 
@@ -199,8 +200,7 @@ def _smooth_l1_backward(
 
 def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
     """Torch's definition rounds the threshold to the type of a 16-bit tensor, which `threshold` itself does not."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    return torch.where(wide <= threshold, 0, grad)
+    return torch.where(widened(x) <= threshold, 0, grad)
 
 
 def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:

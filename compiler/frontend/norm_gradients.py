@@ -12,14 +12,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from compiler.frontend.types import TORCH_HALVES
 
 # The argument that holds the mean, by op.
 MEANS = {
     "native_batch_norm_backward.default": "save_mean", "batch_norm_backward.default": "save_mean",
     "native_layer_norm_backward.default": "mean", "native_group_norm_backward.default": "mean",
 }  # fmt: skip
-_STORAGE_ONLY = (torch.bfloat16, torch.float16)
 
 
 def of_rounded_input(definition: Callable[..., Any], mean: str) -> Callable[..., Any]:
@@ -30,7 +29,7 @@ def of_rounded_input(definition: Callable[..., Any], mean: str) -> Callable[...,
     def with_rounded_input(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         x, saved = call.arguments["input"], call.arguments.get(mean)
-        if saved is not None and x.dtype in _STORAGE_ONLY and saved.dtype is x.dtype:
+        if saved is not None and x.dtype in TORCH_HALVES and saved.dtype is x.dtype:
             call.arguments["input"] = x.float().to(x.dtype)  # a conversion rounds
         return definition(*call.args, **call.kwargs)
 

@@ -8,7 +8,7 @@ import torch
 
 from compiler.errors import Unsupported
 from compiler.ir.aten import Type
-from compiler.ir.dtype import DTYPES, DType
+from compiler.ir.dtype import DTYPES, HALVES, DType
 from compiler.ir.expr import Expr, dim
 
 TORCH_DTYPES = {
@@ -17,10 +17,16 @@ TORCH_DTYPES = {
     "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
 }  # fmt: skip
 IR_DTYPES = {theirs: DTYPES[name] for name, theirs in TORCH_DTYPES.items()}
+TORCH_HALVES = frozenset(TORCH_DTYPES[dtype.name] for dtype in HALVES)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
     return TORCH_DTYPES[dtype.name]
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in the type in which it is computed with: f32 for floats of 16 bits."""
+    return x.float() if x.dtype in TORCH_HALVES else x
 
 
 def ir_dtype(dtype: torch.dtype) -> DType:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from compiler.frontend import widened
 from compiler.onnx.ops.row import Row, axis_of, row
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
@@ -120,7 +121,7 @@ def _layer_norm(
     if not any(outputs[1:]):
         return (normalized,)
     axes = list(range(first_dim, x.dim()))
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = widened(x)
     mean = wide.mean(axes, keepdim=True)
     return normalized, mean, torch.rsqrt((wide - mean).square().mean(axes, keepdim=True) + epsilon)
 

@@ -17,13 +17,21 @@ PAIRING = cpu.target((*cpu.AVX512.features, *cpu.PAIRS))
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 TEXT = """
-extern "C" void block(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k, long turned, long known) {
+template <typename E, typename C>
+static void block_of(const E* a, const E* b, C* c, long m, long n, long k, long turned, long known) {
   constexpr int NR = 2 * mlc_width<float>;
   const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
   if (known)
     mlc_interleaved_block<3, NR, 2, 5>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
   else
     mlc_interleaved_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+}
+extern "C" void block(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k, long turned, long known) {
+  block_of(a, b, c, m, n, k, turned, known);
+}
+extern "C" void bytes(
+    const signed char* a, const signed char* b, int* c, long m, long n, long k, long turned, long known) {
+  block_of(a, b, c, m, n, k, turned, known);
 }
 extern "C" void stored(
     const mlc_bf16* a, const mlc_bf16* b, mlc_bf16* c, long m, long n, long k, long turned, long known) {
@@ -33,15 +41,6 @@ extern "C" void stored(
     mlc_interleaved_block_store<3, NR, 2, 5, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
   else
     mlc_interleaved_block_store<3, NR, -1, -1, 805>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
-}
-extern "C" void bytes(
-    const signed char* a, const signed char* b, int* c, long m, long n, long k, long turned, long known) {
-  constexpr int NR = 2 * mlc_width<int>;
-  const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
-  if (known)
-    mlc_interleaved_block<3, NR, 2, 5>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
-  else
-    mlc_interleaved_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
 }
 extern "C" void dots(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k) {
   mlc_dot_block<3, 4, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
