@@ -284,10 +284,11 @@ class Writeback(Step):
     """Collect what the perfectly nested loops `loops` store to `buffer` in `tile` in shared memory first.
 
     The tile has the buffer's order of axes, and is copied to it by `how`, one of `tile.COPIES`. `swizzle` is the width
-    in bytes of the tile's swizzle, 0 for none.
+    in bytes of the tile's swizzle, 0 for none. With `initial`, a buffer of the same element type that `loops` load where
+    they store, the tile first receives that block, copied likewise at the start of the surrounding loop.
     """
 
-    makes = ("tile",)
+    makes, worded = ("tile",), ("width", "rounds", "initial")
     buffer: str
     tile: str
     loops: tuple[str, ...]
@@ -295,6 +296,7 @@ class Writeback(Step):
     swizzle: int = 0
     width: int = 0
     rounds: int = 0
+    initial: str = ""
 
 
 class LoadAhead(Step):

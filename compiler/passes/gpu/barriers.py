@@ -52,7 +52,8 @@ class _Context:
 
     Sets of buffers: all `tiles`; those `own` to a thread, or kept apart by a pipeline; those in `shared` memory that
     these threads may store to; those that each iteration of the loops around copies out (`copied_out`), for which the
-    next one waits. Rings pass the tiles `handed` from role to role, one slot at a time.
+    next one waits, before it has them `refilled` by the copy engine or before it stores to others. Rings pass the tiles
+    `handed` from role to role, one slot at a time.
     """
 
     kernel: str
@@ -63,6 +64,7 @@ class _Context:
     shared: frozenset[str]
     handed: frozenset[str]
     copied_out: frozenset[str] = NONE
+    refilled: frozenset[str] = NONE
     level: str = "block"
     preparing: bool = False
 
@@ -133,8 +135,10 @@ def _syncs_before(
     out: list[tile.Sync] = []
     if context.level == "block":
         changed = stored_buffers(s)
-        if changed & context.copied_out and not {STORED, BARRIER} <= set(existing):
+        if changed & (context.copied_out - context.refilled) and not {STORED, BARRIER} <= set(existing):
             out += [STORED, BARRIER]
+        if _refilled_tiles(s) & context.refilled and STORED not in existing:
+            out.append(STORED)  # the thread that has this copy made is the one that waits
         async_reads = _async_reads(s, context)
         if async_reads & pending.unfenced:
             out += [FENCE, BARRIER]
@@ -142,7 +146,7 @@ def _syncs_before(
         elif async_reads & pending.fenced:
             out.append(BARRIER)
         pending = replace(
-            pending.after("barrier") if out else pending, unfenced=pending.unfenced | changed & context.shared
+            pending.after("barrier") if BARRIER in out else pending, unfenced=pending.unfenced | changed & context.shared
         )
     if pending.between(_conflicting_uses(s, context)):
         out, pending = [*out, BARRIER], pending.after("barrier")
@@ -193,6 +197,11 @@ def _tiles_copied_out(f: tile.For, context: _Context) -> frozenset[str]:
     return frozenset(n.source.buffer for n in within(f.body, tile.Copy) if n.how == "tma") & context.shared
 
 
+def _refilled_tiles(s: Stmt) -> frozenset[str]:
+    """Tiles that the copy engine fills at the request of one of the computing threads."""
+    return frozenset(x.target.buffer for x in s.body if isinstance(x, tile.Copy)) if isinstance(s, One) else NONE
+
+
 def _sync_statement(s: Stmt, context: _Context, pending: Pending) -> tuple[Stmt, Pending]:
     match s:
         case If(_, body):
@@ -217,7 +226,9 @@ def _sync_statement(s: Stmt, context: _Context, pending: Pending) -> tuple[Stmt,
         case tile.For(bind=tile.Bind("votes")):  # a lane changes the same elements in each iteration
             return s, pending.add(accesses_of(s, context.own))
         case tile.For(extent=extent):
-            inside = replace(context, copied_out=context.copied_out | _tiles_copied_out(s, context))
+            copied_out = context.copied_out | _tiles_copied_out(s, context)
+            refilled = frozenset[str]().union(*map(_refilled_tiles, s.body)) & copied_out
+            inside = replace(context, copied_out=copied_out, refilled=context.refilled | refilled)
             return _sync_loop(s, inside, pending) if extent is not const(0) else (s, pending)
         case One(body=(_, tile.Copy() as copy)):
             return s, _sync_statement(copy, context, pending)[1]

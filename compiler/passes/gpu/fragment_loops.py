@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Expr, Var, both, const, loads, names, op, static
+from compiler.ir.expr import COMBINE, Expr, Load, Var, both, const, loads, names, op, static, substitute
 from compiler.ir.index import simplify
 from compiler.ir.launches import is_bound
 from compiler.ir.layout import Digit, Fragment
@@ -54,7 +54,10 @@ def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) ->
 
 
 def store_by_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
-    """Emit by stmatrix a loop that only computes a tile of 16-bit elements in shared memory; None for others."""
+    """Emit by stmatrix a loop that only computes a tile of 16-bit elements in shared memory; None for others.
+
+    The tile's rows are those of the fragment, or its columns. Elements that the loop replaces are loaded by ldmatrix.
+    """
     match f.body:
         case (
             tile.For(bind=tile.Bind(level="lanes"), kind="parallel", body=(*before, Store(op="set") as s)) as columns,
@@ -62,43 +65,74 @@ def store_by_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: S
             values = [x for x in before if isinstance(x, Let)]
         case _:
             return None
-    held = state.shared.get(s.buffer)
-    if held is None or held.tensor.dtype.bytes != 2 or s.index != (Var(f.var), Var(columns.var)):
+    held, axes = state.shared.get(s.buffer), (Var(f.var), Var(columns.var))
+    if held is None or held.tensor.dtype.bytes != 2 or set(s.index) != set(axes):
         return None
-    how = mma.match_ldmatrix(fragment, held.tensor.dtype)
-    loaded = [x for value in (*values, s) for x in loads(value)]
-    wide = any(len(x.index) > 1 and x.buffer not in state.facts.fragments for x in loaded) or len(values) < len(before)
-    if "stmatrix" not in state.facts.target.features or how is None or how[0] or wide or held.shape != fragment.shape:
+    layout = fragment if s.index == axes else _transposed(fragment)
+    if "stmatrix" not in state.facts.target.features or held.shape != layout.shape:
         return None
-    return _store_matrices(state, (f.var, columns.var), tuple(values), s, fragment, how[1], scope)
+    others = [x for value in (*values, s) for x in loads(value) if (x.buffer, x.index) != (s.buffer, s.index)]
+    wide = any(len(x.index) > 1 and x.buffer not in state.facts.fragments for x in others) or len(values) < len(before)
+    how = mma.match_ldmatrix(layout, held.tensor.dtype)
+    return None if wide or how is None else _store_matrices(state, axes, tuple(values), s, fragment, how, scope)
+
+
+def _transposed(fragment: Fragment) -> Fragment:
+    """The layout of the tile that has the fragment's columns as rows."""
+    threads, registers = (
+        tuple(Digit(d.extent, d.column, d.row) for d in digits) for digits in (fragment.threads, fragment.registers)
+    )
+    return Fragment((fragment.shape[1], fragment.shape[0]), threads, registers)
 
 
 def _store_matrices(
-    state: Emission, axes: tuple[str, str], values: tuple[Stmt, ...], s: Store, fragment: Fragment, digits: list[Digit],
-    scope: Scope,
+    state: Emission, axes: tuple[Var, Var], values: tuple[Stmt, ...], s: Store, fragment: Fragment,
+    how: tuple[bool, list[Digit]], scope: Scope,
 ) -> Body:  # fmt: skip
     """Compute as many registers as an instruction stores, then store them; `values` are what the stored value uses."""
-    dtype = state.facts.tiles[s.buffer].dtype
-    count, matrix, rest = mma.first_matrices(digits)
-    pack = fragment.registers[0]
+    dtype, turned = state.facts.tiles[s.buffer].dtype, s.index != axes
+    layout, suffix = (_transposed(fragment) if turned else fragment), "_transposed" if how[0] else ""
+    count, matrix, rest = mma.first_matrices(how[1])
+    pack = layout.registers[0]
     inner = scope.inner(level="thread")
     parts = [Digit(pack.extent, pack.row, pack.column), *matrix]
     own, others = (mma.digit_variables(state, some, inner) for some in (parts, rest))
-    row, column = mma.matrix_address(state, fragment, matrix, count)
+    row, column = mma.matrix_address(state, layout, matrix, count)
     down, across = mma.advance(const(0), const(0), rest, others)
-    whole = tile.Slice(s.buffer, (const(0), const(0)), fragment.shape)
+    whole = tile.Slice(s.buffer, (const(0), const(0)), layout.shape)
     to = mma.address(state, whole, row + down, column + across, inner)
-    down, across = mma.advance(down, across, parts, own)
+    place = mma.advance(down, across, parts, own)
     register, weight = mma.register_index(parts, own)
-    start = state.origin(fragment)
-    inner.part = Part(fragment, axes[0], down, axes[1], across)
-    inner.values[axes[0]] = simplify(start[0] + down, inner.ranges, index=True)
-    inner.values[axes[1]] = simplify(start[1] + across, inner.ranges, index=True)
+    down, across = reversed(place) if turned else place
+    inner.part = Part(fragment, axes[0].name, down, axes[1].name, across)
+    for axis, start, offset in zip(axes, state.origin(fragment), (down, across), strict=True):
+        inner.values[axis.name] = simplify(start + offset, inner.ranges, index=True)
+    load, declared, values, value = _loaded_matrices(state, s, values, (to, count, weight, suffix), register, inner)
     near = state.fresh(f"{s.buffer}_near")
-    made = sequence(state, values, inner)
-    made = mma.unrolled_loops(own, parts, [*made, k.Store(near, register, lowered(state, s.value, inner))])
-    call = k.Call("mlc_stmatrix", (count,), (to, k.Address(near, const(0))), (to.buffer,))
-    return mma.unrolled_loops(others, rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
+    made = [*declared, *sequence(state, values, inner)]
+    made = mma.unrolled_loops(own, parts, [*made, k.Store(near, register, lowered(state, value, inner))])
+    call = k.Call(f"mlc_stmatrix{suffix}", (count,), (to, k.Address(near, const(0))), (to.buffer,))
+    return mma.unrolled_loops(others, rest, [*load, k.Array(near, dtype, weight, "local", 16), *made, call])
+
+
+def _loaded_matrices(
+    state: Emission, s: Store, values: tuple[Stmt, ...], matrices: tuple[k.Address, int, int, str], register: Expr,
+    scope: Scope,
+) -> tuple[Body, Body, tuple[Stmt, ...], Expr]:  # fmt: skip
+    """The load of the elements that are replaced, the declaration of one, and the statements and value that use it."""
+    place, count, weight, suffix = matrices
+    element = Load(s.buffer, s.index, state.facts.tiles[s.buffer].dtype)
+    if all(element not in loads(x) for x in (*values, s)):
+        return [], [], values, s.value
+    before, name = (state.fresh(f"{s.buffer}_{word}") for word in ("before", "element"))
+    load = k.Call(f"mlc_ldmatrix{suffix}", (count,), (k.Address(before, const(0)), place), (before,))
+    var = Var(name, element.dtype)
+    scope.values[name] = var
+    (*values_with_element, store) = substitute((*values, s), {element: var})
+    assert isinstance(store, Store)
+    declared = k.Declare(name, Load(before, (register,), element.dtype))
+    return ([k.Array(before, element.dtype, weight, "local", 16), load], [declared], tuple(values_with_element),
+            store.value)  # fmt: skip
 
 
 def _has_rows_innermost(f: tile.For, scope: Scope) -> bool:

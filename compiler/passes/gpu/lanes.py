@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.analysis import access, nests
 from compiler.analysis.argmax import extreme, sought
@@ -197,7 +197,15 @@ def vector_loop(state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var
 def thread_body(
     state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
 ) -> ThreadBody:
-    """`vector_loop` in one of several `rounds`: arrays have room for all, and this round's part begins at `slot`."""
+    """`vector_loop` in one of several `rounds`: arrays have room for all, and this round's part begins at `slot`. A guard
+    that the elements share is around the loads and around the rest."""
+    match body:
+        case (If(cond, guarded),):
+            guard = uniform(lowered(state, cond, inner), lane, vector, inner.multiples)
+            if guard is not None:
+                share = thread_body(state, guarded, inner, lane, vector, slot, rounds)
+                made, rest = ([k.If(guard, tuple(some))] if some else [] for some in (share.loads, share.rest))
+                return replace(share, loads=made, rest=rest)
     inner.values["neighbour"] = lane
     found = adjacent_accesses(state, body, inner, lane, vector)
     row = _wide_row_copy(state, body, found, inner, lane, vector)

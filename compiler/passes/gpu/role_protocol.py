@@ -246,13 +246,14 @@ class _Simulation:
         if s not in self.uses:
             self.uses[s] = accesses_of(s, frozenset())
         writes = self.uses[s].writes & self.watched
-        reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it stored itself
+        for place in map(t.place, self.uses[s].reads & self.watched):
+            self.may_read(place, t)
+        reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it stores itself
         flying = is_asynchronous(self.target, s)
         if flying:
             t.flying.append([t.place(x) for x in reads])
             t.waited = False
         for place in map(t.place, reads):
-            self.may_read(place, t)
             who, when = t.happens()
             self.read.setdefault(place, {})[who] = when
             if not flying:

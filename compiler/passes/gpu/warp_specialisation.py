@@ -109,30 +109,36 @@ class _Roles:
     # ---- the threads that compute
 
     def computing(self, body: Body) -> Body:
-        """The statements of computing threads: all but the stages."""
+        """The statements of computing threads: all but the stages. They wait for a copy outside of pipelines before the
+        first statement that uses its target."""
         out: list[Stmt] = []
+        waits: dict[str, Body] = {}
         for s in body:
+            used = tile.buffers((s,))
+            for name in [name for name in waits if name in used]:
+                out += waits.pop(name)
             match s:
                 case tile.For() if stages.is_specialised(s):
                     out += self._compute_pipeline(s)
                 case tile.For(body=inner) | If(body=inner):
                     out.append(s.replace(body=self.computing(inner)))
                 case tile.Copy(target, _, "tma") if self._is_shared(target.buffer):
-                    out += self._awaited_copy(s)
+                    issued, waits[target.buffer] = self._awaited_copy(s)
+                    out += issued
                 case _:
                     out.append(s)
-        return tuple(out)
+        return (*out, *(s for wait in waits.values() for s in wait))
 
     def _is_shared(self, buffer: str) -> bool:
         return buffer in self.shared and self.shared[buffer].space == "shared"
 
-    def _awaited_copy(self, s: tile.Copy) -> Body:
-        """A copy outside of pipelines: one thread issues it, all wait until it has arrived."""
+    def _awaited_copy(self, s: tile.Copy) -> tuple[Body, Body]:
+        """A copy outside of pipelines that one thread issues, and the wait of all until it has arrived."""
         array, parity = fresh(f"{s.target.buffer}_here", self.taken), fresh("parity", self.taken)
         self.own.append(Ring("", parity, 1))
         here = Mbarrier(array, const(0))
         asked = One((Expect(here, self._bytes(s)), s.replace(full=here)))
-        return Mbarriers(array, 1, 1), asked, Wait(here, Var(parity)), Advance("", parity, 1)
+        return (Mbarriers(array, 1, 1), asked), (Wait(here, Var(parity)), Advance("", parity, 1))
 
     def _bytes(self, s: tile.Copy) -> int:
         """The bytes that a copy to shared memory transfers: whole boxes, even beyond the tensor's edge."""

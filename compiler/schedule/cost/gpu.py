@@ -214,7 +214,8 @@ def _epilogue_clocks(p: Matmul, b: Block, cluster: bool, target: Target) -> floa
     per_thread = m * n / threads / (b.parts if cluster else 1)
     divides = p.m % m == 0 and p.n % n == 0
     registers_ahead, has_all_ahead = matmul.epilogue_registers(p, b.row, (m, n), b.grid, b.parts, target)
-    loads_late = p.joined or (p.ahead and not has_all_ahead) or (any(p.vectors) and not registers_ahead)
+    ahead = matmul.ahead_bytes(p, b.row, b.parts)
+    loads_late = p.joined or (ahead and not has_all_ahead) or (any(p.vectors) and not registers_ahead)
     if not loads_late and (divides or b.parts == 1):
         return per_thread * c["store" if divides else "store.edge"]
     if not divides and (not loads_late or b.has_producers):

@@ -43,7 +43,8 @@ class Matmul:
     of `out_bytes` bytes, or 0. `read` are the bytes of both operands in memory, if elements are loaded repeatedly; 0
     for the bytes of a and b. If tiles are boxes of several loops, `loops` are the extents of the loops of m and n, and
     `near` says on which side neighbours are neighbours in the result. The epilogue can load `ahead` bytes per result,
-    and as many `vectors` along m and along n, before the sum; `joined` says that it loads others, too. `sectors` is the
+    and as many `vectors` along m and along n, before the sum; `joined` says that it loads others, too. A tile of the
+    result can start as an operand with `initial` bytes per result. `sectors` is the
     number of memory sectors per element that a warp stores if rows of the result are unaligned. A sum over boxes takes
     `step` elements of k at a time. A sum over a single loop whose operands are zero beyond its end may be `cut`
     anywhere.
@@ -68,6 +69,7 @@ class Matmul:
     ahead: int = 0
     cut: bool = False
     vectors: tuple[int, int] = (0, 0)
+    initial: int = 0
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
@@ -82,6 +84,16 @@ def result_bytes(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int,
         held = (tile[0] * tile[1] + ROW_PADDING * max(tile)) * p.acc_bytes
         return held if fits_cluster(parts, tile, target) else 0
     return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
+
+
+def has_initial(p: Matmul, row: Instruction, parts: int) -> bool:
+    """Whether the result's tile in shared memory starts as an operand of the epilogue."""
+    return p.initial > 0 and parts == 1 and row.a_space == "shared"
+
+
+def ahead_bytes(p: Matmul, row: Instruction, parts: int) -> int:
+    """Bytes per result of the epilogue's operands that may be loaded to registers before the sum."""
+    return p.ahead + (0 if has_initial(p, row, parts) else p.initial)
 
 
 def max_registers(threads: int, wide: bool, split: bool, target: Target) -> int:
@@ -130,7 +142,8 @@ def epilogue_registers(
     # loaded in pairs take a register each.
     vectors = m // 32 * p.vectors[0] + n // 4 * p.vectors[1]
     paired = p.across and p.m % tile[0] == 0 and p.n % tile[1] == 0
-    all_words = vectors + m * n // row.threads * (ceildiv(p.ahead, 2) if paired else p.ahead) // 2
+    ahead = ahead_bytes(p, row, parts)
+    all_words = vectors + m * n // row.threads * (ceildiv(ahead, 2) if paired else ahead) // 2
     free = max_registers(math.prod(grid) * row.threads, True, p.terms > 1, target) - registers(p, row, tile, grid)
     free -= WORKING_REGISTERS - OTHER_REGISTERS
     return (all_words, True) if all_words <= free else (vectors, False) if vectors <= free else (0, False)

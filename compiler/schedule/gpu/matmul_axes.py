@@ -88,11 +88,15 @@ class Result:
 
 @dataclass(frozen=True)
 class EpilogueOperand:
-    """A buffer that the epilogue combines with the result: a block of it per tile, or a vector along m or n only."""
+    """A buffer that the epilogue combines with the result: a block of it per tile, or a vector along m or n only.
+
+    A tile of the result may start as the block of an operand that is `initial`: same place, elements and sizes.
+    """
 
     buffer: str
     bytes: int
     along: tuple[bool, bool]  # m, n
+    initial: bool = False
 
     @property
     def is_block(self) -> bool:
@@ -119,6 +123,14 @@ class MatmulAxes:
     copied: tuple[int, ...] = ()  # bytes that each copy reads and writes
     read: int = 0  # bytes of both factors' buffers, if their elements are read repeatedly
     joined: tuple[EpilogueOperand, ...] = ()  # operands of the epilogue that can be loaded before the sum
+
+    @property
+    def initial(self) -> EpilogueOperand | None:
+        """The operand as whose block a tile of the result can start, if one can and the tensor copy stores the tile."""
+        r = self.result
+        if r is None or r.how != "tma" or not (r.m_ends and r.n_ends):
+            return None
+        return next((x for x in self.joined if x.initial), None)
 
 
 def candidate_matmuls(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
@@ -310,9 +322,8 @@ def epilogue_operands(
 ) -> Iterator[EpilogueOperand]:
     """Buffers that only the epilogue loads, each with one index, such that a tile needs a block or a vector of it."""
     found = list(dict.fromkeys(x for s in c.after for x in loads(s)))
-    others = {x.buffer for f in (c.left, c.right, c.first) for x in loads(f)} | {
-        s.buffer for s in c.after if isinstance(s, Store)
-    }
+    stores = [s for s in c.after if isinstance(s, Store)]
+    others = {x.buffer for f in (c.left, c.right, c.first) for x in loads(f)} | {s.buffer for s in stores}
     for x in found:
         is_only_load = [y.buffer for y in found].count(x.buffer) == 1 and x.buffer not in others and loads(x) == (x,)
         moved_parts = tuple(any(f.var in names(x) for f in part.loops) for part in (m, n))
@@ -323,7 +334,14 @@ def epilogue_operands(
             and parts
             and _ends_with_axes(x.buffer, x.index, parts, tensors, ranges)
         ):
-            yield EpilogueOperand(x.buffer, x.dtype.bytes, (moved_parts[0], moved_parts[1]))
+            initial = len(stores) == 1 and _is_same_place(x, stores[0], tensors)
+            yield EpilogueOperand(x.buffer, x.dtype.bytes, (moved_parts[0], moved_parts[1]), initial)
+
+
+def _is_same_place(x: Load, s: Store, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether elements lie in a buffer like the result where the result is stored, and a tensor map can describe it."""
+    source, target = tensors[x.buffer], tensors[s.buffer]
+    return (x.index, source.dtype, source.shape) == (s.index, target.dtype, target.shape) and even(source)
 
 
 def _store_variants(result: Result | None) -> Iterator[Result | None]:

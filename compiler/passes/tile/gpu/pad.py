@@ -65,7 +65,7 @@ def _pad_body(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
     guards = inside.guards
     only_read = inside.tensors.keys() - {n.buffer for n in within(body, Store)}
     match body:
-        case _ if any(within(body, Init)) and only_read >= {x.buffer for s in body for x in loads(s)}:
+        case _ if any(within(body, Init)) and only_read | tiles >= {x.buffer for s in body for x in loads(s)}:
             return _pad_row(step, body, inside)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
             moving = {n for i in index for n in names(i)}
@@ -73,7 +73,7 @@ def _pad_body(step: Pad, body: Body, inside: _Inside, tiles: Set[str]) -> Body:
             return _guard_body((s.replace(value=op("mul", *map(inside.factor, factors))),), asked)
         case (Accum(_, "sum", Op("mul", factors)) as s,):
             return (s.replace(value=op("mul", *map(inside.factor, factors))),)
-        case (Store(buffer, _, value, "set"),) if buffer in tiles and not loads(value):
+        case (Store(buffer, _, value, "set"),) if buffer in tiles and tiles >= {x.buffer for x in loads(value)}:
             return body
     return _guard_body(body, list(guards.values()))
 
@@ -144,6 +144,8 @@ class _Inside:
         if narrowed is not value:
             return cast(self.clipped(narrowed), value.dtype)
         load = value.then if isinstance(value, Select) and value.other is zero(value) else value
+        if isinstance(load, Load) and load.buffer not in self.tensors:  # a tile, which grows with the loops
+            return value
         if isinstance(load, Load):
             mine = [v for v in self.guards if v in names(load)]
             return guarded(value, [b for v in mine for b in self.within(load, v)])

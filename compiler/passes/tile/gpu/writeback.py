@@ -5,13 +5,13 @@ from __future__ import annotations
 from compiler.analysis.guarded_factors import at_least_zero, zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Var, both, loads, names, select, substitute
+from compiler.ir.expr import Expr, Load, Var, both, loads, names, select, substitute
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store, within
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import Body, constant_lengths, find_nest, ranges_of, tile_along
+from compiler.passes.tile.nests import Body, constant_lengths, find_input, find_nest, ranges_of, tile_along
 from compiler.schedule.steps import ScheduleError, Writeback
 
 
@@ -31,7 +31,13 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
                     out[i, j] = c[j] + b[i0 * 4 + i]
             copy(y[i0 * 4: +4, 0: +8], out[0: +4, 0: +8], "tma")
 
-    The copy drops what lies outside the buffer, so only loads keep their guards.
+    The copy drops what lies outside the buffer, so only loads keep their guards. With `initial="x"`, where the nest
+    loads x[i0 * 4 + i, j], the loop over i0 begins with
+
+            out = shared(f32[4, 8], swizzle=32)
+            copy(out[0: +4, 0: +8], x[i0 * 4: +4, 0: +8], "tma")
+
+    and the nest loads out[i, j] instead.
     """
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
@@ -57,12 +63,33 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
         raise ScheduleError(step, f"what is stored to {step.buffer} lies apart")
     held, whole = tile_along(step.tile, target.dtype, order, long)
     index = tuple(map(Var, order))
-    own = {n.tensor.name for n in within(kernel.body, tile.Alloc)}
+    own = {held.name, *(n.tensor.name for n in within(kernel.body, tile.Alloc))}
+    alloc = tile.Alloc(held, "shared", step.swizzle)
+    begin: Body = ()
+    if step.initial:
+        body = _load_from_tile(kernel, step, store, body, Load(held.name, index, held.dtype))
+        begin = (alloc, tile.Copy(whole, place.replace(buffer=step.initial), step.how, None, step.width, step.rounds))
     inner: Body = tuple(_guard_loads_only(s, guards, own) for s in body)
     inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
     copy = tile.Copy(place, whole, step.how, None, step.width, step.rounds)
-    made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
-    return kernel.replace(body=replaced(kernel.body, nest[0], made))
+    if not begin:
+        return kernel.replace(body=replaced(kernel.body, nest[0], (alloc, *wrap(nest, inner), copy)))
+    if not around:
+        raise ScheduleError(step, f"no loop is around {step.loops[0]}, at whose start {step.initial} could be copied")
+    made = (*begin, *replaced(around[-1].body, nest[0], (*wrap(nest, inner), copy)))
+    return kernel.replace(body=replaced(kernel.body, around[-1], (around[-1].replace(body=made),)))
+
+
+def _load_from_tile(kernel: Kernel, step: Writeback, store: Store, body: Body, element: Load) -> Body:
+    """The statements with the loads of `initial`, which are to be where the store is, replaced by `element`."""
+    initial = find_input(kernel, step, step.initial)
+    found = {n for s in body for n in loads(s) if n.buffer == step.initial}
+    if {n.index for n in found} != {store.index}:
+        raise ScheduleError(step, f"{step.loops[-1]} loads other elements of {step.initial} than it stores")
+    target = next(p for p in kernel.params if p.name == step.buffer)
+    if (initial.dtype, initial.shape) != (target.dtype, target.shape):
+        raise ScheduleError(step, f"{step.initial} and {step.buffer} differ in their elements or sizes")
+    return substitute(body, dict.fromkeys(found, element))
 
 
 def _guard_loads_only(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:

@@ -22,7 +22,15 @@ from compiler.schedule.contraction_nest import by_groups, recognise
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, fits_cluster
-from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, candidate_matmuls
+from compiler.schedule.gpu.matmul_axes import (
+    PIECES,
+    ROW,
+    Axis,
+    EpilogueOperand,
+    Factor,
+    MatmulAxes,
+    candidate_matmuls,
+)
 from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.name_suffixes import numbered
 from compiler.schedule.space.gpu.plan import lanes
@@ -138,8 +146,8 @@ def _matmul_sizes(p: MatmulAxes) -> Matmul:
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
         (p.m.near, p.n.near), bool(others), math.prod(p.k.box) if p.k.boxed else 0, _sectors_per_element(p),
-        sum(x.bytes for x in p.joined if x.is_block), len(p.k.loops) == 1 and not p.k.boxed,
-        (_count_vectors(p, (True, False)), _count_vectors(p, (False, True))),
+        sum(x.bytes for x in p.joined if x.is_block and x is not p.initial), len(p.k.loops) == 1 and not p.k.boxed,
+        (_count_vectors(p, (True, False)), _count_vectors(p, (False, True))), p.initial.bytes if p.initial else 0,
     )  # fmt: skip
 
 
@@ -223,6 +231,11 @@ class MatmulPlan:
         return Schedule(tuple(self.steps))
 
     @property
+    def initial(self) -> EpilogueOperand | None:
+        """The operand as whose block the tile of the result starts."""
+        return self.p.initial if self.t.row.function == FROM_SHARED and self.t.parts == 1 else None
+
+    @property
     def acc(self) -> str:
         return self.p.found.accumulator
 
@@ -234,7 +247,7 @@ class MatmulPlan:
     def load_ahead(self, nest: tuple[str, ...]) -> None:
         """Load operands of the epilogue before the sum, so that they arrive meanwhile."""
         for x in self.p.joined:
-            if x.is_block and not self.t.whole:
+            if (x.is_block and not self.t.whole) or x is self.initial:
                 continue
             tile = f"{x.buffer}_ahead"
             into = numbered(f"{tile}_at", sum(x.along))
@@ -286,13 +299,12 @@ class MatmulPlan:
             row = own
         each = row + column
         add(Collapse(row, column, each))
-        lane_args = lanes(t.threads, NEIGHBOURS if whole else 1)
-        if whole:
-            # A thread loads all partial results of its elements before it stores any.
-            nests = Distribute(split.total, (each,), (each,), "registers")
-            add(nests)
-            add(Reorder((partials, each)))
-            self.steps += [Bind(x, "lanes", lane_args) for x in (*nests.first, *nests.last)]
+        lane_args = lanes(t.threads, NEIGHBOURS if whole or inner.size % NEIGHBOURS == 0 else 1)
+        # A thread loads all partial results of its elements before it stores any.
+        nests = Distribute(split.total, (each,), (each,), "registers")
+        add(nests)
+        add(Reorder((partials, each)))
+        self.steps += [Bind(x, "lanes", lane_args) for x in (*nests.first, *nests.last)]
         self.steps += [Bind(each, "lanes", lane_args), Bind(partials, "unroll")]
         return [part]
 
@@ -365,7 +377,8 @@ class MatmulPlan:
             return
         if (r.m_ends or p.m.size % t.m == 0) and (r.n_ends or p.n.size % t.n == 0):
             swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)
-            self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle))
+            initial = self.initial.buffer if self.initial else ""
+            self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle, initial=initial))
 
     def multiply_tf32_halves(self, tile_a: str, tile_b: str) -> None:
         """Split both factors into two tf32 numbers: the right one in shared memory, the left one in registers, half a
