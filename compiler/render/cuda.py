@@ -46,7 +46,7 @@ HEADERS = {
     "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait wgmma_idle",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
-    "cluster": "cluster_barrier cluster_leave cluster_load cluster_get",
+    "cluster": "cluster_barrier cluster_leave cluster_load cluster_get cluster_get_where",
     "launch": "wait_dependencies",
 }
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}

@@ -261,6 +261,12 @@ if (t < 8) {
 }
 mlc_cluster_leave();
 """
+    half = np.where(np.arange(32) < 20, np.roll(x, -1, 0), 0)
+    where = body.replace("get<4>(theirs, s + t * 4, next)", "get_where<4>(theirs, s + t * 4, next, t < 5)")
+    yield handwritten(
+        "cluster_get_where", "cluster", where, ("cluster",), (("x", f32, x),), (("out", f32, half),), blocks=4,
+        cluster=(4, 1, 1),
+    )  # fmt: skip
     expected = np.roll(x, -1, 0)
     yield handwritten(
         "cluster_get", "cluster", body, ("cluster",), (("x", f32, x),), (("out", f32, expected),), blocks=4,

@@ -199,7 +199,8 @@ def _tiles_copied_out(f: tile.For, context: _Context) -> frozenset[str]:
 
 def _refilled_tiles(s: Stmt) -> frozenset[str]:
     """Tiles that the copy engine fills at the request of one of the computing threads."""
-    return frozenset(x.target.buffer for x in s.body if isinstance(x, tile.Copy)) if isinstance(s, One) else NONE
+    copies = s.body if isinstance(s, One) else (s,)
+    return frozenset(x.target.buffer for x in copies if isinstance(x, tile.Copy) and x.how == "tma")
 
 
 def _sync_statement(s: Stmt, context: _Context, pending: Pending) -> tuple[Stmt, Pending]:

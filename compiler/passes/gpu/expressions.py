@@ -136,7 +136,7 @@ def is_constant(state: Emission, buffer: str) -> bool:
 def yields_zero(state: Emission, buffer: str, scope: Scope) -> bool:
     """Whether a guarded load of a buffer yields zero where the guard fails."""
     once = buffer in state.facts.kernel.once or is_constant(state, buffer)
-    return once and not is_in_cluster_memory(state, buffer, scope)
+    return once or is_in_cluster_memory(state, buffer, scope)
 
 
 def thread_of(scope: Scope) -> Expr:

@@ -278,9 +278,10 @@ def _wide_load(
     """
     to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
     if is_in_cluster_memory(state, buffer, scope):
-        loads: Body = [
-            k.Call("mlc_cluster_get", (vector,), (to, *split_cluster_offset(state, source, scope)), (array,))
-        ]
+        place = (to, *split_cluster_offset(state, source, scope))
+        if guard is not None:
+            return [k.Call("mlc_cluster_get_where", (vector,), (*place, guard), (array,))]
+        loads: Body = [k.Call("mlc_cluster_get", (vector,), place, (array,))]
     elif guard is not None and yields_zero(state, buffer, scope):
         return [k.Call("mlc_load_where", (vector,), (to, source, guard), (array,))]
     elif buffer in state.facts.kernel.once:

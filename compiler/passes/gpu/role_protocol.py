@@ -246,9 +246,11 @@ class _Simulation:
         if s not in self.uses:
             self.uses[s] = accesses_of(s, frozenset())
         writes = self.uses[s].writes & self.watched
-        for place in map(t.place, self.uses[s].reads & self.watched):
-            self.may_read(place, t)
-        reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it stores itself
+        reads = self.uses[s].reads & self.watched
+        for place in map(t.place, reads):
+            if place[0] not in writes or self.is_filled(place):  # else each thread reads what it stored itself
+                self.may_read(place, t)
+        reads -= writes
         flying = is_asynchronous(self.target, s)
         if flying:
             t.flying.append([t.place(x) for x in reads])
@@ -262,6 +264,11 @@ class _Simulation:
             self.may_write(place, t)
             self.written[place] = t.happens()
             t.unfenced.add(place)
+
+    def is_filled(self, place: Place) -> bool:
+        """Whether the copy engine wrote the place last."""
+        who, _ = self.written.get(place, ("", 0))
+        return bool(who) and all(who != t.role.kind for t in self.threads)
 
     def may_read(self, place: Place, t: _RoleState) -> None:
         who, when = self.written.get(place, ("", 1))

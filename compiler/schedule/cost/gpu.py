@@ -65,6 +65,7 @@ class Work:
     start_clocks: float = 0.0
     epilogue_clocks: float = 0.0
     boxed_bytes: int = 0
+    copied_bytes: int = 0
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float], epilogue_clocks: float = 0.0) -> float:
@@ -119,6 +120,8 @@ def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Targe
         clocks = max(clocks, w.boxed_bytes / (c["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
         clocks += c["ticket.boxes" if w.boxed_bytes else "ticket"] + c["sum.byte"] * w.parts * w.tile
+    if "l2.all" in c:
+        clocks = smooth_max((clocks, w.copied_bytes / (c["l2.all"] * target.cores)), c.get("close.l2", BOUND_EXPONENT))
     return smooth_max((clocks, w.read_bytes / (c["dram"] * target.cores)), BOUND_EXPONENT)
 
 
@@ -183,6 +186,7 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
             start_clocks,
             epilogue,
             boxed_bytes,
+            tiles * steps * k * (m * p.a.bytes + n * p.b.bytes),
         )
         return kernel_clocks(work, step_of, target), target.cores * max_resident if persistent else 0
     cores = _usable_cores(target, parts, cluster)
@@ -206,13 +210,15 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
 def _epilogue_clocks(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     """Clocks of a thread's epilogue: its elements of a tile are combined with other operands and stored.
 
-    In a tile that crosses the result's edge every element has a predicate. The loads of one element's operands, or of
-    its partial sums, then wait for the store of the previous element, unless they were issued before the sum.
+    In a tile that crosses the result's edge every element has a predicate, or every vector of a partial sum, unless a
+    tensor copy stores the tile. The loads of one element's operands then wait for the store of the previous element,
+    unless they were issued before the sum.
     """
     c = costs(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     per_thread = m * n / threads / (b.parts if cluster else 1)
     divides = p.m % m == 0 and p.n % n == 0
+    divides = divides or (b.parts > 1 and (p.n if p.across else p.m) % matmul.NEIGHBOURS == 0)
     registers_ahead, has_all_ahead = matmul.epilogue_registers(p, b.row, (m, n), b.grid, b.parts, target)
     ahead = matmul.ahead_bytes(p, b.row, b.parts)
     loads_late = p.joined or (ahead and not has_all_ahead) or (any(p.vectors) and not registers_ahead)

@@ -15,6 +15,7 @@ Sizes = tuple[int, int, int]
 WARP = 32
 ROW_PADDING = 8  # elements of padding per row of the partial sums that blocks of a cluster exchange
 MOST_BLOCKS = 8  # of a cluster
+NEIGHBOURS = 4  # adjacent elements of a result that a thread combines (split-k)
 OTHER_REGISTERS = 40  # addresses, counters, and temporaries of the compiler
 WORKING_REGISTERS = 64  # registers of a computing thread in addition to its tiles
 KEPT, KEPT_PREPARING = 24, 56  # registers of a thread that only issues copies, and of one that prepares copied data

@@ -144,10 +144,11 @@ class _Inside:
         if narrowed is not value:
             return cast(self.clipped(narrowed), value.dtype)
         load = value.then if isinstance(value, Select) and value.other is zero(value) else value
-        if isinstance(load, Load) and load.buffer not in self.tensors:  # a tile, which grows with the loops
-            return value
         if isinstance(load, Load):
             mine = [v for v in self.guards if v in names(load)]
+            if load.buffer not in self.tensors:
+                # A thread does not wait for what it does not use: it could exit, and then the block that has the tile.
+                return guarded(value, [self.guards[v] for v in mine])
             return guarded(value, [b for v in mine for b in self.within(load, v)])
         return value.map(lambda x: self.clipped(x) if isinstance(x, Expr) else x)
 

@@ -61,7 +61,6 @@ COMPUTED_SLOWDOWN = 2.0  # slowdown if operands are computed instead of copied
 SHORT_RUN_SLOWDOWN = 3.0  # slowdown of single warps that copy and store short runs of a box: 3 to 5 on an H200
 GROUP = 8  # rows of blocks that advance through the columns together, so that their operands stay in L2
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
-NEIGHBOURS = 4  # adjacent elements of a result that a thread combines (split-k)
 SPLITTING_WARPS = 3  # warps that split a tile's elements into two tf32 numbers, besides the copying one
 
 
@@ -299,7 +298,7 @@ class MatmulPlan:
             row = own
         each = row + column
         add(Collapse(row, column, each))
-        lane_args = lanes(t.threads, NEIGHBOURS if whole or inner.size % NEIGHBOURS == 0 else 1)
+        lane_args = lanes(t.threads, matmul.NEIGHBOURS if whole or inner.size % matmul.NEIGHBOURS == 0 else 1)
         # A thread loads all partial results of its elements before it stores any.
         nests = Distribute(split.total, (each,), (each,), "registers")
         add(nests)
