@@ -495,27 +495,3 @@ def test_an_interrupt_while_compiling_leaves_nothing_half_done(cache: Path, tmp_
     assert (process.returncode, out, err) == (130, "", "mlcomp: interrupted\n")
     left = [path for path in cache.rglob("*") if path.is_file()]  # what was lowered, and is whole
     assert [(path.suffix, store.inspect(path)) for path in left] == [(".json", "intact")]
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "number"),
-    [
-        *[("tune", option, number) for option in ("--trials", "--redraw") for number in ("0", "-3")],
-        *[("tune", "--budget", number) for number in ("0", "nan")],
-        *[("explain", "--memory-limit", number) for number in ("0", "-1")],
-    ],
-)
-@pytest.mark.parametrize("program", [["mine.toml"], ["-c", SOFTMAX]])
-def test_limits_that_allow_nothing_are_refused(
-    program: list[str], command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([command, *program, option, number]) == 2
-    assert f"{option}: {number} is not a number above 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("option", "value"), [("--only", "N64"), ("--redraw", "2")])
-def test_options_of_shape_files_are_refused_with_an_expression(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["tune", "-c", SOFTMAX, option, value]) == 2
-    assert f"{option}: an expression has no benchmarks; name shape files" in capsys.readouterr().err
