@@ -23,6 +23,7 @@ BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
 BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
 REMARK = 100  # characters of a remark in a table
 OURS, EAGER, COMPILE, BASELINE = "ours", "eager", "compile", "baseline"  # contestants
+NOT_INSTALLED = "not installed on this machine"  # why a rival is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,8 @@ class RaceResult:
     """The result of a race: microseconds per call, the speedup over the fastest rival, raw samples in seconds.
 
     `over` has the speedup over each rival, `wall_us` the time of one call including the wait for the device, `cached`
-    the rivals that took compiled code from a cache, `skipped` the rivals left out and why, `message` reasons for doubt.
+    the rivals that took compiled code from a cache, `skipped` the rivals left out and why, which is NOT_INSTALLED for
+    backends that torch does not know here, `message` reasons for doubt.
     """
 
     verdict: str = "fail"

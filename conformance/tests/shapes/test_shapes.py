@@ -296,6 +296,8 @@ REFUSED = {
     "timeout = -1": (7, "-1 is not a number above 0"),
     'tolerance = { mode = "fixed", rtol = inf, atol = 0, reason = "x" }': (7, "inf is not a number of at least 0"),
     'perf = { vs = ["eagr"] }': (7, "'eagr' is not a system to time against; did you mean 'eager'?"),
+    'perf = { vs = ["Inducter"] }': (7, "'Inducter' is not a system to time against; did you mean 'inductor'?"),
+    'perf = { vs = [" "] }': (7, "' ' is not a system to time against; known are"),
     "dtypes = []": (7, "a list of dtypes is needed, not []"),
     "layouts = []": (7, "a list of layouts is needed, not []"),
     'combine = "pairs"': (7, "did you mean 'pairwise'?"),
