@@ -23,6 +23,7 @@ BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
 BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
 REMARK = 100  # characters of a remark in a table
 OURS, EAGER, COMPILE, BASELINE = "ours", "eager", "compile", "baseline"  # contestants
+NOT_INSTALLED = "not installed on this machine"  # why a rival is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,15 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class RunItem(Item):
-    """An item that ran; `first_loss` says how the process of a first try died, `reason` why a failure is expected."""
+    """An item that ran; `first_loss` says how the process of a first try died, `reason` why a failure is expected.
+
+    `is_ambiguous` says that another file of the run has a case of this name, so that tables show the file too.
+    """
 
     seconds: float = 0.0
     first_loss: str = ""
     reason: str = ""
+    is_ambiguous: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,7 @@ class Check(RunItem, CaseResult):
         "id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages", "seconds",
     )  # fmt: skip
     COLUMNS: ClassVar[Columns] = {
-        "case": lambda row: name(row), "verdict": "verdict", "first bad stage": "first_bad_stage",
+        "case": lambda row: shown_name(row), "verdict": "verdict", "first bad stage": "first_bad_stage",
         "pass": "first_bad_pass", "err/tol": lambda row: row.bad and row.bad.err_over_tol,
         "what": lambda row: remark((row.bad and row.bad.message) or row.detail),
     }  # fmt: skip
@@ -153,7 +158,8 @@ class RaceResult:
     """The result of a race: microseconds per call, the speedup over the fastest rival, raw samples in seconds.
 
     `over` has the speedup over each rival, `wall_us` the time of one call including the wait for the device, `cached`
-    the rivals that took compiled code from a cache, `skipped` the rivals left out and why, `message` reasons for doubt.
+    the rivals that took compiled code from a cache, `skipped` the rivals left out and why, which is NOT_INSTALLED for
+    backends that torch does not know here, `message` reasons for doubt.
     """
 
     verdict: str = "fail"
@@ -198,7 +204,7 @@ class Bench(RunItem, RaceResult):
         "wall_us", "digest", "compile_seconds",
     )  # fmt: skip
     COLUMNS: ClassVar[Columns] = {
-        "case": lambda row: name(row, bench=False), "ours us": "ours_us", "eager us": "eager_us",
+        "case": lambda row: shown_name(row, bench=False), "ours us": "ours_us", "eager us": "eager_us",
         "compile us": "compile_us", "speedup": "speedup",
         "interval": lambda row: row.ci and "{:.2f} … {:.2f}".format(*row.ci), "verdict": "verdict",
         "of roofline": lambda row: row.roofline and f"{row.roofline:.0%}",
@@ -207,7 +213,7 @@ class Bench(RunItem, RaceResult):
         "build s": "compile_seconds", "remark": lambda row: remark(row.detail),
     }  # fmt: skip
     BASELINE_COLUMNS: ClassVar[Columns] = {
-        "case": lambda row: name(row, bench=False), "verdict": lambda row: row.against.verdict or "new",
+        "case": lambda row: shown_name(row, bench=False), "verdict": lambda row: row.against.verdict or "new",
         "speedup": lambda row: row.against.speedup,
         "interval": lambda row: row.against.ci and "{:.3f} … {:.3f}".format(*row.against.ci),
         "would see": lambda row: row.against.least and f"+{row.against.least:.1%}",
@@ -374,6 +380,11 @@ def name(row: Item, *, bench: bool | None = None) -> str:
     is_bench = isinstance(row, Bench) if bench is None else bench
     words = (row.id.removesuffix("]"), row.target, *(["bench"] if is_bench else []))
     return "-".join(words) + ("]" if "[" in row.id else "")
+
+
+def shown_name(row: RunItem, *, bench: bool | None = None) -> str:
+    """Return the name of a row in tables, which has its file if another file has a case of this name."""
+    return (f"{row.file}::" if row.is_ambiguous else "") + name(row, bench=bench)
 
 
 def remark(text: str) -> str:

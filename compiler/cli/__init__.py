@@ -21,8 +21,9 @@ from compiler.runtime import detect
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in suite.COMMANDS:
-        return suite.run(suite.COMMANDS[words[0]][0], words[1:])
+    command, *rest = [word for word in words if word != "--debug"] or [""]
+    if command in suite.COMMANDS:  # these show the traceback of an unexpected error in any case
+        return suite.run(suite.COMMANDS[command][0], rest)
     parser = _parser()
     options = parser.parse_args(arguments)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.cli import model, suite
-from compiler.cli.sources import UsageError, expression_text, interruptible_import
+from compiler.cli.sources import UsageError, check_above_zero, expression_text, interruptible_import
 
 if TYPE_CHECKING:
     from compiler.pipeline import Lowering
@@ -26,6 +26,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def explain(options: argparse.Namespace) -> int:
+    check_above_zero("--memory-limit", options.memory_limit, "remove the option for no limit")
     if options.files:
         if options.code is not None or options.model is not None or options.verbose:
             raise UsageError("for shape files explain shows the memory of their benchmarks: remove -c, --model and -v")

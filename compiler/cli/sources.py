@@ -96,6 +96,12 @@ def add_shared(command: argparse.ArgumentParser, *names: str) -> None:
         command.add_argument(name, **_SHARED[name])
 
 
+def check_above_zero(option: str, number: int | None, remedy: str) -> None:
+    """Refuse a number of an option that is given and not above 0; `remedy` says what to do instead."""
+    if number is not None and number < 1:
+        raise UsageError(f"{option}: {number} is not a number above 0; {remedy}")
+
+
 def expression_text(options: argparse.Namespace) -> str:
     if options.code is None:
         raise UsageError('no program given; for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from compiler.cli import suite
-from compiler.cli.sources import UsageError, expression_text, interruptible_import
+from compiler.cli.sources import UsageError, check_above_zero, expression_text, interruptible_import
 
 EFFORTS = ("quick", "default", "full")
 STRATEGIES = ("random", "top", "local", "model", "tree")
@@ -63,12 +63,16 @@ def tune(options: argparse.Namespace) -> int:
         return 0
     if options.verify:
         return _verify(options.target or "cpu")
+    check_above_zero("--redraw", options.redraw, "remove the option to tune for the sizes of the files")
     try:
         effort = command.limits(options.effort, options.budget, options.trials)
     except ValueError as problem:
         raise UsageError(str(problem)) from None
     if options.files:
         return suite.run("conformance.bench.tuning", _suite_arguments(options))
+    for option in ("only", "redraw"):
+        if getattr(options, option) is not None:
+            raise UsageError(f"--{option}: an expression has no benchmarks; name shape files, or remove the option")
     report_progress = _print_progress if options.verbose else lambda _: None
     code = expression_text(options)
     request = command.Wish(effort, options.strategy or command.STRATEGY, options.seed, report_progress, code)

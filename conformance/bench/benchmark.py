@@ -223,6 +223,8 @@ def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Bui
     for name in dict.fromkeys((EAGER, *vs)):
         try:
             built[name] = build(name, subject.function, subject.inputs, settings.target)
+        except systems.NotInstalled:
+            skipped[name] = rows.NOT_INSTALLED
         except Exception as error:  # a rival may be any backend and raise anything
             skipped[name] = _one_line(error)
     against, stored_kernel = stored.contestant(settings.stored, built[OURS], subject.inputs)

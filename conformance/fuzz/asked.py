@@ -80,6 +80,8 @@ def read_options(count: object, only: object, what: object, corpus: object, *, h
     if not set(checks) & set(CHECKS):
         raise ValueError(f"--mlcomp-fuzz-what: {what} checks nothing; add {', '.join(CHECKS)}")
     if only is not None:
+        if beside := [name for name, value in (("", count), ("-corpus", corpus)) if value is not None]:
+            raise ValueError(f"--mlcomp-fuzz{beside[0]}: --mlcomp-fuzz-only runs one program alone; remove the option")
         if str(only).isdecimal():
             return FuzzRequest(range(int(str(only)), int(str(only)) + 1), None, checks)
         if (here / str(only)).is_file():

@@ -35,10 +35,14 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Family:
-    """The axes of one class: positions in each argument and in each result."""
+    """The axes of one class: positions in each argument and in each result.
+
+    `least` is the smallest length at which the program keeps its axes: `squeeze` drops those of length 1.
+    """
 
     arguments: Mapping[str, Dims]
     results: tuple[Dims, ...]
+    least: int = 1
 
 
 @dataclass
@@ -77,7 +81,10 @@ def families(traced: Traced) -> list[Family]:
     """Return the classes that are not mixed and have an argument's axis of more than one position."""
     classes = _Classes()
     dims: dict[Node, Any] = {}
+    squeezed: list[int] = []
     for node in traced.graph.graph.nodes:
+        if name_of(node) == "squeeze":
+            squeezed += _squeezed_axes(node, dims[node.args[0]])
         if node.op == "placeholder":
             dims[node] = classes.new_axes(shapes_of(node)[0])
         elif node.op == "call_function" and name_of(node) == "getitem":
@@ -99,6 +106,7 @@ def families(traced: Traced) -> list[Family]:
         Family(
             {arg: positions for arg, (axes, _) in inputs.items() if (positions := positions_of(axes, root))},
             tuple(positions_of(dims[node], root) for node in traced.results),
+            2 if root in map(classes.class_of, squeezed) else 1,
         )
         for root in sorted(roots - {MIXED})
     ]
@@ -162,6 +170,12 @@ def _reshape(classes: _Classes, axes: Dims, shape: Sequence[int], out: Sequence[
     after = [(_element_count(out[:k]), n) for k, n in enumerate(out)]
     classes.mix(axis for key, axis in before.items() if key not in after)
     return tuple(classes.new_axes([n])[0] if n == 1 else before.get((at, n), MIXED) for at, n in after)
+
+
+def _squeezed_axes(node: Node, axes: Dims) -> list[int]:
+    """Return the axes that a call of `squeeze` drops where their length is 1."""
+    named = arguments_of(node).get("dim", range(len(axes)))
+    return [axes[k] for k in ([named] if isinstance(named, int) else named) if axes]
 
 
 def _element_count(shape: Sequence[int]) -> int:

@@ -56,7 +56,7 @@ class Relation:
 
     def has_altered_length(self, k: int, y: Tensor) -> bool:
         """Return whether the axes of result k have the length of the altered arguments, including margins."""
-        return all(y.shape[axis] == len(self._picked) for axis in self.axes[k])
+        return all(axis < y.ndim and y.shape[axis] == len(self._picked) for axis in self.axes[k])
 
     @property
     def _picked(self) -> Sequence[int]:
@@ -83,14 +83,15 @@ def relations(program: Program) -> Iterator[Relation]:
     order = rng.sample(range(n), n)
     while order == [*range(n)]:  # the identity would check nothing
         rng.shuffle(order)
-    subset = sorted(rng.sample(range(n), rng.randint(1, n - 1)))
+    subset = sorted(rng.sample(range(n), rng.randint(min(family.least, n - 1), n - 1)))
     margin = [*range(n), *[-1] * rng.randint(1, 5)]
     rng.shuffle(margin)
     values = [x for node in trace.graph.graph.nodes if "val" in node.meta for x in values_of(node)]
     unit = max((oracle.UNIT[oracle.NAMES[x.dtype]] for x in values if x.is_floating_point()), default=0.0)
     chosen = [("order", order)]
     if rng.random() < RESIZED_SHARE:
-        chosen.append(rng.choice((("slice", subset), ("margin", margin))))
+        resized = rng.choice((("slice", subset), ("margin", margin)))
+        chosen += [resized] if len(resized[1]) >= family.least else []
     for kind, picked in chosen:
         altered = Altered({}, family.arguments, tuple(picked))
         yield Relation(kind, replace(program, altered=altered), zero, family.results, unit=unit)

@@ -35,6 +35,10 @@ ATTENTION = (
 )  # fmt: skip
 
 
+class NotInstalled(ValueError):
+    """torch knows no backend of this name."""
+
+
 class NotCompiled(Exception):
     """torch.compile never called the backend, so what ran was not that backend."""
 
@@ -135,7 +139,7 @@ def _build_through_torch(
     name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None
 ) -> BuiltFunction:
     if complaint := explain_unknown(name):
-        raise ValueError(complaint)
+        raise NotInstalled(complaint)
     # Inductor's pool of compile workers would run while contestants are timed.
     inductor.compile_threads = 1
     # By default Dynamo does not trace recurrent layers; the backend should get them.

@@ -123,11 +123,10 @@ def _bench(row: Bench, place: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _item(row: Check | Bench, place: tuple[int, int] | None) -> dict[str, Any]:
-    name = rows.name(row)
     return {
-        "key": f"{row.file}::{name}", "name": name, "id": row.id, "op": row.op, "suite": row.suite, "dtype": row.dtype,
-        "target": row.target, "verdict": row.verdict, "seconds": row.seconds, "command": row.command,
-        "loss": row.first_loss, "reason": row.reason, "texts": place,
+        "key": f"{row.file}::{rows.name(row)}", "name": rows.shown_name(row), "id": row.id, "op": row.op,
+        "suite": row.suite, "dtype": row.dtype, "target": row.target, "verdict": row.verdict, "seconds": row.seconds,
+        "command": row.command, "loss": row.first_loss, "reason": row.reason, "texts": place,
     }  # fmt: skip
 
 

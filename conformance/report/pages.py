@@ -3,6 +3,7 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -87,11 +88,11 @@ def _cases(cases: Sequence[Check]) -> list[str]:
     if fallbacks := tables.fallbacks(cases):
         lines += ["### Schedules given up", f"```\n{fallbacks}\n```"]
     if expected := [row for row in cases if row.verdict == "xfail"]:
-        body = [[rows.name(row), row.first_bad_stage, row.reason] for row in expected]
+        body = [[rows.shown_name(row), row.first_bad_stage, row.reason] for row in expected]
         lines += ["### Expected to fail", tables.table(body, ["case", "stage", "reason"])]
     if retried := [row for row in cases if row.first_loss and row.verdict not in BAD]:
         explanation = "Lost in a process that had run other cases, passed alone: a case before them may corrupt memory."
-        body = [[rows.name(row), row.first_loss] for row in retried]
+        body = [[rows.shown_name(row), row.first_loss] for row in retried]
         lines += ["### Lost once", explanation, tables.table(body, ["case", "the first time"])]
     return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
 
@@ -103,7 +104,13 @@ def _by_type(benches: Sequence[Bench]) -> str:
 
 def _resources(gates: Sequence[Gate]) -> list[str]:
     """Return the section on resources: maxima, the kernels with the most registers, and all complaints."""
-    kernels = [kernel for row in gates for kernel in row.kernels]
+    files = {(kernel.case, row.file) for row in gates for kernel in row.kernels}
+    number_of_files = Counter(case for case, _ in files)
+    kernels = [
+        replace(kernel, case=f"{row.file}::{kernel.case}") if number_of_files[kernel.case] > 1 else kernel
+        for row in gates
+        for kernel in row.kernels
+    ]
     hungriest = sorted(kernels, key=lambda kernel: -kernel.registers)[:MOST_LISTED]
     lines = ["## Resources", tables.resource_table(gates), tables.columns(hungriest, Kernel.COLUMNS)]
     wrong = [line for row in gates if row.verdict != "pass" for line in row.detail.splitlines()]
@@ -131,7 +138,7 @@ def _stage_figures(stages: Sequence[Stage]) -> list[Any]:
 
 
 def _closest(cases: Sequence[Check]) -> str:
-    errors = [(worst_error(row.stages) or 0.0, rows.name(row)) for row in cases if row.verdict == "pass"]
+    errors = [(worst_error(row.stages) or 0.0, rows.shown_name(row)) for row in cases if row.verdict == "pass"]
     return tables.table(
         [[name, error] for error, name in sorted(errors, reverse=True)[:MOST_LISTED]], ["case", "err/tol"]
     )

@@ -58,7 +58,9 @@ def bench(item: rows.Item, family: str, reply: Reply) -> rows.Bench:
     )
     cliff_texts = cliffs(result)
     remarks = [f"cliff: {text}" for text in cliff_texts] + [result.message]
-    remarks += [f"{name} left out: {why}" for name, why in result.skipped.items()]
+    for why in dict.fromkeys(result.skipped.values()):
+        names = ", ".join(name for name, reason in result.skipped.items() if reason == why)
+        remarks.append(f"{names} left out: {why}")
     remarks += [f"budget {rule.name} = {rule.limit:g} missed" for rule in row.missed]
     return replace(row, cliffs=cliff_texts, detail="; ".join(filter(None, remarks)))
 

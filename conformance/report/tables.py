@@ -97,7 +97,7 @@ def case_table(cases: Iterable[Check], style: str = "github", limit: int | None 
 
 def fallbacks(cases: Iterable[Check], limit: int | None = None) -> str:
     """Return a line for each kernel whose schedule could not be applied, so that a simpler one was used."""
-    lines = [f"{rows.name(row)}: {rows.remark(text)}" for row in cases for text in row.fallbacks]
+    lines = [f"{rows.shown_name(row)}: {rows.remark(text)}" for row in cases for text in row.fallbacks]
     if not lines:
         return ""
     more = [f"… and {len(lines) - limit} more"] if limit is not None and len(lines) > limit else []
@@ -112,7 +112,7 @@ def bench_table(benches: Iterable[Bench], style: str = "github", limit: int | No
 
 def cliff_table(benches: Iterable[Bench], style: str = "github") -> str:
     """Return a table of the cliffs."""
-    body = [[rows.name(row, bench=False), text] for row in benches for text in row.cliffs]
+    body = [[rows.shown_name(row, bench=False), text] for row in benches for text in row.cliffs]
     return table(body, ("case", "cliff"), style)
 
 

@@ -3,17 +3,20 @@
 import math
 import os
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import compiler
 from conformance import rows
 from conformance.report.environment import Environment
 from conformance.rows import BENCH_VERDICTS, OURS, Bench, Check, Gate, SelfTest
+
+T = TypeVar("T", Check, Bench)
 
 SCHEMA = 1
 
@@ -42,8 +45,8 @@ class Run:
         """Make a run from rows, sorted, since workers finish in any order and reports must not depend on it."""
         ordered = sorted(found, key=lambda row: [getattr(row, key, "") for key in ("file", "id", "target")])
         return cls(
-            cases=tuple(row for row in ordered if isinstance(row, Check)),
-            benches=tuple(row for row in ordered if isinstance(row, Bench)),
+            cases=_with_ambiguity([row for row in ordered if isinstance(row, Check)]),
+            benches=_with_ambiguity([row for row in ordered if isinstance(row, Bench)]),
             gates=tuple(row for row in ordered if isinstance(row, Gate)),
             selftest=next((row for row in ordered if isinstance(row, SelfTest)), None),
             **facts,
@@ -53,6 +56,14 @@ class Run:
     def all_rows(self) -> tuple[rows.Row, ...]:
         """All rows of the run."""
         return (*self.cases, *self.benches, *self.gates, *((self.selftest,) if self.selftest else ()))
+
+
+def _with_ambiguity(ran: Sequence[T]) -> tuple[T, ...]:
+    """Return the rows with `is_ambiguous` set where rows of several files have one name."""
+    files: dict[str, set[str]] = defaultdict(set)
+    for row in ran:
+        files[rows.name(row)].add(row.file)
+    return tuple(replace(row, is_ambiguous=len(files[rows.name(row)]) > 1) for row in ran)
 
 
 def measured(benches: Iterable[Bench]) -> list[Bench]:

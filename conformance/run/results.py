@@ -60,6 +60,7 @@ class Results:
         for row in self.run.benches:
             if row.verdict in rows.BENCH_VERDICTS:
                 add_to_pytest_benchmark(self.config, row)
+        self.notes += _uninstalled(self.run.benches)
         folder = self.settings.reports(str(self.run.env["device"]))
         is_stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
         if exitstatus not in COMPLETE or is_stopped:
@@ -155,3 +156,9 @@ def _of_another_torch(reporter: pytest.TerminalReporter) -> list[str]:
     """Return the reasons of cases skipped for another torch version, which pytest itself folds or hides."""
     reasons = (r.longrepr[2] for r in reporter.stats.get("skipped", ()) if isinstance(r.longrepr, tuple))
     return sorted({reason.removeprefix("Skipped: ") for reason in reasons if " needs torch " in reason})
+
+
+def _uninstalled(benches: Sequence[rows.Bench]) -> list[str]:
+    """Return a warning that names the rivals of benchmarks that are not installed; none if all are."""
+    names = sorted({name for row in benches for name, why in row.skipped.items() if why == rows.NOT_INSTALLED})
+    return [f"warning: {', '.join(names)} of `perf.vs`: {rows.NOT_INSTALLED}, so not timed against"] if names else []

@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ PARTIAL_FOLDER = ".last"  # folder of reports on a part of the suite, in place o
 # Options of pytest and its plugins that select items.
 SELECTING = (
     "keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "benchmark_only", "benchmark_skip",
+)  # fmt: skip
+# Options that only shape files have use for.
+OF_SHAPE_FILES = (
+    "stages", "tier", "bench", "redraw", "vs", "fail-on", "save-baseline", "baseline", "min-effect", "record",
+    "backend", "entry", "gate", "sanitizer",
 )  # fmt: skip
 # loadscope and similar modes hang forever after a worker dies, and put all cases of a file on one worker.
 DISTRIBUTIONS = ("no", "load", "worksteal")
@@ -132,14 +137,17 @@ def read(config: pytest.Config) -> Settings:
     timeout = option("timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
+    fuzz = _parse_fuzz(
+        [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir
+    )
+    databases = {word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None}
+    if (fuzz or databases) and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        _refuse_options_of_shape_files(option)
     report_option = option("report")
     backend, stages, timed = (
         _parse_backend(option("backend"), option("entry")),
         option("stages"),
         option("bench") != "off",
-    )
-    fuzz = _parse_fuzz(
-        [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")], config.invocation_params.dir
     )
     shard = _parse_shard(option("shard"))
     selects = stages is not None or bool(fuzz or shard or option("ops") or option("redraw")) or _selects_items(config)
@@ -154,7 +162,6 @@ def read(config: pytest.Config) -> Settings:
     all_stages = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
     if sanitizers:
         all_stages = (KINDS["cuda"],)
-    databases = {word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None}
     return Settings(
         targets=targets,
         stages=all_stages if stages is None else _parse_words("stages", stages, all_stages),
@@ -177,6 +184,15 @@ def read(config: pytest.Config) -> Settings:
         redraw=_parse_redraw(option("redraw"), timed),
         **{name: option(name) for name in ("tier", "bench", "selftest", "gate", "baseline", "runner", "record")},
     )
+
+
+def _refuse_options_of_shape_files(option: Callable[[str], Any]) -> None:
+    """Raise UsageError for an option that does nothing in a run without shape files."""
+    for name in OF_SHAPE_FILES:
+        if option(name.replace("-", "_")) not in (None, False, "smoke", "off", "export"):  # the defaults
+            raise pytest.UsageError(
+                f"--mlcomp-{name}: it does nothing in a run without shape files; name some, or remove the option"
+            )
 
 
 def _report_folder(config: pytest.Config, option: object) -> Path:

@@ -29,6 +29,7 @@ OPTIONS: Mapping[str, Mapping[str, Value]] = {
     "bool": {"p": 0.5},
     "choice": {"values": None},
 }
+WHOLE, FLAGS = frozenset({"below", "unique_along"}), frozenset({"descending", "negative", "wraps"})  # kinds of options
 FLOAT_ONLY = frozenset({"unit", "prob", "simplex", "big_offset", "denormal", "huge"})
 INDICES = frozenset({"index", "invalid_index"})
 _EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice", "bool"})
@@ -45,6 +46,12 @@ def fault(inputs: Mapping[str, Value]) -> tuple[str, str] | None:
     for key in known.keys() & {"mean", "std", "low", "high", "offset", "p"}:
         if isinstance(known[key], bool) or not isinstance(known[key], int | float) or not math.isfinite(known[key]):
             return key, f"{known[key]!r} is not a finite number"
+    for key in known.keys() & WHOLE:
+        if isinstance(known[key], bool) or not isinstance(known[key], int):
+            return key, f"{known[key]!r} is not a whole number"
+    for key in known.keys() & FLAGS:
+        if not isinstance(known[key], bool):
+            return key, f"{known[key]!r} is not true or false"
     if known.get("std", 1) <= 0:
         return "std", f"{known['std']} is not above 0; `choice` draws constants"
     if not 0 <= known.get("p", 0) <= 1:

@@ -20,6 +20,8 @@ Keys = tuple[str | int, ...]
 _WORD = r"(?:[\w-]+|\"[^\"]*\"|'[^']*')"
 _DOTTED = rf"{_WORD}(?:\s*\.\s*{_WORD})*"
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
+_BACKEND = re.compile(r"\w[\w.-]*")
+MISSPELLED = 0.8  # the likeness, in terms of difflib, from which on an unknown backend is taken for a known one
 _KEY = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
@@ -192,12 +194,17 @@ def optional_number(place: Place, value: Any, positive: bool = False) -> float |
 
 
 def contestants(place: Place, value: Any) -> tuple[str, ...]:
-    """Check that a value is a list of systems to time against, and return it."""
+    """Check that a value is a list of systems to time against, and return it.
+
+    A name that torch does not know may be a backend of another machine, unless it is close to one that torch knows.
+    """
     names = strings(place, value, "systems to time against")
     for name in names:
         if name not in RIVALS:  # only torch, which takes seconds to import, knows the names of its backends
             backends = importlib.import_module("torch._dynamo").list_backends(exclude_tags=None)
-            one_of(place, name, (*RIVALS, *backends), "a system to time against")
+            known = (*RIVALS, *backends)
+            if not _BACKEND.fullmatch(name) or difflib.get_close_matches(name.lower(), known, n=1, cutoff=MISSPELLED):
+                one_of(place, name, known, "a system to time against")
     return names
 
 

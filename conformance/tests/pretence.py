@@ -14,6 +14,7 @@ ROOT = Path(conformance.__file__).resolve().parent.parent
 FAKE = """
 import ctypes, os, subprocess, tempfile, time
 
+NOT_INSTALLED = "not installed on this machine"
 STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
 
 def check(case, options, tell):
@@ -67,7 +68,8 @@ def bench(case, options, quiet):
             "ci": [1.9 / factor, 2.1 / factor], "over": over, "verdict": "FASTER",
             "roofline": 0.5, "message": "",
             "budget": [{"name": "min_speedup", "limit": 1.5, "verdict": "missed" if factor > 1 else "met"}],
-            "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns",
+            "skipped": {"compile": "no compiler", **{vs: NOT_INSTALLED for vs in case["vs"] if vs[:4] == "else"}},
+            "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns",
             "source": "// add, for cpu\\n", "against": against}
 
 def fitness(options):

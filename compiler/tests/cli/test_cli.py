@@ -495,14 +495,3 @@ def test_an_interrupt_while_compiling_leaves_nothing_half_done(cache: Path, tmp_
     assert (process.returncode, out, err) == (130, "", "mlcomp: interrupted\n")
     left = [path for path in cache.rglob("*") if path.is_file()]  # what was lowered, and is whole
     assert [(path.suffix, store.inspect(path)) for path in left] == [(".json", "intact")]
-
-
-@pytest.mark.parametrize(
-    ("option", "number"), [("--trials", "0"), ("--trials", "-3"), ("--budget", "0"), ("--budget", "nan")]
-)
-@pytest.mark.parametrize("program", [["mine.toml"], ["-c", SOFTMAX]])
-def test_limits_that_allow_no_trial_are_refused(
-    program: list[str], option: str, number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["tune", *program, option, number]) == 2
-    assert f"{option}: {number} is not a number above 0" in capsys.readouterr().err

@@ -305,6 +305,11 @@ def test_an_unknown_system_is_named() -> None:
         systems.build("nonesuch", torch.relu, INPUTS, "cpu")
 
 
+def test_a_rival_that_is_not_installed_is_left_out() -> None:
+    contest = benchmark.assemble(subject(torch.relu), ("elsewhere",), Settings(), systems.build)
+    assert dict(contest.skipped) == {"elsewhere": "not installed on this machine"}
+
+
 def test_ours_leaves_nothing_to_eager() -> None:
     with pytest.raises(Exception, match=r"aten\._linalg_eigh"):
         systems.build_through_torch(systems.OURS, lambda x: torch.linalg.eigvalsh(x @ x.mT), INPUTS)

@@ -103,6 +103,41 @@ def test_a_result_whose_size_the_program_names_breaks_no_relation(monkeypatch: p
     assert check.first_broken_relation(drawn, function(drawn), "cpu") is None, SEED
 
 
+@pytest.mark.parametrize("call", ["squeeze()", "squeeze(-2)", "squeeze((0, 1))", "unsqueeze(0).squeeze()"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_an_axis_that_squeeze_would_drop_keeps_two_positions(
+    call: str, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relations, "RESIZED_SHARE", 1.0)
+    drawn = program(f"t0 = x0.exp().{call}", "t1 = t0.sum(1)", args=(Arg("x0", (n, 6), "f32"),))
+    kinds: Counter[str] = Counter()
+    for index in range(60):
+        made = replace(drawn, index=index)
+        before = relations.run(function(made), made, "cpu")
+        for one in relations.relations(made):
+            kinds[one.kind] += 1
+            said = relations.violation(one, before, relations.run(function(one.program), one.program, "cpu"))
+            assert not said, (SEED, index, one.kind, said)
+    assert kinds.keys() == {"order", "margin"} | ({"slice"} if n > 2 else set()), (SEED, kinds)
+
+
+def test_a_result_with_fewer_axes_violates_a_relation(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = program("t0 = x0.exp()")
+    part = replace(drawn, altered=Altered({}, {"x0": (0,)}, (3,)))
+    claimed = relations.Relation("slice", part, (0, 0), ((0,), (0,)), unit=1e-7)
+    call = function(drawn)
+    for lose in (torch.squeeze, torch.sum):
+        said = relations.violation(
+            claimed,
+            relations.run(call, drawn, "cpu"),
+            relations.run(lambda x, lose=lose: lose(call(x)) if len(x) == 1 else call(x), part, "cpu"),
+        )
+        assert said == f"result 0 has shape {[6] if lose is torch.squeeze else []}", SEED
+    monkeypatch.setattr(check, "relations_of", lambda drawn: [claimed])
+    found = check.first_broken_relation(drawn, lambda x: call(x).squeeze() if len(x) > 1 else call(x).sum(), "cpu")
+    assert found is not None and (found.kind, found.message) == ("slice", "result 0 has shape []"), SEED
+
+
 def test_altered_data_lie_as_those_drawn() -> None:
     for layout in ("transposed(0,1)", "strided(-1,2)"):
         drawn = program("t0 = x0.amax(1)", args=(replace(SQUARE, layout=layout),))

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from conformance import rows
 from conformance.isolation.executor import Reply, Status
-from conformance.report import environment, pages, replies, tables, writer
+from conformance.report import environment, html, pages, replies, tables, writer
 from conformance.rows import (
     Alarm,
     Bench,
@@ -31,7 +31,7 @@ from conformance.rows import (
     Speedup,
     Stage,
 )
-from conformance.run import progress
+from conformance.run import progress, regressions
 from conformance.shapes.cases import Case, Xfail
 
 ALARM = Alarm(target="cpu", stage=None, case="a[f32]", message="no")
@@ -251,6 +251,23 @@ def gate() -> Gate:
         complaints=("spills",),
     )  # fmt: skip
     return Gate(file="shapes/mine.toml", verdict="fail", detail="spills", cases=1, kernels=(kernel,), seconds=1.5)
+
+
+def test_tables_have_the_file_of_a_name_that_two_files_have() -> None:
+    files = ("mine.toml", "yours.toml")
+    failed = [dataclasses.replace(check("same", "fail"), file=file) for file in files]
+    timed = [dataclasses.replace(bench("same", 2.0), file=file) for file in files]
+    compiled = [dataclasses.replace(gate(), file=file) for file in files]
+    facts = {"env": ENV, "seconds": 12.5, "tier": "smoke", "seed": 7}
+    found: list[rows.Row] = [*failed, check("other", "fail"), *timed, bench("other", 2.0), *compiled]
+    made = writer.Run.from_rows(found, **facts)
+    for text in (pages.summary(made), pages.speedup(made), tables.terminal(made), regressions.page(made, "main", [])):
+        named = [word for word in text.split() if "same[" in word or "other[" in word]
+        assert {word.partition("same[")[0] for word in named if "same[" in word} == {f"{file}::" for file in files}
+        assert all(word.startswith("other[") for word in named if "other[" in word)
+    assert all(f"{file}::a[f32]" in pages.summary(made) for file in files)
+    assert [html._case(row, None)["name"].partition("same")[0] for row in made.cases[::2]] == [f"{f}::" for f in files]
+    assert "::" not in pages.speedup(writer.Run.from_rows([failed[0], timed[1], bench("other", 2.0)], **facts))
 
 
 def test_run_json_keeps_its_keys() -> None:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conformance.tests.pretence import PERF, case, mlcomp, shape_file
+from conformance.tests.pretence import PERF, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]
 
@@ -112,3 +112,13 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_rivals_of_other_machines_are_named_once(box: pytest.Pytester) -> None:
+    timed = "perf = { dims = [{ N = 64 }, { N = 65 }], vs = ['elsewhere', 'else'] }"
+    shape_file(box, case("fine", timed), case("last", timed))
+    result = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "--mlcomp-tier", "full")
+    assert result.ret == pytest.ExitCode.OK
+    warning = "warning: else, elsewhere of `perf.vs`: not installed on this machine, so not timed against"
+    assert result.outlines.count(warning) == 1
+    assert "elsewhere, else left out: not installed on this machine" in report(box, "speedup.md")
