@@ -49,7 +49,8 @@ class Step:
 class Work:
     """A kernel of `blocks` blocks with `steps` pipeline iterations each, `resident` on a multiprocessor at once.
 
-    At least `read_bytes` come from memory, `boxed_bytes` are copied as boxes of several axes. `parts` blocks share a
+    At least `read_bytes` come from memory, `copied_bytes` are copied to shared memory, `boxed_bytes` as boxes of
+    several axes. `parts` blocks share a
     tile of `tile` bytes (split-k), in a `cluster` or through memory. `persistent` blocks compute tile after tile.
     Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
     """
@@ -120,8 +121,7 @@ def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Targe
         clocks = max(clocks, w.boxed_bytes / (c["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
         clocks += c["ticket.boxes" if w.boxed_bytes else "ticket"] + c["sum.byte"] * w.parts * w.tile
-    if "l2.all" in c:
-        clocks = smooth_max((clocks, w.copied_bytes / (c["l2.all"] * target.cores)), c.get("close.l2", BOUND_EXPONENT))
+    clocks = smooth_max((clocks, w.copied_bytes / (c["l2.all"] * target.cores)), c["close.all"])
     return smooth_max((clocks, w.read_bytes / (c["dram"] * target.cores)), BOUND_EXPONENT)
 
 
