@@ -14,13 +14,14 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from compiler.errors import InvalidData
 from compiler.runtime import launcher
@@ -208,12 +209,11 @@ def _write_complaints(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[st
     """Complaints about forbidden and missing writes."""
     data, first = memory.data, memory.output_copies[0]
     copies = (region for row in memory.output_copies for region in row)
-    yield from _forbidden_writes(
-        before, data, memory.regions, {*memory.targets, *memory.scratch, memory.arena, *copies}
-    )
+    elements = {region: _element_bytes(b) for region, b in zip(memory.targets, plan.outputs, strict=True)}
+    yield from _forbidden_writes(before, data, memory.regions, {*memory.scratch, memory.arena, *copies}, elements)
     yield from (f"{region.name} was not left zero" for region in memory.zeroed if _region_bytes(data, region).any())
-    for b, region in zip(plan.outputs, first, strict=True):
-        if b.dtype == "bool" and (_region_bytes(data, region) > 1).any():
+    for b, region, target in zip(plan.outputs, first, memory.targets, strict=True):
+        if b.dtype == "bool" and (_region_bytes(data, region)[elements[target]] > 1).any():
             yield f"an element of {b.name} was never written"
 
 
@@ -266,17 +266,36 @@ def _tensor(data: Bytes, region: _Region, b: Buffer) -> torch.Tensor:
     return flat.as_strided(b.shape, b.stride)
 
 
-def _forbidden_writes(before: Bytes, after: Bytes, regions: Sequence[_Region], writable: set[_Region]) -> list[str]:
-    """A complaint about the first write outside of the `writable` buffers, if any."""
+def _element_bytes(b: Buffer) -> npt.NDArray[np.bool_]:
+    """For each byte of a buffer, whether it is part of an element: its elements may lie apart."""
+    flat = np.zeros(size(b), np.bool_)
+    step = DTYPES[b.dtype].itemsize
+    if flat.size:
+        as_strided(flat, (*b.shape, step), (*(n * step for n in b.stride), 1))[...] = True
+    return flat
+
+
+def _forbidden_writes(
+    before: Bytes,
+    after: Bytes,
+    regions: Sequence[_Region],
+    writable: set[_Region],
+    elements: Mapping[_Region, npt.NDArray[np.bool_]],
+) -> list[str]:
+    """A complaint about the first write outside of the `writable` buffers and the `elements` of outputs, if any."""
     different = before != after
     for region in writable:
         _region_bytes(different, region)[:] = False
+    for region, is_element in elements.items():
+        _region_bytes(different, region)[is_element] = False
     if not different.any():
         return []
     position = int(np.argmax(different))
     for region in regions:
         if region.start <= position < region.start + region.size:
-            return [f"input {region.name} was changed, {position - region.start} bytes into it"]
+            inside = f"{position - region.start} bytes into it"
+            gap = f"memory was written between the elements of {region.name}, {inside}"
+            return [gap if region in elements else f"input {region.name} was changed, {inside}"]
     nearest = min((p for p in regions if p.name), key=lambda p: max(p.start - position, position - p.start - p.size))
     side = (
         f"{nearest.start - position} bytes before"
