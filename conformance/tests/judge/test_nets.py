@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,3 +190,10 @@ def test_a_bound_finds_what_no_other_does(
     assert not verdict.ok and said in verdict.message
     monkeypatch.setattr(verdicts, name, value)
     assert oracle.judge(result, bound, "f32").ok
+
+
+def test_signalling_nans_are_judged_without_a_warning() -> None:
+    signalling = np.array([0x7F800001] + [0] * 5, np.uint32).view(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "element [0] is nan" in oracle.judge(signalling, BOUND, "f32").message
