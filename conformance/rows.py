@@ -267,6 +267,7 @@ class Gate:
 # The nets that catch miscompiles, by the words of their messages; the first that a message has counts.
 NETS = (
     ("check mode of the emulator", ("kernel.cu",)),
+    ("closed pages", ("beside pages that may not",)),
     ("guard zones", ("memory was written", "was changed, ")),
     ("elements not written", ("never written", "before it is written", "before its first write", "was not left zero")),
     ("accesses out of bounds", ("out of bounds", ", which has ")),

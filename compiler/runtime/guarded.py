@@ -2,7 +2,8 @@
 
 All buffers lie between guard zones in one piece of memory, which read as NaN or as large integers (`_zone_element`).
 Outputs and temporaries start poisoned, except those that the plan requires to be zero. Nothing is reset between runs.
-The last run has its temporaries at the offsets in the plan.
+The last run has its temporaries at the offsets in the plan. A further run may have its inputs beside closed pages
+(`edges`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from compiler.errors import InvalidData
-from compiler.runtime import launcher
+from compiler.runtime import edges, launcher
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
 from compiler.runtime.memory import ALIGNMENT
 
@@ -38,8 +39,9 @@ NAN_BYTE = 0xFF  # a NaN in every floating type
 POISON_BYTE = 0x7F  # for integers and bools; no valid bool has this byte
 INVALID = str(InvalidData())
 RAISED = "it raised an error"
+EDGE_PATIENCE = 60.0  # time limit in seconds of the run with closed pages
 MAX_MESSAGE = 1 << 16  # the most bytes of messages from the forked process
-Bytes = npt.NDArray[np.uint8]
+Bytes = edges.Bytes
 # (memory, offset of each buffer in it, number of the run) -> its own complaints
 Call = Callable[[Bytes, Sequence[int], int], Sequence[str]]
 
@@ -113,6 +115,11 @@ def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
     return call
 
 
+def entries(path: Path, sizes: Sequence[int], patience: float) -> tuple[Call, Call]:
+    """The entry of a shared object for `run` with this patience, and the same without threads."""
+    return entry(path, sizes, 1 if patience else torch.get_num_threads()), entry(path, sizes)
+
+
 @dataclass(frozen=True)
 class _Memory:
     """One piece of memory with all buffers of a program and, for each run, copies of its outputs (`output_copies`).
@@ -130,6 +137,7 @@ class _Memory:
     output_copies: Sequence[Sequence[_Region]]
     packed: Sequence[int]
     zeroed: Sequence[_Region]
+    slots: Sequence[edges.Slot]
 
     @property
     def separate(self) -> list[int]:
@@ -143,8 +151,11 @@ def run(
     temps: Sequence[Buffer],
     runs: int = 3,
     patience: float = 0.0,
+    unthreaded: Call | None = None,
 ) -> Outcome:
     """Run the program `runs` times; with `patience`, in a forked process with a timeout of that many seconds.
+
+    If nothing is wrong, it is also run by `unthreaded`, which uses no threads, in a forked process with closed pages.
 
     `inputs` are all inputs of the plan, including constants. This process survives any crash of a kernel in a fork,
     where kernels must not use threads.
@@ -172,7 +183,18 @@ def run(
         for a, b in zip(output_copies[0], row, strict=True)
     )
     outputs = tuple(_tensor(data, region, b) for region, b in zip(output_copies[0], plan.outputs, strict=True))
-    return Outcome(outputs, (*dict.fromkeys(messages), *_write_complaints(before, memory, plan)), same)
+    found = (*dict.fromkeys(messages), *_write_complaints(before, memory, plan))
+    if unthreaded is not None and not found:
+        found = _edge_complaints(unthreaded, memory, patience or EDGE_PATIENCE)
+    return Outcome(outputs, found, same)
+
+
+def _edge_complaints(call: Call, memory: _Memory, patience: float) -> tuple[str, ...]:
+    """Complaints about accesses outside of inputs and writes to them, whatever the values."""
+    others = [*(region.start for region in memory.targets), *memory.separate]
+    inputs = [_region_bytes(memory.data, region) for region in memory.sources]
+    failure, messages = _run_forked(lambda: edges.run(call, memory.data, memory.slots, inputs, others), patience)
+    return (edges.CRASHED + failure,) if failure else tuple(messages)
 
 
 def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
@@ -188,7 +210,8 @@ def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[
     ]
     arena = layout.add_region("the arena of temporaries", plan.arena, "f32")
     output_copies = [[layout.add_region("", size(b), b.dtype) for b in plan.outputs] for _ in range(runs)]
-    data = np.frombuffer(mmap.mmap(-1, layout.end), np.uint8)  # shared with a forked process
+    slots, end = edges.slots(layout.end, [region.size for region in sources])
+    data = np.frombuffer(mmap.mmap(-1, end), np.uint8)  # shared with a forked process
     data[:] = NAN_BYTE
     for region in layout.regions:
         for start in (region.start - GUARD, region.start + region.size):
@@ -202,7 +225,7 @@ def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[
     zeroed = [region for separate, start in zeros for region in (separate, replace(separate, start=start))]
     for region in zeroed:
         _region_bytes(data, region)[:] = 0
-    return _Memory(data, layout.regions, sources, targets, scratch, arena, output_copies, packed, zeroed)
+    return _Memory(data, layout.regions, sources, targets, scratch, arena, output_copies, packed, zeroed, slots)
 
 
 def _write_complaints(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str]:

@@ -90,15 +90,18 @@ FAULTS = (
     Fault("temporaries in one place", "arena", KEPT, (RUNS,), ALL, temporaries=(0, 0)),
     Fault("an input taken for aligned", "alignment", ALIGNED + COPY, (guarded.INVALID, VALUES), misaligned=True),
 )
-# What guarded runs cannot see. Checks of indices in earlier stages and the verifiers of IRs catch such programs, but
-# not a renderer's own mistakes of this kind.
-UNSEEN = (
-    Fault("integers read behind an input, times zero", "", ROW + "y[i] = x[i] + 0 * x[n + i];", (), INTEGERS),
+# What only a run with read-only inputs beside closed pages finds.
+AT_EDGES = (
+    Fault("an integer behind an input, times zero", "", ROW + "y[i] = x[i] + 0 * *(volatile T*)(x + n);", (), INTEGERS),
+    Fault("an integer before an input, times zero", "", ROW + "y[i] = x[i] + 0 * *(volatile T*)(x - 1);", (), INTEGERS),
+    Fault("read behind an input and dropped", "", COPY + "(void)*(volatile T*)(x + n);", (), ALL),
     Fault("an element of an input written as it is", "", COPY + "*(volatile T*)(x + 1) = x[1];", (), ALL),
 )
 
 
-def run(fault: Fault, dtype: str, draw: random.Random, cache: Path, runs: int = 3) -> tuple[str, ...]:
+def run(
+    fault: Fault, dtype: str, draw: random.Random, cache: Path, runs: int = 3, edges: bool = False
+) -> tuple[str, ...]:
     """Run the body of a fault on random data, and return the findings."""
     count = draw.randrange(3, 60)
     text = TEXT.replace("TYPE", C_TYPES[dtype]).replace("COUNT", str(count)).replace("BODY", fault.body)
@@ -112,7 +115,8 @@ def run(fault: Fault, dtype: str, draw: random.Random, cache: Path, runs: int = 
     plan = Plan((Buffer("x", dtype, (count,), step),), (Buffer("y", dtype, (count,), step),), fault.temporaries, 8192,
                 zeros=fault.zeros)  # fmt: skip
     temps = [Buffer(name, dtype, (count,), (1,)) for name in "tu"]
-    return findings(guarded.run(guarded.entry(path), plan, [x], temps, runs), x)
+    call = guarded.entry(path)
+    return findings(guarded.run(call, plan, [x], temps, runs, unthreaded=call if edges else None), x)
 
 
 def findings(outcome: Outcome, right: torch.Tensor) -> tuple[str, ...]:
@@ -186,8 +190,16 @@ def test_a_fault_is_found_by_its_net_alone(fault: Fault, seed: int, cache: Path,
         assert unseen == (), f"seed {seed}, {dtype}: without {fault.net} it is found by another net: {unseen}"
 
 
-@pytest.mark.parametrize("fault", UNSEEN, ids=[fault.name for fault in UNSEEN])
-def test_what_a_guarded_run_does_not_see(fault: Fault, seed: int, cache: Path) -> None:
+@pytest.mark.parametrize("fault", AT_EDGES, ids=[fault.name for fault in AT_EDGES])
+def test_closed_pages_find_what_no_value_tells(fault: Fault, seed: int, cache: Path) -> None:
     draw = random.Random(seed)
     for dtype in draw.sample(fault.dtypes, 2):
+        (found,) = run(fault, dtype, draw, cache, edges=True)
+        assert found == "with its inputs read-only and beside pages that may not be accessed, it died of SIGSEGV", seed
         assert run(fault, dtype, draw, cache) == (), (seed, dtype)
+
+
+def test_a_right_kernel_passes_beside_closed_pages(seed: int, cache: Path) -> None:
+    draw = random.Random(seed)
+    for dtype in ALL:
+        assert run(Fault("", "", COPY, ()), dtype, draw, cache, edges=True) == (), (seed, dtype)

@@ -108,17 +108,23 @@ FAULTS = (
         lambda patch: patch.setattr(subject.Truth, "judge", _right),
     ),
     Fault(
-        "guard zones", "a loop runs past the end", case("x + 1", shape=(1, 256)),
-        replaced("render", (r"(?<= < 256)(?=;)", " + 64")), "cpp", "memory was written 0 bytes behind",
+        "guard zones", "an element is stored behind the output", case("x + 1"),
+        replaced("render", (r"(?=return 0;)", "add[165] = 1.0f; ")), "cpp", "memory was written 0 bytes behind",
         lambda patch: patch.setattr(guarded, "_forbidden_writes", lambda *_: []), NATIVE,
+    ),
+    Fault(
+        "closed pages", "what lies behind an input is read and dropped", case("x + 1"),
+        replaced("render", (r"(?=return 0;)", "(void)*(volatile float*)(x + 165); ")), "cpp",
+        "beside pages that may not be accessed, it died of SIGSEGV",
+        lambda patch: patch.setattr(guarded, "_edge_complaints", lambda *_: ()), NATIVE,
     ),
     Fault(
         "repeated runs", "later runs differ", case("x + 1"), replaced("render", *LEFT_OVER), "cpp",
         "3 runs on the same inputs gave different results", lambda patch: patch.setattr(ladder, "RUNS", 1), NATIVE,
     ),
     Fault(
-        "refusals", "no index is checked", case("x[torch.tensor([0, 7])]", raises="IndexError"),
-        replaced("render", (r"if \(mlc_any_outside\(.*\)\) return mlc_fail\(failed\);", "")), "cpp",
+        "refusals", "a wrong index ends a kernel without a word", case("x[torch.tensor([0, 7])]", raises="IndexError"),
+        replaced("render", (r"return mlc_fail\(failed\);", "return;")), "cpp",
         "found nothing wrong with the data, and should raise IndexError", options=NATIVE,
         off=lambda patch: patch.setattr(ladder, "_refusal_complaint", lambda *_: ""),
     ),
