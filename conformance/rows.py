@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -269,6 +270,21 @@ class Gate:
     seconds: float = 0.0
 
 
+# The nets that catch miscompiles, by the words of their messages; the first that a message has counts.
+NETS = (
+    ("check mode of the emulator", ("kernel.cu",)),
+    ("closed pages", ("beside pages that may not",)),
+    ("guard zones", ("memory was written", "was changed, ")),
+    ("elements not written", ("never written", "before it is written", "before its first write", "was not left zero")),
+    ("accesses out of bounds", ("out of bounds", ", which has ")),
+    ("repeated runs", ("gave different results",)),
+    ("algebra in f64", (", in f64",)),
+    ("values", (" wrong", ", expected ")),
+    ("lost process", ("it died of", "it did not end")),
+    ("checks of the data", ("out of range",)),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlantedMutant:
     """A planted miscompile, whether the checks caught it, and how."""
@@ -281,6 +297,11 @@ class PlantedMutant:
     mutation: str
     caught: bool
     how: str
+
+    @property
+    def net(self) -> str:
+        """The net that caught it; "another" if its message is unknown."""
+        return next((net for net, said in NETS if any(words in self.how for words in said)), "another")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +332,11 @@ class SelfTest:
     @property
     def caught(self) -> int:
         return sum(row.caught for row in self.rows)
+
+    @property
+    def nets(self) -> dict[str, int]:
+        """How many each net has caught, most first."""
+        return dict(Counter(row.net for row in self.rows if row.caught).most_common())
 
     @property
     def false_alarms(self) -> int:

@@ -178,7 +178,7 @@ def execute_guarded(
     for tools such as compute-sanitizer.
     """
     sizes = buffers.sizes_of(lowering, inputs)
-    planned = buffers.plan(lowering, sizes)
+    planned, unthreaded = buffers.plan(lowering, sizes), None
     if lowering.target.kind == "cuda":
         inputs = gpu_programs.aligned(inputs)
         emulate = emulate or bool(patience)
@@ -186,8 +186,8 @@ def execute_guarded(
     elif lowering.target.kind == "triton":
         call = triton.guarded_call(lowering, planned)
     else:
-        call = guarded.entry(build_text(lowering, cache), planned.sizes, 1 if patience else torch.get_num_threads())
-    return guarded.run(call, planned, inputs, buffers.temporaries(lowering, sizes), runs, patience)
+        call, unthreaded = guarded.entries(build_text(lowering, cache), planned.sizes, patience)
+    return guarded.run(call, planned, inputs, buffers.temporaries(lowering, sizes), runs, patience, unthreaded)
 
 
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

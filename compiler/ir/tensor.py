@@ -225,8 +225,12 @@ def span(t: Tensor) -> int:
 
 
 def verify_params(where: str, params: Iterable[Tensor], buffers: Mapping[str, Tensor]) -> None:
-    """Check that no parameter exceeds the buffer of its name; raises ValueError naming it."""
+    """Check that each parameter occurs once and does not exceed the buffer of its name; raises ValueError naming it."""
+    names: set[str] = set()
     for p in params:
+        if p.name in names:
+            raise ValueError(f"{where}: {p.name} is a parameter twice")
+        names.add(p.name)
         buffer = buffers.get(p.name)
         if buffer is None or buffer is p:
             continue

@@ -2,7 +2,8 @@
 
 All buffers lie between guard zones in one piece of memory, which read as NaN or as large integers (`_zone_element`).
 Outputs and temporaries start poisoned, except those that the plan requires to be zero. Nothing is reset between runs.
-The last run has its temporaries at the offsets in the plan.
+The last run has its temporaries at the offsets in the plan. A further run may have its inputs beside closed pages
+(`edges`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from compiler.errors import InvalidData
-from compiler.runtime import launcher
+from compiler.runtime import edges, launcher
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
 from compiler.runtime.memory import ALIGNMENT
 
@@ -37,8 +39,9 @@ NAN_BYTE = 0xFF  # a NaN in every floating type
 POISON_BYTE = 0x7F  # for integers and bools; no valid bool has this byte
 INVALID = str(InvalidData())
 RAISED = "it raised an error"
+EDGE_PATIENCE = 60.0  # time limit in seconds of the run with closed pages
 MAX_MESSAGE = 1 << 16  # the most bytes of messages from the forked process
-Bytes = npt.NDArray[np.uint8]
+Bytes = edges.Bytes
 # (memory, offset of each buffer in it, number of the run) -> its own complaints
 Call = Callable[[Bytes, Sequence[int], int], Sequence[str]]
 
@@ -112,6 +115,11 @@ def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
     return call
 
 
+def entries(path: Path, sizes: Sequence[int], patience: float) -> tuple[Call, Call]:
+    """The entry of a shared object for `run` with this patience, and the same without threads."""
+    return entry(path, sizes, 1 if patience else torch.get_num_threads()), entry(path, sizes)
+
+
 @dataclass(frozen=True)
 class _Memory:
     """One piece of memory with all buffers of a program and, for each run, copies of its outputs (`output_copies`).
@@ -129,6 +137,7 @@ class _Memory:
     output_copies: Sequence[Sequence[_Region]]
     packed: Sequence[int]
     zeroed: Sequence[_Region]
+    slots: Sequence[edges.Slot]
 
     @property
     def separate(self) -> list[int]:
@@ -142,8 +151,11 @@ def run(
     temps: Sequence[Buffer],
     runs: int = 3,
     patience: float = 0.0,
+    unthreaded: Call | None = None,
 ) -> Outcome:
     """Run the program `runs` times; with `patience`, in a forked process with a timeout of that many seconds.
+
+    If nothing is wrong, it is also run by `unthreaded`, which uses no threads, in a forked process with closed pages.
 
     `inputs` are all inputs of the plan, including constants. This process survives any crash of a kernel in a fork,
     where kernels must not use threads.
@@ -171,7 +183,18 @@ def run(
         for a, b in zip(output_copies[0], row, strict=True)
     )
     outputs = tuple(_tensor(data, region, b) for region, b in zip(output_copies[0], plan.outputs, strict=True))
-    return Outcome(outputs, (*dict.fromkeys(messages), *_write_complaints(before, memory, plan)), same)
+    found = (*dict.fromkeys(messages), *_write_complaints(before, memory, plan))
+    if unthreaded is not None and not found:
+        found = _edge_complaints(unthreaded, memory, patience or EDGE_PATIENCE)
+    return Outcome(outputs, found, same)
+
+
+def _edge_complaints(call: Call, memory: _Memory, patience: float) -> tuple[str, ...]:
+    """Complaints about accesses outside of inputs and writes to them, whatever the values."""
+    others = [*(region.start for region in memory.targets), *memory.separate]
+    inputs = [_region_bytes(memory.data, region) for region in memory.sources]
+    failure, messages = _run_forked(lambda: edges.run(call, memory.data, memory.slots, inputs, others), patience)
+    return (edges.CRASHED + failure,) if failure else tuple(messages)
 
 
 def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
@@ -187,7 +210,8 @@ def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[
     ]
     arena = layout.add_region("the arena of temporaries", plan.arena, "f32")
     output_copies = [[layout.add_region("", size(b), b.dtype) for b in plan.outputs] for _ in range(runs)]
-    data = np.frombuffer(mmap.mmap(-1, layout.end), np.uint8)  # shared with a forked process
+    slots, end = edges.slots(layout.end, [region.size for region in sources])
+    data = np.frombuffer(mmap.mmap(-1, end), np.uint8)  # shared with a forked process
     data[:] = NAN_BYTE
     for region in layout.regions:
         for start in (region.start - GUARD, region.start + region.size):
@@ -201,19 +225,18 @@ def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[
     zeroed = [region for separate, start in zeros for region in (separate, replace(separate, start=start))]
     for region in zeroed:
         _region_bytes(data, region)[:] = 0
-    return _Memory(data, layout.regions, sources, targets, scratch, arena, output_copies, packed, zeroed)
+    return _Memory(data, layout.regions, sources, targets, scratch, arena, output_copies, packed, zeroed, slots)
 
 
 def _write_complaints(before: Bytes, memory: _Memory, plan: Plan) -> Iterator[str]:
     """Complaints about forbidden and missing writes."""
     data, first = memory.data, memory.output_copies[0]
     copies = (region for row in memory.output_copies for region in row)
-    yield from _forbidden_writes(
-        before, data, memory.regions, {*memory.targets, *memory.scratch, memory.arena, *copies}
-    )
+    elements = {region: _element_bytes(b) for region, b in zip(memory.targets, plan.outputs, strict=True)}
+    yield from _forbidden_writes(before, data, memory.regions, {*memory.scratch, memory.arena, *copies}, elements)
     yield from (f"{region.name} was not left zero" for region in memory.zeroed if _region_bytes(data, region).any())
-    for b, region in zip(plan.outputs, first, strict=True):
-        if b.dtype == "bool" and (_region_bytes(data, region) > 1).any():
+    for b, region, target in zip(plan.outputs, first, memory.targets, strict=True):
+        if b.dtype == "bool" and (_region_bytes(data, region)[elements[target]] > 1).any():
             yield f"an element of {b.name} was never written"
 
 
@@ -266,17 +289,36 @@ def _tensor(data: Bytes, region: _Region, b: Buffer) -> torch.Tensor:
     return flat.as_strided(b.shape, b.stride)
 
 
-def _forbidden_writes(before: Bytes, after: Bytes, regions: Sequence[_Region], writable: set[_Region]) -> list[str]:
-    """A complaint about the first write outside of the `writable` buffers, if any."""
+def _element_bytes(b: Buffer) -> npt.NDArray[np.bool_]:
+    """For each byte of a buffer, whether it is part of an element: its elements may lie apart."""
+    flat = np.zeros(size(b), np.bool_)
+    step = DTYPES[b.dtype].itemsize
+    if flat.size:
+        as_strided(flat, (*b.shape, step), (*(n * step for n in b.stride), 1))[...] = True
+    return flat
+
+
+def _forbidden_writes(
+    before: Bytes,
+    after: Bytes,
+    regions: Sequence[_Region],
+    writable: set[_Region],
+    elements: Mapping[_Region, npt.NDArray[np.bool_]],
+) -> list[str]:
+    """A complaint about the first write outside of the `writable` buffers and the `elements` of outputs, if any."""
     different = before != after
     for region in writable:
         _region_bytes(different, region)[:] = False
+    for region, is_element in elements.items():
+        _region_bytes(different, region)[is_element] = False
     if not different.any():
         return []
     position = int(np.argmax(different))
     for region in regions:
         if region.start <= position < region.start + region.size:
-            return [f"input {region.name} was changed, {position - region.start} bytes into it"]
+            inside = f"{position - region.start} bytes into it"
+            gap = f"memory was written between the elements of {region.name}, {inside}"
+            return [gap if region in elements else f"input {region.name} was changed, {inside}"]
     nearest = min((p for p in regions if p.name), key=lambda p: max(p.start - position, position - p.start - p.size))
     side = (
         f"{nearest.start - position} bytes before"

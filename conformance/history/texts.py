@@ -36,17 +36,16 @@ HEADERS = "headers"  # key, in place of a case, of the headers of a kind of targ
 
 
 def case_texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each target with the text of a case, or with the error message if the case is not lowered."""
+    """Yield each target with the text of a case, or with the error message if the case is not captured or lowered."""
     from conformance.judge import subject  # noqa: PLC0415 - imports torch, which reading records does not need
 
+    names = [name for name in targets if runs_on(case, name)]
     try:
         program = subject.prepare(case, SEED, blank=True).program
-    except Exception as error:  # torch's error for a case that it cannot capture is recorded, too
-        yield "capture", f"{type(error).__name__}: {error}"
+    except Exception as error:  # under the keys of its texts, so that a case that can no longer be captured differs
+        yield from ((name, f"{type(error).__name__}: {error}") for name in names)
         return
-    for name in targets:
-        if not runs_on(case, name):
-            continue
+    for name in names:
         target = compiler.target(name)
         if hasattr(compiler, "forget_kernels"):  # some revisions lack it
             compiler.forget_kernels()

@@ -72,9 +72,12 @@ def judge(prepared: Subject, backend: str, target: str, seed: int) -> rows.Stage
 def _judge_calls(prepared: Subject, backend: str, seed: int) -> Verdict:
     """Return the worst verdict of LEAST_CALLS calls, at every size of a dynamic case, and of one in used storage."""
     settings = tampering.current_settings()
+    tensors = (*_copy_tensors(prepared.arguments), *prepared.captured.constants.values())
+    copies, arguments = _copy_tensors(tensors), tensors[: len(prepared.arguments)]
     built = systems.build_through_torch(
-        backend, prepared.original_function, _copy_tensors(prepared.arguments), subject.dynamic_shapes(prepared.case)
+        backend, prepared.original_function, arguments, subject.dynamic_shapes(prepared.case)
     )
+    _require_unwritten(prepared, tensors, copies, "compiling it")
     _require_settings(settings, "compiling it")
     equations = compiler.eager_equations(prepared.program)
     graphs = systems.graph_count()
@@ -180,10 +183,7 @@ def _judge_call(
     for n, y in enumerate(outputs):
         if type(y) not in RESULT_TYPES:
             raise WrongCall(_failure(f"{name}: output {n} is a {type(y).__name__}, which may put off its work"))
-    for n, (x, copy) in enumerate(zip((*point.arguments, *weights), copies, strict=True)):
-        if n not in point.mutated and not _is_identical(x, copy):
-            tensor_name = f"argument {n}" if n < len(point.arguments) else f"weight {n - len(point.arguments)}"
-            raise WrongCall(_failure(f"{name}: {tensor_name} was written to"))
+    _require_unwritten(point, (*point.arguments, *weights), copies, name)
     verdict = _judge_outputs(unmodified, equations, outputs)
     if not verdict.ok:
         raise WrongCall(replace(verdict, message=f"{name}: {verdict.message}"))
@@ -196,6 +196,14 @@ def _judge_call(
     owned = outputs[: len(outputs) - len(point.mutated)]
     earlier.append(CallResults(name, owned, tuple(y.clone() for y in owned)))
     return verdict
+
+
+def _require_unwritten(point: Subject, tensors: Tensors, copies: Tensors, name: str) -> None:
+    """Raise WrongCall if an argument that the case does not mutate, or a weight, differs from its copy."""
+    for n, (x, copy) in enumerate(zip(tensors, copies, strict=True)):
+        if n not in point.mutated and not _is_identical(x, copy):
+            tensor_name = f"argument {n}" if n < len(point.arguments) else f"weight {n - len(point.arguments)}"
+            raise WrongCall(_failure(f"{name}: {tensor_name} was written to"))
 
 
 def _judge_outputs(point: Subject, equations: Any, outputs: Tensors) -> Verdict:

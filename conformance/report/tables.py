@@ -65,10 +65,11 @@ def terminal(run: Run) -> str:
 
 
 def selftest(row: rows.SelfTest, style: str = "simple") -> str:
-    """Return the counts of the self-test, and a table of the miscompiles that were not caught."""
+    """Return the counts of the self-test and of each net, and a table of the miscompiles that were not caught."""
     share = f" ({row.caught / row.planted:.1%})" if row.planted else ""
     text = f"self-test: {row.caught} of {row.planted} planted miscompiles caught{share}, "
     text += f"{row.false_alarms} false alarms"
+    text += "".join(f"\ncaught by {net}: {count}" for net, count in row.nets.items())
     missed = columns([mutant for mutant in row.rows if not mutant.caught], rows.PlantedMutant.COLUMNS, style)
     return f"{text}\n\nnot caught:\n\n{missed}" if missed else text
 

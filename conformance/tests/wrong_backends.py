@@ -105,6 +105,38 @@ def _writes_to_input(position: int) -> Callable[[], Call]:
     return make
 
 
+def _writes_a_little(to_weight: bool, at: int) -> Callable[[], Call]:
+    """One call changes an element of a weight or of another input by as little as there is."""
+
+    def make() -> Call:
+        calls = 0
+
+        def call(right: Call, x: Tensors) -> Tensors:
+            nonlocal calls
+            calls += 1
+            made = tuple(right(*x))
+            for t in [t for t in x if isinstance(t, torch.nn.Parameter) == to_weight and calls == at][:1]:
+                first = t.data.view(-1)[:1]
+                first.copy_(torch.nextafter(first, first + 1))
+            return made
+
+        return call
+
+    return make
+
+
+def _hands_out_input_later() -> Call:
+    """Inputs are results from the third call on."""
+    calls = 0
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        nonlocal calls
+        calls += 1
+        return tuple(right(*x)) if calls <= 2 else x
+
+    return call
+
+
 def _stores_in_input() -> Call:
     """The memory of the last input is taken for the first result."""
 
@@ -350,6 +382,7 @@ KINDS: dict[str, Callable[[], Call]] = {
     "last input written to": _writes_to_input(9),
     "result stored in an input": _stores_in_input,
     "input handed out as result": lambda: lambda right, x: x,
+    "input handed out later": _hands_out_input_later,
     "wrong when large": _large_only,
     "stale tail": _stale_tail,
     "raises later": _raises_later,
@@ -364,6 +397,12 @@ KINDS: dict[str, Callable[[], Call]] = {
     "wrong at size 1": _wrong_at_size(1),
     "wrong at size 0": _wrong_at_size(0),
     "clock replaced": _faster_clock,
+    "comparison replaced": _careless(lambda: setattr(torch, "allclose", lambda *_, **__: True)),
+    "weight written to at first": _writes_a_little(to_weight=True, at=1),
+    "weight written to": _writes_a_little(to_weight=True, at=3),
+    "input written to": _writes_a_little(to_weight=False, at=3),
+    "number of threads changed": _careless(lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+    "compiled again": _careless(lambda: torch._dynamo.reset_code_caches()),
     "random numbers drawn": _careless(lambda: torch.rand(())),
     "denormals flushed for all": _careless(lambda: torch.set_flush_denormal(True)),
     "default dtype changed": _careless(lambda: torch.set_default_dtype(torch.float64)),

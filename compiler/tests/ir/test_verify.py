@@ -112,6 +112,14 @@ def test_no_kernel_sees_more_of_a_buffer_than_there_is(seen: str, said: str) -> 
         IRS["loop"].verify(IRS["loop"].parse(VIEW.format(seen)))
 
 
+@pytest.mark.parametrize("ir", ["loop", "tile", "kernel"])
+def test_a_buffer_is_a_parameter_once(ir: str) -> None:
+    text = VIEW.format("f32[4, 6]").replace("view(x, f32[4, 6])", "x, x")
+    text = text.replace("kernel(", "function(") if ir == "kernel" else text
+    with pytest.raises(ValueError, match="k: x is a parameter twice"):
+        IRS[ir].verify(IRS[ir].parse(text))
+
+
 TWICE = """def f(x: f32[4], *, y: f32[4], z: f32[4]):
     with kernel("k", [x, y], writes=[y]):
         y[0] = 1.0

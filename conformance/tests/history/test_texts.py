@@ -72,6 +72,19 @@ def test_what_cannot_be_lowered_is_recorded_as_its_error(tmp_path: Path) -> None
     assert refused and all("Error" in text or "Unsupported" in text for text in refused)
 
 
+def test_a_case_that_can_no_longer_be_captured_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = recorded(tmp_path, "before", "1.5")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise compiler.CompilerError("cannot be captured")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "capture", refuse)
+        after = recorded(tmp_path, "after", "1.5")
+    said = texts.compare(texts.read(before), texts.read(after))
+    assert any(line.startswith("-") for line in said) and "+CompilerError: cannot be captured" in said
+
+
 def test_how_kernels_are_launched_counts() -> None:
     launch = 'with function("add", [x], grid=[2], block=[32, 1, 1]):'
     head = f"// f, for sm_80\n// def f(x: f32[8]):\n//     {launch}\n//         pass\n"

@@ -10,7 +10,7 @@ from torch._dynamo.backends import registry
 
 from conformance.judge import foreign, ladder
 from conformance.rows import CaseResult
-from conformance.shapes.cases import Arg, Case, to_json
+from conformance.shapes.cases import Arg, Case, Dynamic, to_json
 from conformance.shapes.files import expand, find_shapes, load
 from conformance.tests import wrong_backends
 
@@ -27,6 +27,13 @@ def case(expr: str, shape: tuple[int, ...] = SHAPE, layout: str = "contig", data
     return dataclasses.replace(made, **more)
 
 
+def dynamic(expr: str, sizes: tuple[int, int]) -> Case:
+    """A case whose first axis varies."""
+    args = tuple(Arg(name, (sizes[0], 33), "f32", axes=("N", "")) for name in ("x", "y"))
+    points = tuple(({"N": n}, tuple(dataclasses.replace(arg, shape=(n, 33)) for arg in args)) for n in sizes)
+    return case(expr, args=args, dims={"N": sizes[0]}, dynamic=Dynamic({"N": (1, 99)}, points))
+
+
 def check(made: Case, backend: str) -> CaseResult:
     options = {"target": "cpu", "stages": (), "seed": SEED, "threads": 1, "backend": backend, "dump": None}
     return ladder.check(to_json(made), options)
@@ -41,6 +48,7 @@ TELLING = {
     "strides ignored": case("x + y, x * 1.5", layout="transposed(0,1)"),
     "mutation forgotten": case("x.add_(y)", mutates=("x",)),
     "input handed out as result": case("x * 1, y + 0"),
+    "input handed out later": case("x * 1, y + 0"),
     "wrong when large": case("x * y + x", enlarged=(({}, LARGE),)),
     "identity if nearly normalised": case("F.layer_norm(x, (4096,)) + y * 0", (2, 4096)),
     "wrong at size 1": case("x * y + x", (1, 33)),
@@ -48,6 +56,9 @@ TELLING = {
     "steps ignored": case("x + y, x * 1.5", layout="strided(-1,2)"),
     "offset ignored": case("x + y, x * 1.5", layout="offset(3)"),
     "NaN told by its bits": case("x * 1.5, y + 1", (70, 70), data="specials"),
+    "weight written to": case("nn.Linear(33, 33)(x) + y"),
+    "weight written to at first": case("nn.Linear(33, 33)(x) + y"),
+    "compiled again": dynamic("x * y + x", (6, 9)),
     "sign of zero lost": case("1 / x, y * 1.5", (70, 70), data="specials"),
 }
 PLAIN = case("x * y + x, (x - y) * 3")
@@ -89,10 +100,10 @@ def test_a_right_backend_passes(backend: str, made: Case) -> None:
     ("kind", "said"),
     [
         ("one buffer for every call", "output 0 of call 1 was changed by a later call"),
-        ("first input written to", "call 1: argument 0 was written to"),
+        ("first input written to", "compiling it: argument 0 was written to"),
         ("other strides", "call 1: output 0 has strides [1, 6], eager's [33, 1]"),
         ("results remembered by address", "in the storage of the first with new data in it: output 0: element"),
-        ("result stored in an input", "call 1: argument 1 was written to"),
+        ("result stored in an input", "compiling it: argument 1 was written to"),
         ("input handed out as result", "call 1: output 0 lies in the memory of argument 0, eager's does not"),
         ("computed when used", "call 1: output 0 is a Lazy, which may put off its work"),
         ("work skipped", "on the data of call"),
