@@ -284,8 +284,8 @@ class Writeback(Step):
     """Collect what the perfectly nested loops `loops` store to `buffer` in `tile` in shared memory first.
 
     The tile has the buffer's order of axes, and is copied to it by `how`, one of `tile.COPIES`. `swizzle` is the width
-    in bytes of the tile's swizzle, 0 for none. With `initial`, a buffer of the same element type that `loops` load where
-    they store, the tile first receives that block, copied likewise at the start of the surrounding loop.
+    in bytes of the tile's swizzle, 0 for none. With `initial`, a buffer of the same element type that `loops` load
+    where they store, the tile first receives that block, copied likewise at the start of the surrounding loop.
     """
 
     makes, worded = ("tile",), ("width", "rounds", "initial")

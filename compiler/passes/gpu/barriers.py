@@ -146,7 +146,8 @@ def _syncs_before(
         elif async_reads & pending.fenced:
             out.append(BARRIER)
         pending = replace(
-            pending.after("barrier") if BARRIER in out else pending, unfenced=pending.unfenced | changed & context.shared
+            pending.after("barrier") if BARRIER in out else pending,
+            unfenced=pending.unfenced | changed & context.shared,
         )
     if pending.between(_conflicting_uses(s, context)):
         out, pending = [*out, BARRIER], pending.after("barrier")

@@ -204,8 +204,8 @@ def thread_body(
             guard = uniform(lowered(state, cond, inner), lane, vector, inner.multiples)
             if guard is not None:
                 share = thread_body(state, guarded, inner, lane, vector, slot, rounds)
-                made, rest = ([k.If(guard, tuple(some))] if some else [] for some in (share.loads, share.rest))
-                return replace(share, loads=made, rest=rest)
+                parts: list[Body] = [[k.If(guard, tuple(some))] if some else [] for some in (share.loads, share.rest)]
+                return replace(share, loads=parts[0], rest=parts[1])
     inner.values["neighbour"] = lane
     found = adjacent_accesses(state, body, inner, lane, vector)
     row = _wide_row_copy(state, body, found, inner, lane, vector)

@@ -39,7 +39,7 @@ class Step:
     groups: int
     terms: int
     rate: float
-    copied_bytes: int
+    copied_bytes: float
     depth: int
     prepared: int = 0
     split_k: bool = False
@@ -50,9 +50,8 @@ class Work:
     """A kernel of `blocks` blocks with `steps` pipeline iterations each, `resident` on a multiprocessor at once.
 
     At least `read_bytes` come from memory, `copied_bytes` are copied to shared memory, `boxed_bytes` as boxes of
-    several axes. `parts` blocks share a
-    tile of `tile` bytes (split-k), in a `cluster` or through memory. `persistent` blocks compute tile after tile.
-    Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
+    several axes. `parts` blocks share a tile of `tile` bytes (split-k), in a `cluster` or through memory. `persistent`
+    blocks compute tile after tile. Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
     """
 
     blocks: int
@@ -66,7 +65,7 @@ class Work:
     start_clocks: float = 0.0
     epilogue_clocks: float = 0.0
     boxed_bytes: int = 0
-    copied_bytes: int = 0
+    copied_bytes: float = 0.0
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float], epilogue_clocks: float = 0.0) -> float:
@@ -186,7 +185,7 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
             start_clocks,
             epilogue,
             boxed_bytes,
-            tiles * steps * k * (m * p.a.bytes + n * p.b.bytes),
+            tiles * steps * matmul.line_bytes(p, m, n, k),
         )
         return kernel_clocks(work, step_of, target), target.cores * max_resident if persistent else 0
     cores = _usable_cores(target, parts, cluster)
@@ -258,7 +257,7 @@ def _step_clocks(p: Matmul, b: Block, target: Target, resident: int, epilogue_cl
     if not b.has_producers:
         return _warp_step_clocks(p, b, resident, target)
     m, n, k = b.tile
-    rate, copied_bytes = _mma_rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
+    rate, copied_bytes = _mma_rate("wgmma", b.row, target), matmul.line_bytes(p, m, n, k)
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, copied_bytes, b.depth, n if p.terms > 1 else 0, b.parts > 1)
     return step(s, resident, costs(target), epilogue_clocks)
 

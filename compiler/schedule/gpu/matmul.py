@@ -13,6 +13,7 @@ from compiler.targets.target import Instruction, Target
 Sizes = tuple[int, int, int]
 
 WARP = 32
+CACHE_LINE = 128  # bytes
 ROW_PADDING = 8  # elements of padding per row of the partial sums that blocks of a cluster exchange
 MOST_BLOCKS = 8  # of a cluster
 NEIGHBOURS = 4  # adjacent elements of a result that a thread combines (split-k)
@@ -26,14 +27,16 @@ RESERVED = 1024  # bytes of shared memory reserved per block by the system (CUDA
 class Operand:
     """An operand: bytes per element, and whether it is `copied` as a block of its buffer or computed.
 
-    `piece` is the widest alignment in bytes that the start of every row of the block has. A `widened` operand is
-    computed from elements of fewer bytes, such as the integers of a quantized weight.
+    `piece` is the widest alignment in bytes that the start of every row of the block has and a copy can use; rows are
+    `aligned` to so many bytes, at most a cache line. A `widened` operand is computed from elements of fewer bytes, such
+    as the integers of a quantized weight.
     """
 
     bytes: int
     copied: bool
     piece: int
     widened: bool = False
+    aligned: int = CACHE_LINE
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
     """Bytes of shared memory per pipeline stage: both tiles, and b twice more if wgmma reads it as two tf32 parts."""
     halves = 2 * n * k * p.b.bytes if p.terms > 1 and row.threads > WARP else 0
     return k * (m * p.a.bytes + n * p.b.bytes) + halves
+
+
+def line_bytes(p: Matmul, m: int, n: int, k: int) -> float:
+    """Bytes of the cache lines that a step's tiles touch: of a row that no line begins with, a part of one more."""
+    return k * sum(length * x.bytes * (2 - x.aligned / CACHE_LINE) for x, length in ((p.a, m), (p.b, n)))
 
 
 def result_bytes(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:

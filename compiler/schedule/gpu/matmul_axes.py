@@ -223,9 +223,11 @@ def _copied_factor(value: Load, order: Order, tensors: Mapping[str, Tensor], ran
     terms, rest = linear(access.address(value.index, t, ranges))
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
     steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
-    piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
+    aligned = math.gcd(ROW, *steps)
+    piece = next((p for p in PIECES if aligned % p == 0), 0)
     begins = rest * width % PIECES[0] == 0  # tensor maps need this alignment
-    return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t) and begins)
+    operand = Operand(width, True, piece or width, aligned=aligned)
+    return Factor(value, value.buffer, operand, order, even(t) and begins)
 
 
 def _computed_factor(
