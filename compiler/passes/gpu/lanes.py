@@ -197,8 +197,10 @@ def vector_loop(state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var
 def thread_body(
     state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
 ) -> ThreadBody:
-    """`vector_loop` in one of several `rounds`: arrays have room for all, and this round's part begins at `slot`. A guard
-    that the elements share is around the loads and around the rest."""
+    """`vector_loop` in one of several `rounds`: arrays have room for all, and this round's part begins at `slot`.
+
+    A guard that the elements share is around the loads and around the rest.
+    """
     match body:
         case (If(cond, guarded),):
             guard = uniform(lowered(state, cond, inner), lane, vector, inner.multiples)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from compiler.ir.multiples import ceildiv
 from compiler.schedule.gpu import matmul
-from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
+from compiler.schedule.gpu.matmul import CACHE_LINE, RESERVED, WARP, Matmul, Operand, Sizes
 from compiler.targets.target import Instruction, Target, costs
 
 BOUND_EXPONENT = 6.0  # exponent of `smooth_max` for a kernel's time and its least memory traffic
@@ -185,7 +185,7 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
             start_clocks,
             epilogue,
             boxed_bytes,
-            tiles * steps * matmul.line_bytes(p, m, n, k),
+            tiles * steps * _line_bytes(p, b.tile, c),
         )
         return kernel_clocks(work, step_of, target), target.cores * max_resident if persistent else 0
     cores = _usable_cores(target, parts, cluster)
@@ -257,9 +257,16 @@ def _step_clocks(p: Matmul, b: Block, target: Target, resident: int, epilogue_cl
     if not b.has_producers:
         return _warp_step_clocks(p, b, resident, target)
     m, n, k = b.tile
-    rate, copied_bytes = _mma_rate("wgmma", b.row, target), matmul.line_bytes(p, m, n, k)
+    rate, copied_bytes = _mma_rate("wgmma", b.row, target), _line_bytes(p, b.tile, costs(target))
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, copied_bytes, b.depth, n if p.terms > 1 else 0, b.parts > 1)
     return step(s, resident, costs(target), epilogue_clocks)
+
+
+def _line_bytes(p: Matmul, tile: Sizes, c: Mapping[str, float]) -> float:
+    """Bytes that a step copies, with a share of the further cache lines that rows touch which begin between two."""
+    m, n, k = tile
+    apart = (length * x.bytes * (1 + c["l2.line"] * (1 - x.aligned / CACHE_LINE)) for x, length in ((p.a, m), (p.b, n)))
+    return k * sum(apart)
 
 
 @functools.cache

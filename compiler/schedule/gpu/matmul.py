@@ -82,11 +82,6 @@ def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
     return k * (m * p.a.bytes + n * p.b.bytes) + halves
 
 
-def line_bytes(p: Matmul, m: int, n: int, k: int) -> float:
-    """Bytes of the cache lines that a step's tiles touch: of a row that no line begins with, a part of one more."""
-    return k * sum(length * x.bytes * (2 - x.aligned / CACHE_LINE) for x, length in ((p.a, m), (p.b, n)))
-
-
 def result_bytes(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
     """Bytes of shared memory besides the pipeline: for the result's tile, or for a cluster's partial sums."""
     if parts > 1:

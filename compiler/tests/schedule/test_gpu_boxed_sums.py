@@ -61,6 +61,6 @@ def test_images_with_channels_first_are_permuted_once() -> None:
 
 def test_boxes_go_beyond_the_last_image_alone() -> None:
     """Rows of 7 are gone through whole: beyond them is the next row of the image. Images are padded to 16."""
-    made = check(weighing(Conv(images=5, side=7, filters=64)), SMALL["sm_90a"])
+    made = check(weighing(Conv(images=9, side=7, filters=64)), SMALL["sm_90a"])
     sources = {n.source.lengths for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, Copy)}
     assert sources >= {(16, 64, 0, 7)}
