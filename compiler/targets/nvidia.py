@@ -104,8 +104,8 @@ _COSTS = {
         "reached": 1.0, "reached.split": 0.779,  # fraction of the peak multiply-adds; the latter for split numbers
         "beside": 41.6, "beside.split": 46.4,  # a warpgroup between the matmuls of two steps
         "prepare": 619.0, "prepare.column": 1.8,  # the warps that split the columns of a tile
-        # The costs of 16-bit matmuls were fitted to 2,278 times of 44 of them on an H200 and an H100, most of which have
-        # sizes that are no multiples of tiles: the schedule with the least estimate takes 1.045 of the best one's time.
+        # The costs of 16-bit matmuls were fitted to 2,278 times of 44 of them on an H200 and an H100; few have sizes
+        # that are multiples of tiles. The schedule with the least estimate takes 1.045 of the best one's time.
         # Bytes per clock of tiles, also for split numbers and for blocks of a split reduction; of all multiprocessors
         # together, each; the part of a further cache line that counts if rows begin between two; bytes of memory;
         # latency of a tile; exponents of the smooth maxima of a step, and of a kernel and its bytes from L2.

@@ -48,10 +48,9 @@ class Matmul:
     for the bytes of a and b. If tiles are boxes of several loops, `loops` are the extents of the loops of m and n, and
     `near` says on which side neighbours are neighbours in the result. The epilogue can load `ahead` bytes per result,
     and as many `vectors` along m and along n, before the sum; `joined` says that it loads others, too. A tile of the
-    result can start as an operand with `initial` bytes per result. `sectors` is the
-    number of memory sectors per element that a warp stores if rows of the result are unaligned. A sum over boxes takes
-    `step` elements of k at a time. A sum over a single loop whose operands are zero beyond its end may be `cut`
-    anywhere.
+    result can start as an operand with `initial` bytes per result. `sectors` is the number of memory sectors per
+    element that a warp stores if rows of the result are unaligned. A sum over boxes takes `step` elements of k at a
+    time. A sum over a single loop whose operands are zero beyond its end may be `cut` anywhere.
     """
 
     m: int
@@ -90,14 +89,15 @@ def result_bytes(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int,
     return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
 
 
-def has_initial(p: Matmul, row: Instruction, parts: int) -> bool:
-    """Whether the result's tile in shared memory starts as an operand of the epilogue."""
-    return p.initial > 0 and parts == 1 and row.a_space == "shared"
+def has_result_tile(row: Instruction, parts: int) -> bool:
+    """Whether results leave through a tile in shared memory, if they can: not if blocks exchange parts of the sum."""
+    return row.a_space == "shared" and parts == 1
 
 
 def ahead_bytes(p: Matmul, row: Instruction, parts: int) -> int:
-    """Bytes per result of the epilogue's operands that may be loaded to registers before the sum."""
-    return p.ahead + (0 if has_initial(p, row, parts) else p.initial)
+    """Bytes per result of the epilogue's operands that may be loaded to registers before the sum: without the one as
+    which the result's tile starts."""
+    return p.ahead + (0 if has_result_tile(row, parts) else p.initial)
 
 
 def max_registers(threads: int, wide: bool, split: bool, target: Target) -> int:

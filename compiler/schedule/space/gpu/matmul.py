@@ -232,7 +232,7 @@ class MatmulPlan:
     @property
     def initial(self) -> EpilogueOperand | None:
         """The operand as whose block the tile of the result starts."""
-        return self.p.initial if self.t.row.function == FROM_SHARED and self.t.parts == 1 else None
+        return self.p.initial if matmul.has_result_tile(self.t.row, self.t.parts) else None
 
     @property
     def acc(self) -> str:
@@ -372,7 +372,7 @@ class MatmulPlan:
     def writeback(self, nest: tuple[str, ...]) -> None:
         """Store results through a tile in shared memory by one copy, which knows the tensor's bounds."""
         p, t, r = self.p, self.t, self.p.result
-        if r is None or not r.how or t.row.function != FROM_SHARED or t.parts > 1:
+        if r is None or not r.how or not matmul.has_result_tile(t.row, t.parts):
             return
         if (r.m_ends or p.m.size % t.m == 0) and (r.n_ends or p.n.size % t.n == 0):
             swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)
