@@ -19,7 +19,8 @@ needs_tools = pytest.mark.skipif(
 def test_what_is_added_to_a_product_is_loaded_at_once(tmp_path: Path) -> None:
     """NVCC 13.0 copies what a load has brought to where the next may bring nothing, unless it brings zeros there."""
     x, w = torch.randn(256, 1000, dtype=torch.bfloat16), torch.randn(256, 768, dtype=torch.bfloat16)
-    captured = compiler.capture(lambda x, w, c: x.t() @ w + c, [x, w, torch.randn(1000, 768)])
+    c = torch.randn(1000, 768, dtype=torch.float16)  # no tile of the result, which is f32, can start as its block
+    captured = compiler.capture(lambda x, w, c: x.t() @ w + c, [x, w, c])
     text = compiler.lower(captured.program, compiler.target("sm_90a")).show("cuda")
     assert "c_ahead" in text
     made = cubin.build_cubin(text, "sm_90a", include=(HEADERS,), cache=tmp_path)
