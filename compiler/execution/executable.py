@@ -178,15 +178,15 @@ def execute_guarded(
     for tools such as compute-sanitizer.
     """
     sizes = buffers.sizes_of(lowering, inputs)
-    planned, unthreaded = buffers.plan(lowering, sizes), None
-    if lowering.target.kind == "cuda":
+    planned, unthreaded, kind = buffers.plan(lowering, sizes), None, lowering.target.kind
+    if kind == "cuda":
         inputs = gpu_programs.aligned(inputs)
         emulate = emulate or bool(patience)
         call = gpu_programs.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart, check=check)
-    elif lowering.target.kind == "triton":
+    elif kind == "triton":
         call = triton.guarded_call(lowering, planned)
     else:
-        call, unthreaded = guarded.entries(build_text(lowering, cache), planned.sizes, patience)
+        call, unthreaded = guarded.entries(build_text(lowering, cache), planned.sizes, patience, kind == "cpu")
     return guarded.run(call, planned, inputs, buffers.temporaries(lowering, sizes), runs, patience, unthreaded)
 
 

@@ -115,9 +115,10 @@ def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
     return call
 
 
-def entries(path: Path, sizes: Sequence[int], patience: float) -> tuple[Call, Call]:
-    """The entry of a shared object for `run` with this patience, and the same without threads."""
-    return entry(path, sizes, 1 if patience else torch.get_num_threads()), entry(path, sizes)
+def entries(path: Path, sizes: Sequence[int], patience: float, closed: bool) -> tuple[Call, Call | None]:
+    """The entry of a shared object for `run` with this patience; if it is run beside `closed` pages too, also the same
+    without threads."""
+    return entry(path, sizes, 1 if patience else torch.get_num_threads()), entry(path, sizes) if closed else None
 
 
 @dataclass(frozen=True)
