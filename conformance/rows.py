@@ -408,6 +408,12 @@ def name(row: Item, *, bench: bool | None = None) -> str:
     return "-".join(words) + ("]" if "[" in row.id else "")
 
 
+def ambiguous(names: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Return the names that cases of several files have, given each name with its file."""
+    files = Counter(case for case, _ in set(names))
+    return frozenset(case for case, count in files.items() if count > 1)
+
+
 def shown_name(row: RunItem, *, bench: bool | None = None) -> str:
     """Return the name of a row in tables, which has its file if another file has a case of this name."""
     return (f"{row.file}::" if row.is_ambiguous else "") + name(row, bench=bench)

@@ -161,7 +161,7 @@ def run(
     `inputs` are all inputs of the plan, including constants. This process survives any crash of a kernel in a fork,
     where kernels must not use threads.
     """
-    memory = _lay_out_memory(plan, inputs, temps, runs)
+    memory = _lay_out_memory(plan, inputs, temps, runs, unthreaded is not None)
     data, output_copies = memory.data, memory.output_copies
     before = data.copy()
     shared = [p.start for p in (*memory.sources, *memory.targets)]
@@ -198,7 +198,9 @@ def _edge_complaints(call: Call, memory: _Memory, patience: float) -> tuple[str,
     return (edges.CRASHED + failure,) if failure else tuple(messages)
 
 
-def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int) -> _Memory:
+def _lay_out_memory(
+    plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[Buffer], runs: int, closed: bool
+) -> _Memory:
     """Memory that holds the inputs; everything else is poisoned, except what must be zero."""
     layout = _Layout()
     sources = [
@@ -211,7 +213,7 @@ def _lay_out_memory(plan: Plan, inputs: Sequence[torch.Tensor], temps: Sequence[
     ]
     arena = layout.add_region("the arena of temporaries", plan.arena, "f32")
     output_copies = [[layout.add_region("", size(b), b.dtype) for b in plan.outputs] for _ in range(runs)]
-    slots, end = edges.slots(layout.end, [region.size for region in sources])
+    slots, end = edges.slots(layout.end, [region.size for region in sources] if closed else [])
     data = np.frombuffer(mmap.mmap(-1, end), np.uint8)  # shared with a forked process
     data[:] = NAN_BYTE
     for region in layout.regions:

@@ -104,10 +104,9 @@ def _by_type(benches: Sequence[Bench]) -> str:
 
 def _resources(gates: Sequence[Gate]) -> list[str]:
     """Return the section on resources: maxima, the kernels with the most registers, and all complaints."""
-    files = {(kernel.case, row.file) for row in gates for kernel in row.kernels}
-    number_of_files = Counter(case for case, _ in files)
+    ambiguous = rows.ambiguous((kernel.case, row.file) for row in gates for kernel in row.kernels)
     kernels = [
-        replace(kernel, case=f"{row.file}::{kernel.case}") if number_of_files[kernel.case] > 1 else kernel
+        replace(kernel, case=f"{row.file}::{kernel.case}") if kernel.case in ambiguous else kernel
         for row in gates
         for kernel in row.kernels
     ]

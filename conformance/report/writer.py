@@ -3,7 +3,6 @@
 import math
 import os
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -60,10 +59,8 @@ class Run:
 
 def _with_ambiguity(ran: Sequence[T]) -> tuple[T, ...]:
     """Return the rows with `is_ambiguous` set where rows of several files have one name."""
-    files: dict[str, set[str]] = defaultdict(set)
-    for row in ran:
-        files[rows.name(row)].add(row.file)
-    return tuple(replace(row, is_ambiguous=len(files[rows.name(row)]) > 1) for row in ran)
+    ambiguous = rows.ambiguous((rows.name(row), row.file) for row in ran)
+    return tuple(replace(row, is_ambiguous=rows.name(row) in ambiguous) for row in ran)
 
 
 def measured(benches: Iterable[Bench]) -> list[Bench]:

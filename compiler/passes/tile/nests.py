@@ -10,6 +10,7 @@ from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, op, substi
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
 from compiler.schedule.steps import ScheduleError, Step
@@ -69,6 +70,12 @@ def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]
                 yield from loops_in(inner, (*around, s))
             case If(body=inner):
                 yield from loops_in(inner, around)
+
+
+def replaced_in_loop(kernel: Kernel, loop: tile.For, old: Stmt, new: Body, begin: Body) -> Kernel:
+    """The kernel with a statement of a loop replaced, and with statements at the beginning of the loop."""
+    body = (*begin, *replaced(loop.body, old, new))
+    return kernel.replace(body=replaced(kernel.body, loop, (loop.replace(body=body),)))
 
 
 def contractions_in(body: Body) -> Iterator[tuple[Loops, Store]]:

@@ -217,7 +217,7 @@ def _epilogue_clocks(p: Matmul, b: Block, cluster: bool, target: Target) -> floa
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     per_thread = m * n / threads / (b.parts if cluster else 1)
     divides = p.m % m == 0 and p.n % n == 0
-    divides = divides or (b.parts > 1 and (p.n if p.across else p.m) % matmul.NEIGHBOURS == 0)
+    divides = divides or (b.parts > 1 and matmul.neighbours(p.n if p.across else p.m) > 1)
     registers_ahead, has_all_ahead = matmul.epilogue_registers(p, b.row, (m, n), b.grid, b.parts, target)
     ahead = matmul.ahead_bytes(p, b.row, b.parts)
     loads_late = p.joined or (ahead and not has_all_ahead) or (any(p.vectors) and not registers_ahead)

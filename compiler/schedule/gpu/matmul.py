@@ -158,6 +158,11 @@ def fits_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
     return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
 
 
+def neighbours(size: int) -> int:
+    """Adjacent elements, of rows of `size`, that a thread combines from partial sums: vectors that end with the row."""
+    return NEIGHBOURS if size % NEIGHBOURS == 0 else 1
+
+
 def tiles(size: int, loops: tuple[int, ...], length: int, near: bool) -> int:
     """Number of tiles along an axis of `size`, or along boxes of its `loops`."""
     return count(loops, box(loops, length, near=near)) if loops else ceildiv(size, length)

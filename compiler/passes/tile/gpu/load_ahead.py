@@ -6,10 +6,17 @@ from compiler.analysis.guarded_factors import zero
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, both, dim, loads, names, op, select, substitute
 from compiler.ir.index import value_range
-from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import find_input, find_nest, loop_variables, loops_along, max_length, ranges_of
+from compiler.passes.tile.nests import (
+    find_input,
+    find_nest,
+    loop_variables,
+    loops_along,
+    max_length,
+    ranges_of,
+    replaced_in_loop,
+)
 from compiler.schedule.steps import LoadAhead, ScheduleError
 
 
@@ -57,8 +64,7 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
     fill = loops_along(into, shape, Store(held.name, into, value))
     place = Load(held.name, tuple(Var(f.var) for f in own), buffer.dtype)
     (used,) = substitute((nest[0],), {load: place})
-    body = (tile.Alloc(held, "registers"), *fill, *replaced(around[-1].body, nest[0], (used,)))
-    return kernel.replace(body=replaced(kernel.body, around[-1], (around[-1].replace(body=body),)))
+    return replaced_in_loop(kernel, around[-1], nest[0], (used,), (tile.Alloc(held, "registers"), *fill))
 
 
 def _load_or_zero(load: Load, buffer: Tensor, ranges: dict[str, tuple[int | None, int | None]]) -> Expr:

@@ -11,7 +11,15 @@ from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store, within
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import Body, constant_lengths, find_input, find_nest, ranges_of, tile_along
+from compiler.passes.tile.nests import (
+    Body,
+    constant_lengths,
+    find_input,
+    find_nest,
+    ranges_of,
+    replaced_in_loop,
+    tile_along,
+)
 from compiler.schedule.steps import ScheduleError, Writeback
 
 
@@ -76,8 +84,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
         return kernel.replace(body=replaced(kernel.body, nest[0], (alloc, *wrap(nest, inner), copy)))
     if not around:
         raise ScheduleError(step, f"no loop is around {step.loops[0]}, at whose start {step.initial} could be copied")
-    made = (*begin, *replaced(around[-1].body, nest[0], (*wrap(nest, inner), copy)))
-    return kernel.replace(body=replaced(kernel.body, around[-1], (around[-1].replace(body=made),)))
+    return replaced_in_loop(kernel, around[-1], nest[0], (*wrap(nest, inner), copy), begin)
 
 
 def _load_from_tile(kernel: Kernel, step: Writeback, store: Store, body: Body, element: Load) -> Body:

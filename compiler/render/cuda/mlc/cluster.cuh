@@ -117,35 +117,8 @@ template <int COUNT, typename T>
 MLC_DEVICE void mlc_cluster_get(T* to, const T* from, long rank) {
     mlc_load<COUNT>(to, mlc_cluster_map(from, rank));
 }
-// The same where `wanted`, else zeros. Without a branch, so that many are under way at once.
-#ifdef __CUDACC__
-MLC_DEVICE void mlc_cluster_piece_where(unsigned* to, const unsigned* from, bool wanted) {
-    unsigned x = 0;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.u32 %0, [%1];\n}\n"
-                 : "+r"(x)
-                 : "l"(from), "r"((unsigned)wanted));
-    *to = x;
-}
-MLC_DEVICE void mlc_cluster_piece_where(uint2* to, const uint2* from, bool wanted) {
-    uint2 x = make_uint2(0, 0);
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p ld.v2.u32 {%0, %1}, [%2];\n}\n"
-                 : "+r"(x.x), "+r"(x.y)
-                 : "l"(from), "r"((unsigned)wanted));
-    *to = x;
-}
-MLC_DEVICE void mlc_cluster_piece_where(uint4* to, const uint4* from, bool wanted) {
-    uint4 x = make_uint4(0, 0, 0, 0);
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-                 : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-                 : "l"(from), "r"((unsigned)wanted));
-    *to = x;
-}
-#else
-template <typename P>
-MLC_DEVICE void mlc_cluster_piece_where(P* to, const P* from, bool wanted) {
-    *to = wanted ? *from : P{};
-}
-#endif
+// The same where `wanted`, else zeros.
+MLC_PIECES_WHERE(mlc_cluster_piece_where, "ld")
 template <int COUNT, typename T>
 MLC_DEVICE void mlc_cluster_get_where(T* to, const T* from, long rank, bool wanted) {
     typedef typename mlc_pieces<COUNT, T>::type P;

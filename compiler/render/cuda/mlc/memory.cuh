@@ -67,46 +67,51 @@ MLC_DEVICE void mlc_store(T* to, const T* from) {
     mlc_load<COUNT>(to, from);
 }
 
-// Memory that nobody writes while the kernel runs, where `wanted`, else zeros. Without a branch, so that the loads of
-// many iterations are under way at once.
+// Defines loads, by the instruction `load`, of pieces of memory where `wanted`, else zeros. Without a branch, so that the
+// loads of many iterations are under way at once.
 #ifdef __CUDACC__
-#define MLC_GET_WHERE(T, kind, constraint)                                                                    \
-    MLC_DEVICE void mlc_get_where(T* to, const T* from, bool wanted) {                                        \
-        T x = 0;                                                                                              \
-        asm volatile(                                                                                         \
-            "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc." kind " %0, [%1];\n}\n"               \
-            : "+" constraint(x)                                                                               \
-            : "l"(from), "r"((unsigned)wanted));                                                              \
-        *to = x;                                                                                              \
+#define MLC_PIECE_WHERE(name, load, T, kind, constraint)                                                            \
+    MLC_DEVICE void name(T* to, const T* from, bool wanted) {                                                       \
+        T x = 0;                                                                                                    \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p " load "." kind " %0, [%1];\n}\n"                 \
+                     : "+" constraint(x)                                                                            \
+                     : "l"(from), "r"((unsigned)wanted));                                                           \
+        *to = x;                                                                                                    \
     }
-MLC_GET_WHERE(unsigned short, "u16", "h")
-MLC_GET_WHERE(unsigned, "u32", "r")
-#undef MLC_GET_WHERE
+#define MLC_PIECES_WHERE(name, load)                                                                                \
+    MLC_PIECE_WHERE(name, load, unsigned, "u32", "r")                                                               \
+    MLC_DEVICE void name(uint2* to, const uint2* from, bool wanted) {                                               \
+        uint2 x = make_uint2(0, 0);                                                                                 \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p " load ".v2.u32 {%0, %1}, [%2];\n}\n"             \
+                     : "+r"(x.x), "+r"(x.y)                                                                         \
+                     : "l"(from), "r"((unsigned)wanted));                                                           \
+        *to = x;                                                                                                    \
+    }                                                                                                               \
+    MLC_DEVICE void name(uint4* to, const uint4* from, bool wanted) {                                               \
+        uint4 x = make_uint4(0, 0, 0, 0);                                                                           \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p " load ".v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"     \
+                     : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)                                                   \
+                     : "l"(from), "r"((unsigned)wanted));                                                           \
+        *to = x;                                                                                                    \
+    }
+#else
+#define MLC_PIECES_WHERE(name, load)                                                                                \
+    template <typename P>                                                                                           \
+    MLC_DEVICE void name(P* to, const P* from, bool wanted) {                                                       \
+        *to = wanted ? *from : P{};                                                                                 \
+    }
+#endif
+
+// Memory that nobody writes while the kernel runs.
+MLC_PIECES_WHERE(mlc_get_where, "ld.global.nc")
+#ifdef __CUDACC__
+MLC_PIECE_WHERE(mlc_get_where, "ld.global.nc", unsigned short, "u16", "h")
 MLC_DEVICE void mlc_get_where(unsigned char* to, const unsigned char* from, bool wanted) {
     unsigned short x = 0;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u8 %0, [%1];\n}\n"
                  : "+h"(x)
                  : "l"(from), "r"((unsigned)wanted));
     *to = (unsigned char)x;
-}
-MLC_DEVICE void mlc_get_where(uint2* to, const uint2* from, bool wanted) {
-    uint2 x = make_uint2(0, 0);
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p ld.global.nc.v2.u32 {%0, %1}, [%2];\n}\n"
-                 : "+r"(x.x), "+r"(x.y)
-                 : "l"(from), "r"((unsigned)wanted));
-    *to = x;
-}
-MLC_DEVICE void mlc_get_where(uint4* to, const uint4* from, bool wanted) {
-    uint4 x = make_uint4(0, 0, 0, 0);
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-                 : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-                 : "l"(from), "r"((unsigned)wanted));
-    *to = x;
-}
-#else
-template <typename P>
-MLC_DEVICE void mlc_get_where(P* to, const P* from, bool wanted) {
-    *to = wanted ? *from : P{};
 }
 #endif
 template <int COUNT, typename T>

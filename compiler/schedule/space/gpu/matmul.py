@@ -298,7 +298,7 @@ class MatmulPlan:
             row = own
         each = row + column
         add(Collapse(row, column, each))
-        lane_args = lanes(t.threads, matmul.NEIGHBOURS if whole or inner.size % matmul.NEIGHBOURS == 0 else 1)
+        lane_args = lanes(t.threads, matmul.NEIGHBOURS if whole else matmul.neighbours(inner.size))
         # A thread loads all partial results of its elements before it stores any.
         nests = Distribute(split.total, (each,), (each,), "registers")
         add(nests)
