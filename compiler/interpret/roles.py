@@ -33,11 +33,11 @@ def run_outside_roles(steps: Steps, where: str) -> None:
 
 def statement(s: RingStmt, machine: Machine, here: Here) -> Steps:
     match s:
-        case roles.Mbarriers(name, count, arrivals):
+        case roles.Mbarriers(name, count, arrivals, blocks):
             private = points_of(here)
             if name not in machine.mbarriers or machine.mbarriers[name].private != private:  # not in a later turn
                 machine.mbarriers[name] = tile_state.make_mbarriers(
-                    [n.size for n in here.spans], count, arrivals, private
+                    [n.size for n in here.spans], count, arrivals, private, blocks
                 )
         case Ring(slot, phase, depth, tiles, start):
             machine.values |= {slot: np.asarray(0), phase: np.asarray(start)}
@@ -56,7 +56,8 @@ def statement(s: RingStmt, machine: Machine, here: Here) -> Steps:
             while not state.has_ended(places, parity):
                 yield f"{barrier.array}[{show(barrier.slot)}]"
         case Arrive(barrier):
-            arrive(barrier, machine.warps, 0, machine, here)
+            # Iterations of a loop over a cluster are those of its blocks, one after the other: each signals for all.
+            arrive(barrier, machine.warps * machine.mbarriers[barrier.array].blocks, 0, machine, here)
         case Expect(barrier, count):
             arrive(barrier, 1, count, machine, here)
 

@@ -16,13 +16,17 @@ from compiler.ir.text import show
 
 @dataclass
 class Mbarriers:
-    """The state of an array of mbarriers; there is one array per point of the axes that `private` indexes."""
+    """The state of an array of mbarriers; there is one array per point of the axes that `private` indexes.
+
+    Threads of `blocks` blocks arrive at each.
+    """
 
     arrivals: int
     private: tuple[Expr, ...]
     pending: Array
     bytes: Array
     phase: Array
+    blocks: int = 1
     changes: int = 0
 
     def has_ended(self, at: tuple[Array, ...], parity: Array) -> bool:
@@ -40,10 +44,12 @@ class Mbarriers:
         return is_expected
 
 
-def make_mbarriers(points: list[int], count: int, arrivals: int, private: tuple[Expr, ...]) -> Mbarriers:
+def make_mbarriers(
+    points: list[int], count: int, arrivals: int, private: tuple[Expr, ...], blocks: int
+) -> Mbarriers:
     shape = (*points, count)
     bytes_, phase = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    return Mbarriers(arrivals, private, np.full(shape, arrivals, np.int64), bytes_, phase)
+    return Mbarriers(arrivals, private, np.full(shape, arrivals, np.int64), bytes_, phase, blocks)
 
 
 WARP = 32

@@ -81,11 +81,15 @@ class RingStmt(Stmt):
 
 
 class Mbarriers(RingStmt):
-    """An array of `count` mbarriers with `arrivals` arrivals per phase, initialised before the block's work."""
+    """An array of `count` mbarriers with `arrivals` arrivals per phase, initialised before the block's work.
+
+    If `blocks` is not 1, threads of so many blocks, a cluster, arrive at the mbarriers of each.
+    """
 
     name: str
     count: int
     arrivals: int
+    blocks: int = 1
 
 
 class Ring(RingStmt):
@@ -135,10 +139,10 @@ def verify(
 ) -> tuple[Var, ...]:
     """Verify a statement by `check` of expressions and `bind` of new names; return new variables. Raises ValueError."""
     match s:
-        case Mbarriers(name, count, arrivals):
+        case Mbarriers(name, count, arrivals, blocks):
             bind(name)
             mbarriers[name] = count
-            if count < 1 or arrivals < 1:
+            if count < 1 or arrivals < 1 or blocks < 1:
                 raise ValueError(f"{where}: {name} are {count} mbarriers for {arrivals} arrivals")
         case Ring(slot, phase, depth, _, start):
             if depth < 1 or start not in (0, 1) or (depth > 1 and not slot):

@@ -22,8 +22,9 @@ def show(s: Stmt, own: ShowOwn) -> list[str]:
             return [f'with role("{kind}", first={first}, threads={threads}{more}):', *indent(show_body(body, own))]
         case roles.One(body):
             return ["with one_thread():", *indent(show_body(body, own))]
-        case roles.Mbarriers(name, count, arrivals):
-            return [f"{name} = mbarriers({count}, arrivals={arrivals})"]
+        case roles.Mbarriers(name, count, arrivals, blocks):
+            more = f", blocks={blocks}" if blocks > 1 else ""
+            return [f"{name} = mbarriers({count}, arrivals={arrivals}{more})"]
         case roles.Ring(slot, phase, depth, tiles, start):
             said = [str(depth), *tiles, *([f"phase={start}"] if start else [])]
             return [f"{', '.join(n for n in (slot, phase) if n)} = ring({', '.join(said)})"]
@@ -50,8 +51,9 @@ def parse(s: ast.stmt, scope: Scope, own: ParseOwn, whole: Whole) -> tuple[Stmt,
             return (roles.Role(kind, words["first"], words["threads"], words.get("registers", 0), made),)
         case ast.With([ast.withitem(ast.Call(ast.Name("one_thread"), [], []))], body):
             return (roles.One(statements(body, scope, own)),)
-        case ast.Assign([ast.Name(name)], ast.Call(ast.Name("mbarriers"), [count], [arrivals])):
-            return (roles.Mbarriers(name, whole(count), whole(arrivals.value)),)
+        case ast.Assign([ast.Name(name)], ast.Call(ast.Name("mbarriers"), [count], keywords)):
+            words = {word.arg: whole(word.value) for word in keywords}
+            return (roles.Mbarriers(name, whole(count), words["arrivals"], words.get("blocks", 1)),)
         case ast.Assign([target], ast.Call(ast.Name("ring"), [depth, *tiles], keywords)):
             slot, phase = ("", _name(target)) if isinstance(target, ast.Name) else map(_name, _elements(target))
             scope.scalars.update(dict.fromkeys(filter(None, (slot, phase)), i64))

@@ -26,6 +26,8 @@ from compiler.ir.tensor import Tensor
 LEVELS: dict[str, tuple[str, ...]] = {
     "serial": (),
     "blocks": (),  # one after the other on a CPU thread, or one thread block each
+    # A block of a cluster each. The blocks of the grid's first axis are those of the cluster.
+    "cluster": (),
     "warps": (),
     # One iteration per lane of a warp (32); loops over lanes inside are spread over the `warps` of the block.
     "columns": ("warps",),
@@ -140,7 +142,8 @@ class Copy(Stmt):
     `how` is one of COPIES. Both slices have the same number of elements, matched in order: a tile's rows may be a box
     of several axes of a buffer. The bytes are counted by the mbarrier `full`, if given. Threads move `width` adjacent
     elements at once (0: as many as possible), in rounds, of which `rounds` are unrolled (0: all). Each piece also
-    prefetches `prefetch` bytes to the second-level cache.
+    prefetches `prefetch` bytes to the second-level cache. A copy that is the same for all iterations of a loop over a
+    cluster, whose variable is `multicast`, is made once for all its blocks: each copies a part to the others.
     """
 
     target: Slice
@@ -150,6 +153,7 @@ class Copy(Stmt):
     width: int = 0
     rounds: int = 0
     prefetch: int = 0
+    multicast: Expr | None = None
 
 
 class Mma(Stmt):
@@ -234,6 +238,7 @@ def _verify(s: Stmt, known: Known) -> None:
         case Copy(target, source):
             _verify_slice(target, known)
             _verify_slice(source, known)
+            known.check(*(() if s.multicast is None else (s.multicast,)))
             _verify_copy(kernel, s, known)
         case Mma(_, acc, a, b, _, sizes):
             for x in (acc, a, b):
@@ -268,7 +273,7 @@ def binding_error(var: str, kind: str, binding: Bind) -> str:
     unknown = [n for n, _ in binding.args if n not in LEVELS[level]]
     if unknown:
         return f"loop {var}: {level} takes {', '.join(LEVELS[level]) or 'nothing'}, not {', '.join(unknown)}"
-    if level in ("blocks", "warps", "columns") and kind != "parallel":
+    if level in ("blocks", "cluster", "warps", "columns") and kind != "parallel":
         return f"the {kind} loop {var} cannot be spread over {level}"
     if kind == "scan" and level not in ("serial", "unroll", "lanes", "pipeline", "votes"):
         return f"the scan loop {var} cannot be bound to {level}"

@@ -49,6 +49,7 @@ def _show(s: Stmt) -> list[str]:
         case tile.Copy(target, source, how, full):
             told = f", {roles_text.show_barrier(full)}" if full is not None else ""
             told += "".join(f", {word}={n}" for word in _COPY_WORDS if (n := getattr(s, word)))
+            told += f", multicast={show_expr(s.multicast)}" if s.multicast is not None else ""
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}"{told})']
         case tile.Mma(instruction, acc, a, b, operands, sizes, grid, neighbours, again, store):
             said = [
@@ -94,9 +95,10 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             return (tile.Sync(what, *map(_whole, pending)),)
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how), *full], said)):
             told = next((roles_text.parse_barrier(x, scope) for x in full), None)
-            by = {word.arg: _whole(word.value) for word in said}
+            alike = next((expression(word.value, scope) for word in said if word.arg == "multicast"), None)
+            by = {word.arg: _whole(word.value) for word in said if word.arg != "multicast"}
             sides = _slice(target, scope), _slice(source, scope)
-            return (tile.Copy(*sides, how, told, *(by.get(word, 0) for word in _COPY_WORDS)),)
+            return (tile.Copy(*sides, how, told, *(by.get(word, 0) for word in _COPY_WORDS), alike),)
         case ast.Expr(
             ast.Call(
                 ast.Name("mma"),

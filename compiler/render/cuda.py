@@ -41,8 +41,9 @@ HEADERS = {
     "registers": "registers_decrease registers_increase",
     "async": "cp_async cp_async_zero cp_async_commit cp_async_wait",
     "mbarrier": "mbarrier_init mbarrier_fence_init mbarrier_arrive mbarrier_expect mbarrier_wait fence_async "
+    "mbarrier_arrive_at "
     "named_barrier",
-    "tma": "tma_prefetch tma_load tma_store bulk_commit bulk_wait_read bulk_wait",
+    "tma": "tma_prefetch tma_load tma_load_multicast tma_store bulk_commit bulk_wait_read bulk_wait",
     "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait wgmma_idle",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",

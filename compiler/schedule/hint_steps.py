@@ -1,4 +1,4 @@
-"""Steps that change no loop: how the caches are used, when data are checked, and what is computed ahead of a loop."""
+"""Steps that change no loop: how caches are used, which blocks share a copy, when data are checked, what is hoisted."""
 
 from __future__ import annotations
 
@@ -28,6 +28,16 @@ class Checks(Step):
     scalars: int = 0
     within: int = 0
     vectors: int = 0
+
+
+class Multicast(Step):
+    """Copy what `tile` holds once for the blocks of a cluster, the loop `loop`, which all need the same.
+
+    Each block copies a part of the tile's rows into the shared memory of all.
+    """
+
+    tile: str
+    loop: str
 
 
 class Hoist(Step):

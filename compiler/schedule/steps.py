@@ -26,6 +26,7 @@ from compiler.schedule.block_steps import Chain, Online
 from compiler.schedule.hint_steps import CacheHints as CacheHints
 from compiler.schedule.hint_steps import Checks as Checks
 from compiler.schedule.hint_steps import Hoist as Hoist
+from compiler.schedule.hint_steps import Multicast as Multicast
 from compiler.schedule.name_suffixes import strings, suffixed
 from compiler.schedule.step import Step as Step
 from compiler.schedule.sum_steps import PartialSums as PartialSums
@@ -407,7 +408,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
     Peel, Pad, Cache, Promote, SplitTf32, SplitScan, PartialSums, SplitReduction, Raster, Persist, Online, Chain,
-    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners, Flatten, Hoist, StoreSums,
+    Writeback, LoadAhead, Partition, CacheHints, Checks, Owners, Flatten, Hoist, StoreSums, Multicast,
 )  # fmt: skip
 
 

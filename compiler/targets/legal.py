@@ -52,6 +52,10 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
         subjects, reasons = _statement_problems(s, tiles, tensors, target)
         yield from (Problem(subjects, reason) for reason in reasons)
     yield from _shared_memory_problems(kernel, target)
+    clusters = {f.var for f in within(kernel.body, tile.For) if f.bind.level == "cluster"}
+    clusters |= {name for name, a in tiles.items() if a.space == "cluster"}
+    if len(clusters) > 1:
+        yield Problem(clusters, f"the kernel has several kinds of clusters: {', '.join(sorted(clusters))}")
     over_blocks = [s for s in kernel.body if launches.is_bound(s, "blocks")]
     for launch in (*((s,) for s in over_blocks), tuple(s for s in kernel.body if s not in over_blocks)):
         yield from _division_problems(launch, target)
@@ -70,6 +74,8 @@ def _statement_problems(
             return {name, s.acc.buffer, s.a.buffer, s.b.buffer}, _mma_problems(s, row, tiles, tensors)
         case tile.Copy(to, source, how) if how != "plain":
             return {to.buffer, source.buffer}, _transfer_problems(s, tiles, tensors, target)
+        case tile.For(bind=tile.Bind("cluster")):
+            return {s.var}, (*_cluster_loop_problems(s, target), *_multicast_problems(s, tiles))
         case tile.For(bind=tile.Bind("unroll")):
             return {s.var}, _unroll_problems(s, tiles)
         case tile.For(bind=tile.Bind("lanes" | "columns")):
@@ -243,6 +249,7 @@ def _depth_problems(body: tuple[Stmt, ...], used: int, target: Target) -> Iterat
 
 
 MOST_BLOCKS = 8  # per cluster, on every target with clusters
+SWIZZLED_ROWS = 8  # rows after which a swizzle's pattern repeats
 
 
 def _cluster_problems(s: tile.Alloc, target: Target) -> Iterator[str]:
@@ -251,6 +258,31 @@ def _cluster_problems(s: tile.Alloc, target: Target) -> Iterator[str]:
         yield f"tile {s.tensor.name} lies in the blocks of a cluster, of which the target knows nothing"
     elif blocks > MOST_BLOCKS:
         yield f"tile {s.tensor.name} lies in {blocks} blocks, and a cluster has at most {MOST_BLOCKS}"
+
+
+def _cluster_loop_problems(f: tile.For, target: Target) -> Iterator[str]:
+    if "cluster" not in target.features:
+        yield f"loop {f.var} runs over the blocks of a cluster, of which the target knows nothing"
+    elif not isinstance(f.extent, Const) or not 1 < static(f.extent) <= MOST_BLOCKS:
+        yield f"loop {f.var} has {show(f.extent)} iterations, and a cluster has 2 to {MOST_BLOCKS} blocks"
+    elif any(n.bind.level == "blocks" for n in within(f.body, tile.For)):
+        yield f"loop {f.var} is over the blocks of a cluster, and loops over blocks are outside of it"
+
+
+def _multicast_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
+    """Copies that blocks of a cluster cannot divide by rows of the tile."""
+    blocks = int(f.extent.value) if isinstance(f.extent, Const) else 1
+    for s in within(f.body, tile.Copy):
+        rows, *columns = tile.extents(s.target) or [1]
+        if s.multicast is None:
+            continue
+        if s.how != "tma" or _space(s.target.buffer, tiles) != "shared":
+            yield f"a {s.how} copy to {s.target.buffer} reaches one block only; copy to shared memory by tma"
+        elif len(columns) != 1 or rows % (SWIZZLED_ROWS * blocks):
+            yield (
+                f"{s.target.buffer} has {rows} rows, which {blocks} blocks do not divide into multiples of "
+                f"{SWIZZLED_ROWS}"
+            )
 
 
 def _mma_problems(

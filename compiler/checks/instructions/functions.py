@@ -250,6 +250,17 @@ mlc_cluster_barrier();
         blocks=4, cluster=(4, 1, 1), mbarriers={"full": 32},
     )  # fmt: skip
     body = """
+mlc_cluster_barrier();
+if (t < mlc_cluster_size()) mlc_mbarrier_arrive_at(full, t);
+mlc_mbarrier_wait(full, 0);
+out[blockIdx.x * 32 + t] = x[blockIdx.x * 32 + t];
+mlc_cluster_leave();
+"""
+    yield handwritten(
+        "arrive_at", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, x),), blocks=4,
+        cluster=(4, 1, 1), mbarriers={"full": 4},
+    )  # fmt: skip
+    body = """
 MLC_SHARED(float, s, 32, 16);
 const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
 s[t] = x[blockIdx.x * 32 + t];

@@ -15,7 +15,7 @@ from itertools import takewhile
 from compiler.analysis.nests import accumulated
 from compiler.ir import tile
 from compiler.ir.expr import const
-from compiler.ir.launches import block_size
+from compiler.ir.launches import block_size, is_bound
 from compiler.ir.roles import One, Ring, RingStmt, Role
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, stages
@@ -89,7 +89,7 @@ _SPACES = (("registers", "local"), ("shared",))  # private to a thread, shared b
 def _launch_body(body: Body, context: _Context) -> Body:
     """The body of a launch. Blocks that split a reduction wait for each other between its two halves."""
     match body:
-        case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
+        case (tile.For(bind=tile.Bind("blocks" | "cluster"), body=inner) as f,):
             return (f.replace(body=_launch_body(inner, context)),)
     found = block_groups.split(body)
     if found is None:
@@ -133,6 +133,8 @@ def _syncs_before(
 ) -> tuple[list[tile.Sync], Pending]:
     """The syncs that a statement needs before it, given those already there, and the accesses pending then."""
     out: list[tile.Sync] = []
+    if is_bound(s, "cluster"):
+        return out, pending  # its body is executed once
     if context.level == "block":
         changed = stored_buffers(s)
         if changed & (context.copied_out - context.refilled) and not {STORED, BARRIER} <= set(existing):
@@ -169,7 +171,7 @@ def _async_reads(s: Stmt, context: _Context) -> set[str]:
 def _conflicting_uses(s: Stmt, context: _Context) -> Uses:
     """The accesses of a statement that must wait for pending ones; compound statements handle their own."""
     match s:
-        case If() | tile.For(bind=tile.Bind("blocks" | "columns")):
+        case If() | tile.For(bind=tile.Bind("blocks" | "cluster" | "columns")):
             return Uses()
         case tile.For(extent=extent, bind=tile.Bind(level)) if level != "lanes" and extent is const(0):
             return Uses()
@@ -188,7 +190,7 @@ def _syncs_after(s: Stmt, context: _Context, after: Body) -> tuple[tile.Sync, ..
             return (tile.Sync("commit_copies"), tile.Sync("wait_copies")) if alone else ()
         case tile.Copy(target, source, "tma") if target.buffer not in context.shared:
             return () if source.buffer in context.copied_out else (STORED,)
-        case tile.For(bind=tile.Bind(level)) if level not in ("lanes", "warps", "columns", "blocks"):
+        case tile.For(bind=tile.Bind(level)) if level not in ("lanes", "warps", "columns", "blocks", "cluster"):
             return (STORED,) if not stages.split(s)[0] and _tiles_copied_out(s, context) - context.copied_out else ()
     return ()
 
@@ -216,7 +218,7 @@ def _sync_statement(s: Stmt, context: _Context, pending: Pending) -> tuple[Stmt,
         case tile.For(bind=tile.Bind("warps"), body=body):
             made, _ = _insert_syncs(body, replace(context, level="warp"), Pending())
             return s.replace(body=made), pending.add(accesses_of(s, context.own))
-        case tile.For(bind=tile.Bind("blocks" | "columns" as level), body=body):
+        case tile.For(bind=tile.Bind("blocks" | "cluster" | "columns" as level), body=body):
             made, pending = _insert_syncs(
                 body, replace(context, level="column" if level == "columns" else context.level), pending
             )

@@ -47,13 +47,15 @@ class Emission(Prologue):
     """The state of one function; `dispatch` emits one statement.
 
     `scratch` has arrays through which the warps of a block combine values. `shared` has the places of tiles, in the
-    current slot of their pipeline. `group` is the group of blocks that split a reduction.
+    current slot of their pipeline. `group` is the group of blocks that split a reduction, `cluster` the number of blocks
+    of a loop over a cluster.
     """
 
     dispatch: Dispatch
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     shared: dict[str, SharedTile] = field(default_factory=dict)
     group: Group | None = None
+    cluster: int = 1
     matmuls: AsyncMatmuls = field(default_factory=AsyncMatmuls)
 
     @property

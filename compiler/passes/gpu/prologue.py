@@ -82,16 +82,20 @@ class Variables:
 
 @dataclass(kw_only=True)
 class Prologue(Variables):
-    """Shared arrays; mbarriers as (array, count, arrivals), with the arrays by name; tensor maps."""
+    """Shared arrays; mbarriers as (array, count, arrivals), with the arrays by name, and the number of blocks whose threads
+    arrive at those of an array, if several; tensor maps."""
 
     arrays: Body = field(default_factory=list)
     mbarriers: list[tuple[str, int, int]] = field(default_factory=list)
     named: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, int] = field(default_factory=dict)
     maps: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], str] = field(default_factory=dict)
 
-    def barriers(self, name: str, count: int, arrivals: int) -> None:
-        """Declare an array of mbarriers, each of which expects so many arrivals."""
+    def barriers(self, name: str, count: int, arrivals: int, blocks: int = 1) -> None:
+        """Declare an array of mbarriers, each of which expects so many arrivals, by threads of so many blocks."""
         array = self.named[name] = self.fresh(name)
+        if blocks > 1:
+            self.blocks[array] = blocks
         self.arrays.append(k.Array(array, i64, count, "shared", 8))
         self.mbarriers.append((array, count, arrivals))
 

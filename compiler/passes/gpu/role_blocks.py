@@ -47,6 +47,8 @@ def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, B
         *start,
         *_initialise_barriers(state, copy.first),
         k.If(is_producer, tuple(producer_branch), tuple(computing)),
+        # No block may exit while others copy to its memory or signal to it.
+        *([k.Call("mlc_cluster_leave", (), ())] if state.blocks else []),
     ]
 
 
@@ -69,7 +71,8 @@ def _initialise_barriers(state: Emission, copy_thread: int) -> Body:
     ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
     known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in state.maps.values())
     is_copy_thread = op("eq", THREAD, const(copy_thread))
-    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(is_copy_thread, known), k.Barrier("block")]
+    ready_for = k.Barrier("cluster" if state.blocks else "block")
+    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(is_copy_thread, known), ready_for]
 
 
 def emit_signal(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
@@ -80,8 +83,8 @@ def emit_signal(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
             return [k.If(op("eq", thread_of(scope), const(0)), tuple(made))]
         case If(cond, (Arrive() as inner,)):  # one condition for lane and signal
             return _arrive(state, inner, scope, substitute(cond, {Var(n): e for n, e in scope.values.items()}))
-        case Mbarriers(name, count, arrivals):
-            state.barriers(name, count, arrivals)
+        case Mbarriers(name, count, arrivals, blocks):
+            state.barriers(name, count, arrivals, blocks)
             return []
         case Ring():
             return _ring(state, s, scope)
@@ -99,8 +102,12 @@ def emit_signal(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
 
 
 def _arrive(state: Emission, s: Arrive, scope: Scope, *where: Expr) -> Body:
-    """One thread of each warp arrives."""
+    """One thread of each warp arrives; at the mbarriers of all blocks of a cluster, one for each."""
     at = address(state, s.barrier, scope)
+    if at.buffer in state.blocks:
+        is_for_block = op("lt", state.lane(), const(state.blocks[at.buffer]))
+        signal = k.Call("mlc_mbarrier_arrive_at", (), (at, state.lane()), (at.buffer,))
+        return [k.If(both(is_for_block, *where), (signal,))]
     call = k.Call("mlc_mbarrier_arrive", (), (at,), (at.buffer,))
     return [k.If(both(op("eq", state.lane(), const(0)), *where), (call,))]
 

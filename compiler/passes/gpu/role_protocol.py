@@ -101,6 +101,7 @@ class _Simulation:
     target: Target
     sizes: dict[str, int]
     barriers: dict[str, list[_Barrier]] = field(default_factory=dict)
+    blocks: dict[str, int] = field(default_factory=dict)  # by array, whose threads arrive: this block stands for all
     watched: set[str] = field(default_factory=set)
     written: dict[Place, tuple[str, int]] = field(default_factory=dict)
     read: dict[Place, Known] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class _Simulation:
     def declare(self, arrays: list[Mbarriers]) -> None:
         for s in arrays:
             self.barriers[s.name] = [_Barrier(s.arrivals, s.arrivals) for _ in range(s.count)]
+            self.blocks[s.name] = s.blocks
 
     def fail(self, problem: str) -> ValueError:
         return ValueError(f"{self.where}: {problem}")
@@ -207,7 +209,7 @@ class _Simulation:
                 _merge_knowledge(t.known, at.known)
             case Arrive(barrier):
                 self.check_released(barrier, t)
-                self.tell(barrier, t, t.role.threads // 32, 0)
+                self.tell(barrier, t, t.role.threads // 32 * self.blocks.get(barrier.array, 1), 0)
             case Expect(barrier, count):
                 self.tell(barrier, t, 1, count)
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import i64
-from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op
+from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op, static
 from compiler.ir.index import value_range
 from compiler.ir.launches import is_bound
 from compiler.ir.roles import Arrive, One, RingStmt
-from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor, span
 from compiler.passes.gpu import (
     barriers,
@@ -76,6 +76,11 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
         axes.append(body[0])
         body = body[0].body
     found = block_groups.split(body)
+    cluster_loop = next((f for f in within(s.body, tile.For) if f.bind.level == "cluster"), None)
+    if cluster_loop is not None:
+        body = body[0].body if body == (cluster_loop,) else body
+        axes.append(cluster_loop)
+        state.cluster = static(cluster_loop.extent, f"the number of blocks of {cluster_loop.var}")
     shape, start = grid(state, axes if found is None else [*axes, found[1]], scope)
     if found is not None:
         group_barriers.set_up_group(state, *found[:2], axes, scope)
@@ -89,7 +94,7 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
     maps = tuple(k.TensorMap(name, *described) for described, name in state.maps.items())
     block = (facts.threads + extra_threads, 1, 1)
     own = tuple(t.name for t in state.exchanged)
-    cluster = state.group.count if state.group is not None and state.group.cluster else 1
+    cluster = state.group.count if state.group is not None and state.group.cluster else state.cluster
     return k.Function(
         s.name, (*s.params, *state.exchanged), (*s.writes, *own), made, shape, block, s.origin, schedule, maps,
         cluster, own,
@@ -118,6 +123,8 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
             return mma.multiply(state, s, scope)
         case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
             return _over_warps(state, s, scope)
+        case tile.For(bind=tile.Bind(level="cluster")) if s.var in scope.values:  # each block executes its iteration
+            return sequence(state, s.body, scope)
         case tile.For(bind=tile.Bind(level="blocks")) if scope.level == "block":
             return group_barriers.over_blocks(state, s, scope)
         case block_groups.GroupBarrier():

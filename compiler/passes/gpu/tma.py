@@ -22,11 +22,24 @@ def load(state: Emission, s: tile.Copy, barrier: k.Address, scope: Scope) -> Bod
     """The calls of one thread for a copy to shared memory that signals `barrier`."""
     held = state.shared[s.target.buffer]
     out: Body = []
-    for box, place, coordinates in _boxes(state, s.target, s.source, held, scope):
+    target, source, blocks = s.target, s.source, 1
+    if s.multicast is not None:
+        blocks = state.cluster
+        target, source = (_part(x, blocks, s.multicast) for x in (target, source))
+    for box, place, coordinates in _boxes(state, target, source, held, scope):
         to = k.Address(held.array, place)
-        name = state.map(s.source.buffer, box, held.swizzle, _steps(s.source, scope))
-        out.append(k.Call("mlc_tma_load", (), (to, k.Map(name), barrier, *coordinates), (held.array,)))
+        name = state.map(source.buffer, box, held.swizzle, _steps(source, scope))
+        call, to_all = ("mlc_tma_load", ()) if blocks == 1 else ("mlc_tma_load_multicast", (const((1 << blocks) - 1),))
+        out.append(k.Call(call, (), (to, k.Map(name), barrier, *to_all, *coordinates), (held.array,)))
     return out
+
+
+def _part(s: tile.Slice, blocks: int, block: Expr) -> tile.Slice:
+    """The part of a slice that a block of a cluster copies to all: some of the rows of a tile."""
+    axis = tile.moved(s)[0]
+    rows = s.lengths[axis] // blocks
+    starts = (*s.starts[:axis], s.starts[axis] + block * rows * tile.steps(s)[axis], *s.starts[axis + 1 :])
+    return s.replace(starts=starts, lengths=(*s.lengths[:axis], rows, *s.lengths[axis + 1 :]))
 
 
 def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Var, const, fresh, names, op
+from compiler.ir.expr import Const, Var, const, fresh, names, op, static
 from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, overlap, stages
@@ -50,7 +50,7 @@ def _kernel(kernel: Kernel, target: Target) -> Kernel:
 def _launch_body(body: Body, facts: Facts, taken: set[str]) -> Body:
     """Roles are inside of all loops over blocks; blocks that split a reduction combine their parts after the roles."""
     match body:
-        case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
+        case (tile.For(bind=tile.Bind("blocks" | "cluster"), body=inner) as f,):
             return (f.replace(body=_launch_body(inner, facts, taken)),)
     found = block_groups.split(body)
     if found is None:
@@ -68,6 +68,9 @@ class _Roles:
         self.shared = {n.tensor.name: n for n in within(body, tile.Alloc)}
         self.start: list[Stmt] = []
         self.own: list[Stmt] = []  # the positions of the computing threads in rings
+        copies = [n for n in within(body, tile.Copy) if n.multicast is not None]
+        cluster = next((f for f in within(facts.kernel.body, tile.For) if f.bind.level == "cluster"), None)
+        self.blocks = static(cluster.extent) if copies and cluster is not None else 1
         self.rings = {f.var: self._make_rings(f) for f in self.pipes}
 
     def made(self) -> Body:
@@ -97,7 +100,8 @@ class _Roles:
         for n, tiles in enumerate(overlap.ring_tiles(f, used, self.facts.name)):
             full, empty = fresh("full", self.taken), fresh("empty", self.taken)
             ready = fresh("ready", self.taken) if preparing and not n else ""
-            self.start += [Mbarriers(full, depth, 1), Mbarriers(empty, depth, self.facts.threads // WARP)]
+            arrivals = self.facts.threads // WARP * self.blocks
+            self.start += [Mbarriers(full, depth, 1), Mbarriers(empty, depth, arrivals, self.blocks)]
             self.start += [Mbarriers(ready, depth, preparing)] if ready else []
             stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
             a, b, c, d, e, g = (fresh(stem, self.taken) for stem in stems)

@@ -22,6 +22,7 @@ from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.cache_hints import cache_hints
 from compiler.passes.tile.gpu.load_ahead import load_ahead
+from compiler.passes.tile.gpu.multicast import multicast
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.permute import permute
 from compiler.passes.tile.gpu.persist import persist
@@ -275,6 +276,7 @@ _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
     steps.Promote: promote, steps.SplitTf32: split_tf32, steps.Writeback: writeback, steps.LoadAhead: load_ahead,
     steps.CacheHints: cache_hints, steps.Checks: checks, steps.Raster: raster, steps.Persist: persist,
     steps.SplitScan: split_scan, steps.SplitReduction: split_reduction, steps.StoreSums: store_sums,
+    steps.Multicast: multicast,
 }  # fmt: skip
 _OF_LOOP: dict[type[Step], Callable[[Any, tile.For, Kernel], tuple[Stmt, ...]]] = {
     steps.Split: lambda step, f, _: split(step, f),

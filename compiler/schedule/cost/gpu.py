@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from compiler.ir.multiples import ceildiv
 from compiler.schedule.gpu import matmul
-from compiler.schedule.gpu.matmul import CACHE_LINE, RESERVED, WARP, Matmul, Operand, Sizes
+from compiler.schedule.gpu.matmul import CACHE_LINE, RESERVED, SECTOR, WARP, Matmul, Operand, Sizes
 from compiler.targets.target import Instruction, Target, costs
 
 BOUND_EXPONENT = 6.0  # exponent of `smooth_max` for a kernel's time and its least memory traffic
@@ -51,7 +51,7 @@ class Work:
 
     At least `read_bytes` come from memory, `copied_bytes` are copied to shared memory, `boxed_bytes` as boxes of
     several axes. `parts` blocks share a tile of `tile` bytes (split-k), in a `cluster` or through memory. `persistent`
-    blocks compute tile after tile. Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
+    blocks compute tile after tile. Of `sharing` blocks, all start together. Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
     """
 
     blocks: int
@@ -62,6 +62,7 @@ class Work:
     parts: int = 1
     cluster: bool = False
     persistent: bool = False
+    sharing: int = 1
     start_clocks: float = 0.0
     epilogue_clocks: float = 0.0
     boxed_bytes: int = 0
@@ -101,7 +102,7 @@ def _usable_cores(target: Target, parts: int, cluster: bool) -> int:
 def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
     """Clocks of a kernel; `step_of(n, e)` are those of a step of n resident blocks with storing share e."""
     c = costs(target)
-    cores = _usable_cores(target, w.parts, w.cluster)
+    cores = _usable_cores(target, w.parts if w.cluster else w.sharing, w.cluster or w.sharing > 1)
     full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
@@ -116,6 +117,8 @@ def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Targe
         return clocks
 
     clocks = c["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
+    if w.sharing > 1:
+        clocks += c["share"]
     if w.boxed_bytes:
         clocks = max(clocks, w.boxed_bytes / (c["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
@@ -128,7 +131,8 @@ def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Targe
 class Block:
     """A block that computes an m x n `tile` in steps of k, by a `grid` of warps or warpgroups with `row`.
 
-    Its pipeline has `depth` stages; the sum is split into `parts`.
+    Its pipeline has `depth` stages; the sum is split into `parts`. Blocks of a `cluster` along m share the copies of b,
+    those along n the copies of a.
     """
 
     row: Instruction
@@ -136,6 +140,7 @@ class Block:
     grid: tuple[int, int]
     depth: int
     parts: int
+    cluster: tuple[int, int] = (1, 1)
 
     @property
     def has_producers(self) -> bool:
@@ -146,6 +151,7 @@ class Block:
 def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     """Clocks of a matmul, and the number of persistent blocks; 0 if each block computes one tile."""
     (m, n, k), parts, c = b.tile, b.parts, costs(target)
+    sharing = math.prod(b.cluster)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
     result_bytes = matmul.result_bytes(p, b.row, (m, n), parts, target)
@@ -162,12 +168,12 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     if "fill" in c and b.has_producers:
         # Operands that are split in two are stored from registers: persistent blocks gain nothing there. If memory is
         # the limit, blocks that start as others end share its bandwidth better.
-        boxes = any(p.loops)
+        boxes, cores = any(p.loops), _usable_cores(target, sharing, sharing > 1)
         is_compute_bound = read_bytes / c["dram"] < p.m * p.n * p.k * p.batch / _mma_rate("wgmma", b.row, target)
         persistent = (
             b.row.a_space == "shared"
             and parts == 1
-            and tiles > target.cores * max_resident
+            and tiles > cores * max_resident
             and is_compute_bound
             and not boxes
         )
@@ -182,12 +188,13 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
             parts,
             cluster,
             persistent,
+            sharing,
             start_clocks,
             epilogue,
             boxed_bytes,
-            tiles * steps * _line_bytes(p, b.tile, c),
+            tiles * steps * _line_bytes(p, b, c),
         )
-        return kernel_clocks(work, step_of, target), target.cores * max_resident if persistent else 0
+        return kernel_clocks(work, step_of, target), cores * max_resident if persistent else 0
     cores = _usable_cores(target, parts, cluster)
     resident = min(max_resident, ceildiv(tiles, cores))
     # Without a tile in shared memory, groups of lanes write scattered pieces of 16 or 32 bytes.
@@ -257,16 +264,21 @@ def _step_clocks(p: Matmul, b: Block, target: Target, resident: int, epilogue_cl
     if not b.has_producers:
         return _warp_step_clocks(p, b, resident, target)
     m, n, k = b.tile
-    rate, copied_bytes = _mma_rate("wgmma", b.row, target), _line_bytes(p, b.tile, costs(target))
+    rate, copied_bytes = _mma_rate("wgmma", b.row, target), _line_bytes(p, b, costs(target))
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, copied_bytes, b.depth, n if p.terms > 1 else 0, b.parts > 1)
-    return step(s, resident, costs(target), epilogue_clocks)
+    clocks = step(s, resident, costs(target), epilogue_clocks)
+    return clocks + costs(target)["share.step"] if math.prod(b.cluster) > 1 else clocks
 
 
-def _line_bytes(p: Matmul, tile: Sizes, c: Mapping[str, float]) -> float:
-    """Bytes that a step copies, with a share of the further cache lines that rows touch which begin between two."""
-    m, n, k = tile
-    apart = (length * x.bytes * (1 + c["l2.line"] * (1 - x.aligned / CACHE_LINE)) for x, length in ((p.a, m), (p.b, n)))
-    return k * sum(apart)
+def _line_bytes(p: Matmul, b: Block, c: Mapping[str, float]) -> float:
+    """Bytes that a block copies in a step, with a share of the further requests for rows that begin between two cache
+    lines or sectors; of a tile that blocks of a cluster share, each copies a part."""
+    (m, n, k), (down, across) = b.tile, b.cluster
+    requested = 0.0
+    for x, length, blocks in ((p.a, m, across), (p.b, n, down)):
+        further = c["l2.line"] * (1 - x.aligned / CACHE_LINE) * (1 if x.aligned % SECTOR == 0 else c["l2.sector"])
+        requested += length * x.bytes * (1 + further) / blocks
+    return k * requested
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from compiler.targets.target import Instruction, Target
 Sizes = tuple[int, int, int]
 
 WARP = 32
-CACHE_LINE = 128  # bytes
+CACHE_LINE, SECTOR = 128, 32  # bytes
 ROW_PADDING = 8  # elements of padding per row of the partial sums that blocks of a cluster exchange
 MOST_BLOCKS = 8  # of a cluster
 NEIGHBOURS = 4  # adjacent elements of a result that a thread combines (split-k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from compiler.ir.multiples import ceildiv
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul
-from compiler.targets.legal import grids
+from compiler.targets.legal import SWIZZLED_ROWS, grids
 from compiler.targets.target import Instruction, Target
 
 ROW = 128  # bytes
 MAX_DEPTH = 4  # pipeline stages: three tiles in flight cover the latency
 MAX_DEPTH_WITH_PRODUCERS = 8  # with producer warps: small tiles need more bytes in flight
 MOST_PARTS, COMPUTING = 32, 4
+CLUSTERS = (2, 4)  # blocks that share copies
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Tiling:
     grid: tuple[int, int] = (1, 1)
     ahead: int = 0  # registers per thread for operands of the epilogue that are loaded before the sum
     whole: bool = False  # whether these are all such operands, rather than only vectors along m or n
+    cluster: tuple[int, int] = (1, 1)  # blocks along m and n; those along m share the copies of b, along n those of a
 
 
 # Rows and columns of a block's tile, and the warps that multiply it.
@@ -53,7 +56,7 @@ _TILES = (
 # For few columns, as in one group of a grouped convolution.
 _NARROW_TILES = ((128, 8, 4), (256, 8, 8), (128, 16, 4), (256, 16, 8))
 # Rows of tiles for wgmma, and the warpgroups that multiply them. Four warpgroups would have too few registers each.
-_GROUPS = ((64, 1), (128, 2))
+_GROUPS = ((64, 1), (128, 2), (256, 2))
 _REGISTER_GROUPS = ((64, 1), (128, 1), (128, 2), (256, 2))
 COLUMNS = 16  # a tile has a multiple of so many columns, or fewer
 SHARED_COLUMNS = 64  # with fewer columns, more rows per warpgroup do not pay
@@ -98,12 +101,15 @@ def _tilings_of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> It
             result_bytes = matmul.result_bytes(p, row, (m, n), parts, target)
             epilogue_registers = matmul.epilogue_registers(p, row, (m, n), grid, parts, target)
             deepest = min(longest, (target.shared - RESERVED - result_bytes) // stage)
-            for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
-                clocks, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
+            depths = {d for d in (least, 3, 4, deepest) if least <= d <= deepest}
+            for depth, cluster in itertools.product(depths, _clusters(p, row, (m, n, k), parts, target)):
+                block = cost.Block(row, (m, n, k), grid, depth, parts, cluster)
+                clocks, blocks = cost.matmul_clocks(p, block, target)
                 if math.isfinite(clocks):
                     yield Tiling(
-                        row, p.terms, m, n, k, warps * WARP, depth, parts, clocks, blocks, grid, *epilogue_registers
-                    )
+                        row, p.terms, m, n, k, warps * WARP, depth, parts, clocks, blocks, grid, *epilogue_registers,
+                        cluster,
+                    )  # fmt: skip
 
 
 def _block_shapes(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
@@ -119,6 +125,23 @@ def _block_shapes(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, 
         odd = n % COLUMNS and n > COLUMNS
         if grid is not None and not tall and not broad and not (wide and (narrow or odd)):
             yield m, n, warps, grid
+
+
+def _clusters(
+    p: Matmul, row: Instruction, tile: matmul.Sizes, parts: int, target: Target
+) -> Iterator[tuple[int, int]]:
+    """Clusters of blocks that may share copies: these divide the tiles of an axis, and rows of what they share."""
+    yield 1, 1
+    is_copied = row.a_space == "shared" and p.a.copied and p.b.copied
+    if row.threads <= WARP or parts > 1 or any(p.loops) or not is_copied or "cluster" not in target.features:
+        return
+    m, n, k = tile
+    for blocks in CLUSTERS:
+        unit = SWIZZLED_ROWS * blocks
+        if ceildiv(p.m, m) % blocks == 0 and n % unit == k % unit == 0:
+            yield blocks, 1
+        if ceildiv(p.n, n) % blocks == 0 and m % unit == k % unit == 0:
+            yield 1, blocks
 
 
 def _split_counts(p: Matmul, k: int) -> Iterator[int]:

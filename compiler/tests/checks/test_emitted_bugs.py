@@ -20,6 +20,9 @@ from compiler import frontend, pipeline
 from compiler.interpret import scalar
 from compiler.ir import kernel
 from compiler.pipeline import Lowering
+from compiler.schedule import space
+from compiler.schedule.space.members import Planned
+from compiler.schedule.steps import Schedule, show
 from compiler.targets import nvidia
 from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed
@@ -43,6 +46,7 @@ FAMILIES: dict[str, Family] = {
     "product, mma.sync": (lambda a, b: a @ b, (bf16(130, 200), bf16(200, 140)), "sm_80"),
     "product, wgmma": (lambda a, b: a @ b, (bf16(640, 1024), bf16(1024, 640)), "sm_90a"),
     "product, residual": (lambda a, b, c: a @ b + c, (bf16(320, 1024), bf16(1024, 320), bf16(320, 320)), "sm_90a"),
+    "product, multicast": (lambda a, b: a @ b, (bf16(256, 512), bf16(512, 128)), "sm_90a"),
     "product, f32": (lambda a, b: a @ b, (torch.randn(70, 90), torch.randn(90, 80)), "sm_90a"),
     "product, split sum": (F.linear, (bf16(32, 4096), bf16(128, 4096)), "sm_80"),
     "attention, mma.sync": (F.scaled_dot_product_attention, tuple(bf16(1, 2, 100, 64) for _ in range(3)), "sm_80"),
@@ -50,11 +54,15 @@ FAMILIES: dict[str, Family] = {
     "convolution": (lambda x, w: F.conv2d(x, w, padding=1), (bf16(1, 16, 9, 9), bf16(24, 16, 3, 3)), "sm_90a"),
 }
 
+STEPS = {"product, multicast": "multicast("}  # the step that a family's schedule has, if not the heuristic's schedule
+
 _DROPPED = re.compile(
     r"mlc_(block|warp|cluster|named)_barrier\(|mlc_cp_async_(wait|commit)|mlc_mbarrier_(wait|expect)\(|mlc_fence_|"
     r"mlc_wgmma_(commit|wait)|mlc_bulk_(wait|commit)|mlc_tma_(wait|commit)|mlc_cluster_leave|mlc_wait_dependencies"
 )
 _LOOSER = re.compile(r"(_wait\w*)<(\d+)>")
+_ONE_BLOCK = re.compile(r"(mlc_tma_load_multicast\(.*, )3, ")
+_FEWER = re.compile(r"lane < 2\b")
 _EXCHANGE = re.compile(r"^(  \w.*)scratch_f32_\d+\)")  # nothing else lies between it and the one before
 _PARITY = re.compile(r"(mlc_mbarrier_wait\(.*), (.*)\);")
 
@@ -70,6 +78,10 @@ def looser(text: str) -> Iterator[tuple[str, str]]:
             edits.append(("one more left under way", _LOOSER.sub(lambda m: f"{m[1]}<{int(m[2]) + 1}>", line)))
         if _PARITY.search(line):
             edits.append(("waits for the other parity", _PARITY.sub(r"\1, (\2) ^ 1);", line)))
+        if _ONE_BLOCK.search(line):
+            edits.append(("to one block of two", _ONE_BLOCK.sub(r"\g<1>1, ", line)))
+        if _FEWER.search(line):
+            edits.append(("signalled to one block of two", _FEWER.sub("lane < 1", line)))
         if _EXCHANGE.search(line):
             edits.append(("through the memory of another exchange", _EXCHANGE.sub(r"\1scratch_f32)", line)))
         for how, new in edits:
@@ -79,7 +91,17 @@ def looser(text: str) -> Iterator[tuple[str, str]]:
 @functools.cache
 def lowered(family: str) -> Lowering:
     function, inputs, target = FAMILIES[family]
-    return pipeline.lower(frontend.capture(function, inputs, ()).program, TARGETS[target])
+    program = frontend.capture(function, inputs, ()).program
+    made = pipeline.lower(program, TARGETS[target])
+    if family not in STEPS:
+        return made
+    (nest,) = made.stages["loop"].kernels
+    every = space.space(nest, (), TARGETS[target])
+    return pipeline.lower(program, TARGETS[target], schedules={nest.name: _first_with(STEPS[family], every)})
+
+
+def _first_with(step: str, members: Iterator[Planned]) -> Schedule:
+    return next(x.schedule for x in members if step in show(x.schedule))
 
 
 def reports(family: str, text: str) -> list[str]:

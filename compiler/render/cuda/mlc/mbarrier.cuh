@@ -56,6 +56,21 @@ MLC_DEVICE void mlc_mbarrier_arrive_cluster(void* barrier, long rank) {
     mlc::emu::mbarrier_arrive_cluster(at, block);
 #endif
 }
+// The same for a place that only copies write: what threads wrote to other blocks is not ordered, for which they would
+// wait as long as for memory.
+MLC_DEVICE void mlc_mbarrier_arrive_at(void* barrier, long rank) {
+    const unsigned at = mlc_shared_address(barrier);
+    const int block = (int)rank;
+#ifdef __CUDACC__
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(at),
+        "r"(block)
+        : "memory");
+#else
+    mlc::emu::mbarrier_arrive_cluster(at, block);
+#endif
+}
 // Until the phase of this parity is complete: the latest one, or the one before the running one.
 MLC_DEVICE void mlc_mbarrier_wait(void* barrier, long parity) {
     const unsigned at = mlc_shared_address(barrier);

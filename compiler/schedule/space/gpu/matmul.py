@@ -41,6 +41,7 @@ from compiler.schedule.steps import (
     Collapse,
     Distribute,
     LoadAhead,
+    Multicast,
     Pad,
     Persist,
     Promote,
@@ -107,7 +108,7 @@ def _members(
 
 
 def _price(p: MatmulAxes, sizes: Matmul, t: Tiling, groups: bool, target: Target) -> float:
-    block = cost.Block(t.row, (t.m, t.n, t.k), t.grid, t.depth, t.parts)
+    block = cost.Block(t.row, (t.m, t.n, t.k), t.grid, t.depth, t.parts, t.cluster)
     return _estimate(p, replace(t, clocks=cost.matmul_clocks(sizes, block, target)[0]), groups, target)
 
 
@@ -188,6 +189,7 @@ class MatmulPlan:
     t: Tiling
     target: Target
     steps: list[Step] = field(default_factory=list)
+    sharing: tuple[Factor | None, str] = (None, "")  # the factor whose copies blocks share, and the loop over these
 
     # ---- steps
 
@@ -215,10 +217,11 @@ class MatmulPlan:
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
                 self.split(x, length)
-        grid += self.raster()
+        cluster = self.cluster()
+        grid += self.raster(cluster)
         if t.parts > 1:
             grid += self.split_reduction()
-        self.steps += [Bind(var, "blocks") for var in grid]
+        self.steps += [*(Bind(var, "blocks") for var in grid), *(Bind(var, "cluster") for var in cluster)]
         nests = Distribute(self.acc, (m.name, n.name), (m.name, n.name), "registers")
         add(nests)
         self.mainloop(nests)
@@ -226,7 +229,7 @@ class MatmulPlan:
             self.load_ahead(nests.last)
         if t.blocks:
             every = "".join(grid)
-            add(Persist(tuple(grid), t.blocks, (f"{every}_block", f"{every}_turn", every)))
+            add(Persist(tuple(grid), t.blocks // math.prod(t.cluster), (f"{every}_block", f"{every}_turn", every)))
         return Schedule(tuple(self.steps))
 
     @property
@@ -253,17 +256,28 @@ class MatmulPlan:
             self.steps.append(LoadAhead(x.buffer, tile, nest, into))
             self.bind_lanes(into)
 
-    def raster(self) -> list[str]:
-        """Bind order of the loops over tiles, slowest first.
+    def cluster(self) -> tuple[str, ...]:
+        """Split the loop over tiles whose blocks share copies; returns the loop over a cluster's blocks."""
+        for x, sharing, blocks in zip((self.p.m, self.p.n), (self.p.b, self.p.a), self.t.cluster, strict=True):
+            if blocks > 1:
+                outer, inner = naming.pieces(x.outer)
+                self.steps.append(Split(x.outer, blocks, (outer, inner)))
+                x.outer, self.sharing = outer, (sharing, inner)
+                return (inner,)
+        return ()
+
+    def raster(self, cluster: tuple[str, ...]) -> list[str]:
+        """Bind order of the loops over tiles, or over those of a `cluster`, slowest first.
 
         If there are many tiles both ways, groups of rows advance through the columns together. Otherwise the shorter
         way runs fastest: concurrent blocks share tiles of the longer way's operand, which is then read from memory
         once.
         """
         m, n = self.p.m, self.p.n
-        rows, columns = -(-m.size // self.t.m), -(-n.size // self.t.n)
+        down, across = self.t.cluster
+        rows, columns = -(-m.size // (self.t.m * down)), -(-n.size // (self.t.n * across))
         outer = [n.outer, m.outer] if rows <= GROUP and rows < columns else [m.outer, n.outer]
-        self.steps.append(Reorder((*outer, m.name, n.name)))
+        self.steps.append(Reorder((*outer, *cluster, m.name, n.name)))
         if min(rows, columns) <= GROUP:
             return outer
         every = m.outer + n.outer
@@ -324,6 +338,9 @@ class MatmulPlan:
         ends = self.steps_of_sum(nests)
         self.writeback(ends[1])
         tiles_of = self.cache_factor(self.p.a, m, "tile", t.m), self.cache_factor(self.p.b, n, "panel", t.n)
+        if self.sharing[1]:
+            held = next(name for x, name in zip((self.p.a, self.p.b), tiles_of, strict=True) if x is self.sharing[0])
+            add(Multicast(held, self.sharing[1]))
         if t.terms > 1 or t.row.coarse:
             chunk = Promote(self.acc, k.outer, f"{self.acc}_chunk")
             add(chunk)
