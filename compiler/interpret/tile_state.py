@@ -44,9 +44,7 @@ class Mbarriers:
         return is_expected
 
 
-def make_mbarriers(
-    points: list[int], count: int, arrivals: int, private: tuple[Expr, ...], blocks: int
-) -> Mbarriers:
+def make_mbarriers(points: list[int], count: int, arrivals: int, private: tuple[Expr, ...], blocks: int) -> Mbarriers:
     shape = (*points, count)
     bytes_, phase = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     return Mbarriers(arrivals, private, np.full(shape, arrivals, np.int64), bytes_, phase, blocks)

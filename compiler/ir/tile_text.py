@@ -96,9 +96,11 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how), *full], said)):
             told = next((roles_text.parse_barrier(x, scope) for x in full), None)
             alike = next((expression(word.value, scope) for word in said if word.arg == "multicast"), None)
-            by = {word.arg: _whole(word.value) for word in said if word.arg != "multicast"}
+            width, rounds, prefetch = (
+                next((_whole(word.value) for word in said if word.arg == name), 0) for name in _COPY_WORDS
+            )
             sides = _slice(target, scope), _slice(source, scope)
-            return (tile.Copy(*sides, how, told, *(by.get(word, 0) for word in _COPY_WORDS), alike),)
+            return (tile.Copy(*sides, how, told, width, rounds, prefetch, alike),)
         case ast.Expr(
             ast.Call(
                 ast.Name("mma"),

@@ -50,9 +50,8 @@ def encoding(m: Map) -> Encoding:
     if problem := _problem(m):
         raise CompilerError(f"the copy engine cannot serve {m}: {problem}")
     dtype, size = _TYPES[m.dtype]
-    # L2 promotion: a miss fetches 256 bytes, but 128 for narrow rows, whose neighbouring bytes are not used, and for rows
-    # that do not begin at multiples of 256 bytes. Of the latter, matmuls of unaligned rows took 1.12 to 1.18 times as
-    # long with 256 on an H200.
+    # L2 promotion: a miss fetches 256 bytes, but 128 for narrow rows, whose neighbouring bytes are not used, and for
+    # rows that do not begin at multiples of 256 bytes: matmuls of such rows took up to 1.18 times as long with 256.
     wide = m.box[0] * size >= 128 and all(stride % 256 == 0 for stride in m.strides[1:])
     promotion = _PROMOTE_256 if wide else _PROMOTE_128
     steps = m.steps or (1,) * len(m.dims)

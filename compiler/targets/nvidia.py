@@ -105,20 +105,22 @@ _COSTS = {
         "beside": 41.6, "beside.split": 46.4,  # a warpgroup between the matmuls of two steps
         "prepare": 619.0, "prepare.column": 1.8,  # the warps that split the columns of a tile
         # The costs of 16-bit matmuls were fitted to 2,278 times of 44 of them on an H200 and an H100; few have sizes
-        # that are multiples of tiles. The schedule with the least estimate takes 1.045 of the best one's time.
+        # that are multiples of tiles. Those of L2 and of shared copies were fitted to 2,310 times of 31 of them and 13
+        # of the others on an H200: the schedule with the least estimate takes 1.046 and 1.075 of the best one's time.
         # Bytes per clock of tiles, also for split numbers and for blocks of a split reduction; of all multiprocessors
-        # together, each; the part of a further cache line that counts if rows begin between two; bytes of memory;
-        # latency of a tile; exponents of the smooth maxima of a step, and of a kernel and its bytes from L2.
-        "l2": 78.1, "l2.split": 67.7, "l2.parts": 43.7, "l2.all": 48.6, "l2.line": 1.0, "l2.sector": 2.0,
-        "dram": 13.7, "latency": 1550.0, "close": 3.94, "close.all": 3.0,
+        # together, each; the part of a further request that counts if rows begin between two cache lines, and how much
+        # more if they begin between two sectors; bytes of memory; latency of a tile; exponents of the smooth maxima of
+        # a step, and of a kernel and its bytes from L2.
+        "l2": 107.0, "l2.split": 67.7, "l2.parts": 43.7, "l2.all": 71.7, "l2.line": 0.88, "l2.sector": 1.7,
+        "dram": 13.7, "latency": 1550.0, "close": 3.94, "close.all": 2.7,
+        # A kernel whose blocks share copies, and a step of it.
+        "share": 1800.0, "share.step": 62.0,
         # a kernel; a wave of blocks before its pipelines are full
         "start": 1230.0, "fill": 1210.0, "fill.split": 1800.0,
         "store": 23.5, "store.edge": 37.4, "join": 40.0, "join.down": 30.3,
         # Slowdown of a step if blocks share a multiprocessor; per element of a tile stored in boxes of 64 or 32 bytes,
         # and growth with a thread's elements.
         "together": 1.01, "store.64": 6.0, "store.32": 32.0, "store.more": 0.137,
-        # A kernel whose blocks share copies, and a step of it.
-        "share": 900.0, "share.step": 20.0,
         "cluster": 722.0, "cluster.byte": 0.0989,  # the exchange of parts, and per byte of a block's tile
         # Boxes of pixels with split reductions: bytes per clock from L2, and the exchange of parts.
         "l2.boxes": 34.8, "ticket.boxes": 13000.0,

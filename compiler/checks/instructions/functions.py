@@ -18,7 +18,16 @@ def functions(seed: int) -> Trials:
     """The trials of all device functions."""
     rng = np.random.default_rng(seed)
     arithmetic = (formulas, _extremes, _atomics, _vector_atomics, _warp)
-    for trials_of in (*arithmetic, _hinted_accesses, _barriers, _arriving_copies, _clusters, _bulk_copies, _launches):
+    for trials_of in (
+        *arithmetic,
+        _hinted_accesses,
+        _barriers,
+        _arriving_copies,
+        _clusters,
+        _cluster_signals,
+        _bulk_copies,
+        _launches,
+    ):
         yield from trials_of(rng)
 
 
@@ -218,6 +227,22 @@ for (long i = 0; i < 3; i++) {
     )  # fmt: skip
 
 
+def _cluster_signals(rng: np.random.Generator) -> Trials:
+    """Every block of a cluster arrives at the mbarrier of each."""
+    x = small_integers(rng, f32, (4, 32))
+    body = """
+mlc_cluster_barrier();
+if (t < mlc_cluster_size()) mlc_mbarrier_arrive_at(full, t);
+mlc_mbarrier_wait(full, 0);
+out[blockIdx.x * 32 + t] = x[blockIdx.x * 32 + t];
+mlc_cluster_leave();
+"""
+    yield handwritten(
+        "arrive_at", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, x),), blocks=4,
+        cluster=(4, 1, 1), mbarriers={"full": 4},
+    )  # fmt: skip
+
+
 def _clusters(rng: np.random.Generator) -> Trials:
     x = small_integers(rng, f32, (4, 32))
     body = """
@@ -248,17 +273,6 @@ mlc_cluster_barrier();
     yield handwritten(
         "arrive_cluster", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, expected),),
         blocks=4, cluster=(4, 1, 1), mbarriers={"full": 32},
-    )  # fmt: skip
-    body = """
-mlc_cluster_barrier();
-if (t < mlc_cluster_size()) mlc_mbarrier_arrive_at(full, t);
-mlc_mbarrier_wait(full, 0);
-out[blockIdx.x * 32 + t] = x[blockIdx.x * 32 + t];
-mlc_cluster_leave();
-"""
-    yield handwritten(
-        "arrive_at", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, x),), blocks=4,
-        cluster=(4, 1, 1), mbarriers={"full": 4},
     )  # fmt: skip
     body = """
 MLC_SHARED(float, s, 32, 16);

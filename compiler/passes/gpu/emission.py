@@ -47,8 +47,8 @@ class Emission(Prologue):
     """The state of one function; `dispatch` emits one statement.
 
     `scratch` has arrays through which the warps of a block combine values. `shared` has the places of tiles, in the
-    current slot of their pipeline. `group` is the group of blocks that split a reduction, `cluster` the number of blocks
-    of a loop over a cluster.
+    current slot of their pipeline. `group` is the group of blocks that split a reduction, `cluster` the number of
+    blocks of a loop over a cluster.
     """
 
     dispatch: Dispatch

@@ -82,8 +82,8 @@ class Variables:
 
 @dataclass(kw_only=True)
 class Prologue(Variables):
-    """Shared arrays; mbarriers as (array, count, arrivals), with the arrays by name, and the number of blocks whose threads
-    arrive at those of an array, if several; tensor maps."""
+    """Shared arrays; mbarriers as (array, count, arrivals), with the arrays by name, and the number of blocks whose
+    threads arrive at those of an array, if several; tensor maps."""
 
     arrays: Body = field(default_factory=list)
     mbarriers: list[tuple[str, int, int]] = field(default_factory=list)

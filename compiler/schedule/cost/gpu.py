@@ -51,7 +51,8 @@ class Work:
 
     At least `read_bytes` come from memory, `copied_bytes` are copied to shared memory, `boxed_bytes` as boxes of
     several axes. `parts` blocks share a tile of `tile` bytes (split-k), in a `cluster` or through memory. `persistent`
-    blocks compute tile after tile. Of `sharing` blocks, all start together. Starting a wave of blocks takes `start_clocks`, storing a tile `epilogue_clocks`.
+    blocks compute tile after tile. `sharing` blocks share copies, and start together. Starting a wave of blocks takes
+    `start_clocks`, storing a tile `epilogue_clocks`.
     """
 
     blocks: int
@@ -96,7 +97,7 @@ def step(s: Step, resident: int, costs: Mapping[str, float], epilogue_clocks: fl
 def _usable_cores(target: Target, parts: int, cluster: bool) -> int:
     """Multiprocessors that get blocks; with clusters, some get none, because all blocks of one start together."""
     blocks_at_once = dict(target.clusters).get(parts, target.cores // parts) * parts
-    return max(blocks_at_once, parts) if cluster else target.cores
+    return max(min(blocks_at_once, target.cores), parts) if cluster else target.cores
 
 
 def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
@@ -171,11 +172,7 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
         boxes, cores = any(p.loops), _usable_cores(target, sharing, sharing > 1)
         is_compute_bound = read_bytes / c["dram"] < p.m * p.n * p.k * p.batch / _mma_rate("wgmma", b.row, target)
         persistent = (
-            b.row.a_space == "shared"
-            and parts == 1
-            and tiles > cores * max_resident
-            and is_compute_bound
-            and not boxes
+            b.row.a_space == "shared" and parts == 1 and tiles > cores * max_resident and is_compute_bound and not boxes
         )
         start_clocks = c["fill.split" if p.terms > 1 else "fill"] + (c["boxes"] if boxes and max_resident == 1 else 0.0)
         boxed_bytes = tiles * steps * k * (m * p.a.bytes + n * p.b.bytes) if p.step else 0

@@ -127,9 +127,7 @@ def _block_shapes(p: Matmul, row: Instruction) -> Iterator[tuple[int, int, int, 
             yield m, n, warps, grid
 
 
-def _clusters(
-    p: Matmul, row: Instruction, tile: matmul.Sizes, parts: int, target: Target
-) -> Iterator[tuple[int, int]]:
+def _clusters(p: Matmul, row: Instruction, tile: matmul.Sizes, parts: int, target: Target) -> Iterator[tuple[int, int]]:
     """Clusters of blocks that may share copies: these divide the tiles of an axis, and rows of what they share."""
     yield 1, 1
     is_copied = row.a_space == "shared" and p.a.copied and p.b.copied

@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     "product, mma.sync": (lambda a, b: a @ b, (bf16(130, 200), bf16(200, 140)), "sm_80"),
     "product, wgmma": (lambda a, b: a @ b, (bf16(640, 1024), bf16(1024, 640)), "sm_90a"),
     "product, residual": (lambda a, b, c: a @ b + c, (bf16(320, 1024), bf16(1024, 320), bf16(320, 320)), "sm_90a"),
-    "product, multicast": (lambda a, b: a @ b, (bf16(256, 512), bf16(512, 128)), "sm_90a"),
+    "product, multicast": (lambda a, b: a @ b, (bf16(256, 1280), bf16(1280, 128)), "sm_90a"),
     "product, f32": (lambda a, b: a @ b, (torch.randn(70, 90), torch.randn(90, 80)), "sm_90a"),
     "product, split sum": (F.linear, (bf16(32, 4096), bf16(128, 4096)), "sm_80"),
     "attention, mma.sync": (F.scaled_dot_product_attention, tuple(bf16(1, 2, 100, 64) for _ in range(3)), "sm_80"),
