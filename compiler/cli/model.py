@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compiler.cli.sources import UsageError, interruptible_import
 
@@ -18,18 +18,32 @@ def options(command: argparse.ArgumentParser) -> None:
         help="instead of -c: a transformers model, a folder with config.json or a name on the hub",
     )
     command.add_argument(
-        "--random-weights", action="store_true", help="use random weights for --model instead of stored ones"
+        "--random-weights",
+        action="store_true",
+        default=None,
+        help="use random weights for --model instead of stored ones",
     )
-    command.add_argument("--layers", type=int, default=0, metavar="N", help="use only the first N layers of --model")
+    command.add_argument("--layers", type=int, metavar="N", help="use only the first N layers of --model")
     command.add_argument(
-        "--phase", choices=("prefill", "decode"), default="prefill", help="the call of --model to compile"
+        "--phase", choices=("prefill", "decode"), help="the call of --model to compile (default: prefill)"
     )
     command.add_argument(
-        "--tokens", type=int, default=128, metavar="N", help="tokens given to --model, or in its cache when decoding"
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="tokens given to --model, or in its cache when decoding (default: 128)",
     )
-    command.add_argument(
-        "--dtype", choices=("f32", "bf16", "f16"), default="f32", help="dtype of --model (default: f32)"
-    )
+    command.add_argument("--dtype", choices=("f32", "bf16", "f16"), help="dtype of --model (default: f32)")
+
+
+_ONLY_OF_MODELS = ("random_weights", "layers", "phase", "tokens", "dtype")  # None if not given
+
+
+def check_no_model_options(options: argparse.Namespace) -> None:
+    """Raise UsageError for options of --model where there is none."""
+    given = [f"--{name.replace('_', '-')}" for name in _ONLY_OF_MODELS if getattr(options, name) is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)} {'works' if len(given) == 1 else 'work'} only with --model")
 
 
 def model_request(options: argparse.Namespace) -> ModelRequest:
@@ -38,24 +52,21 @@ def model_request(options: argparse.Namespace) -> ModelRequest:
 
     if options.code is not None or getattr(options, "source", None) is not None:
         raise UsageError("--model cannot be combined with -c or --from")
-    if options.tokens < 1 or options.layers < 0:
+    given: dict[str, Any] = {
+        name: getattr(options, name) for name in _ONLY_OF_MODELS if getattr(options, name) is not None
+    }
+    if given.get("tokens", 1) < 1 or given.get("layers", 0) < 0:
         raise UsageError("--tokens must be at least 1, and --layers must not be negative")
-    return models.ModelRequest(
-        options.model,
-        options.random_weights,
-        options.layers,
-        options.phase,
-        options.tokens,
-        options.dtype,
-        options.seed,
-    )
+    return models.ModelRequest(options.model, seed=options.seed, **given)
 
 
 def device(options: argparse.Namespace) -> str:
-    """The device for the model: the GPU for GPU targets."""
+    """The device for the model: the GPU for GPU targets, if there is one."""
     from compiler.execution import named  # noqa: PLC0415
+    from compiler.runtime.device import unavailable_reason  # noqa: PLC0415
 
-    return named.target(options.target or "cpu").kind
+    kind: str = named.target(options.target or "cpu").kind
+    return "cpu" if kind == "cuda" and unavailable_reason() else kind
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,8 +74,11 @@ def run(options: argparse.Namespace) -> int:
     request = model_request(options)
     with interruptible_import():
         from compiler import backend  # noqa: PLC0415
-        from compiler.execution import models  # noqa: PLC0415
+        from compiler.execution import models, named  # noqa: PLC0415
+        from compiler.runtime.device import unavailable_reason  # noqa: PLC0415
 
+    if named.target(options.target or "cpu").kind == "cuda" and (reason := unavailable_reason()):
+        raise UsageError(f"models are not run emulated, and there is no GPU: {reason}; explain --model needs none")
     errors = models.compare(request, device(options), backend.mlcomp, options.bench, options.quantize)
     is_correct = errors.ours <= errors.allowed
     verdict = "ok" if is_correct else "WRONG"

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--quantize works with -c or --model, not with --from or --onnx")
     if options.model is not None:
         return model.run(options)
+    model.check_no_model_options(options)
     with interruptible_import():
         from compiler.execution import expression, gpu_programs, named  # noqa: PLC0415
 

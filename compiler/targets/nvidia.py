@@ -106,12 +106,12 @@ _COSTS = {
         "prepare": 619.0, "prepare.column": 1.8,  # the warps that split the columns of a tile
         # The costs of 16-bit matmuls were fitted to 2,278 times of 44 of them on an H200 and an H100; few have sizes
         # that are multiples of tiles. Those of L2 and of shared copies were fitted to 2,310 times of 31 of them and 13
-        # of the others on an H200: the schedule with the least estimate takes 1.046 and 1.075 of the best one's time.
+        # of the others on an H200: the schedule with the least estimate takes 1.049 and 1.064 of the best one's time.
         # Bytes per clock of tiles, also for split numbers and for blocks of a split reduction; of all multiprocessors
         # together, each; the part of a further request that counts if rows begin between two cache lines, and how much
         # more if they begin between two sectors; bytes of memory; latency of a tile; exponents of the smooth maxima of
         # a step, and of a kernel and its bytes from L2.
-        "l2": 107.0, "l2.split": 67.7, "l2.parts": 43.7, "l2.all": 71.7, "l2.line": 0.88, "l2.sector": 1.7,
+        "l2": 107.0, "l2.split": 67.7, "l2.parts": 80.0, "l2.all": 71.7, "l2.line": 0.88, "l2.sector": 1.7,
         "dram": 13.7, "latency": 1550.0, "close": 3.94, "close.all": 2.7,
         # A kernel whose blocks share copies, and a step of it.
         "share": 1800.0, "share.step": 62.0,

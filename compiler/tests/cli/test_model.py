@@ -13,6 +13,7 @@ from compiler.cli import main
 from compiler.errors import CompilerError
 from compiler.execution import models
 from compiler.passes.quantize import MODES
+from compiler.runtime.device import unavailable_reason
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
@@ -75,6 +76,26 @@ def test_a_step_that_spoils_its_cache_is_wrong(folder: Path) -> None:
 def test_explain_tells_what_becomes_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--model", str(folder), "--random-weights", "--layers", "1", "--tokens", "8"]) == 0
     assert "attention" in capsys.readouterr().out
+
+
+@needs_transformers
+@pytest.mark.skipif(not unavailable_reason(), reason="a GPU is here")
+def test_a_model_is_explained_for_a_gpu_that_is_not_here_and_not_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = ["--model", str(folder), "--random-weights", "--layers", "1", "--tokens", "8", "--target", "sm_90a"]
+    assert main(["explain", *request]) == 0
+    assert "attention" in capsys.readouterr().out
+    assert main(["run", *request]) == 2
+    assert "there is no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "explain"])
+def test_options_of_models_need_a_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "-c", "torch.ones(3)", "--layers", "1", "--phase", "decode"]) == 2
+    assert "--layers, --phase work only with --model" in capsys.readouterr().err
+    assert main([command, "-c", "torch.ones(3)", "--random-weights"]) == 2
+    assert "--random-weights works only with --model" in capsys.readouterr().err
 
 
 @needs_transformers
