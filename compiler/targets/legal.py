@@ -51,6 +51,8 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
     for s in within(kernel.body):
         subjects, reasons = _statement_problems(s, tiles, tensors, target)
         yield from (Problem(subjects, reason) for reason in reasons)
+        if isinstance(s, tile.For) and s.bind.level == "cluster":
+            yield from _multicast_problems(s, tiles)
     yield from _shared_memory_problems(kernel, target)
     clusters = {f.var for f in within(kernel.body, tile.For) if f.bind.level == "cluster"}
     clusters |= {name for name, a in tiles.items() if a.space == "cluster"}
@@ -75,7 +77,7 @@ def _statement_problems(
         case tile.Copy(to, source, how) if how != "plain":
             return {to.buffer, source.buffer}, _transfer_problems(s, tiles, tensors, target)
         case tile.For(bind=tile.Bind("cluster")):
-            return {s.var}, (*_cluster_loop_problems(s, target), *_multicast_problems(s, tiles))
+            return {s.var}, _cluster_loop_problems(s, target)
         case tile.For(bind=tile.Bind("unroll")):
             return {s.var}, _unroll_problems(s, tiles)
         case tile.For(bind=tile.Bind("lanes" | "columns")):
@@ -269,20 +271,18 @@ def _cluster_loop_problems(f: tile.For, target: Target) -> Iterator[str]:
         yield f"loop {f.var} is over the blocks of a cluster, and loops over blocks are outside of it"
 
 
-def _multicast_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
+def _multicast_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[Problem]:
     """Copies that blocks of a cluster cannot divide by rows of the tile."""
     blocks = int(f.extent.value) if isinstance(f.extent, Const) else 1
     for s in within(f.body, tile.Copy):
-        rows, *columns = tile.extents(s.target) or [1]
+        name, (rows, *columns) = s.target.buffer, tile.extents(s.target) or [1]
         if s.multicast is None:
             continue
-        if s.how != "tma" or _space(s.target.buffer, tiles) != "shared":
-            yield f"a {s.how} copy to {s.target.buffer} reaches one block only; copy to shared memory by tma"
+        if s.how != "tma" or _space(name, tiles) != "shared":
+            yield Problem({name}, f"a {s.how} copy to {name} reaches one block only; copy to shared memory by tma")
         elif len(columns) != 1 or rows % (SWIZZLED_ROWS * blocks):
-            yield (
-                f"{s.target.buffer} has {rows} rows, which {blocks} blocks do not divide into multiples of "
-                f"{SWIZZLED_ROWS}"
-            )
+            reason = f"{name} has {rows} rows, which {blocks} blocks do not divide into multiples of {SWIZZLED_ROWS}"
+            yield Problem({name}, reason)
 
 
 def _mma_problems(

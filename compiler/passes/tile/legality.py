@@ -17,6 +17,7 @@ from compiler.schedule.steps import (
     Bind,
     CacheHints,
     Checks,
+    Multicast,
     Pack,
     Schedule,
     ScheduleError,
@@ -58,6 +59,8 @@ def _subjects(step: Step) -> set[str]:
             return {*loads, *stores}
         case Checks():
             return {CHECKS}
+        case Multicast(tile_name):
+            return {tile_name}
         case StoreSums():
             return {STORE_SUMS}
         case Tensorize(_, instruction):
