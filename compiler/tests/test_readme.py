@@ -299,12 +299,15 @@ def test_every_level_is_named() -> None:
 
 
 def test_speedups_of_the_first_page_are_those_of_the_reports() -> None:
-    gpu, cpu = ((ROOT / link).read_text() for link in re.findall(r"\]\((reports/[\w/.-]+)\)", text_of(README)))
+    gpu, whole, cpu = ((ROOT / link).read_text() for link in re.findall(r"\]\((reports/[\w/.-]+)\)", text_of(README)))
     found = dict(re.findall(r"^\| kernels84 (bf16|f32) +\|(?:[^|]*\|){4} +([\d.]+) \|", gpu, re.MULTILINE))
     every = re.search(r"^\| all +\|(?:[^|]*\|){4} +([\d.]+) \|", cpu, re.MULTILINE)
     assert every is not None
     assert f"[{found['bf16']} in bf16, {found['f32']} in f32](reports/h200-kernels84/speedup.md)" in text_of(README)
     assert f"[{every[1]}](reports/amd-epyc-benchmarks/speedup.md)" in text_of(README)
+    mean = re.search(r"^Geometric mean ([\d.]+)\.$", whole, re.MULTILINE)
+    assert mean is not None
+    assert f"[{float(mean[1]):.2f}](reports/h200-models/summary.md)" in text_of(README)
 
 
 def test_the_first_page_is_short() -> None:
