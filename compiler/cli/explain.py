@@ -27,10 +27,11 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def explain(options: argparse.Namespace) -> int:
     check_above_zero("--memory-limit", options.memory_limit, "remove the option for no limit")
+    if options.model is None:
+        model.check_no_model_options(options)
     if options.files:
         if options.code is not None or options.model is not None or options.verbose:
             raise UsageError("for shape files explain shows the memory of their benchmarks: remove -c, --model and -v")
-        model.check_no_model_options(options)
         return suite.run("conformance.judge.memory", _suite_arguments(options))
     with interruptible_import():
         from compiler import backend  # noqa: PLC0415
@@ -39,7 +40,6 @@ def explain(options: argparse.Namespace) -> int:
     if options.model is not None:
         function, inputs = models.program(model.model_request(options), model.device(options))
     else:
-        model.check_no_model_options(options)
         function, inputs = expression.program(expression_text(options), options.seed)
     settings = {"target": options.target, "memory_limit": options.memory_limit}
     backend_options: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}

@@ -39,9 +39,13 @@ def options(command: argparse.ArgumentParser) -> None:
 _ONLY_OF_MODELS = ("random_weights", "layers", "phase", "tokens", "dtype")  # None if not given
 
 
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name in _ONLY_OF_MODELS if (value := getattr(options, name)) is not None}
+
+
 def check_no_model_options(options: argparse.Namespace) -> None:
     """Raise UsageError for options of --model where there is none."""
-    given = [f"--{name.replace('_', '-')}" for name in _ONLY_OF_MODELS if getattr(options, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in _given(options)]
     if given:
         raise UsageError(f"{', '.join(given)} {'works' if len(given) == 1 else 'work'} only with --model")
 
@@ -52,9 +56,7 @@ def model_request(options: argparse.Namespace) -> ModelRequest:
 
     if options.code is not None or getattr(options, "source", None) is not None:
         raise UsageError("--model cannot be combined with -c or --from")
-    given: dict[str, Any] = {
-        name: getattr(options, name) for name in _ONLY_OF_MODELS if getattr(options, name) is not None
-    }
+    given = _given(options)
     if given.get("tokens", 1) < 1 or given.get("layers", 0) < 0:
         raise UsageError("--tokens must be at least 1, and --layers must not be negative")
     return models.ModelRequest(options.model, seed=options.seed, **given)
@@ -62,11 +64,10 @@ def model_request(options: argparse.Namespace) -> ModelRequest:
 
 def device(options: argparse.Namespace) -> str:
     """The device for the model: the GPU for GPU targets, if there is one."""
-    from compiler.execution import named  # noqa: PLC0415
-    from compiler.runtime.device import unavailable_reason  # noqa: PLC0415
+    from compiler.execution import gpu_programs, named  # noqa: PLC0415
 
-    kind: str = named.target(options.target or "cpu").kind
-    return "cpu" if kind == "cuda" and unavailable_reason() else kind
+    machine = named.target(options.target or "cpu")
+    return gpu_programs.tensors_on(machine) if machine.kind == "cuda" else machine.kind
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,9 +78,11 @@ def run(options: argparse.Namespace) -> int:
         from compiler.execution import models, named  # noqa: PLC0415
         from compiler.runtime.device import unavailable_reason  # noqa: PLC0415
 
-    if named.target(options.target or "cpu").kind == "cuda" and (reason := unavailable_reason()):
+    place = device(options)
+    if named.target(options.target or "cpu").kind == "cuda" and place == "cpu":
+        reason = unavailable_reason()
         raise UsageError(f"models are not run emulated, and there is no GPU: {reason}; explain --model needs none")
-    errors = models.compare(request, device(options), backend.mlcomp, options.bench, options.quantize)
+    errors = models.compare(request, place, backend.mlcomp, options.bench, options.quantize)
     is_correct = errors.ours <= errors.allowed
     verdict = "ok" if is_correct else "WRONG"
     print(f"largest error {errors.ours:.3g}, eager's {errors.eager:.3g}, allowed {errors.allowed:.3g}: {verdict}")

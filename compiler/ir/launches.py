@@ -9,7 +9,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Var
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
-from compiler.ir.statement import Accum, Init, Let, Stmt
+from compiler.ir.statement import Accum, Init, Let, Stmt, within
 
 Body = tuple[Stmt, ...]
 
@@ -19,6 +19,11 @@ WARP = 32  # threads per warp
 def is_bound(s: object, level: str) -> TypeGuard[tile.For]:
     """Whether `s` is a loop bound to that level."""
     return isinstance(s, tile.For) and s.bind.level == level
+
+
+def cluster_loop(body: Body) -> tile.For | None:
+    """The loop over the blocks of a cluster, if there is one."""
+    return next((f for f in within(body, tile.For) if f.bind.level == "cluster"), None)
 
 
 def block_size(body: Body) -> int:

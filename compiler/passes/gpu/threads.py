@@ -13,9 +13,9 @@ from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op, static
 from compiler.ir.index import value_range
-from compiler.ir.launches import is_bound
+from compiler.ir.launches import cluster_loop, is_bound
 from compiler.ir.roles import Arrive, One, RingStmt
-from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store, within
+from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, span
 from compiler.passes.gpu import (
     barriers,
@@ -76,11 +76,11 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
         axes.append(body[0])
         body = body[0].body
     found = block_groups.split(body)
-    cluster_loop = next((f for f in within(s.body, tile.For) if f.bind.level == "cluster"), None)
-    if cluster_loop is not None:
-        body = body[0].body if body == (cluster_loop,) else body
-        axes.append(cluster_loop)
-        state.cluster = static(cluster_loop.extent, f"the number of blocks of {cluster_loop.var}")
+    sharing = cluster_loop(s.body)
+    if sharing is not None:
+        body = sharing.body if body == (sharing,) else body
+        axes.append(sharing)
+        state.cluster = static(sharing.extent, f"the number of blocks of {sharing.var}")
     shape, start = grid(state, axes if found is None else [*axes, found[1]], scope)
     if found is not None:
         group_barriers.set_up_group(state, *found[:2], axes, scope)

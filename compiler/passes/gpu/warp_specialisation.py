@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Var, const, fresh, names, op, static
+from compiler.ir.launches import cluster_loop
 from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store, within
 from compiler.passes.gpu import block_groups, overlap, stages
@@ -68,9 +69,9 @@ class _Roles:
         self.shared = {n.tensor.name: n for n in within(body, tile.Alloc)}
         self.start: list[Stmt] = []
         self.own: list[Stmt] = []  # the positions of the computing threads in rings
-        copies = [n for n in within(body, tile.Copy) if n.multicast is not None]
-        cluster = next((f for f in within(facts.kernel.body, tile.For) if f.bind.level == "cluster"), None)
-        self.blocks = static(cluster.extent) if copies and cluster is not None else 1
+        is_shared = any(n.multicast is not None for n in within(body, tile.Copy))
+        cluster = cluster_loop(facts.kernel.body) if is_shared else None
+        self.blocks = static(cluster.extent) if cluster is not None else 1
         self.rings = {f.var: self._make_rings(f) for f in self.pipes}
 
     def made(self) -> Body:

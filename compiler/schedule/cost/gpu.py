@@ -94,16 +94,16 @@ def step(s: Step, resident: int, costs: Mapping[str, float], epilogue_clocks: fl
 
 
 @functools.cache
-def _usable_cores(target: Target, parts: int, cluster: bool) -> int:
-    """Multiprocessors that get blocks; with clusters, some get none, because all blocks of one start together."""
-    blocks_at_once = dict(target.clusters).get(parts, target.cores // parts) * parts
-    return max(min(blocks_at_once, target.cores), parts) if cluster else target.cores
+def _usable_cores(target: Target, blocks: int) -> int:
+    """Multiprocessors that get blocks in clusters of so many; some get none, because all of one start together."""
+    blocks_at_once = dict(target.clusters).get(blocks, target.cores // blocks) * blocks
+    return max(min(blocks_at_once, target.cores), blocks)
 
 
 def kernel_clocks(w: Work, step_of: Callable[[int, float], float], target: Target) -> float:
     """Clocks of a kernel; `step_of(n, e)` are those of a step of n resident blocks with storing share e."""
     c = costs(target)
-    cores = _usable_cores(target, w.parts if w.cluster else w.sharing, w.cluster or w.sharing > 1)
+    cores = _usable_cores(target, w.parts if w.cluster else w.sharing)
     full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
@@ -144,6 +144,11 @@ class Block:
     cluster: tuple[int, int] = (1, 1)
 
     @property
+    def sharing(self) -> int:
+        """Blocks that share copies."""
+        return math.prod(self.cluster)
+
+    @property
     def has_producers(self) -> bool:
         """Whether producer warps copy and instructions read operands from shared memory."""
         return self.row.threads > WARP
@@ -152,7 +157,6 @@ class Block:
 def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     """Clocks of a matmul, and the number of persistent blocks; 0 if each block computes one tile."""
     (m, n, k), parts, c = b.tile, b.parts, costs(target)
-    sharing = math.prod(b.cluster)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
     result_bytes = matmul.result_bytes(p, b.row, (m, n), parts, target)
@@ -169,7 +173,7 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     if "fill" in c and b.has_producers:
         # Operands that are split in two are stored from registers: persistent blocks gain nothing there. If memory is
         # the limit, blocks that start as others end share its bandwidth better.
-        boxes, cores = any(p.loops), _usable_cores(target, sharing, sharing > 1)
+        boxes, cores = any(p.loops), _usable_cores(target, b.sharing)
         is_compute_bound = read_bytes / c["dram"] < p.m * p.n * p.k * p.batch / _mma_rate("wgmma", b.row, target)
         persistent = (
             b.row.a_space == "shared" and parts == 1 and tiles > cores * max_resident and is_compute_bound and not boxes
@@ -185,14 +189,14 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
             parts,
             cluster,
             persistent,
-            sharing,
+            b.sharing,
             start_clocks,
             epilogue,
             boxed_bytes,
             tiles * steps * _line_bytes(p, b, c),
         )
         return kernel_clocks(work, step_of, target), cores * max_resident if persistent else 0
-    cores = _usable_cores(target, parts, cluster)
+    cores = _usable_cores(target, parts if cluster else 1)
     resident = min(max_resident, ceildiv(tiles, cores))
     # Without a tile in shared memory, groups of lanes write scattered pieces of 16 or 32 bytes.
     store_clocks = (
@@ -264,7 +268,7 @@ def _step_clocks(p: Matmul, b: Block, target: Target, resident: int, epilogue_cl
     rate, copied_bytes = _mma_rate("wgmma", b.row, target), _line_bytes(p, b, costs(target))
     s = Step(m, n, k, math.prod(b.grid), p.terms, rate, copied_bytes, b.depth, n if p.terms > 1 else 0, b.parts > 1)
     clocks = step(s, resident, costs(target), epilogue_clocks)
-    return clocks + costs(target)["share.step"] if math.prod(b.cluster) > 1 else clocks
+    return clocks + costs(target)["share.step"] if b.sharing > 1 else clocks
 
 
 def _line_bytes(p: Matmul, b: Block, c: Mapping[str, float]) -> float:

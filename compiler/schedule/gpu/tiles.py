@@ -131,7 +131,7 @@ def _clusters(p: Matmul, row: Instruction, tile: matmul.Sizes, parts: int, targe
     """Clusters of blocks that may share copies: these divide the tiles of an axis, and rows of what they share."""
     yield 1, 1
     is_copied = row.a_space == "shared" and p.a.copied and p.b.copied
-    if row.threads <= WARP or parts > 1 or any(p.loops) or not is_copied or "cluster" not in target.features:
+    if parts > 1 or any(p.loops) or not is_copied or "cluster" not in target.features:
         return
     m, n, k = tile
     for blocks in CLUSTERS:

@@ -42,35 +42,25 @@ MLC_DEVICE void mlc_mbarrier_expect(void* barrier, long bytes) {
     mlc::emu::mbarrier_arrive_expect_tx(at, more);
 #endif
 }
-// At the barrier of the same place in block `rank` of the cluster.
-MLC_DEVICE void mlc_mbarrier_arrive_cluster(void* barrier, long rank) {
+// At the barrier of the same place in block `rank` of the cluster. ORDERED: after what this thread wrote to that block.
+template <bool ORDERED>
+MLC_DEVICE void mlc_mbarrier_arrive_in(void* barrier, long rank) {
     const unsigned at = mlc_shared_address(barrier);
     const int block = (int)rank;
 #ifdef __CUDACC__
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(at),
-        "r"(block)
-        : "memory");
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
+    if constexpr (ORDERED)
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+    else
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 #else
     mlc::emu::mbarrier_arrive_cluster(at, block);
 #endif
 }
-// The same for a place that only copies write: what threads wrote to other blocks is not ordered, for which they would
-// wait as long as for memory.
-MLC_DEVICE void mlc_mbarrier_arrive_at(void* barrier, long rank) {
-    const unsigned at = mlc_shared_address(barrier);
-    const int block = (int)rank;
-#ifdef __CUDACC__
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(at),
-        "r"(block)
-        : "memory");
-#else
-    mlc::emu::mbarrier_arrive_cluster(at, block);
-#endif
-}
+MLC_DEVICE void mlc_mbarrier_arrive_cluster(void* barrier, long rank) { mlc_mbarrier_arrive_in<true>(barrier, rank); }
+// For a place that only copies write: an order of writes would take as long as an access to memory.
+MLC_DEVICE void mlc_mbarrier_arrive_at(void* barrier, long rank) { mlc_mbarrier_arrive_in<false>(barrier, rank); }
 // Until the phase of this parity is complete: the latest one, or the one before the running one.
 MLC_DEVICE void mlc_mbarrier_wait(void* barrier, long parity) {
     const unsigned at = mlc_shared_address(barrier);

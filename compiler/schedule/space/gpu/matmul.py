@@ -189,7 +189,7 @@ class MatmulPlan:
     t: Tiling
     target: Target
     steps: list[Step] = field(default_factory=list)
-    sharing: tuple[Factor | None, str] = (None, "")  # the factor whose copies blocks share, and the loop over these
+    cluster: tuple[str, ...] = ()  # the loop over blocks that share copies, if any
 
     # ---- steps
 
@@ -217,11 +217,11 @@ class MatmulPlan:
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
                 self.split(x, length)
-        cluster = self.cluster()
-        grid += self.raster(cluster)
+        self.split_clusters()
+        grid += self.raster()
         if t.parts > 1:
             grid += self.split_reduction()
-        self.steps += [*(Bind(var, "blocks") for var in grid), *(Bind(var, "cluster") for var in cluster)]
+        self.steps += [*(Bind(var, "blocks") for var in grid), *(Bind(var, "cluster") for var in self.cluster)]
         nests = Distribute(self.acc, (m.name, n.name), (m.name, n.name), "registers")
         add(nests)
         self.mainloop(nests)
@@ -256,18 +256,17 @@ class MatmulPlan:
             self.steps.append(LoadAhead(x.buffer, tile, nest, into))
             self.bind_lanes(into)
 
-    def cluster(self) -> tuple[str, ...]:
-        """Split the loop over tiles whose blocks share copies; returns the loop over a cluster's blocks."""
-        for x, sharing, blocks in zip((self.p.m, self.p.n), (self.p.b, self.p.a), self.t.cluster, strict=True):
-            if blocks > 1:
-                outer, inner = naming.pieces(x.outer)
-                self.steps.append(Split(x.outer, blocks, (outer, inner)))
-                x.outer, self.sharing = outer, (sharing, inner)
-                return (inner,)
-        return ()
+    def split_clusters(self) -> None:
+        """Split the loop over tiles whose blocks share copies, if any do."""
+        down, across = self.t.cluster
+        x, blocks = (self.p.m, down) if down > 1 else (self.p.n, across)
+        if blocks > 1:
+            outer, inner = naming.pieces(x.outer)
+            self.steps.append(Split(x.outer, blocks, (outer, inner)))
+            x.outer, self.cluster = outer, (inner,)
 
-    def raster(self, cluster: tuple[str, ...]) -> list[str]:
-        """Bind order of the loops over tiles, or over those of a `cluster`, slowest first.
+    def raster(self) -> list[str]:
+        """Bind order of the loops over tiles, or over clusters of them, slowest first.
 
         If there are many tiles both ways, groups of rows advance through the columns together. Otherwise the shorter
         way runs fastest: concurrent blocks share tiles of the longer way's operand, which is then read from memory
@@ -277,7 +276,7 @@ class MatmulPlan:
         down, across = self.t.cluster
         rows, columns = -(-m.size // (self.t.m * down)), -(-n.size // (self.t.n * across))
         outer = [n.outer, m.outer] if rows <= GROUP and rows < columns else [m.outer, n.outer]
-        self.steps.append(Reorder((*outer, *cluster, m.name, n.name)))
+        self.steps.append(Reorder((*outer, *self.cluster, m.name, n.name)))
         if min(rows, columns) <= GROUP:
             return outer
         every = m.outer + n.outer
@@ -338,9 +337,8 @@ class MatmulPlan:
         ends = self.steps_of_sum(nests)
         self.writeback(ends[1])
         tiles_of = self.cache_factor(self.p.a, m, "tile", t.m), self.cache_factor(self.p.b, n, "panel", t.n)
-        if self.sharing[1]:
-            held = next(name for x, name in zip((self.p.a, self.p.b), tiles_of, strict=True) if x is self.sharing[0])
-            add(Multicast(held, self.sharing[1]))
+        down, _ = t.cluster
+        self.steps += [Multicast(tiles_of[1 if down > 1 else 0], var) for var in self.cluster]
         if t.terms > 1 or t.row.coarse:
             chunk = Promote(self.acc, k.outer, f"{self.acc}_chunk")
             add(chunk)
