@@ -45,7 +45,7 @@ FAMILIES: dict[str, Family] = {
     "transpose": (lambda x: x.t().contiguous() + 1, (torch.randn(100, 130),), "sm_90a"),
     "product, mma.sync": (lambda a, b: a @ b, (bf16(130, 200), bf16(200, 140)), "sm_80"),
     "product, wgmma": (lambda a, b: a @ b, (bf16(640, 1024), bf16(1024, 640)), "sm_90a"),
-    "product, residual": (lambda a, b, c: a @ b + c, (bf16(320, 1024), bf16(1024, 320), bf16(320, 320)), "sm_90a"),
+    "product, residual": (lambda a, b, c: a @ b + c, (bf16(64, 5120), bf16(5120, 64), bf16(64, 64)), "sm_90a"),
     "product, multicast": (lambda a, b: a @ b, (bf16(256, 1280), bf16(1280, 128)), "sm_90a"),
     "product, f32": (lambda a, b: a @ b, (torch.randn(70, 90), torch.randn(90, 80)), "sm_90a"),
     "product, split sum": (F.linear, (bf16(32, 4096), bf16(128, 4096)), "sm_80"),
