@@ -113,6 +113,8 @@ CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
     "mlc_dot_block": _product,
     "mlc_interleaved_block": _product,
     "mlc_interleaved_block_store": _stored_product,
+    "mlc_tile_block": _product,
+    "mlc_tile_block_store": _stored_product,
     "mlc_copy_block": _copy,
     "mlc_order": _order,
 }

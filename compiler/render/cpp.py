@@ -55,6 +55,7 @@ HEADERS = {
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
     "gemm_interleaved.h": "interleaved_block interleaved_block_store",
+    "gemm_tiles.h": "tile_block tile_block_store",
     "copy.h": "copy_block",
     "order.h": "order",
 }  # fmt: skip

@@ -17,6 +17,8 @@ COSTS = {
     # A vector of 64 bytes stored to the last-level cache, or moved from or to memory: 50 and 20 GB/s at 4 GHz.
     "shared": 4.0, "memory": 12.0,
     "near": 0.5, "far": 2.0,  # to load a vector from the first level, and from the second at half its peak
+    # A step of 64 bytes along k: a multiplication of tile registers, and the load of one (Emerald Rapids).
+    "tile": 1.0, "tile.load": 1.5,
     "lanes": 4.0,  # to add up the lanes of an accumulator and to store the sum
     "copy": 0.1, "transpose": 0.45, "compute": 2.0,  # to pack an element: along its row, transposed, or computed
     # To start a row of elements that are packed one by one, with guards where they are padding: rows of 3 take 9 cycles
@@ -53,6 +55,10 @@ PAIRS = ("avx512_bf16", "avx512f", "avx512vl", "avx512dq", "avx512bw")
 # after the other, and the most bytes of a panel of B.
 LONG, PAIRED = 2048, 256 * KiB
 INTERLEAVED_BLOCK = "mlc_interleaved_block"  # loads neighbours as they are: memory has the types of the factors
+TILE_BLOCK = "mlc_tile_block"  # in tile registers; loads neighbours as they are, too
+# Features that the tile registers of AMX require, with what rounds and lays out beside them.
+TILES = ("amx_tile", "amx_bf16", "amx_int8", *PAIRS)
+TILE_SIDE = 32  # rows and columns of sums: four registers of 16 x 16, beside two of each factor
 # Features that vpdpbusd requires, by the bytes of a vector.
 QUADS = {64: ("avx512_vnni", "avx512f", "avx512vl"), 32: ("avx_vnni", "avx2")}
 
@@ -111,6 +117,17 @@ def pairs(lanes: int, registers: int) -> list[Instruction]:
     return [r.replace(name=r.name.replace("f32", "bf16"), a_type="bf16", b_type="bf16", flushes=True) for r in rows]
 
 
+def tiles() -> list[Instruction]:
+    """Products of bf16 in f32, and of int8 in 32 bits, in tile registers, as `pairs` and `quads`; any sizes fit."""
+    side = TILE_SIDE
+    return [
+        _row(f"tile.{side}x{side}.{name}", "amx_tile", side, side, total, _LAYOUTS, TILE_BLOCK, ("a.k", "acc.n")).replace(
+            a_type=name, b_type=name, flushes=name == "bf16", stores=LONG if name == "bf16" else 0
+        )
+        for name, total in (("bf16", "f32"), ("i8", "i32"))
+    ]
+
+
 def _dot(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...]) -> Instruction:
     return _row(name, feature, m, n, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n"))
 
@@ -138,6 +155,7 @@ def target(
     if vector in QUADS and set(QUADS[vector]) <= set(features):
         rows += quads(vector // 4, registers, QUADS[vector][0])
     rows += pairs(vector // 4, registers) if set(PAIRS) <= set(features) else []
+    rows += tiles() if set(TILES) <= set(features) else []
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows), costs=tuple(COSTS.items()))
 
 

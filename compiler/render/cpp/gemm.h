@@ -76,21 +76,25 @@ MLC_INLINE void mlc_add_tile(const mlc_vec<T, W> (&sum)[MR][NV], T* c, long c_m,
     }
 }
 
-// C[MR][NV * W], of which the last vector has n columns, = the sums of pairs. vdpbf16ps leaves no denormals, which alone
-// the machine's conversion rounds in another way.
+// Sums of pairs, rounded. Their instructions leave no denormals, which alone the machine's conversion rounds in another way.
+template <int W>
+MLC_INLINE mlc_vec<unsigned short, W> mlc_round_pairs(const mlc_vec<float, W>& sum) {
+#if defined(__AVX512BF16__) && defined(MLC_AVX512)
+  return mlc_bitcast<mlc_vec<unsigned short, W>>(__builtin_ia32_cvtneps2bf16_v16sf(sum));
+#else
+  return mlc_to_bf16(sum);
+#endif
+}
+
+// C[MR][NV * W], of which the last vector has n columns, = the sums of pairs.
 template <int MR, int NV, bool PARTIAL, int W = mlc_width<float>>
 MLC_INLINE void mlc_store_tile(const mlc_vec<float, W> (&sum)[MR][NV], mlc_bf16* c, long c_m, long n) {
-  typedef mlc_vec<unsigned short, W> R;
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) {
       unsigned short* p = &c[i * c_m + j * W].bits;
-#if defined(__AVX512BF16__) && defined(MLC_AVX512)
-      const R rounded = mlc_bitcast<R>(__builtin_ia32_cvtneps2bf16_v16sf(sum[i][j]));
-#else
-      const R rounded = mlc_to_bf16(sum[i][j]);
-#endif
+      const mlc_vec<unsigned short, W> rounded = mlc_round_pairs<W>(sum[i][j]);
       if (PARTIAL && j == NV - 1)
         mlc_store_n(p, rounded, n);
       else

@@ -7,12 +7,14 @@ again after some cycles of latency. The meaning and source of each cost is docum
 from __future__ import annotations
 
 from compiler.ir.multiples import ceildiv
-from compiler.targets.cpu import INTERLEAVED_BLOCK
+from compiler.targets.cpu import INTERLEAVED_BLOCK, TILE_BLOCK
 from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
 EVEN = 1.05  # the most work that one core may have, relative to an equal share, for the work to count as even
 PANEL, DOT, INTERLEAVED = "mlc_fma_block", "mlc_dot_block", INTERLEAVED_BLOCK  # functions of instructions
+TILED = TILE_BLOCK
+REGISTER = 16  # rows and columns of sums in a tile register
 
 
 def vector(
@@ -96,6 +98,9 @@ def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
         vectors = n if is_dot else ceildiv(n, target.lanes(size))
         if not m or not n:
             return 0.0
+        if row.function == TILED:
+            rows, columns = ceildiv(m, REGISTER), ceildiv(n, REGISTER)
+            return max(rows * columns * c["tile"], (rows + columns) * c["tile.load"])
         if is_dot:
             return max(m * vectors / 2, m * far + vectors * near, c["latency"]) + (m + vectors) * c["load"]
         if row.function == INTERLEAVED:  # the panel was just packed into the first-level cache

@@ -26,7 +26,8 @@ INTERLEAVED_PANEL = 24 << 10  # bytes that mlc_interleaved_block lays out at a t
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
 MANY = 16  # times an instruction's block: partial blocks are negligible
-PANEL, DOT, INTERLEAVED = cost.PANEL, cost.DOT, cost.INTERLEAVED
+PANEL, DOT, INTERLEAVED, TILED = cost.PANEL, cost.DOT, cost.INTERLEAVED, cost.TILED
+TILED_ROWS = 512  # rows of a block: B is laid out for each
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def space(p: Matmul, target: Target) -> list[Blocking]:
     functions = {r.function for r in target.instructions if _takes(r, p)}
     if p.b.along != "k" and (p.b.direct or p.b.along == "n"):
         functions.discard(DOT)
-    kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, INTERLEAVED) if function in functions]
+    kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, INTERLEAVED, TILED) if function in functions]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
     made = (b for x in kinds for b in x)
     if p.dtype == "i32":  # products of bytes; a tile would widen them
@@ -123,13 +124,13 @@ def _takes(r: Instruction, p: Matmul) -> bool:
 
 def _steps(p: Matmul, row: Instruction, target: Target) -> float:
     """How many steps an instruction takes along k: by vectors, pairs or single elements."""
-    neighbours = p.bytes // p.size if row.function == INTERLEAVED else 1
+    neighbours = p.bytes // p.size if row.function in (INTERLEAVED, TILED) else 1
     return p.k / (target.lanes(p.size) if row.function == DOT else neighbours)
 
 
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
     """Blockings for instructions of one function, that with the fastest instruction first."""
-    rows = [r for r in target.instructions if r.function == function and _takes(r, p) and r.m <= p.m]
+    rows = [r for r in target.instructions if r.function == function and _takes(r, p) and (r.m <= p.m or function == TILED)]
     timed = sorted((step(p.m, p.n, p.bytes, target, r), _loads(p, r, target), n) for n, r in enumerate(rows))[:ROWS]
     if timed:
         (least, _, best), *others = timed
@@ -167,6 +168,8 @@ def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
     if row.function == PANEL and plain and p.m > STRIPPED:
         return _strips(p, target, row)
+    if row.function == TILED:
+        return _tiled(p, target, row)
     return _interleaved(p, target, row) if row.function == INTERLEAVED else _tiles(p, target, row)
 
 
@@ -192,6 +195,28 @@ def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     cycles += ceildiv(p.m, m) * cost.fetching(target, p.k * p.n * p.size)
+    return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
+
+
+def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
+    """Blocking for `TILED`, which divides its block again: half the second-level cache holds a block of the result."""
+    k = _depth(p, p.k, target.lanes(p.size))
+    m = cut(p.m, TILED_ROWS, _rows(p, row, TILED_ROWS))
+    wide = p.b.unit if p.b.unit > 1 else row.n
+    n = cut(p.n, target.l2 // 2 // (m * p.bytes), wide)
+    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    others = p.batch * ceildiv(p.m, m)
+    if others * ceildiv(p.n, n) < cores:
+        n = cut(p.n, ceildiv(p.n * others, cores), wide)
+    pack_a = not p.a.direct or p.a.along != "k" or p.a.converted
+    pack_b = not p.b.direct or p.b.converted
+    # One factor is laid out again for each block of the other: A if B lies along k, and is the larger one.
+    turned = p.b.along == "k" and not pack_b and m <= n
+    laid_out = p.m * p.k * ceildiv(p.n, n) if turned else p.k * p.n * ceildiv(p.m, m)
+    cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
+    cycles += laid_out * cost.packing(target, not turned and p.b.along == "n", True)
+    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
+    cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 

@@ -1,0 +1,173 @@
+// Matrix products of bf16 in f32, and of int8 in 32 bits, in tile registers: mlc_tile_block. One factor, the left, is read as
+// it lies, its rows contiguous along k; the other is laid out in groups along k, as mlc_interleaved_block does. Where B is
+// contiguous along k and has more columns than A has rows, B is the left one, and the result is turned as it is stored.
+// mlc_tile_block_store stores C = A B, rounded to bf16, instead of adding to C; k is DEPTH.
+#pragma once
+#include "gemm_interleaved.h"
+#include "tiles.h"
+
+enum {
+  MLC_TILE_COLUMNS = 2 * MLC_TILE,  // of a panel
+  MLC_TILE_DEPTH = 512,             // groups along k of a panel
+  MLC_TILE_PANELS = 128 * 1024,     // groups that are laid out at a time, in all panels: a quarter of a second level
+  MLC_TILE_ROWS_READ = 32,          // rows of a factor that all panels take before the next ones: each may be on a page
+};
+
+// Shapes for TM x TN tiles of sums (0 to 3), left (4, 5) and right factors (6, 7); of the last tile of rows there are `rows`.
+template <int TM>
+MLC_INLINE void mlc_tile_shape(long rows) {
+  mlc_tile_shapes shapes;
+  for (int t = 0; t < 8; t++) {
+    const int of = t < 4 ? t / 2 : t < 6 ? t - 4 : -1;  // the tile of rows
+    shapes.bytes[t] = MLC_TILE_BYTES;
+    shapes.rows[t] = of == TM - 1 ? rows : of < TM ? (long)MLC_TILE : 1;
+  }
+  mlc_tile_configure(shapes);
+}
+// One step of 16 groups.
+template <int TM, int TN, typename E>
+MLC_INLINE void mlc_tile_step(const E* left, long row_bytes, const mlc_group<E>* right) {
+  constexpr long PANEL_BYTES = MLC_TILE_COLUMNS * sizeof(unsigned);
+  mlc_tile_load<6>(right, PANEL_BYTES);
+  if constexpr (TN > 1) mlc_tile_load<7>(right + MLC_TILE, PANEL_BYTES);
+  mlc_tile_load<4>(left, row_bytes);
+  mlc_tile_multiply<0, 4, 6, E>();
+  if constexpr (TN > 1) mlc_tile_multiply<1, 4, 7, E>();
+  if constexpr (TM > 1) {
+    mlc_tile_load<5>((const char*)left + MLC_TILE * row_bytes, row_bytes);
+    mlc_tile_multiply<2, 5, 6, E>();
+    if constexpr (TN > 1) mlc_tile_multiply<3, 5, 7, E>();
+  }
+}
+// The sums of a tile go to C, of which there are rows x columns; TURNED: the tile's rows are its columns.
+template <int TILE, bool TURNED, typename C>
+MLC_INLINE void mlc_tile_put(long rows, long columns, C* c, long c_m) {
+  typedef typename mlc_sum_type<C>::type S;
+  typedef mlc_vec<S, MLC_TILE> V;
+  alignas(64) S sums[MLC_TILE][MLC_TILE];
+  mlc_tile_store<TILE>(sums, MLC_TILE_BYTES);
+  V row[MLC_TILE];
+#pragma GCC unroll 16
+  for (int i = 0; i < MLC_TILE; i++) row[i] = mlc_load<S, MLC_TILE>(sums[i]);
+  if constexpr (TURNED) {
+    mlc_transpose_steps<1>(row);
+    const long turned = rows;
+    rows = columns, columns = turned;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MLC_TILE; i++) {
+    if (i >= rows) break;
+    C* to = c + i * c_m;
+    if constexpr (mlc_same<C, mlc_bf16>) {
+      const mlc_vec<unsigned short, MLC_TILE> rounded = mlc_round_pairs<MLC_TILE>(row[i]);
+      if (columns == MLC_TILE)
+        mlc_store(&to->bits, rounded);
+      else
+        mlc_store_n(&to->bits, rounded, columns);
+    } else if (columns == MLC_TILE)
+      mlc_store(to, row[i] + mlc_load<S, MLC_TILE>(to));
+    else
+      mlc_store_n(to, row[i] + mlc_load_n<S, MLC_TILE>(to, columns), columns);
+  }
+}
+// TM x TN tiles: rows of the left factor, whose last elements along k, in no whole step, are in `rest`.
+template <int TM, int TN, bool TURNED, typename E, typename C>
+static __attribute__((noinline)) void mlc_tile_sums(long rows, long columns, long steps, bool has_rest, const E* left,
+    long left_row, const E* rest, const mlc_group<E>* right, C* c, long c_m) {
+  constexpr int STEP = MLC_TILE_BYTES / sizeof(E), RIGHT = MLC_TILE * MLC_TILE_COLUMNS;
+  mlc_tile_zero<0>();
+  if constexpr (TN > 1) mlc_tile_zero<1>();
+  if constexpr (TM > 1) mlc_tile_zero<2>();
+  if constexpr (TM > 1 && TN > 1) mlc_tile_zero<3>();
+  for (long s = 0; s < steps; s++)
+    mlc_tile_step<TM, TN>(left + s * STEP, left_row * (long)sizeof(E), right + s * RIGHT);
+  if (has_rest) mlc_tile_step<TM, TN>(rest, MLC_TILE_BYTES, right + steps * RIGHT);
+  [[maybe_unused]] const long across = TURNED ? c_m : 1;  // between columns of a tile in C
+  const long first_rows = TM > 1 ? (long)MLC_TILE : rows, first_columns = TN > 1 ? (long)MLC_TILE : columns;
+  mlc_tile_put<0, TURNED>(first_rows, first_columns, c, c_m);
+  if constexpr (TN > 1) mlc_tile_put<1, TURNED>(first_rows, columns - MLC_TILE, c + MLC_TILE * across, c_m);
+  if constexpr (TM > 1) {
+    c += MLC_TILE * (TURNED ? 1 : c_m);
+    mlc_tile_put<2, TURNED>(rows - MLC_TILE, first_columns, c, c_m);
+    if constexpr (TN > 1) mlc_tile_put<3, TURNED>(rows - MLC_TILE, columns - MLC_TILE, c + MLC_TILE * across, c_m);
+  }
+}
+// So many rows of the left factor times all panels that are laid out.
+template <int TM, bool TURNED, typename E, typename C>
+static void mlc_tile_rows(long rows, long columns, long k, const E* left, long left_row, const mlc_group<E>* panels,
+    long panel, C* c, long c_m) {
+  constexpr long STEP = MLC_TILE_BYTES / sizeof(E);
+  const long steps = k / STEP, tail = k % STEP;
+  alignas(64) E rest[TM * MLC_TILE * STEP] = {};
+  if (tail)
+    for (long i = 0; i < rows; i++)
+      __builtin_memcpy(rest + i * STEP, left + i * left_row + steps * STEP, tail * sizeof(E));
+  mlc_tile_shape<TM>(rows - (TM - 1) * MLC_TILE);
+  for (long j = 0; j < columns; j += MLC_TILE_COLUMNS, panels += panel, c += MLC_TILE_COLUMNS * (TURNED ? c_m : 1)) {
+    const long wide = columns - j < MLC_TILE_COLUMNS ? columns - j : (long)MLC_TILE_COLUMNS;
+    if (wide > MLC_TILE)
+      mlc_tile_sums<TM, 2, TURNED>(rows, wide, steps, tail, left, left_row, rest, panels, c, c_m);
+    else
+      mlc_tile_sums<TM, 1, TURNED>(rows, wide, steps, tail, left, left_row, rest, panels, c, c_m);
+  }
+}
+// A panel of up to MLC_TILE_COLUMNS columns, with groups of zeros up to a whole step.
+template <typename E>
+MLC_INLINE void mlc_tile_interleave(
+    long k, long columns, const E* from, long from_k, long from_n, mlc_group<E>* to) {
+  constexpr long SIZE = mlc_group<E>::SIZE;
+  const long groups = (k + SIZE - 1) / SIZE, padded = (groups + MLC_TILE - 1) / MLC_TILE * MLC_TILE;
+  const long wide = columns < MLC_TILE_COLUMNS ? columns : (long)MLC_TILE_COLUMNS;
+  mlc_interleave<MLC_TILE_COLUMNS, mlc_width<unsigned>>(k, wide, from, from_k, from_n, &to[0].bits);
+  __builtin_memset(to + groups * MLC_TILE_COLUMNS, 0, (padded - groups) * MLC_TILE_COLUMNS * sizeof(unsigned));
+}
+// Rows x columns of sums, DEPTH groups along k at a time.
+template <bool TURNED, int DEPTH, typename E, typename C>
+static void mlc_tile_product(long rows, long columns, long k, const E* left, long left_row, const E* right,
+    long right_k, long right_n, C* c, long c_m) {
+  constexpr long SIZE = mlc_group<E>::SIZE, WIDE = MLC_TILE_PANELS / DEPTH / MLC_TILE_COLUMNS * MLC_TILE_COLUMNS;
+  constexpr int PANEL = (DEPTH + 1) * MLC_TILE_COLUMNS;  // the row behind a panel is that of mlc_interleave
+  static_assert(WIDE > 0, "a panel is too deep");
+  alignas(64) static thread_local mlc_group<E> panels[WIDE / MLC_TILE_COLUMNS * PANEL];
+  const long down = TURNED ? 1 : c_m, across = TURNED ? c_m : 1;
+  for (long step = 0; step < k; step += DEPTH * SIZE)
+    for (long j = 0; j < columns; j += WIDE) {
+      const long depth = k - step < DEPTH * SIZE ? k - step : DEPTH * SIZE, wide = columns - j < WIDE ? columns - j : WIDE;
+      const long rows_read = right_k == 1 ? depth : (long)MLC_TILE_ROWS_READ;
+      for (long row = 0; row < depth; row += rows_read)
+        for (long at = 0; at < wide; at += MLC_TILE_COLUMNS)
+          mlc_tile_interleave(depth - row < rows_read ? depth - row : rows_read, wide - at,
+              right + (step + row) * right_k + (j + at) * right_n, right_k, right_n,
+              panels + at / MLC_TILE_COLUMNS * PANEL + row / SIZE * MLC_TILE_COLUMNS);
+      const E* from = left + step;
+      C* to = c + j * across;
+      long i = 0;
+      for (; i + MLC_TILE_COLUMNS <= rows; i += MLC_TILE_COLUMNS)
+        mlc_tile_rows<2, TURNED>(
+            MLC_TILE_COLUMNS, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+      if (rows - i > MLC_TILE)
+        mlc_tile_rows<2, TURNED>(rows - i, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+      else if (rows > i)
+        mlc_tile_rows<1, TURNED>(rows - i, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+    }
+  mlc_tile_release();
+}
+template <int DEPTH, typename E, typename C>
+MLC_INLINE void mlc_tile_any(
+    long m, long n, long k, const E* a, long a_m, const E* b, long b_k, long b_n, C* c, long c_m) {
+  if (b_k == 1 && m <= n)
+    mlc_tile_product<true, DEPTH>(n, m, k, b, b_n, a, 1, a_m, c, c_m);
+  else
+    mlc_tile_product<false, DEPTH>(m, n, k, a, a_m, b, b_k, b_n, c, c_m);
+}
+template <int MR, int NR, int M_LEFT, int N_LEFT, typename E, typename C>
+MLC_INLINE void mlc_tile_block(
+    long m, long n, long k, const E* a, long a_m, long, const E* b, long b_k, long b_n, C* c, long c_m) {
+  mlc_tile_any<MLC_TILE_DEPTH>(m, n, k, a, a_m, b, b_k, b_n, c, c_m);
+}
+template <int MR, int NR, int M_LEFT, int N_LEFT, int DEPTH>
+MLC_INLINE void mlc_tile_block_store(long m, long n, long k, const mlc_bf16* a, long a_m, long, const mlc_bf16* b,
+    long b_k, long b_n, mlc_bf16* c, long c_m) {
+  constexpr int STEP = 2 * MLC_TILE;
+  mlc_tile_any<(DEPTH + STEP - 1) / STEP * MLC_TILE>(m, n, k, a, a_m, b, b_k, b_n, c, c_m);
+}
