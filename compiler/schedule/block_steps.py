@@ -13,7 +13,7 @@ class Online(Step):
     Accumulators are tiles in registers; the weights are a tile in `space` with this `swizzle`. The buffers `masks`,
     which scores load by query and key, are copied to shared memory in such blocks, called `held`, by tensor maps, with
     a swizzle of `mask_swizzle` bytes. With `late`, weights overwrite their scores and are rounded to their type only
-    when they are multiplied.
+    when they are multiplied. Local weights are rounded but kept in the sum's type, unless they are `narrow`.
 
     `into` has the stems of the loops over queries, keys and features. Block loops of the first two end in `0`; the
     other endings are in `OnlineLoops`. `tiles` names the sums and the scores. Tiles whose names are the first of them
@@ -23,7 +23,7 @@ class Online(Step):
 
     makes = ("made", "made_tiles", "held")
     stems = ("into", "tiles")
-    worded = ("mask_swizzle",)
+    worded = ("mask_swizzle", "narrow")
     accumulator: str
     rows: int
     keys: int
@@ -36,6 +36,7 @@ class Online(Step):
     late: int = 0
     held: tuple[str, ...] = ()
     mask_swizzle: int = 0
+    narrow: bool = False
 
     @property
     def made(self) -> OnlineLoops:

@@ -115,6 +115,8 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
         raise ScheduleError(step, f"{', '.join(sorted(unknown))}: no score loads that by query and key")
     if len(step.masks) != len(step.held):
         raise ScheduleError(step, f"it copies {len(step.masks)} masks, and names {len(step.held)} tiles for them")
+    if step.narrow and (step.space != "local" or found.weight is found.accumulator.dtype):
+        raise ScheduleError(step, "only weights that are rounded, and local, can be kept in their own type")
     if step.mask_swizzle and (step.space == "local" or not step.masks):
         raise ScheduleError(step, "only masks in shared memory are swizzled")
     return without_buffers(kernel, found.inner, _OnlineBuilder(found, step, {p.name: p for p in kernel.params}).body())

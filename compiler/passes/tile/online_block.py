@@ -34,8 +34,8 @@ class Block(Places):
         self.width = self.padded(self.features)
         self.depth = static(f.scores.depth.extent) if f.scores else 0
         self.dtype: DType = f.accumulator.dtype
-        # Local weights are rounded but stay wide: each row of an instruction would have to widen them again.
-        self.weight = self.dtype if self.step.space == "local" else f.weight
+        # Local weights mostly stay wide: each row of most instructions would have to widen them again.
+        self.weight = self.dtype if self.step.space == "local" and not self.step.narrow else f.weight
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges = loop_ranges(f.rows)
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]

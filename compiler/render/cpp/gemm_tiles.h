@@ -7,20 +7,20 @@
 #include "tiles.h"
 
 enum {
+  MLC_TILE_ROWS = 2 * MLC_TILE,     // of the left factor, of which the sums are in registers together
   MLC_TILE_COLUMNS = 2 * MLC_TILE,  // of a panel
   MLC_TILE_DEPTH = 512,             // groups along k of a panel
-  MLC_TILE_PANELS = 128 * 1024,     // groups that are laid out at a time, in all panels: a quarter of a second level
+  MLC_TILE_PANELS = 256 * 1024,     // groups that are laid out at a time, in all panels: half a second level
   MLC_TILE_ROWS_READ = 32,          // rows of a factor that all panels take before the next ones: each may be on a page
 };
 
-// Shapes for TM x TN tiles of sums (0 to 3), left (4, 5) and right factors (6, 7); of the last tile of rows there are `rows`.
-template <int TM>
+// Shapes for tiles of sums (0 to 3), two beside each other, and of left (4, 5) and right factors (6, 7), for so many rows.
 MLC_INLINE void mlc_tile_shape(long rows) {
   mlc_tile_shapes shapes;
   for (int t = 0; t < 8; t++) {
-    const int of = t < 4 ? t / 2 : t < 6 ? t - 4 : -1;  // the tile of rows
+    const long left = t < 2 || t == 4 ? rows : t < 4 || t == 5 ? rows - MLC_TILE : (long)MLC_TILE;
     shapes.bytes[t] = MLC_TILE_BYTES;
-    shapes.rows[t] = of == TM - 1 ? rows : of < TM ? (long)MLC_TILE : 1;
+    shapes.rows[t] = left < 1 ? 1 : left < MLC_TILE ? left : (long)MLC_TILE;
   }
   mlc_tile_configure(shapes);
 }
@@ -39,11 +39,25 @@ MLC_INLINE void mlc_tile_step(const E* left, long row_bytes, const mlc_group<E>*
     if constexpr (TN > 1) mlc_tile_multiply<3, 5, 7, E>();
   }
 }
+// A tile that is as wide as C there is loaded from C before its sums are added, and stored to C; of others the sums begin
+// with zero and are added to C behind.
+template <bool TURNED, typename C>
+MLC_INLINE bool mlc_tile_is_whole(long columns) {
+  return !TURNED && mlc_same<C, typename mlc_sum_type<C>::type> && columns == MLC_TILE;
+}
+template <int TILE, bool TURNED, typename C>
+MLC_INLINE void mlc_tile_begin(long columns, const C* c, long c_m) {
+  if (mlc_tile_is_whole<TURNED, C>(columns))
+    mlc_tile_load<TILE>(c, c_m * (long)sizeof(C));
+  else
+    mlc_tile_zero<TILE>();
+}
 // The sums of a tile go to C, of which there are rows x columns; TURNED: the tile's rows are its columns.
 template <int TILE, bool TURNED, typename C>
 MLC_INLINE void mlc_tile_put(long rows, long columns, C* c, long c_m) {
   typedef typename mlc_sum_type<C>::type S;
   typedef mlc_vec<S, MLC_TILE> V;
+  if (mlc_tile_is_whole<TURNED, C>(columns)) return mlc_tile_store<TILE>(c, c_m * (long)sizeof(C));
   alignas(64) S sums[MLC_TILE][MLC_TILE];
   mlc_tile_store<TILE>(sums, MLC_TILE_BYTES);
   V row[MLC_TILE];
@@ -75,22 +89,20 @@ template <int TM, int TN, bool TURNED, typename E, typename C>
 static __attribute__((noinline)) void mlc_tile_sums(long rows, long columns, long steps, bool has_rest, const E* left,
     long left_row, const E* rest, const mlc_group<E>* right, C* c, long c_m) {
   constexpr int STEP = MLC_TILE_BYTES / sizeof(E), RIGHT = MLC_TILE * MLC_TILE_COLUMNS;
-  mlc_tile_zero<0>();
-  if constexpr (TN > 1) mlc_tile_zero<1>();
-  if constexpr (TM > 1) mlc_tile_zero<2>();
-  if constexpr (TM > 1 && TN > 1) mlc_tile_zero<3>();
+  const long across = MLC_TILE * (TURNED ? c_m : 1), down = MLC_TILE * (TURNED ? 1 : c_m);  // between tiles, in C
+  const long first_rows = TM > 1 ? (long)MLC_TILE : rows, first_columns = TN > 1 ? (long)MLC_TILE : columns;
+  mlc_tile_begin<0, TURNED>(first_columns, c, c_m);
+  if constexpr (TN > 1) mlc_tile_begin<1, TURNED>(columns - MLC_TILE, c + across, c_m);
+  if constexpr (TM > 1) mlc_tile_begin<2, TURNED>(first_columns, c + down, c_m);
+  if constexpr (TM > 1 && TN > 1) mlc_tile_begin<3, TURNED>(columns - MLC_TILE, c + down + across, c_m);
   for (long s = 0; s < steps; s++)
     mlc_tile_step<TM, TN>(left + s * STEP, left_row * (long)sizeof(E), right + s * RIGHT);
   if (has_rest) mlc_tile_step<TM, TN>(rest, MLC_TILE_BYTES, right + steps * RIGHT);
-  [[maybe_unused]] const long across = TURNED ? c_m : 1;  // between columns of a tile in C
-  const long first_rows = TM > 1 ? (long)MLC_TILE : rows, first_columns = TN > 1 ? (long)MLC_TILE : columns;
   mlc_tile_put<0, TURNED>(first_rows, first_columns, c, c_m);
-  if constexpr (TN > 1) mlc_tile_put<1, TURNED>(first_rows, columns - MLC_TILE, c + MLC_TILE * across, c_m);
-  if constexpr (TM > 1) {
-    c += MLC_TILE * (TURNED ? 1 : c_m);
-    mlc_tile_put<2, TURNED>(rows - MLC_TILE, first_columns, c, c_m);
-    if constexpr (TN > 1) mlc_tile_put<3, TURNED>(rows - MLC_TILE, columns - MLC_TILE, c + MLC_TILE * across, c_m);
-  }
+  if constexpr (TN > 1) mlc_tile_put<1, TURNED>(first_rows, columns - MLC_TILE, c + across, c_m);
+  if constexpr (TM > 1) mlc_tile_put<2, TURNED>(rows - MLC_TILE, first_columns, c + down, c_m);
+  if constexpr (TM > 1 && TN > 1)
+    mlc_tile_put<3, TURNED>(rows - MLC_TILE, columns - MLC_TILE, c + down + across, c_m);
 }
 // So many rows of the left factor times all panels that are laid out.
 template <int TM, bool TURNED, typename E, typename C>
@@ -98,11 +110,12 @@ static void mlc_tile_rows(long rows, long columns, long k, const E* left, long l
     long panel, C* c, long c_m) {
   constexpr long STEP = MLC_TILE_BYTES / sizeof(E);
   const long steps = k / STEP, tail = k % STEP;
-  alignas(64) E rest[TM * MLC_TILE * STEP] = {};
-  if (tail)
+  alignas(64) E rest[TM * MLC_TILE * STEP];
+  if (tail) {
+    __builtin_memset(rest, 0, sizeof(rest));
     for (long i = 0; i < rows; i++)
       __builtin_memcpy(rest + i * STEP, left + i * left_row + steps * STEP, tail * sizeof(E));
-  mlc_tile_shape<TM>(rows - (TM - 1) * MLC_TILE);
+  }
   for (long j = 0; j < columns; j += MLC_TILE_COLUMNS, panels += panel, c += MLC_TILE_COLUMNS * (TURNED ? c_m : 1)) {
     const long wide = columns - j < MLC_TILE_COLUMNS ? columns - j : (long)MLC_TILE_COLUMNS;
     if (wide > MLC_TILE)
@@ -141,14 +154,14 @@ static void mlc_tile_product(long rows, long columns, long k, const E* left, lon
               panels + at / MLC_TILE_COLUMNS * PANEL + row / SIZE * MLC_TILE_COLUMNS);
       const E* from = left + step;
       C* to = c + j * across;
-      long i = 0;
-      for (; i + MLC_TILE_COLUMNS <= rows; i += MLC_TILE_COLUMNS)
-        mlc_tile_rows<2, TURNED>(
-            MLC_TILE_COLUMNS, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
-      if (rows - i > MLC_TILE)
-        mlc_tile_rows<2, TURNED>(rows - i, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
-      else if (rows > i)
-        mlc_tile_rows<1, TURNED>(rows - i, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+      for (long i = 0; i < rows; i += MLC_TILE_ROWS) {
+        const long high = rows - i < MLC_TILE_ROWS ? rows - i : (long)MLC_TILE_ROWS;
+        if (i == 0 || high < MLC_TILE_ROWS) mlc_tile_shape(high);
+        if (high > MLC_TILE)
+          mlc_tile_rows<2, TURNED>(high, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+        else
+          mlc_tile_rows<1, TURNED>(high, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+      }
     }
   mlc_tile_release();
 }

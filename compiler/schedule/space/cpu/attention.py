@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.analysis import access, online_softmax
+from compiler.analysis.guarded_factors import unwidened
 from compiler.analysis.nests import loop_ranges
 from compiler.analysis.vectors import NARROWEST, fitting_width
+from compiler.ir.dtype import bf16
 from compiler.ir.expr import Expr, Load, Var, loads, names, static, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel
@@ -29,7 +31,8 @@ from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Instruction, Target, costs
 
-MOST_VECTORS = 4  # vectors of queries per block: as many as fit in registers beside a softmax, and as instructions have
+MOST_VECTORS = 4  # vectors of queries that run side by side: as many as fit in registers beside a softmax
+MOST_ROWS = 8  # vectors of queries per block, for instructions that take as many: values are turned once for a block
 # keys per block: the fewest that amortise the work per block, and the most that stay in the near caches
 KEYS = (32, 256)
 
@@ -53,6 +56,11 @@ class _Way:
     keys: int
     score: Instruction
     value: Instruction
+
+    @property
+    def short(self) -> bool:
+        """Whether factors, weights among them, are multiplied in their own type of 16 bits."""
+        return self.score.a_type != self.score.acc_type
 
 
 @dataclass
@@ -89,23 +97,29 @@ class _Plan:
     # ---- the choice
 
     def ways(self) -> Iterator[_Way]:
-        every = [r for r in self.target.instructions if r.function == blocking.PANEL and r.acc_type == self.dtype.name]
+        every = [r for r in self.target.instructions if r.acc_type == self.dtype.name]
+        kinds = [[r for r in every if r.function == blocking.PANEL]]
+        factors = (self.scores.left, self.scores.right, self.found.value)
+        if self.found.weight is bf16 and all(unwidened(x).dtype is bf16 for x in factors):
+            kinds.append([r for r in every if r.function == blocking.TILED and r.a_type == bf16.name])
         counts = range(1, -(-self.keys // KEYS[0]) + 1)
         blocks = {n for count in counts if (n := -(-self.keys // count)) <= KEYS[1]}
         query, masks = self.found.query.var, self.masks()
         # Tiles are padded for a partial last block of queries, but other loads indexed by the query are not.
         read = any(x.buffer not in masks and query in names(x) for x in loads(self.found.score))
-        for rows in (self.lanes * n for n in range(1, MOST_VECTORS + 1)):
+        for vectors in range(1, MOST_ROWS + 1):
+            rows = self.lanes * vectors
             if read and self.queries % rows:
                 continue
-            value = self.best(every, self.features, rows)
-            for keys in sorted(blocks):
-                score = self.best(every, keys, rows)
-                if score is not None and value is not None:
-                    yield _Way(rows, keys, score, value)
+            for kind in kinds if vectors <= MOST_VECTORS else kinds[1:]:
+                value = self.best(kind, self.features, rows)
+                for keys in sorted(blocks):
+                    score = self.best(kind, keys, rows)
+                    if score is not None and value is not None:
+                        yield _Way(rows, keys, score, value)
 
     def best(self, instructions: Iterable[Instruction], m: int, n: int) -> Instruction | None:
-        fit = [r for r in instructions if r.m <= m and r.n <= n]
+        fit = [r for r in instructions if r.function == blocking.TILED or (r.m <= m and r.n <= n)]
         return min(fit, key=lambda r: (self.step(r, m, n), -r.m * r.n), default=None)
 
     def step(self, row: Instruction, m: int, n: int) -> float:
@@ -123,6 +137,9 @@ class _Plan:
             way.value, self.features, way.rows
         )
         c = costs(self.target)
+        if way.short:  # two steps at a time; right factors are laid out by the instruction, values are turned before
+            right = way.rows * (self.depth + way.keys)
+            multiplies = multiplies / 2 + right * c["copy"] + way.keys * self.features * c["transpose"]
         rest = vectors * (way.keys * (c["weight"] + c["sum"]) + 2 * self.features * c["sum"])
         return turns * (multiplies + rest) + blocks * vectors * c["turn"] * (self.depth + self.features)
 
@@ -134,7 +151,10 @@ class _Plan:
     def applied(self, way: _Way, masks: tuple[str, ...]) -> Schedule:
         add, f = self.steps.append, self.found
         held = tuple(f"{x}_mask" for x in masks)
-        step = Online(f.accumulator.name, way.rows, way.keys, space="local", masks=masks, held=held, **naming.online(f))
+        step = Online(
+            f.accumulator.name, way.rows, way.keys, space="local", masks=masks, held=held, narrow=way.short,
+            **naming.online(f),
+        )  # fmt: skip
         add(step)
         made = step.made
         if self.batch * self.queries * self.keys * (self.depth + self.features) >= blocking.WORTH_CORES:
@@ -144,19 +164,21 @@ class _Plan:
                 name = r.var + name
             add(Bind(name, "blocks"))
         (rows, columns), depth = made.score, self.scores.depth.var
-        self.pack(self.scores.left, "query", (depth, rows))
-        if not self.direct(self.scores.right, online_softmax.KEY.name, depth):
-            self.pack(self.scores.right, "key", (columns, depth))
+        self.pack(self.scores.left, "query", (depth, rows), way.short)
+        if not self.direct(self.scores.right, online_softmax.KEY.name, depth, along=depth if way.short else ""):
+            self.pack(self.scores.right, "key", (columns, depth), way.short)
         add(Tensorize((columns, rows, depth), way.score.name))
         rows, columns, keys = made.value
-        if not self.direct(f.value, f.feature.var, online_softmax.KEY.name):
+        if way.short:
+            self.pack(f.value, "value", (columns, keys), True)
+        elif not self.direct(f.value, f.feature.var, online_softmax.KEY.name):
             self.pack(f.value, "value", (keys, columns))
         add(Tensorize((columns, rows, keys), way.value.name))
         for nest in (made.first, made.begin, made.zero, made.scale):
             self.lanes_of(nest[0], self.lanes)
         if online_softmax.scaled(f.score)[1] is not self.scores.name:
             self.lanes_of(made.edge[0], self.lanes)
-        self.lanes_of(made.row[0], self.lanes, way.rows // self.lanes)
+        self.lanes_of(made.row[0], self.lanes, min(way.rows // self.lanes, MOST_VECTORS))
         ranges = loop_ranges((*f.rows, f.feature))
         # By then, sums are elements of a tile, which cannot be loaded under a mask.
         sums = (f.accumulator, f.total, f.maximum)
@@ -172,16 +194,22 @@ class _Plan:
             rolled = (("rolled", 1),) if unroll == 1 else ()
             self.steps.append(Bind(name, "vector", (("width", width), ("unroll", unroll), *rolled)))
 
-    def direct(self, factor: Expr, *loops: str) -> bool:
-        """Whether an instruction can read the factor in place: it loads the sum's type, and each loop moves an axis of
-        its own by one. A narrower factor would be widened again for each row of the instruction's tiles."""
+    def direct(self, factor: Expr, *loops: str, along: str = "") -> bool:
+        """Whether an instruction can read the factor in place: each loop moves an axis of its own by one, and it loads
+        the sum's type or, where it is contiguous `along` that loop, a type that the instruction takes. Others would
+        have to widen a narrower factor again for each row of their tiles."""
+        factor = unwidened(factor) if along else factor
         if not isinstance(factor, Load):
             return False
+        if along:
+            at = access.address(factor.index, self.tensors[factor.buffer], loop_ranges(self.found.rows))
+            if access.stride(at, Var(along)) != 1:
+                return False
         moved = [[d for d, e in enumerate(factor.index) if v in names(e)] for v in loops]
         ones = all(linear(factor.index[d])[0].get(Var(v)) == 1 for v, ds in zip(loops, moved, strict=True) for d in ds)
         return all(len(ds) == 1 for ds in moved) and moved[0] != moved[1] and ones
 
-    def pack(self, factor: Expr, word: str, order: tuple[str, str]) -> None:
+    def pack(self, factor: Expr, word: str, order: tuple[str, str], narrow: bool = False) -> None:
         buffer = next(x.buffer for x in factor.walk() if isinstance(x, Load))
         tile = f"{buffer}_{word}"
-        self.steps.append(Pack(buffer, tile, order, suffixed(order, tile), self.lanes))
+        self.steps.append(Pack(buffer, tile, order, suffixed(order, tile), self.lanes, narrow))

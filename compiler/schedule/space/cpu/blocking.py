@@ -27,7 +27,7 @@ ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
 MANY = 16  # times an instruction's block: partial blocks are negligible
 PANEL, DOT, INTERLEAVED, TILED = cost.PANEL, cost.DOT, cost.INTERLEAVED, cost.TILED
-TILED_ROWS = 512  # rows of a block: B is laid out for each
+TILED_ROWS = 512  # rows of a block, at least: B is laid out for each
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ def space(p: Matmul, target: Target) -> list[Blocking]:
     functions = {r.function for r in target.instructions if _takes(r, p)}
     if p.b.along != "k" and (p.b.direct or p.b.along == "n"):
         functions.discard(DOT)
+    if p.m == 1:  # there may be no loop of rows
+        functions.discard(TILED)
     kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, INTERLEAVED, TILED) if function in functions]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
     made = (b for x in kinds for b in x)
@@ -201,7 +203,8 @@ def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
 def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """Blocking for `TILED`, which divides its block again: half the second-level cache holds a block of the result."""
     k = _depth(p, p.k, target.lanes(p.size))
-    m = cut(p.m, TILED_ROWS, _rows(p, row, TILED_ROWS))
+    most = max(TILED_ROWS, target.l2 // 2 // (p.n * p.bytes))
+    m = cut(p.m, most, _rows(p, row, most))
     wide = p.b.unit if p.b.unit > 1 else row.n
     n = cut(p.n, target.l2 // 2 // (m * p.bytes), wide)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
