@@ -66,8 +66,9 @@ def cpu() -> Cpu:
 
 def _tiles_granted() -> bool:
     """Whether Linux lets this process use the tile registers of AMX, for which a process has to ask."""
-    arch_prctl, ask, tile_data = 158, 0x1023, 18  # x86-64; ARCH_REQ_XCOMP_PERM and its argument, Documentation/arch/x86/xstate
-    return ctypes.CDLL(None).syscall(arch_prctl, ask, tile_data) == 0
+    # x86-64's number of the call, ARCH_REQ_XCOMP_PERM and its argument (Linux, Documentation/arch/x86/xstate.rst)
+    arch_prctl, ask, tile_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, ask, tile_data) == 0)
 
 
 def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:

@@ -119,13 +119,15 @@ def pairs(lanes: int, registers: int) -> list[Instruction]:
 
 def tiles() -> list[Instruction]:
     """Products of bf16 in f32, and of int8 in 32 bits, in tile registers, as `pairs` and `quads`; any sizes fit."""
-    side = TILE_SIDE
-    return [
-        _row(f"tile.{side}x{side}.{name}", "amx_tile", side, side, total, _LAYOUTS, TILE_BLOCK, ("a.k", "acc.n")).replace(
-            a_type=name, b_type=name, flushes=name == "bf16", stores=LONG if name == "bf16" else 0
+    name = f"tile.{TILE_SIDE}x{TILE_SIDE}"
+    contiguous = ("a.k", "acc.n")
+    floats, bytes_ = (
+        _row(f"{name}.{kind}", "amx_tile", TILE_SIDE, TILE_SIDE, total, _LAYOUTS, TILE_BLOCK, contiguous).replace(
+            a_type=kind, b_type=kind
         )
-        for name, total in (("bf16", "f32"), ("i8", "i32"))
-    ]
+        for kind, total in (("bf16", "f32"), ("i8", "i32"))
+    )
+    return [floats.replace(flushes=True, stores=LONG), bytes_]
 
 
 def _dot(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...]) -> Instruction:

@@ -6,8 +6,8 @@ hints. The result is right for every size, and may be slow for sizes far from th
 
 Tensor instructions need all of their steps. They are used for matmuls of buffers whose row strides are products of
 sizes: only for those do odd hints tell what divides them. If small sizes would be a single tile, larger ones are tried.
-A sum of unknown length cannot be split among blocks: the best schedule without that is taken. A grid of unknown size
-has one block per tile.
+A sum of unknown length cannot be split among blocks, and an instruction that stores its sums has to know how many there
+are: the best schedule without both is taken. A grid of unknown size has one block per tile.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from compiler.schedule.steps import (
     Stage,
     Step,
     StoreAt,
+    StoreSums,
     Tensorize,
 )
 
@@ -43,7 +44,7 @@ Choices = Callable[[Kernel], Iterator[Schedule]]
 Lower = Callable[[Program], object]
 # Factors of the hints that are tried in turn.
 HINT_FACTORS = (1, 8, 64)
-MOST_SEARCHED = 1000  # schedules searched for one that splits no sum
+MOST_SEARCHED = 1000  # schedules searched for one that splits and stores no sum
 # Steps that are useful one by one; all others only make sense together.
 INDEPENDENT_STEPS = (Bind, Collapse, StoreAt, Reorder, Split, Stage)
 
@@ -57,7 +58,7 @@ def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain:
     """
     tile_program = loop_to_tile(program.replace(kernels=(kernel,)))
     for factor in HINT_FACTORS if regular(kernel) else ():
-        wanted = _first_without_split_sums(choices(with_size_hints(kernel, factor)), kernel)
+        wanted = _first_for_any_size(choices(with_size_hints(kernel, factor)), kernel)
         if all(isinstance(step, INDEPENDENT_STEPS) for step in wanted.steps):
             break
         hinted = loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),)))
@@ -79,20 +80,24 @@ def symbolic_schedule(program: Program, kernel: Kernel, choices: Choices, plain:
     return Schedule()
 
 
-def _first_without_split_sums(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
-    """The first choice; if it uses tensor instructions, the first such that splits no sum of unknown length."""
+def _first_for_any_size(choices: Iterator[Schedule], kernel: Kernel) -> Schedule:
+    """The first choice; if it uses tensor instructions, the first such that splits no sum of unknown length, and stores
+    none."""
     sums = {f.var for f in within(kernel.body, loop.For) if f.kind == "reduce" and sizes_in(f.extent)}
 
     def multiplies(found: Schedule) -> bool:
         return any(isinstance(step, Tensorize) for step in found.steps)
 
-    def splits(found: Schedule) -> bool:
-        return any(isinstance(step, SplitReduction) and step.loop in sums for step in found.steps)
+    def is_fixed(found: Schedule) -> bool:
+        return any(
+            isinstance(step, StoreSums) or (isinstance(step, SplitReduction) and step.loop in sums)
+            for step in found.steps
+        )
 
     first = next(choices)
-    if not multiplies(first) or not splits(first):
+    if not multiplies(first) or not is_fixed(first):
         return first
-    return next((x for x in islice(choices, MOST_SEARCHED) if multiplies(x) and not splits(x)), first)
+    return next((x for x in islice(choices, MOST_SEARCHED) if multiplies(x) and not is_fixed(x)), first)
 
 
 def _variants_for_any_size(wanted: Schedule) -> Iterator[Schedule]:

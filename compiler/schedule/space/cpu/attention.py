@@ -32,7 +32,7 @@ from compiler.schedule.steps import Bind, Collapse, Pack, Schedule, Step, Tensor
 from compiler.targets.target import Instruction, Target, costs
 
 MOST_VECTORS = 4  # vectors of queries that run side by side: as many as fit in registers beside a softmax
-MOST_ROWS = 8  # vectors of queries per block, for instructions that take as many: values are turned once for a block
+MORE_VECTORS = (6, 8)  # per block, for instructions that take as many: values are turned once for a block
 # keys per block: the fewest that amortise the work per block, and the most that stay in the near caches
 KEYS = (32, 256)
 
@@ -107,7 +107,7 @@ class _Plan:
         query, masks = self.found.query.var, self.masks()
         # Tiles are padded for a partial last block of queries, but other loads indexed by the query are not.
         read = any(x.buffer not in masks and query in names(x) for x in loads(self.found.score))
-        for vectors in range(1, MOST_ROWS + 1):
+        for vectors in (*range(1, MOST_VECTORS + 1), *MORE_VECTORS):
             rows = self.lanes * vectors
             if read and self.queries % rows:
                 continue
@@ -178,7 +178,8 @@ class _Plan:
             self.lanes_of(nest[0], self.lanes)
         if online_softmax.scaled(f.score)[1] is not self.scores.name:
             self.lanes_of(made.edge[0], self.lanes)
-        self.lanes_of(made.row[0], self.lanes, min(way.rows // self.lanes, MOST_VECTORS))
+        vectors = way.rows // self.lanes
+        self.lanes_of(made.row[0], self.lanes, vectors // -(-vectors // MOST_VECTORS))
         ranges = loop_ranges((*f.rows, f.feature))
         # By then, sums are elements of a tile, which cannot be loaded under a mask.
         sums = (f.accumulator, f.total, f.maximum)

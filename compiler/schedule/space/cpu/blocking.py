@@ -27,6 +27,7 @@ ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
 MANY = 16  # times an instruction's block: partial blocks are negligible
 PANEL, DOT, INTERLEAVED, TILED = cost.PANEL, cost.DOT, cost.INTERLEAVED, cost.TILED
+LONGEST = 8192  # of k in a block of instructions that divide it again; a length that is not known needs blocks
 TILED_ROWS = 512  # rows of a block, at least: B is laid out for each
 
 
@@ -132,7 +133,8 @@ def _steps(p: Matmul, row: Instruction, target: Target) -> float:
 
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
     """Blockings for instructions of one function, that with the fastest instruction first."""
-    rows = [r for r in target.instructions if r.function == function and _takes(r, p) and (r.m <= p.m or function == TILED)]
+    rows = [r for r in target.instructions if r.function == function and _takes(r, p)]
+    rows = [r for r in rows if r.m <= p.m or function == TILED]  # whose tiles may have fewer rows
     timed = sorted((step(p.m, p.n, p.bytes, target, r), _loads(p, r, target), n) for n, r in enumerate(rows))[:ROWS]
     if timed:
         (least, _, best), *others = timed
@@ -184,7 +186,7 @@ def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """
     half, wide = target.l2 // 2, p.b.unit if p.b.unit > 1 else row.n
     beside = INTERLEAVED_PANEL // (row.n * p.bytes) * p.bytes  # bytes of a row of A
-    k = _depth(p, p.k, target.lanes(p.size))
+    k = _depth(p, LONGEST, target.lanes(p.size))
     m = cut(p.m, half // (beside + BLOCK_COLUMNS * p.bytes), row.m)
     n = cut(p.n, (half - m * beside) // (m * p.bytes), wide)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
@@ -202,7 +204,7 @@ def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
 def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """Blocking for `TILED`, which divides its block again: half the second-level cache holds a block of the result."""
-    k = _depth(p, p.k, target.lanes(p.size))
+    k = _depth(p, LONGEST, target.lanes(p.size))
     most = max(TILED_ROWS, target.l2 // 2 // (p.n * p.bytes))
     m = cut(p.m, most, _rows(p, row, most))
     wide = p.b.unit if p.b.unit > 1 else row.n

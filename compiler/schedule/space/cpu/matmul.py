@@ -66,7 +66,7 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
     if made and plan.may_turn():
         across = replace(plan, across=True)
         made += [(across, b) for b in across.choices()]
-    return ranked(Member(b.cycles * p.count, partial(p.schedule, b)) for p, b in made) if made else None
+    return ranked(m for p, b in made for m in p.members(b)) if made else None
 
 
 @dataclass
@@ -244,6 +244,14 @@ class _Plan:
             turning = product.m * product.n * cost.packing(self.target, along=False, direct=True)
             made = [replace(x, cycles=x.cycles + turning) for x in made]
         return made
+
+    def members(self, chosen: Blocking) -> Iterator[Member]:
+        """The member for one blocking; if that stores sums, also the one that adds them to a tile, as for any size."""
+        yield Member(chosen.cycles * self.count, partial(self.schedule, chosen))
+        if self.stores(chosen):
+            rounding = self.m.size * self.n.size * cost.packing(self.target, along=True, direct=True)
+            added = replace(chosen, row=chosen.row.replace(stores=0), cycles=chosen.cycles + rounding)
+            yield Member(added.cycles * self.count, partial(self.schedule, added))
 
     def schedule(self, chosen: Blocking) -> tuple[Step, ...]:
         """The steps for one blocking."""
