@@ -11,8 +11,9 @@ enum {
   MLC_TILE_COLUMNS = 2 * MLC_TILE,  // of a panel
   MLC_TILE_DEPTH = 512,             // groups along k of a panel
   MLC_TILE_PANELS = 256 * 1024,     // groups that are laid out at a time, in all panels: half a second level
-  MLC_TILE_ROWS_READ = 32,          // rows of a factor that all panels take before the next ones: each may be on a page
 };
+// One for all products of a thread. Behind each panel, of 16 groups along k at least, is the last row of mlc_interleave.
+alignas(64) static thread_local unsigned mlc_tile_memory[MLC_TILE_PANELS + MLC_TILE_PANELS / MLC_TILE];
 
 // Shapes for tiles of sums (0 to 3), two beside each other, and of left (4, 5) and right factors (6, 7), for so many rows.
 MLC_INLINE void mlc_tile_shape(long rows) {
@@ -139,14 +140,15 @@ template <bool TURNED, int DEPTH, typename E, typename C>
 static void mlc_tile_product(long rows, long columns, long k, const E* left, long left_row, const E* right,
     long right_k, long right_n, C* c, long c_m) {
   constexpr long SIZE = mlc_group<E>::SIZE, WIDE = MLC_TILE_PANELS / DEPTH / MLC_TILE_COLUMNS * MLC_TILE_COLUMNS;
-  constexpr int PANEL = (DEPTH + 1) * MLC_TILE_COLUMNS;  // the row behind a panel is that of mlc_interleave
-  static_assert(WIDE > 0, "a panel is too deep");
-  alignas(64) static thread_local mlc_group<E> panels[WIDE / MLC_TILE_COLUMNS * PANEL];
+  constexpr int PANEL = (DEPTH + 1) * MLC_TILE_COLUMNS;
+  static_assert(WIDE > 0 && DEPTH % MLC_TILE == 0, "a panel is too deep, or has a part of a step");
+  mlc_group<E>* panels = (mlc_group<E>*)mlc_tile_memory;
   const long down = TURNED ? 1 : c_m, across = TURNED ? c_m : 1;
   for (long step = 0; step < k; step += DEPTH * SIZE)
     for (long j = 0; j < columns; j += WIDE) {
       const long depth = k - step < DEPTH * SIZE ? k - step : DEPTH * SIZE, wide = columns - j < WIDE ? columns - j : WIDE;
-      const long rows_read = right_k == 1 ? depth : (long)MLC_TILE_ROWS_READ;
+      // Rows of the factor, each of which may be on a page of its own, go to all panels, a step at a time.
+      const long rows_read = right_k == 1 ? depth : MLC_TILE * SIZE;
       for (long row = 0; row < depth; row += rows_read)
         for (long at = 0; at < wide; at += MLC_TILE_COLUMNS)
           mlc_tile_interleave(depth - row < rows_read ? depth - row : rows_read, wide - at,

@@ -30,10 +30,19 @@ extern "C" void bytes(const signed char* a, const signed char* b, int* c, long m
   block_of(a, b, c, m, n, k, turned);
 }
 extern "C" void stored(const mlc_bf16* a, const mlc_bf16* b, mlc_bf16* c, long m, long n, long k, long turned) {
-  mlc_tile_block_store<32, 32, -1, -1, 1300>(m, n, k, a, k, 1, b, turned ? 1 : n + 3, turned ? k : 1, c, n + 2);
+  mlc_tile_block_store<32, 32, -1, -1, 4100>(m, n, k, a, k, 1, b, turned ? 1 : n + 3, turned ? k : 1, c, n + 2);
 }
 """
-SIZES = ((1, 5, 1), (5, 17, 31), (16, 32, 32), (17, 133, 64), (33, 40, 805), (300, 16, 2), (50, 301, 1300))
+SIZES = (
+    (1, 5, 1),
+    (5, 17, 31),
+    (16, 32, 32),
+    (17, 133, 64),
+    (33, 40, 805),
+    (300, 16, 2),
+    (50, 301, 1300),
+    (40, 70, 4100),
+)
 
 
 def stored(x: Array) -> Array:
