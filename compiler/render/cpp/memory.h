@@ -298,6 +298,18 @@ MLC_INLINE mlc_vec<T, mlc_lanes<M>> mlc_load_masked(const S* base, long at, M ma
         p, (mlc_vec<double, N>)other, __builtin_ia32_cvtq2mask512((mlc_vec<long long, N>)mask));
   else
 #endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+      if constexpr (mlc_same<R, unsigned short> && mlc_same<T, R> && (N == 16 || N == 32)) {
+    typedef mlc_vec<short, N> V;
+    const V set = (V)mlc_resize_mask<T>(mask);
+    if constexpr (N == 16)
+      return (mlc_vec<T, N>)__builtin_ia32_loaddquhi256_mask(
+          (const short*)p, (V)other, __builtin_ia32_cvtw2mask256(set));
+    else
+      return (mlc_vec<T, N>)__builtin_ia32_loaddquhi512_mask(
+          (const short*)p, (V)other, __builtin_ia32_cvtw2mask512(set));
+  } else
+#endif
 #ifdef __AVX2__
       if constexpr (mlc_same<R, float> && N == 8)
     return mlc_where(mask, (mlc_vec<T, N>)__builtin_ia32_maskloadps256((const mlc_vec<float, N>*)p, mask), other);

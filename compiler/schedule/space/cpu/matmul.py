@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.analysis import access
-from compiler.analysis.guarded_factors import read_narrow, unwidened
+from compiler.analysis.guarded_factors import read_narrow, unwidened, zero
 from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
@@ -50,7 +50,8 @@ from compiler.targets.target import Target
 SELDOM = 64  # up to one row in so many may be computed twice
 DEEP = 128  # products per sum from which the speed of the loops before and after it does not matter
 SHORT = 2  # vectors per row: shorter rows consist mostly of partial vectors
-MASKED = 4  # bytes of the smallest elements that masked vectors can load
+# Bytes of the elements that masked vectors can load, by what it takes.
+MASKED = {2: ("avx512bw", "avx512vl"), 4: ("avx2",), 8: ("avx2",)}
 WIDE = 4  # vectors per row: fewer do not reuse the other factor enough
 LEAST_DEPTH = 4  # shorter sums are not worth tiles
 
@@ -418,22 +419,28 @@ class _Plan:
                 along, block = (self.n_loops, chosen.n) if order[-1] is self.n else (self.k_loops, chosen.k)
                 row = self.masked(factor, along) if part is self.n or self.across else 0
                 masked = row > 0 and block % row == 0
-                width = self.target.lanes(self.bytes)
+                # Whole vectors of a narrow type would leave more of a row to be packed one by one.
+                width = self.target.lanes(unwidened(factor).dtype.bytes if narrow and masked else self.bytes)
                 self.steps.append(Pack(buffer, tile, loops, into, width, narrow, masked=masked))
 
     def masked(self, factor: Expr, loops: Sequence[loop.For]) -> int:
         """The length of rows of several loops that are contiguous in memory, with zeros at their guards, and so short
         that masked vectors pack them faster than a loop along each; 0 for others."""
-        match factor:
-            case Select(cond, Load() as load, Const()) if "avx2" in self.target.features and load.dtype.bytes >= MASKED:
+        match unwidened(factor):
+            case Select(cond, Load() as load, other) if other is zero(load) and self.loads_masked(load.dtype.bytes):
                 row: list[loop.For] = []
                 for f in reversed([f for f in loops if size(f) > 1]):
                     if self.stride(load.buffer, load.index, f.var) != self.axis(row).size:
                         break
                     row.insert(0, f)
-                short = len(row) > 1 and size(row[-1]) < SHORT * self.target.lanes(self.bytes)
+                lanes = self.target.lanes(self.bytes) * (1 if load.dtype.bytes < self.bytes else SHORT)
+                short = len(row) > 1 and size(row[-1]) < lanes
                 return self.axis(row).size if short and names(cond) & {f.var for f in row} else 0
         return 0
+
+    def loads_masked(self, size: int) -> bool:
+        """Whether the target has masked loads of elements of so many bytes."""
+        return size in MASKED and set(MASKED[size]) <= set(self.target.features)
 
     def run(self, factor: Expr, loops: Sequence[loop.For]) -> int:
         """The length of the runs in which a factor with padding is packed along `loops`; 0 for one without padding."""
