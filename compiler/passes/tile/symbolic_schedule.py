@@ -43,7 +43,7 @@ Choose = Callable[[Kernel], Schedule]
 Choices = Callable[[Kernel], Iterator[Schedule]]
 Lower = Callable[[Program], object]
 # Factors of the hints that are tried in turn.
-HINT_FACTORS = (1, 8, 64)
+HINT_FACTORS = (1, 8, 64, 512)
 MOST_SEARCHED = 1000  # schedules searched for one that splits and stores no sum
 # Steps that are useful one by one; all others only make sense together.
 INDEPENDENT_STEPS = (Bind, Collapse, StoreAt, Reorder, Split, Stage)

@@ -35,6 +35,7 @@ from compiler.ir.text import show, show_type
 
 Shape = tuple[Expr, ...]
 Index = tuple[Expr, ...]
+Update = tuple[Index, Expr] | tuple[Index, Expr, Expr]  # where, what, and whether it is stored
 Rule = Callable[..., "Value | tuple[Value | None, ...]"]
 
 _AXIS_NAMES = "ijklmnabcdefgh"
@@ -169,7 +170,7 @@ class Builder:
         shape: Shape,
         base: Callable[[Index], Expr],
         over: Shape,
-        update: Callable[[Index], tuple[Index, Expr] | tuple[Index, Expr, Expr]],
+        update: Callable[[Index], Update],
         hint: str = "scattered",
     ) -> Value:
         """`base(at)` everywhere; then, for each `r` of `over` in order, the value of `update(r)` is stored or combined.

@@ -16,6 +16,7 @@ from compiler.passes.torch_to_tensor.builder import (
     Index,
     Rule,
     Shape,
+    Update,
     Value,
     broadcast,
     converted_at,
@@ -253,7 +254,7 @@ def _is_one_value(n: Expr) -> bool:
 
 
 def scatter_updates(
-    b: Builder, reduction: str, self: Value, over: Shape, update: Callable[[Index], tuple[Index, Expr]],
+    b: Builder, reduction: str, self: Value, over: Shape, update: Callable[[Index], Update],
     base: Callable[[Index], Expr] | None = None,
 ) -> Value:  # fmt: skip
     """`self` with updates stored or combined."""
@@ -268,9 +269,10 @@ def scatter_updates(
     # A value that is only moved is stored as torch stores it.
     dtype, base_at = self.dtype, base
 
-    def stored_update(r: Index) -> tuple[Index, Expr]:
-        at, value = update(r)
-        return at, cast(value, dtype)
+    def stored_update(r: Index) -> Update:
+        at, value, *guard = update(r)
+        moved = at, cast(value, dtype)
+        return (*moved, guard[0]) if guard else moved
 
     return b.scatter(reduction, self.shape, lambda at: cast(base_at(at), dtype), over, stored_update)
 

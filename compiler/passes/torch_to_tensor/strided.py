@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from compiler.ir.expr import Expr, cast, const, dim, static
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value
+from compiler.ir.dtype import boolean
+from compiler.ir.expr import Expr, cast, const, dim, op, static
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Update, Value
 from compiler.passes.torch_to_tensor.indexing import scatter_updates
 from compiler.passes.torch_to_tensor.positions import is_dense, is_wide, map_view
 
@@ -22,9 +23,34 @@ def as_strided(
 def as_strided_scatter(
     b: Builder, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
-    """Of several stores to one element, the last counts."""
-    source = _index_by_strides(b, self, size, stride, storage_offset)
-    return scatter_updates(b, "set", self, src.shape, lambda r: (source(r), cast(src.at(r), self.compute)))
+    """Of several stores to one element, the last that changes it counts.
+
+    This is how torch writes a view that was changed back to its base: an element that the view holds several times was
+    changed through one of them.
+    """
+    source, overlaps = _index_by_strides(b, self, size, stride, storage_offset), _may_overlap(size, stride)
+
+    def update(r: Index) -> Update:
+        at, value = source(r), cast(src.at(r), self.compute)
+        if not overlaps:
+            return at, value
+        old = self.at(at)
+        changed = op("xor" if value.dtype is boolean else "ne", value, old)
+        if value.dtype.is_float:  # zeros of two signs are equal
+            changed = op("or", changed, op("xor", op("signbit", value), op("signbit", old)))
+        return at, value, changed
+
+    return scatter_updates(b, "set", self, src.shape, update)
+
+
+def _may_overlap(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a view may hold an element several times: a step along some axis is no longer than those below it."""
+    reach = 0
+    for step, count in sorted(zip(stride, size, strict=True)):
+        if count > 1 and step <= reach:
+            return True
+        reach += (count - 1) * step
+    return False
 
 
 def _index_by_strides(

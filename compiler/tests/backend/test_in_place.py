@@ -184,3 +184,30 @@ def test_an_index_out_of_range_is_refused() -> None:
     ours = torch.compile(step, backend="mlcomp", options={"fallback": "error"})
     with torch.no_grad(), pytest.raises((IndexError, InvalidData, RuntimeError)):
         ours([cache], torch.tensor([8]), x)
+
+
+def _diagonal_of_rows_that_overlap(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows = x.as_strided((3, 8), (1, 1))
+    diagonal = rows.diagonal(1)
+    diagonal.add_(1)
+    rows[2].neg_()
+    return rows, diagonal
+
+
+def _columns_that_overlap(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.as_strided((4, 3), (1, 2)).select(1, 2).zero_()
+    return (x,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("function", [_diagonal_of_rows_that_overlap, _columns_that_overlap])
+def test_views_that_hold_elements_several_times_are_written_through(
+    function: Callable[..., tuple[torch.Tensor, ...]], dtype: torch.dtype
+) -> None:
+    """torch hands over a scatter of the whole view, of which all copies of an element but one are the old ones."""
+    seed = fresh_seed()
+    x = (4 * torch.randn(30, generator=torch.Generator().manual_seed(seed))).to(dtype)
+    ours, theirs = x.clone(), x.clone()
+    made = torch.compile(function, backend="mlcomp", options={"fallback": "error"})(ours)
+    assert all(map(torch.equal, (*made, ours), (*function(theirs), theirs))), f"seed {seed}"
+    assert torch.equal(ours.signbit(), theirs.signbit()), f"seed {seed}"

@@ -27,7 +27,7 @@ ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
 MANY = 16  # times an instruction's block: partial blocks are negligible
 PANEL, DOT, INTERLEAVED, TILED = cost.PANEL, cost.DOT, cost.INTERLEAVED, cost.TILED
-LONGEST = 8192  # of k in a block of instructions that divide it again; a length that is not known needs blocks
+LONGEST = 4096  # of k in a block of instructions that divide it again; a length that is not known needs blocks
 TILED_ROWS = 512  # rows of a block, at least: B is laid out for each
 
 
