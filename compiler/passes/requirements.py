@@ -122,7 +122,11 @@ class _Checks:
             if isinstance(n, Const | Var):
                 return n
             if isinstance(n, Select):
-                return canonical(n.replace(cond=go(n.cond)))
+                # An arm that is not taken requires nothing, but what was required before it has a name.
+                cond = go(n.cond)
+                named = {e: name for e, name in available.items() if _is_requirement(e)}
+                then, other = (substitute(e, named) if named else e for e in (n.then, n.other))
+                return canonical(n.replace(cond=cond, then=then, other=other))
             new = canonical(n.map(go))
             if new in available:
                 return available[new]

@@ -6,7 +6,6 @@ The text includes the device functions of `render/cpp`. Integers wrap, so it mus
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 from compiler.ir import isomorphism
@@ -14,6 +13,7 @@ from compiler.ir import kernel as k
 from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Const, Expr, Op, Var
 from compiler.ir.functions import FUNCTIONS
+from compiler.ir.node import Node
 from compiler.render import c, header
 from compiler.render.c import Writer
 from compiler.render.cpp_expression import (
@@ -298,17 +298,23 @@ def _returns_if_false(s: k.If) -> bool:
     return False
 
 
+def _accumulates(n: Node) -> bool:
+    """Whether a node has a requirement, right below it, that does not return at once."""
+    match n:
+        case k.Declare(_, value) if bounds_check(value) is not None:
+            return False
+        case k.If() if _returns_if_false(n):
+            return False
+    return any(isinstance(x, Op) and x.name == "require" for x in n.below)
+
+
 def _is_used_by_lane(w: Writer, index: Expr) -> bool:
     return isinstance(index, Var) and index.name in w.by_lane
 
 
 def _with_failure_report(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
     """The lines of a function; unless all of its requirements return at once, with code that reports failed ones."""
-    nodes = [n for s in body for n in s.walk()]
-    early_returns = Counter(n.value for n in nodes if isinstance(n, k.Declare) and bounds_check(n.value) is not None)
-    early_returns += Counter(n.cond for n in nodes if isinstance(n, k.If) and _returns_if_false(n))
-    requirements = Counter(n for n in nodes if isinstance(n, Op) and n.name == "require")
-    if requirements <= early_returns:  # they may also occur elsewhere
+    if not any(_accumulates(n) for s in body for n in s.walk()):
         return lines
     report = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
     return [f"  mlc_failures {FAILURES};", *lines, f"  {report};"]
