@@ -42,28 +42,24 @@ MLC_INLINE void mlc_tile_step(const E* left, long row_bytes, const mlc_group<E>*
 }
 // A tile that is as wide as C there is loaded from C before its sums are added, and stored to C; of others the sums begin
 // with zero and are added to C behind.
-template <bool TURNED, typename C>
-MLC_INLINE bool mlc_tile_is_whole(long columns) {
-  return !TURNED && mlc_same<C, typename mlc_sum_type<C>::type> && columns == MLC_TILE;
+template <typename C>
+MLC_INLINE bool mlc_tile_is_whole(bool turned, long columns) {
+  return !turned && mlc_same<C, typename mlc_sum_type<C>::type> && columns == MLC_TILE;
 }
-template <int TILE, bool TURNED, typename C>
-MLC_INLINE void mlc_tile_begin(long columns, const C* c, long c_m) {
-  if (mlc_tile_is_whole<TURNED, C>(columns))
+template <int TILE, typename C>
+MLC_INLINE void mlc_tile_begin(bool turned, long columns, const C* c, long c_m) {
+  if (mlc_tile_is_whole<C>(turned, columns))
     mlc_tile_load<TILE>(c, c_m * (long)sizeof(C));
   else
     mlc_tile_zero<TILE>();
 }
 // The sums of a tile go to C, of which there are rows x columns; TURNED: the tile's rows are its columns.
-template <int TILE, bool TURNED, typename C>
-MLC_INLINE void mlc_tile_put(long rows, long columns, C* c, long c_m) {
-  typedef typename mlc_sum_type<C>::type S;
+template <bool TURNED, typename C, typename S>
+static __attribute__((noinline)) void mlc_tile_add(const S* sums, long rows, long columns, C* c, long c_m) {
   typedef mlc_vec<S, MLC_TILE> V;
-  if (mlc_tile_is_whole<TURNED, C>(columns)) return mlc_tile_store<TILE>(c, c_m * (long)sizeof(C));
-  alignas(64) S sums[MLC_TILE][MLC_TILE];
-  mlc_tile_store<TILE>(sums, MLC_TILE_BYTES);
   V row[MLC_TILE];
 #pragma GCC unroll 16
-  for (int i = 0; i < MLC_TILE; i++) row[i] = mlc_load<S, MLC_TILE>(sums[i]);
+  for (int i = 0; i < MLC_TILE; i++) row[i] = mlc_load<S, MLC_TILE>(sums + i * MLC_TILE);
   if constexpr (TURNED) {
     mlc_transpose_steps<1>(row);
     const long turned = rows;
@@ -85,30 +81,41 @@ MLC_INLINE void mlc_tile_put(long rows, long columns, C* c, long c_m) {
       mlc_store_n(to, row[i] + mlc_load_n<S, MLC_TILE>(to, columns), columns);
   }
 }
+template <int TILE, typename C>
+MLC_INLINE void mlc_tile_put(bool turned, long rows, long columns, C* c, long c_m) {
+  typedef typename mlc_sum_type<C>::type S;
+  if (mlc_tile_is_whole<C>(turned, columns)) return mlc_tile_store<TILE>(c, c_m * (long)sizeof(C));
+  alignas(64) S sums[MLC_TILE * MLC_TILE];
+  mlc_tile_store<TILE>(sums, MLC_TILE_BYTES);
+  if (turned)
+    mlc_tile_add<true>(sums, rows, columns, c, c_m);
+  else
+    mlc_tile_add<false>(sums, rows, columns, c, c_m);
+}
 // TM x TN tiles: rows of the left factor, whose last elements along k, in no whole step, are in `rest`.
-template <int TM, int TN, bool TURNED, typename E, typename C>
-static __attribute__((noinline)) void mlc_tile_sums(long rows, long columns, long steps, bool has_rest, const E* left,
-    long left_row, const E* rest, const mlc_group<E>* right, C* c, long c_m) {
+template <int TM, int TN, typename E, typename C>
+static __attribute__((noinline, noclone)) void mlc_tile_sums(bool turned, long rows, long columns, long steps,
+    bool has_rest, const E* left, long left_row, const E* rest, const mlc_group<E>* right, C* c, long c_m) {
   constexpr int STEP = MLC_TILE_BYTES / sizeof(E), RIGHT = MLC_TILE * MLC_TILE_COLUMNS;
-  const long across = MLC_TILE * (TURNED ? c_m : 1), down = MLC_TILE * (TURNED ? 1 : c_m);  // between tiles, in C
+  const long across = MLC_TILE * (turned ? c_m : 1), down = MLC_TILE * (turned ? 1 : c_m);  // between tiles, in C
   const long first_rows = TM > 1 ? (long)MLC_TILE : rows, first_columns = TN > 1 ? (long)MLC_TILE : columns;
-  mlc_tile_begin<0, TURNED>(first_columns, c, c_m);
-  if constexpr (TN > 1) mlc_tile_begin<1, TURNED>(columns - MLC_TILE, c + across, c_m);
-  if constexpr (TM > 1) mlc_tile_begin<2, TURNED>(first_columns, c + down, c_m);
-  if constexpr (TM > 1 && TN > 1) mlc_tile_begin<3, TURNED>(columns - MLC_TILE, c + down + across, c_m);
+  mlc_tile_begin<0>(turned, first_columns, c, c_m);
+  if constexpr (TN > 1) mlc_tile_begin<1>(turned, columns - MLC_TILE, c + across, c_m);
+  if constexpr (TM > 1) mlc_tile_begin<2>(turned, first_columns, c + down, c_m);
+  if constexpr (TM > 1 && TN > 1) mlc_tile_begin<3>(turned, columns - MLC_TILE, c + down + across, c_m);
   for (long s = 0; s < steps; s++)
     mlc_tile_step<TM, TN>(left + s * STEP, left_row * (long)sizeof(E), right + s * RIGHT);
   if (has_rest) mlc_tile_step<TM, TN>(rest, MLC_TILE_BYTES, right + steps * RIGHT);
-  mlc_tile_put<0, TURNED>(first_rows, first_columns, c, c_m);
-  if constexpr (TN > 1) mlc_tile_put<1, TURNED>(first_rows, columns - MLC_TILE, c + across, c_m);
-  if constexpr (TM > 1) mlc_tile_put<2, TURNED>(rows - MLC_TILE, first_columns, c + down, c_m);
+  mlc_tile_put<0>(turned, first_rows, first_columns, c, c_m);
+  if constexpr (TN > 1) mlc_tile_put<1>(turned, first_rows, columns - MLC_TILE, c + across, c_m);
+  if constexpr (TM > 1) mlc_tile_put<2>(turned, rows - MLC_TILE, first_columns, c + down, c_m);
   if constexpr (TM > 1 && TN > 1)
-    mlc_tile_put<3, TURNED>(rows - MLC_TILE, columns - MLC_TILE, c + down + across, c_m);
+    mlc_tile_put<3>(turned, rows - MLC_TILE, columns - MLC_TILE, c + down + across, c_m);
 }
 // So many rows of the left factor times all panels that are laid out.
-template <int TM, bool TURNED, typename E, typename C>
-static void mlc_tile_rows(long rows, long columns, long k, const E* left, long left_row, const mlc_group<E>* panels,
-    long panel, C* c, long c_m) {
+template <int TM, typename E, typename C>
+static __attribute__((noinline, noclone)) void mlc_tile_rows(bool turned, long rows, long columns, long k,
+    const E* left, long left_row, const mlc_group<E>* panels, long panel, C* c, long c_m) {
   constexpr long STEP = MLC_TILE_BYTES / sizeof(E);
   const long steps = k / STEP, tail = k % STEP;
   alignas(64) E rest[TM * MLC_TILE * STEP];
@@ -117,12 +124,12 @@ static void mlc_tile_rows(long rows, long columns, long k, const E* left, long l
     for (long i = 0; i < rows; i++)
       __builtin_memcpy(rest + i * STEP, left + i * left_row + steps * STEP, tail * sizeof(E));
   }
-  for (long j = 0; j < columns; j += MLC_TILE_COLUMNS, panels += panel, c += MLC_TILE_COLUMNS * (TURNED ? c_m : 1)) {
+  for (long j = 0; j < columns; j += MLC_TILE_COLUMNS, panels += panel, c += MLC_TILE_COLUMNS * (turned ? c_m : 1)) {
     const long wide = columns - j < MLC_TILE_COLUMNS ? columns - j : (long)MLC_TILE_COLUMNS;
     if (wide > MLC_TILE)
-      mlc_tile_sums<TM, 2, TURNED>(rows, wide, steps, tail, left, left_row, rest, panels, c, c_m);
+      mlc_tile_sums<TM, 2>(turned, rows, wide, steps, tail, left, left_row, rest, panels, c, c_m);
     else
-      mlc_tile_sums<TM, 1, TURNED>(rows, wide, steps, tail, left, left_row, rest, panels, c, c_m);
+      mlc_tile_sums<TM, 1>(turned, rows, wide, steps, tail, left, left_row, rest, panels, c, c_m);
   }
 }
 // A panel of up to MLC_TILE_COLUMNS columns, with groups of zeros up to a whole step.
@@ -136,17 +143,18 @@ MLC_INLINE void mlc_tile_interleave(
   __builtin_memset(to + groups * MLC_TILE_COLUMNS, 0, (padded - groups) * MLC_TILE_COLUMNS * sizeof(unsigned));
 }
 // Rows x columns of sums, DEPTH groups along k at a time.
-template <bool TURNED, int DEPTH, typename E, typename C>
-static void mlc_tile_product(long rows, long columns, long k, const E* left, long left_row, const E* right,
-    long right_k, long right_n, C* c, long c_m) {
+template <int DEPTH, typename E, typename C>
+static __attribute__((noinline, noclone)) void mlc_tile_product(bool turned, long rows, long columns, long k,
+    const E* left, long left_row, const E* right, long right_k, long right_n, C* c, long c_m) {
   constexpr long SIZE = mlc_group<E>::SIZE, WIDE = MLC_TILE_PANELS / DEPTH / MLC_TILE_COLUMNS * MLC_TILE_COLUMNS;
   constexpr int PANEL = (DEPTH + 1) * MLC_TILE_COLUMNS;
   static_assert(WIDE > 0 && DEPTH % MLC_TILE == 0, "a panel is too deep, or has a part of a step");
   mlc_group<E>* panels = (mlc_group<E>*)mlc_tile_memory;
-  const long down = TURNED ? 1 : c_m, across = TURNED ? c_m : 1;
+  const long down = turned ? 1 : c_m, across = turned ? c_m : 1;
   for (long step = 0; step < k; step += DEPTH * SIZE)
     for (long j = 0; j < columns; j += WIDE) {
-      const long depth = k - step < DEPTH * SIZE ? k - step : DEPTH * SIZE, wide = columns - j < WIDE ? columns - j : WIDE;
+      const long depth = k - step < DEPTH * SIZE ? k - step : DEPTH * SIZE;
+      const long wide = columns - j < WIDE ? columns - j : WIDE;
       // Rows of the factor, each of which may be on a page of its own, go to all panels, a step at a time.
       const long rows_read = right_k == 1 ? depth : MLC_TILE * SIZE;
       for (long row = 0; row < depth; row += rows_read)
@@ -160,9 +168,9 @@ static void mlc_tile_product(long rows, long columns, long k, const E* left, lon
         const long high = rows - i < MLC_TILE_ROWS ? rows - i : (long)MLC_TILE_ROWS;
         if (i == 0 || high < MLC_TILE_ROWS) mlc_tile_shape(high);
         if (high > MLC_TILE)
-          mlc_tile_rows<2, TURNED>(high, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+          mlc_tile_rows<2>(turned, high, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
         else
-          mlc_tile_rows<1, TURNED>(high, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
+          mlc_tile_rows<1>(turned, high, wide, depth, from + i * left_row, left_row, panels, PANEL, to + i * down, c_m);
       }
     }
   mlc_tile_release();
@@ -171,9 +179,9 @@ template <int DEPTH, typename E, typename C>
 MLC_INLINE void mlc_tile_any(
     long m, long n, long k, const E* a, long a_m, const E* b, long b_k, long b_n, C* c, long c_m) {
   if (b_k == 1 && m <= n)
-    mlc_tile_product<true, DEPTH>(n, m, k, b, b_n, a, 1, a_m, c, c_m);
+    mlc_tile_product<DEPTH>(true, n, m, k, b, b_n, a, 1, a_m, c, c_m);
   else
-    mlc_tile_product<false, DEPTH>(m, n, k, a, a_m, b, b_k, b_n, c, c_m);
+    mlc_tile_product<DEPTH>(false, m, n, k, a, a_m, b, b_k, b_n, c, c_m);
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT, typename E, typename C>
 MLC_INLINE void mlc_tile_block(
