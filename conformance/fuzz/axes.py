@@ -28,7 +28,7 @@ MIXING = frozenset({
 ELEMENTWISE = frozenset({"_to_copy", "copy", "copy_", "full_like", "expand", "where", "alias", "detach"})
 RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"})
 # Products in the notation of `torch.einsum`; a dot marks an axis that is mixed.
-PRODUCTS = {"mm": "mk,kn->mn", "bmm": "bmk,bkn->bmn", "addmm": "n,mk,kn->mn", "convolution": "b.,.,.->b."}
+PRODUCTS = {"mm": "mk,kn->mn", "bmm": "bmk,bkn->bmn", "convolution": "b.,.,.->b."}
 
 Dims = tuple[int, ...]
 
@@ -124,6 +124,10 @@ def _result_axes(classes: _Classes, node: Node, dims: Mapping[Node, Any]) -> lis
         return [_reshape(classes, *operands[0], shapes[0])]
     if name == "permute":
         return [tuple(operands[0][0][k] for k in arguments_of(node)["dims"])]
+    if name == "addmm":  # what is added is broadcast
+        added, *factors = operands
+        product = _product(classes, PRODUCTS["mm"], factors, shapes[0])
+        return [_elementwise(classes, [added, (product, shapes[0])], shapes[0])]
     if name in PRODUCTS:
         return [_product(classes, PRODUCTS[name], operands, shapes[0])]
     for axes, _ in operands:
