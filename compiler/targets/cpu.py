@@ -56,6 +56,7 @@ PAIRS = ("avx512_bf16", "avx512f", "avx512vl", "avx512dq", "avx512bw")
 LONG, PAIRED = 2048, 256 * KiB
 INTERLEAVED_BLOCK = "mlc_interleaved_block"  # loads neighbours as they are: memory has the types of the factors
 TILE_BLOCK = "mlc_tile_block"  # in tile registers; loads neighbours as they are, too
+GROUPED = (INTERLEAVED_BLOCK, TILE_BLOCK)  # take neighbours along k together
 # Features that the tile registers of AMX require, with what rounds and lays out beside them.
 TILES = ("amx_tile", "amx_bf16", "amx_int8", *PAIRS)
 TILE_SIDE = 32  # rows and columns of sums: four registers of 16 x 16, beside two of each factor

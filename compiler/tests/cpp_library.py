@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from compiler.runtime.build import kernel_flags
 
@@ -50,6 +51,12 @@ def build(folder: Path, headers: list[str], body: str, machine: str) -> ctypes.C
 
 def call(function: Any, *arguments: Array | int) -> None:
     function(*(a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else ctypes.c_long(a) for a in arguments))
+
+
+def stored(x: Array) -> Array:
+    """The numbers as bf16, in the bits of u16."""
+    held: Array = torch.from_numpy(np.ascontiguousarray(x, np.float32)).bfloat16().view(torch.uint16).numpy()
+    return held
 
 
 def seeded() -> tuple[int, np.random.Generator]:

@@ -45,7 +45,7 @@ from compiler.passes.cpu.lane_places import load_at, place, quotient
 from compiler.passes.cpu.lane_sums import combine, declarations
 from compiler.passes.cpu.remainders import mask_recomputed
 from compiler.passes.cpu.scope import Lanes, Scope, iterations, overlapping_vectors
-from compiler.targets.cpu import INTERLEAVED_BLOCK, TILE_BLOCK
+from compiler.targets.cpu import GROUPED
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
@@ -410,7 +410,7 @@ class _Lowering:
         uneven = [x for x in row.contiguous if x in steps and steps[x] is not const(1) and long[x[-1]] > 1]
         types = [scope.buffers[x.buffer].dtype.name for x in (s.acc, s.a, s.b)]
         loads = {"f32": ("bf16", "f16", "f8e4m3", "f8e5m2", "i8")}.get(row.acc_type, ())
-        narrow = () if row.function in (INTERLEAVED_BLOCK, TILE_BLOCK) else loads
+        narrow = () if row.function in GROUPED else loads
         if (
             uneven
             or s.layout not in row.layouts

@@ -10,10 +10,11 @@ import torch
 import compiler
 from compiler.execution import named
 from compiler.targets import cpu
-from compiler.tests.cpp_library import MACHINES, Array, build, call, seeded
+from compiler.targets.target import Target
+from compiler.tests.cpp_library import MACHINES, build, call, seeded, stored
 from compiler.tests.meaning import fresh_seed
 
-PAIRING = cpu.target((*cpu.AVX512.features, *cpu.PAIRS))
+PAIRING, TILING = (cpu.target((*cpu.AVX512.features, *needed)) for needed in (cpu.PAIRS, cpu.TILES))
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 TEXT = """
@@ -46,11 +47,6 @@ extern "C" void dots(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, lon
   mlc_dot_block<3, 4, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
 }
 """
-
-
-def stored(x: Array) -> Array:
-    held: Array = torch.from_numpy(np.ascontiguousarray(x, np.float32)).bfloat16().view(torch.uint16).numpy()
-    return held
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -101,13 +97,16 @@ def test_only_a_target_that_has_the_instruction_takes_it() -> None:
     assert compiler.accuracy(lowering).flushes
 
 
-@pytest.mark.skipif(bool(named.missing(PAIRING)), reason="this machine has no instruction for pairs of bf16")
-def test_what_is_flushed_is_within_the_bound() -> None:
+@pytest.mark.parametrize("machine", [PAIRING, TILING], ids=["pairs", "tiles"])
+def test_what_is_flushed_is_within_the_bound(machine: Target) -> None:
+    if named.missing(machine):
+        pytest.skip("this machine has no such instruction")
     seed = fresh_seed()
     source = torch.Generator().manual_seed(seed)
     a = (torch.randn(17, 40, generator=source) * 1e-39).bfloat16()
     b = (torch.randn(40, 33, generator=source) * 1e30).bfloat16()
-    lowering = compiler.lower(compiler.capture(torch.mm, [a, b]).program, PAIRING)
+    lowering = compiler.lower(compiler.capture(torch.mm, [a, b]).program, machine)
+    assert f"mlc_{'tile' if machine is TILING else 'interleaved'}_block_store<" in lowering.stages["cpp"]
     given = [x.float().numpy() for x in (a, b)]
     (found,) = compiler.bounds(lowering.stages["tensor"], given, compiler.accuracy(lowering))
     (made,) = compiler.execute(lowering, "cpp", [a, b])

@@ -12,7 +12,7 @@ import compiler
 from compiler.execution import named
 from compiler.schedule.space.cpu.blocking import Matmul, Operand, space
 from compiler.targets import cpu
-from compiler.tests.cpp_library import MACHINES, Array, build, call, seeded
+from compiler.tests.cpp_library import MACHINES, build, call, seeded, stored
 from compiler.tests.meaning import fresh_seed
 
 TILING = cpu.target((*cpu.AVX512.features, *cpu.TILES))
@@ -43,11 +43,6 @@ SIZES = (
     (50, 301, 1300),
     (40, 70, 4100),
 )
-
-
-def stored(x: Array) -> Array:
-    held: Array = torch.from_numpy(np.ascontiguousarray(x, np.float32)).bfloat16().view(torch.uint16).numpy()
-    return held
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -95,21 +90,6 @@ def test_a_target_with_tile_registers_takes_them(turned: bool, added: bool) -> N
         expected = product(*(x.double() for x in (a, b, c))).bfloat16()
         assert torch.equal(made, expected), f"{stage}, seed {seed}"
     assert compiler.accuracy(lowering).flushes
-
-
-@pytest.mark.skipif(bool(named.missing(TILING)), reason="this machine has no tile registers")
-def test_what_is_flushed_is_within_the_bound() -> None:
-    seed = fresh_seed()
-    source = torch.Generator().manual_seed(seed)
-    a = (torch.randn(17, 40, generator=source) * 1e-39).bfloat16()
-    b = (torch.randn(40, 33, generator=source) * 1e30).bfloat16()
-    lowering = compiler.lower(compiler.capture(torch.mm, [a, b]).program, TILING)
-    assert "mlc_tile_block_store<" in lowering.stages["cpp"]
-    given = [x.float().numpy() for x in (a, b)]
-    (found,) = compiler.bounds(lowering.stages["tensor"], given, compiler.accuracy(lowering))
-    (made,) = compiler.execute(lowering, "cpp", [a, b])
-    assert found.e1 is not None
-    assert (np.abs(made.double().numpy() - found.v) <= found.e1 * 1.01).all(), f"seed {seed}"
 
 
 def test_few_rows_are_not_worth_tiles() -> None:

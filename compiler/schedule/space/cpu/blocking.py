@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from compiler.ir.multiples import ceildiv
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.cost.cpu import step
+from compiler.targets.cpu import GROUPED
 from compiler.targets.target import Instruction, Target, costs
 
 STREAM_DEPTH = 8  # rows of a matrix read once that are read side by side: one stream each for the prefetcher
@@ -127,7 +128,7 @@ def _takes(r: Instruction, p: Matmul) -> bool:
 
 def _steps(p: Matmul, row: Instruction, target: Target) -> float:
     """How many steps an instruction takes along k: by vectors, pairs or single elements."""
-    neighbours = p.bytes // p.size if row.function in (INTERLEAVED, TILED) else 1
+    neighbours = p.bytes // p.size if row.function in GROUPED else 1
     return p.k / (target.lanes(p.size) if row.function == DOT else neighbours)
 
 
@@ -192,8 +193,7 @@ def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
     if p.batch * ceildiv(p.m, m) * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)
-    pack_a = not p.a.direct or p.a.along != "k" or p.a.converted  # pairs are loaded as they are
-    pack_b = not p.b.direct or p.b.converted
+    pack_a, pack_b = _packs_grouped(p)
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k)
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
@@ -213,8 +213,7 @@ def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
     others = p.batch * ceildiv(p.m, m)
     if others * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * others, cores), wide)
-    pack_a = not p.a.direct or p.a.along != "k" or p.a.converted
-    pack_b = not p.b.direct or p.b.converted
+    pack_a, pack_b = _packs_grouped(p)
     # One factor is laid out again for each block of the other: A if B lies along k, and is the larger one.
     turned = p.b.along == "k" and not pack_b and m <= n
     laid_out = p.m * p.k * ceildiv(p.n, n) if turned else p.k * p.n * ceildiv(p.m, m)
@@ -223,6 +222,11 @@ def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
+
+
+def _packs_grouped(p: Matmul) -> tuple[bool, bool]:
+    """Whether A and B are packed for an instruction of `GROUPED`, which loads neighbours as they are."""
+    return not p.a.direct or p.a.along != "k" or p.a.converted, not p.b.direct or p.b.converted
 
 
 def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
