@@ -15,7 +15,7 @@ from compiler.passes.applications import Applications
 from compiler.passes.cpu.register_accumulators import keep_accumulators
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.exact_roundings import remove_exact_roundings
-from compiler.passes.gpu import dependent_launch
+from compiler.passes.gpu import dependent_launch, early_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
@@ -164,6 +164,10 @@ def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Progr
     return dependent_launch.dependent_launch(program, context.target)
 
 
+def _early_launch(program: kernel.Program, context: Context) -> kernel.Program:
+    return early_launch.early_launch(program, context.target)
+
+
 def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
     return program if context.target.memory else shared_copies(program)  # sharing extends live ranges
 
@@ -253,6 +257,7 @@ PIPELINE = (
     Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
     Pass("shared-launches", "kernel", "kernel", "kernels that need only inputs share a launch", _shared_launches, True,
         "cuda", True),
+    Pass("early-launch", "kernel", "kernel", "small blocks start while others run", _early_launch, True, "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),

@@ -48,7 +48,7 @@ HEADERS = {
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
     "cluster": "cluster_barrier cluster_leave cluster_load cluster_get cluster_get_where",
-    "launch": "wait_dependencies",
+    "launch": "wait_dependencies launch_dependents",
 }
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}

@@ -1,9 +1,7 @@
 """Programmatic dependent launch: a kernel's prologue overlaps the tail of the kernel before it.
 
 Each kernel waits for its predecessors before its first access to global memory; what precedes that, such as the setup
-of mbarriers, overlaps them. No kernel lets its successor start before its own blocks end: large blocks would spread
-unevenly over half-full multiprocessors (matmuls of one wave took up to three times as long on an H200), and L1 caches
-could hold stale data from kernels that were still running.
+of mbarriers, overlaps them. `early_launch` decides which kernels start before their predecessors' blocks end.
 """
 
 from __future__ import annotations

@@ -56,6 +56,11 @@ void wait_dependencies() {
     set(c.view, with_clock(c.view, launches_before(), 1));
 }
 
+void launch_dependents() {
+    if (worker->request->overlaps && !me()->check.view->seen[launches_before()])
+        report("launch dependency", MLC_SITE, "the next launch may begin before the launches before this one have ended");
+}
+
 namespace hooks {
 
 bool strict() { return true; }

@@ -132,6 +132,7 @@ unsigned cluster_size();
 
 #ifdef MLC_CHECK
 void wait_dependencies();                   // until preceding launches have ended (griddepcontrol.wait)
+void launch_dependents();                   // the next launch may start (griddepcontrol.launch_dependents)
 void read(const void* p, unsigned bytes);   // generic proxy, by the calling thread
 void read_constant(const void* p, unsigned bytes);  // ld.global.nc: of memory that nobody writes while the kernel runs
 void global(const void* p);                 // the operand of an instruction for global memory only
@@ -145,6 +146,7 @@ bool arm(bool on);   // whether accesses are checked; returns the former state
 #else
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
 MLC_DEVICE void wait_dependencies() {}
+MLC_DEVICE void launch_dependents() {}
 MLC_DEVICE void read(const void*, unsigned) {}
 MLC_DEVICE void read_constant(const void*, unsigned) {}
 MLC_DEVICE void global(const void*) {}

@@ -2,10 +2,13 @@
 #pragma once
 #include "prelude.cuh"
 
-// Lets the next kernel start its blocks: called by all blocks, or when they end.
+// Lets the next kernel start its blocks: called by all blocks, or when they end. Call it after the wait, so that what
+// the next kernel reads before its own wait was written by kernels that have ended.
 MLC_DEVICE void mlc_launch_dependents() {
 #ifdef __CUDACC__
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#else
+    mlc::emu::launch_dependents();
 #endif
 }
 // Waits until the preceding kernels have ended and their writes are visible: call it before accesses to their buffers.

@@ -1,0 +1,80 @@
+"""Kernels that start while their predecessor runs: which let their successor start, and that they wait before that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from compiler import frontend, pipeline
+from compiler.execution import buffers, gpu_programs
+from compiler.ir import kernel as k
+from compiler.ir import kernel_text
+from compiler.passes.gpu.dependent_launch import WAIT
+from compiler.passes.gpu.early_launch import NEXT, SMALL_BLOCK, early_launch
+from compiler.runtime.emulator import emulator
+from compiler.runtime.launcher import DTYPES
+from compiler.targets.nvidia import SM_80, SM_90A
+from compiler.tests.meaning import fresh_seed
+
+PROGRAM = """
+def f(x: f32[64], *, y: f32[64]):
+    z: f32[64]
+    with function("first", [x, z], writes=[z], grid=[1], block=[64, 1, 1]):
+        {first_start}
+        call("mlc_wait_dependencies", [], writes=[])
+        z[thread.x] = {first_value}
+    with function("second", [z, y], writes=[y], grid=[1], block=[64, 1, 1]):
+        {second_start}
+        call("mlc_wait_dependencies", [], writes=[])
+        y[thread.x] = z[thread.x]
+"""
+PLAIN = {"first_start": "", "first_value": "x[thread.x]", "second_start": ""}
+LARGE = f"tile = array(shared, f32, {SMALL_BLOCK // 4 + 1}, 16)"
+
+
+def starts(**parts: str) -> list[bool]:
+    text = "\n".join(line for line in PROGRAM.format(**(PLAIN | parts)).splitlines() if line.strip())
+    program = kernel_text.parse(text + "\n")
+    assert early_launch(program, SM_80) is program
+    made = early_launch(program, SM_90A)
+    assert early_launch(made, SM_90A) is made
+    for f in made.functions:
+        assert NEXT not in f.body or f.body.index(NEXT) == f.body.index(WAIT) + 1
+    return [NEXT in f.body for f in made.functions]
+
+
+def test_all_but_the_last_let_their_successor_start() -> None:
+    assert starts() == [True, False]
+
+
+def test_large_blocks_start_when_their_predecessor_has_ended() -> None:
+    assert starts(second_start=LARGE) == [False, False]
+    assert starts(first_start=LARGE) == [True, False]
+
+
+def test_a_kernel_that_reads_what_it_writes_ends_first() -> None:
+    assert starts(first_value="z[thread.x] + x[thread.x]") == [False, False]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_the_emulator_finds_a_kernel_that_does_not_wait_before_it_lets_its_successor_start(
+    early: bool, tmp_path: Path
+) -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = torch.randn(24, 96)
+    lowering = pipeline.lower(frontend.capture(lambda x: torch.softmax(x, -1).cumsum(0).sum(1), [x]).program, SM_90A)
+    planned = buffers.plan(lowering, {})
+    text = gpu_programs.text(lowering, "kernel")
+    both = "  mlc_wait_dependencies();\n  mlc_launch_dependents();\n"
+    assert both in text
+    if early:
+        text = text.replace(both, "".join(reversed(both.splitlines(keepends=True))))
+    plan = gpu_programs.launches(lowering.stages["kernel"], planned)
+    path = emulator.build(text, (gpu_programs.HEADERS,), check=True)
+    outputs = [torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in planned.outputs]
+    found = emulator.run_pointers(path, plan, [t.data_ptr() for t in (x, *outputs)], True, seed)
+    assert {r.kind for r in found.reports} == ({"launch dependency"} if early else set()), f"seed {seed}"
+    assert any(isinstance(s, k.Call) and s is NEXT for f in lowering.stages["kernel"].functions for s in f.body)
