@@ -202,7 +202,7 @@ PIPELINE = (
          lambda p, context: compose(p, context.target.kind == "cuda")),
     Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", _program_only(sink), True),
     Pass("scatters", "tensor", "tensor", "maps read only by scatters are in them; counts up to a place are prefix sums",
-        _program_only(scatters), True, "cpu"),
+        lambda p, context: scatters(p, context.target.kind == "cpu"), True, "cpu cuda"),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("rematerialize", "tensor", "tensor", "no stored value is cheaper to recompute in its readers",
         _program_only(rematerialize), True, "cuda"),

@@ -17,7 +17,7 @@ from typing import Any
 from compiler.analysis import kernel_names
 from compiler.ir import isomorphism
 from compiler.ir import kernel as k
-from compiler.ir.expr import Const, Op, both, const, op, static
+from compiler.ir.expr import Const, both, const, op, static
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Let
 from compiler.ir.tensor import Tensor, known_bytes
@@ -36,24 +36,25 @@ def shared_launches(program: k.Program) -> k.Program:
     writers = Counter(w for f in program.functions for w in f.writes)
     inputs = {t.name for t in program.inputs}
     available = inputs - writers.keys()
-    # A function that writes an input must stay after all that read it.
-    own = {name for name, count in writers.items() if count == 1} - set(program.zeros) - inputs
+    written_once = {name for name, count in writers.items() if count == 1} - set(program.zeros)
+    # A function that writes an input is not moved to the front: it must stay after all that read it.
+    own = written_once - inputs
     front, left = list[k.Function](), list(program.functions)
     for _ in range(2):
         ready = [f for f in left if _is_short(f, available, own)]
         left = [f for f in left if f not in ready]
         available = available | {w for f in ready for w in f.writes}
         front += _merge_independent(ready, [f.name for f in (*front, *program.functions)])
-    left = _merge_with_earlier(left, own, [f.name for f in (*front, *program.functions)])
+    left = _merge_with_earlier(left, written_once, [f.name for f in (*front, *program.functions)])
     if len(front) + len(left) == len(program.functions):
         return program
     return program.replace(functions=(*front, *left))
 
 
-def _merge_with_earlier(functions: list[k.Function], own: set[str], taken: list[str]) -> list[k.Function]:
+def _merge_with_earlier(functions: list[k.Function], written_once: set[str], taken: list[str]) -> list[k.Function]:
     """Merge each function, in order, with the nearest group before it that it is independent of."""
     groups: list[list[k.Function]] = []
-    plain = {f.name for f in functions if _is_plain(f, own)}
+    plain = {f.name for f in functions if _is_plain(f, written_once)}
     for f in functions:
         place = _find_group(groups, f, plain) if f.name in plain else None
         if place is None:
@@ -104,7 +105,7 @@ def _is_short(f: k.Function, available: set[str], own: set[str]) -> bool:
 
 
 def _is_plain(f: k.Function, own: set[str]) -> bool:
-    """Whether a function writes only its own temporaries and its blocks are independent."""
+    """Whether a function writes only `own`, which no other function writes, and its blocks are independent."""
     plain = f.block and f.cluster == 1 and not f.maps and not f.exchanged and all(isinstance(n, Const) for n in f.grid)
     if not plain or not own.issuperset(f.writes):
         return False
@@ -124,7 +125,7 @@ def _is_local_to_block(s: k.Stmt) -> bool:
                 return False
             case k.Barrier(scope) if scope != "block":
                 return False
-            case k.Peer() | Op("require"):
+            case k.Peer():
                 return False
             case k.Stmt() if not isinstance(n, (*_PLAIN, k.Call, k.Barrier)):
                 return False

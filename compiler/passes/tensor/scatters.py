@@ -1,13 +1,15 @@
-"""For CPUs: turn counts up to a place into scatters, and compute in a scatter the maps that only it reads.
+"""Compute in a scatter the maps that only it reads; for CPUs, turn counts up to a place into scatters.
+
+A map of which only a scatter reads each element, once, needs no memory and no kernel: the rotated keys of a token are
+computed where they are written to a cache. On a GPU this is for scatters that set elements; atomic updates stay alone.
 
 Counting for each of n places i how many of m numbers are at most i is a running total of how many equal i: m + n steps
-instead of m times n. A core performs the updates of a scatter one after the other, so a map of which only the scatter
-reads each element, once, can be computed there and needs no memory.
+instead of m times n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Load, Op, Var, dim, identity, loads, op
@@ -19,11 +21,16 @@ from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 LEAST_COUNTED = 16  # with fewer numbers, comparing each with each place is as fast
 
 
-def scatters(program: Program) -> Program:
-    """Turn counts into scatters and running totals, and inline maps into the scatters that alone read them."""
+def scatters(program: Program, in_order: bool) -> Program:
+    """Inline maps into the scatters that alone read them, and turn counts into scatters and running totals.
+
+    `in_order`: one core makes the updates of a scatter one after the other, as on a CPU. Without it, counts stay as
+    they are, and so do scatters that combine values.
+    """
     every = {e.name: e for e in equations(program)}
-    program = _replace_equations(program, {e.name: _running_total(e, every) for e in every.values()})
-    while inlined := _inline_into_scatters(program):
+    if in_order:
+        program = _replace_equations(program, {e.name: _running_total(e, every) for e in every.values()})
+    while inlined := _inline_into_scatters(program, in_order):
         program = _replace_equations(program, {e.name: (inlined.get(e.name, e),) for e in equations(program)})
     return program
 
@@ -54,20 +61,18 @@ def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation
     return (e,)
 
 
-def _inline_into_scatters(program: Program) -> dict[str, Equation]:
+def _inline_into_scatters(program: Program, in_order: bool) -> dict[str, Equation]:
     """The scatters that can take further maps, with these inlined, by name."""
     by_name = {e.name: e for e in equations(program)}
     results = {t.name for t in program.outputs}
     readers = readers_of(by_name.values())
     out: dict[str, Equation] = {}
     for e in by_name.values():
-        if isinstance(e, Scatter):
+        if isinstance(e, Scatter) and (in_order or e.op == "set"):
             private = [by_name[n] for n in reads(e) if n in by_name and n not in results and readers[n] == {e.name}]
-            fitting = {
-                p.name: p
-                for p in private
-                if isinstance(p, Map) and _reads_each_element_once(p, e) and _is_cheap_to_inline(p, by_name)
-            }
+            maps = [p for p in private if isinstance(p, Map) and _reads_each_element_once(p, e)]
+            whole = {p.name: _expanded(p, by_name, readers, results) for p in maps}
+            fitting = {name: p for name, p in whole.items() if _is_cheap_to_inline(p, by_name)}
             out |= {e.name: inline(e, fitting)} if fitting else {}
     return out
 
@@ -80,7 +85,19 @@ def _reads_each_element_once(p: Map, e: Scatter) -> bool:
     return len(found) == 1 and injective(index, shape(p), own)
 
 
-def _is_cheap_to_inline(p: Map, by_name: dict[str, Equation]) -> bool:
+def _expanded(p: Map, by_name: Mapping[str, Equation], readers: Mapping[str, Set[str]], results: Set[str]) -> Map:
+    """The map with the maps that only it reads inlined, while it stays cheap."""
+    inside = {p.name}
+    while True:
+        own = [by_name[n] for n in reads(p) if n in by_name and n not in results and readers[n] <= inside]
+        found = {e.name: e for e in own if isinstance(e, Map)}
+        made = inline(p, found) if found else p
+        if made is p or not isinstance(made, Map) or cost(made.value) >= WORTH_KEEPING:
+            return p
+        p, inside = made, inside | found.keys()
+
+
+def _is_cheap_to_inline(p: Map, by_name: Mapping[str, Equation]) -> bool:
     """Whether a map is cheap and reads at most one computed tensor of its own size or larger."""
     size = count(shape(p))
     large_sources = [n for n in reads(p) if n in by_name and count(shape(by_name[n])) >= size]

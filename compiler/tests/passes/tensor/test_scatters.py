@@ -1,4 +1,4 @@
-"""On CPUs, counts of numbers up to a place are running totals, and scatters hold the maps that only they read."""
+"""Scatters hold the maps that only they read; on CPUs, counts of numbers up to a place are running totals."""
 
 import pytest
 import torch
@@ -37,7 +37,17 @@ def test_a_few_numbers_are_compared_with_each_place() -> None:
 def test_a_scatter_makes_what_only_it_reads() -> None:
     text = "torch.zeros(9, 8).index_add(0, torch.randint(0, 9, (70,)), torch.randn(70, 8) * 2 + 1)"
     assert not lowered(text).stages["loop"].temps
-    assert len(lowered(text, SM_90A).stages["loop"].temps) == 1
+    assert len(lowered(text, SM_90A).stages["loop"].temps) == 1  # made once, and not while blocks wait for each other
+
+
+@pytest.mark.parametrize("target", [AVX512, SM_90A])
+def test_elements_that_are_set_are_made_there_from_several_maps(target: compiler.Target) -> None:
+    """Such as the rotated keys of a token, in the kernel that writes them to a cache."""
+    text = """
+(lambda cache, at, x, c, s: cache.index_copy(0, at, x * c + torch.cat([-x[:, 4:], x[:, :4]], 1) * s))(
+    torch.zeros(9, 8), torch.tensor([4, 2, 7]), torch.randn(3, 8), torch.randn(8), torch.randn(8))
+"""
+    assert not lowered(text, target).stages["loop"].temps
 
 
 @pytest.mark.parametrize(
