@@ -13,6 +13,9 @@ kernel before them, and loads behind the wait may not use the path of constants,
 
 from __future__ import annotations
 
+import itertools
+
+from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 from compiler.ir.expr import Load
 from compiler.passes.gpu.dependent_launch import WAIT
@@ -23,15 +26,18 @@ SMALL_BLOCK = 16 << 10  # bytes of shared memory of blocks that may start early
 
 
 def early_launch(program: k.Program, target: Target) -> k.Program:
-    """Let the successors of functions start early, where their blocks are small, if the target supports it."""
+    """Let the successors of functions start early, where their blocks are small, if the target supports it.
+
+    Equal functions, of which the text has one, do the same.
+    """
     if "pdl" not in target.features or not program.functions:
         return program
-    *functions, last = program.functions
-    early = [
-        _lets_start(f) if _is_small(after) and not _reads_own(f) else f
-        for f, after in zip(functions, program.functions[1:], strict=True)
-    ]
-    return program.replace(functions=(*early, last))
+    equal = isomorphism.firsts(program.functions)
+    small: dict[str, bool] = {}
+    for f, after in itertools.pairwise(program.functions):
+        small[equal[f.name]] = small.get(equal[f.name], True) and _is_small(after)
+    early = (_lets_start(f) if small.get(equal[f.name]) and not _reads_own(f) else f for f in program.functions)
+    return program.replace(functions=tuple(early))
 
 
 def _is_small(f: k.Function) -> bool:

@@ -190,7 +190,7 @@ def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
     k = _depth(p, LONGEST, target.lanes(p.size))
     m = cut(p.m, half // (beside + BLOCK_COLUMNS * p.bytes), row.m)
     n = cut(p.n, (half - m * beside) // (m * p.bytes), wide)
-    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    cores = _cores(p, target)
     if p.batch * ceildiv(p.m, m) * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * p.batch * ceildiv(p.m, m), cores), wide)
     pack_a, pack_b = _packs_grouped(p)
@@ -209,7 +209,7 @@ def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
     m = cut(p.m, most, _rows(p, row, most))
     wide = p.b.unit if p.b.unit > 1 else row.n
     n = cut(p.n, target.l2 // 2 // (m * p.bytes), wide)
-    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    cores = _cores(p, target)
     others = p.batch * ceildiv(p.m, m)
     if others * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * others, cores), wide)
@@ -222,6 +222,11 @@ def _tiled(p: Matmul, target: Target, row: Instruction) -> Blocking:
     cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "n", target, k) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
+
+
+def _cores(p: Matmul, target: Target) -> int:
+    """The number of cores that are worth waking."""
+    return target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
 
 
 def _packs_grouped(p: Matmul) -> tuple[bool, bool]:
@@ -240,7 +245,7 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     size, l1, l2 = p.bytes, target.l1, target.l2
     k = cut(p.k, max(l2 // 2 // (BLOCK_COLUMNS * size), target.lanes(size)), target.lanes(size))
     n = cut(p.n, min(l2 // 2 // (k * size), l1 // 2 // (row.m * size)), row.n)
-    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    cores = _cores(p, target)
     if p.batch * ceildiv(p.n, n) < cores:
         n = cut(p.n, ceildiv(p.n * p.batch, cores), row.n)
     m = min(row.m, p.m)
@@ -264,7 +269,7 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     pack_b = _packs_b(p, row)
     m, n, k = _block(p, target, row, pack_b)
     pack_a = _packs_a(p, row, k)
-    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    cores = _cores(p, target)
     others = p.batch * ceildiv(p.m, m)
     if others * ceildiv(p.n, n) < cores:
         share = ceildiv(p.n * others, cores)

@@ -28,9 +28,9 @@ def f(x: f32[64], *, y: f32[64]):
     with function("second", [z, y], writes=[y], grid=[1], block=[64, 1, 1]):
         {second_start}
         call("mlc_wait_dependencies", [], writes=[])
-        y[thread.x] = z[thread.x]
+        y[thread.x] = {second_value}
 """
-PLAIN = {"first_start": "", "first_value": "x[thread.x]", "second_start": ""}
+PLAIN = {"first_start": "", "first_value": "-x[thread.x]", "second_start": "", "second_value": "z[thread.x]"}
 LARGE = f"tile = array(shared, f32, {SMALL_BLOCK // 4 + 1}, 16)"
 
 
@@ -56,6 +56,10 @@ def test_large_blocks_start_when_their_predecessor_has_ended() -> None:
 
 def test_a_kernel_that_reads_what_it_writes_ends_first() -> None:
     assert starts(first_value="z[thread.x] + x[thread.x]") == [False, False]
+
+
+def test_equal_kernels_do_the_same_so_that_the_text_has_one() -> None:
+    assert starts(second_value="z[thread.x] * 2.0", first_value="x[thread.x] * 2.0") == [True, True]
 
 
 @pytest.mark.parametrize("early", [True, False])
