@@ -15,9 +15,10 @@ from compiler.passes.applications import Applications
 from compiler.passes.cpu.register_accumulators import keep_accumulators
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.exact_roundings import remove_exact_roundings
-from compiler.passes.gpu import dependent_launch, early_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
+from compiler.passes.gpu.dependent_launch import dependent_launch
+from compiler.passes.gpu.early_launch import early_launch
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
@@ -160,14 +161,6 @@ def _requirements(program: kernel.Program, context: Context) -> kernel.Program:
     return requirements(program, context.target.vector) if context.target.checked else without_requirements(program)
 
 
-def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Program:
-    return dependent_launch.dependent_launch(program, context.target)
-
-
-def _early_launch(program: kernel.Program, context: Context) -> kernel.Program:
-    return early_launch.early_launch(program, context.target)
-
-
 def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
     return program if context.target.memory else shared_copies(program)  # sharing extends live ranges
 
@@ -253,11 +246,13 @@ PIPELINE = (
         _program_only(keep_accumulators), True, "cpu"),
     Pass("packed-conversions", "kernel", "kernel", "small integers are widened two at a time",
         _program_only(pack_conversions), True, "cuda"),
-    Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
+    Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _with_target(dependent_launch),
+        True, "cuda"),
     Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
     Pass("shared-launches", "kernel", "kernel", "kernels that need only inputs share a launch", _shared_launches, True,
         "cuda", True),
-    Pass("early-launch", "kernel", "kernel", "small blocks start while others run", _early_launch, True, "cuda", True),
+    Pass("early-launch", "kernel", "kernel", "small blocks start while others run", _with_target(early_launch), True,
+        "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),

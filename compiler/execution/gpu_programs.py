@@ -37,8 +37,8 @@ _ALIGNMENT = 64  # buffers keep their tensors' offset from multiples of this man
 # Device functions whose threads act independently.
 _INDEPENDENT_FUNCTIONS = frozenset(
     """
-    mlc_load mlc_load_keep mlc_load_once mlc_load_early mlc_load_where mlc_store mlc_store_global mlc_store_once
-    mlc_scaled_halves mlc_widened mlc_wait_dependencies mlc_launch_dependents
+    mlc_load mlc_load_keep mlc_load_once mlc_load_where mlc_store mlc_store_global mlc_store_once mlc_scaled_halves
+    mlc_widened mlc_wait_dependencies mlc_launch_dependents
     """.split()  # noqa: SIM905
 )
 

@@ -263,15 +263,19 @@ class Program(Node):
 STATIC_SHARED = 48 * 1024
 
 
+def shared_arrays(function: Function) -> list[Array]:
+    """The arrays in shared memory, in the order of their declarations."""
+    return [n for s in function.body for n in s.walk() if isinstance(n, Array) and n.space == "shared"]
+
+
 def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
     """Offsets of shared arrays in dynamic shared memory, and its size in bytes.
 
     Empty and 0 if all arrays together fit into static shared memory.
     """
-    arrays = [n for s in function.body for n in s.walk() if isinstance(n, Array) and n.space == "shared"]
     offsets: dict[str, int] = {}
     total = 0
-    for a in sorted(arrays, key=lambda a: -a.align):
+    for a in sorted(shared_arrays(function), key=lambda a: -a.align):
         total = -(-total // a.align) * a.align
         offsets[a.name] = total
         total += a.size * a.dtype.bytes

@@ -41,8 +41,7 @@ def early_launch(program: k.Program, target: Target) -> k.Program:
 
 
 def _is_small(f: k.Function) -> bool:
-    arrays = [n for n in f.walk() if isinstance(n, k.Array) and n.space == "shared"]
-    return f.cluster == 1 and sum(a.size * a.dtype.bytes for a in arrays) <= SMALL_BLOCK
+    return f.cluster == 1 and sum(a.size * a.dtype.bytes for a in k.shared_arrays(f)) <= SMALL_BLOCK
 
 
 def _reads_own(f: k.Function) -> bool:

@@ -27,8 +27,8 @@ def scatters(program: Program, in_order: bool) -> Program:
     `in_order`: one core makes the updates of a scatter one after the other, as on a CPU. Without it, counts stay as
     they are, and so do scatters that combine values.
     """
-    every = {e.name: e for e in equations(program)}
     if in_order:
+        every = {e.name: e for e in equations(program)}
         program = _replace_equations(program, {e.name: _running_total(e, every) for e in every.values()})
     while inlined := _inline_into_scatters(program, in_order):
         program = _replace_equations(program, {e.name: (inlined.get(e.name, e),) for e in equations(program)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +32,16 @@ def lowered(name: str) -> tuple[pipeline.Lowering, list[torch.Tensor]]:
     return pipeline.lower(frontend.capture(function, inputs).program, SM_90A), inputs
 
 
+def reports(text: str, lowering: pipeline.Lowering, inputs: list[torch.Tensor], seed: int) -> set[str]:
+    """The kinds of reports of a run of `text`, in place of that of the lowering, in the emulator's check mode."""
+    planned = buffers.plan(lowering, {})
+    plan = gpu_programs.launches(lowering.stages["kernel"], planned)
+    path = emulator.build(text, (gpu_programs.HEADERS,), check=True)
+    outputs = [torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in planned.outputs]
+    found = emulator.run_pointers(path, plan, [x.data_ptr() for x in (*inputs, *outputs)], True, seed)
+    return {r.kind for r in found.reports}
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_kernel_waits_once_before_it_touches_a_tensor(name: str) -> None:
     lowering, _ = lowered(name)
@@ -47,21 +56,15 @@ def test_every_kernel_waits_once_before_it_touches_a_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("waits", [True, False])
-def test_the_emulator_finds_a_kernel_that_does_not_wait(name: str, waits: bool, tmp_path: Path) -> None:
+def test_the_emulator_finds_a_kernel_that_does_not_wait(name: str, waits: bool) -> None:
     seed = fresh_seed()
     torch.manual_seed(seed)
     lowering, inputs = lowered(name)
-    planned = buffers.plan(lowering, {})
     text = gpu_programs.text(lowering, "kernel")
     if not waits:
         assert "  mlc_wait_dependencies();\n" in text
         text = text.replace("  mlc_wait_dependencies();\n", "")
-    plan = gpu_programs.launches(lowering.stages["kernel"], planned)
-    path = emulator.build(text, (gpu_programs.HEADERS,), check=True)
-    outputs = [torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in planned.outputs]
-    pointers = [x.data_ptr() for x in (*inputs, *outputs)]
-    found = emulator.run_pointers(path, plan, pointers, True, seed)
-    assert {r.kind for r in found.reports} == (set() if waits else {"launch dependency"}), f"seed {seed}"
+    assert reports(text, lowering, inputs, seed) == (set() if waits else {"launch dependency"}), f"seed {seed}"
 
 
 def test_older_gpus_and_kernels_that_touch_nothing_stay_as_they_are() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from compiler import frontend, pipeline
-from compiler.execution import buffers, gpu_programs
+from compiler.execution import gpu_programs
 from compiler.ir import kernel as k
 from compiler.ir import kernel_text
 from compiler.passes.gpu.dependent_launch import WAIT
 from compiler.passes.gpu.early_launch import NEXT, SMALL_BLOCK, early_launch
-from compiler.runtime.emulator import emulator
-from compiler.runtime.launcher import DTYPES
 from compiler.targets.nvidia import SM_80, SM_90A
 from compiler.tests.meaning import fresh_seed
+from compiler.tests.passes.gpu.test_dependent_launch import reports
 
 PROGRAM = """
 def f(x: f32[64], *, y: f32[64]):
@@ -63,22 +60,15 @@ def test_equal_kernels_do_the_same_so_that_the_text_has_one() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_the_emulator_finds_a_kernel_that_does_not_wait_before_it_lets_its_successor_start(
-    early: bool, tmp_path: Path
-) -> None:
+def test_the_emulator_finds_a_kernel_that_does_not_wait_before_it_lets_its_successor_start(early: bool) -> None:
     seed = fresh_seed()
     torch.manual_seed(seed)
     x = torch.randn(24, 96)
     lowering = pipeline.lower(frontend.capture(lambda x: torch.softmax(x, -1).cumsum(0).sum(1), [x]).program, SM_90A)
-    planned = buffers.plan(lowering, {})
     text = gpu_programs.text(lowering, "kernel")
     both = "  mlc_wait_dependencies();\n  mlc_launch_dependents();\n"
     assert both in text
     if early:
         text = text.replace(both, "".join(reversed(both.splitlines(keepends=True))))
-    plan = gpu_programs.launches(lowering.stages["kernel"], planned)
-    path = emulator.build(text, (gpu_programs.HEADERS,), check=True)
-    outputs = [torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in planned.outputs]
-    found = emulator.run_pointers(path, plan, [t.data_ptr() for t in (x, *outputs)], True, seed)
-    assert {r.kind for r in found.reports} == ({"launch dependency"} if early else set()), f"seed {seed}"
+    assert reports(text, lowering, [x], seed) == ({"launch dependency"} if early else set()), f"seed {seed}"
     assert any(isinstance(s, k.Call) and s is NEXT for f in lowering.stages["kernel"].functions for s in f.body)
