@@ -37,6 +37,7 @@ from compiler.passes.loop.merge_axes import merge_axes
 from compiler.passes.loop.order_axes import order_axes
 from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.recompute import recompute
+from compiler.passes.loop.split_keys import split_keys
 from compiler.passes.loop.views import views
 from compiler.passes.loop.window_rows import window_rows
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -216,6 +217,8 @@ PIPELINE = (
         _program_only(order_axes), True, "cuda"),
     Pass("align-rows", "loop", "loop", "rows of matmul operands are aligned to 16 bytes",
         _program_only(align_rows), True, "cuda"),
+    Pass("split-keys", "loop", "loop", "sums over keys for few queries are split",
+        _with_target(split_keys), True, "cuda"),
     Pass("views", "loop", "loop", "buffers have an axis for each index", _program_only(views), True, "cuda"),
     Pass("window-rows", "loop", "loop", "rows of windows over few channels are contiguous",
         _with_target(window_rows), True, "cuda"),

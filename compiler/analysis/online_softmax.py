@@ -63,7 +63,7 @@ class Online:
     feature: For
     accumulator: Var
     last: Expr
-    after: tuple[Stmt, ...]
+    after: tuple[Store, ...]
     inner: tuple[str, ...]
     row_after: tuple[Store, ...] = ()
 
@@ -186,11 +186,15 @@ class Reader:
                     found[name] = how, self.inline(value, f.var)
                 case Store(buffer, index, value, "set") if buffer not in self.stored:
                     places = tuple(KEY if i is Var(f.var) else i for i in index)
-                    require(all(i is KEY or i in {Var(r.var) for r in self.rows} for i in places) and KEY in places)
+                    require(KEY in places and all(i is KEY or self.is_row_index(i) for i in places))
                     self.stored[buffer] = places, self.inline(value, f.var)
                 case _:
                     raise NotRecognised
         return found
+
+    def is_row_index(self, e: Expr) -> bool:
+        """Whether an index depends on rows only. No other row then has the same, or both would write one element."""
+        return not loads(e) and names(e) <= {f.var for f in self.rows}
 
     def read_contraction(self, f: For, init: Init, key: str) -> None:
         """Read a sum for each key, over a loop of its own."""

@@ -31,6 +31,10 @@ LAUNCH_CLOCKS = 4000  # clocks from the end of a kernel until the next one has s
 # For GPUs; measured on an H200 unless stated otherwise. With fewer queries, the matmuls are of a matrix and few rows:
 # they are bound by memory, whatever multiplies them.
 LEAST_QUERIES = 9
+# Few queries: keys of a block, parts that are combined one after the other, elements of depth and features of blocks
+# that share a multiprocessor, and keys that a block passes over in the time of a launch. Blocks of one warp, which the
+# latency of its instructions bounds, wait less for each other if they are narrow.
+PART_KEYS, MOST_PARTS, SHARED_WIDTH, LAUNCH_KEYS = 64, 64, 512, 128
 WARP_FEATURES = 128  # features for which a single warp has registers; groups of four warps have for more
 # f32 matmuls by four warps each, with scores passed through the L2, compared with single warps that keep scores in
 # registers: 1.0 to 1.9 times faster for heads of 128 features, 1.1 to 1.4 times slower for heads of 64.
@@ -52,13 +56,17 @@ def scores_stay_on_chip(kernel: Kernel, private: Iterable[str], target: Target) 
     return _stay_in_vectors(*found, target) if target.kind == "cpu" else _stay_in_registers(*found, tensors, target)
 
 
-def holds_for_all_sizes(kernel: Kernel) -> bool:
+def holds_for_all_sizes(kernel: Kernel, target: Target) -> bool:
     """Whether this holds for all values of the symbolic sizes.
 
-    It does if depth and features are constant, and rows of buffers start where tiles may.
+    It does if depth and features are constant, and rows of buffers start where tiles may. On a GPU, it does not for few
+    queries, whose keys must be split.
     """
     found = online_softmax.recognise(kernel)
     if found is None or found.scores is None:
+        return False
+    queries = found.query.extent
+    if target.kind != "cpu" and isinstance(queries, Const) and static(queries) < LEAST_QUERIES:
         return False
     return isinstance(found.scores.depth.extent, Const) and isinstance(found.feature.extent, Const) and regular(kernel)
 
@@ -82,7 +90,9 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
     queries, keys, depth = static(f.query.extent), static(f.keys), static(scores.depth.extent)
     widest = max(depth, static(f.feature.extent))
     kinds = {unwidened(x).dtype for x in (scores.left, scores.right, f.value)} | {f.weight}
-    if queries < LEAST_QUERIES or len(kinds) != 1 or {scores.name.dtype, f.accumulator.dtype} != {f32}:
+    if len(kinds) != 1 or {scores.name.dtype, f.accumulator.dtype} != {f32}:
+        return False
+    if queries < LEAST_QUERIES and not _few_queries_pay(f, scores, target):
         return False
     (kind,) = kinds
     types = kind.name, kind.name, f32.name
@@ -93,6 +103,26 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
         handed_over = math.prod(static(r.extent) for r in f.batch) * queries * keys * f32.bytes
         return "mlc_mma_sync" in functions and handed_over > target.l2
     return "mlc_mma_sync" in functions
+
+
+def _few_queries_pay(f: Online, scores: Scores, target: Target) -> bool:
+    """Whether few queries make enough blocks, or short ones, if their keys are split."""
+    parts = key_parts(f, scores, target)
+    blocks = math.prod(static(r.extent) for r in f.batch) * parts
+    return target.kind == "cuda" and (blocks >= target.cores or static(f.keys) // parts <= LAUNCH_KEYS)
+
+
+def key_parts(f: Online, scores: Scores, target: Target) -> int:
+    """The number of parts of equal size of a sum over keys, each for blocks of its own; 1 if it is not split.
+
+    Only sums for few queries are, into about as many parts as keep the multiprocessors busy.
+    """
+    if static(f.query.extent) >= LEAST_QUERIES or f.row_after or static(f.keys) % PART_KEYS:
+        return 1
+    heads, pieces = math.prod(static(r.extent) for r in f.batch), static(f.keys) // PART_KEYS
+    blocks = target.cores * SHARED_WIDTH / (static(scores.depth.extent) + static(f.feature.extent))
+    divisors = (n for n in range(1, min(MOST_PARTS, pieces) + 1) if pieces % n == 0)
+    return min(divisors, key=lambda n: abs(math.log(n * heads / blocks)))
 
 
 def _fits_warpgroup(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:

@@ -13,9 +13,10 @@ from compiler.ir import isomorphism, loop
 from compiler.ir.expr import Load, Var, sizes_in, substitute
 from compiler.ir.statement import Accum, Kernel, Program, Stmt, Store, within
 from compiler.passes.loop.costs import holds_for_all_sizes, scores_stay_on_chip
+from compiler.passes.loop.query_rows import with_queries, with_row_values
 from compiler.targets.target import Target
 
-MOST_KERNELS = 4  # kernels in one nest: a matmul, elementwise operations, a softmax, a matmul
+MOST_KERNELS = 5  # kernels in one nest: a matmul, a maximum, exponentials, their sum, a matmul
 
 Body = tuple[Stmt, ...]
 Nest = tuple[list[loop.For], Body]
@@ -33,7 +34,10 @@ def fuse_attention(program: Program, target: Target) -> Program:
                 others = [k.name for k in program.kernels if k is not last and k not in producers]
                 fused = fused.replace(name=kernel_names.free(fused.name, others))
                 kernels = _insert_fused(program, fused, [*producers, last])
-                program = program.replace(kernels=kernels) if kernels is not None else program
+                if kernels is not None:
+                    inner = {w for k in (*producers, last) for w in k.writes} - set(fused.writes)
+                    temps = tuple(t for t in program.temps if t.name not in inner)
+                    program = program.replace(kernels=kernels, temps=temps)
                 candidates = _near_softmax(program, has_maximum)
     return program
 
@@ -89,8 +93,11 @@ def _fuse_producers(program: Program, last: Kernel, target: Target) -> tuple[lis
             return None
         producers.append(producer)
         fused = both
-        if scores_stay_on_chip(with_size_hints(fused), private_temporaries(program, fused, [*producers, last]), target):
-            return (producers, fused) if not sizes_in(fused) or holds_for_all_sizes(fused) else None
+        own = private_temporaries(program, fused, [*producers, last])
+        within_row = with_row_values(fused, own)
+        for form in (within_row, with_queries(within_row)) if target.kind == "cuda" else (within_row,):
+            if scores_stay_on_chip(with_size_hints(form), own, target):
+                return (producers, form) if not sizes_in(form) or holds_for_all_sizes(form, target) else None
     return None
 
 

@@ -28,7 +28,7 @@ from compiler.schedule.space.gpu import blocks
 from compiler.schedule.space.gpu.blocks import DEPTH, MOST_FEATURES, NARROW, Steps, Way, as_loop
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Step
-from compiler.targets.target import Target
+from compiler.targets.target import Instruction, Target
 
 KEYS = 64  # a block of keys: its scores take 32 registers per thread
 THREEFOLD_KEYS = 32  # a block of keys if a product of f32 takes three products of tf32
@@ -73,21 +73,32 @@ class _Plan:
     # ---- the choice
 
     def ways(self) -> Iterator[Way]:
-        """Candidate ways, largest blocks first; none unless all operands and the weights have one type."""
+        """Candidate ways, the preferred of equal cost first; none unless all operands and the weights have one type.
+
+        Warpgroups with the largest blocks are preferred, unless a single warp has rows for all queries.
+        """
         kinds = {x.value.dtype for x in (self.q, self.k, self.v)} | {self.found.weight}
         if len(kinds) != 1 or {self.scores.name.dtype, self.found.accumulator.dtype} != {f32}:
             return
         kind = kinds.pop().name
         rows = blocks.instructions(self.target, kind)
         by_tma = all(x.even for x in (self.q, self.k, self.v)) and "tma" in self.target.features
+        by_group = list(self.warpgroup_ways(rows)) if kind != "f32" and by_tma else []
+        by_warp: list[Way] = []
+        if max(self.depth, self.features) <= MOST_FEATURES:
+            most = THREEFOLD_KEYS if kind == "f32" else KEYS
+            by_warp = list(blocks.warp_ways(rows, most, self.keys, by_tma, self.queries))
+        few = any(w.rows == w.score.m for w in by_warp)
+        yield from (*by_warp, *by_group) if few else (*by_group, *by_warp)
+
+    def warpgroup_ways(self, rows: list[Instruction]) -> Iterator[Way]:
+        """Ways with warpgroups, if they have an instruction for the features."""
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
-        if value and kind != "f32" and by_tma and self.depth % 16 == 0:
+        if value and self.depth % 16 == 0:
             for groups, most in GROUPS_NARROW if max(self.depth, self.features) <= NARROW else GROUPS:
                 keys = min(most, matmul.up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
-                yield blocks.warpgroup_way(score, value[0], groups, keys, by_tma)
-        if max(self.depth, self.features) <= MOST_FEATURES:
-            yield from blocks.warp_ways(rows, THREEFOLD_KEYS if kind == "f32" else KEYS, self.keys, by_tma)
+                yield blocks.warpgroup_way(score, value[0], groups, keys, True)
 
     def space(self) -> Iterator[Member] | None:
         batch = math.prod(size(as_loop(f)) for f in self.found.batch)

@@ -68,14 +68,20 @@ def warpgroup_way(score: Instruction, value: Instruction, groups: int, columns: 
     return Way(score, value, groups * score.m, columns, groups * score.threads, score.k, by_tma)
 
 
-def warp_ways(rows: list[Instruction], most: int, columns: int, by_tma: bool) -> Iterator[Way]:
-    """Ways with single warps, each with the rows of one instruction, and at most `most` columns per block."""
+def warp_ways(
+    rows: list[Instruction], most: int, columns: int, by_tma: bool, queries: int | None = None
+) -> Iterator[Way]:
+    """Ways with single warps, each with the rows of one instruction, and at most `most` columns per block.
+
+    If there are so few `queries` that one warp has rows for all, a block is that warp.
+    """
     sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
     if sync is not None:
         threefold = sync.a_type == "f32"
         count = most if threefold else min(most, matmul.up(columns, sync.k))
         unit = CHUNK if threefold else sync.k
-        yield from (Way(sync, sync, n * sync.m, count, n * WARP, unit, by_tma) for n in WARPS)
+        warps = WARPS if queries is None or queries > sync.m else (1,)
+        yield from (Way(sync, sync, n * sync.m, count, n * WARP, unit, by_tma) for n in warps)
 
 
 @dataclass
