@@ -19,6 +19,7 @@ from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
 from compiler.passes.gpu.dependent_launch import dependent_launch
 from compiler.passes.gpu.early_launch import early_launch
+from compiler.passes.gpu.early_prefetch import early_prefetch
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
@@ -256,6 +257,8 @@ PIPELINE = (
         "cuda", True),
     Pass("early-launch", "kernel", "kernel", "small blocks start while others run", _with_target(early_launch), True,
         "cuda", True),
+    Pass("early-prefetch", "kernel", "kernel", "small inputs are in the L2 cache when their kernel begins",
+        _with_target(early_prefetch), True, "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),

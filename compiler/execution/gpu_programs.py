@@ -38,7 +38,7 @@ _ALIGNMENT = 64  # buffers keep their tensors' offset from multiples of this man
 _INDEPENDENT_FUNCTIONS = frozenset(
     """
     mlc_load mlc_load_keep mlc_load_once mlc_load_where mlc_store mlc_store_global mlc_store_once mlc_scaled_halves
-    mlc_widened mlc_wait_dependencies mlc_launch_dependents
+    mlc_widened mlc_wait_dependencies mlc_launch_dependents mlc_prefetch_l2
     """.split()  # noqa: SIM905
 )
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from compiler.ir import isomorphism
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.functions import FUNCTIONS
+from compiler.ir.rewrite import nodes
+from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, is_short, lane_type, literal, memory_type
@@ -48,7 +51,7 @@ HEADERS = {
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
     "cluster": "cluster_barrier cluster_leave cluster_load cluster_get cluster_get_where",
-    "launch": "wait_dependencies launch_dependents",
+    "launch": "wait_dependencies launch_dependents prefetch_l2",
 }
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
@@ -68,6 +71,7 @@ RESERVED = c.CPP_KEYWORDS | _CUDA_NAMES | {c.FAILED}
 _REGISTER_REALLOCATION = ("mlc_registers_decrease", "mlc_registers_increase")
 PART = 16_000  # characters per part: some tenths of a second to compile, of which the headers take 0.05 s
 _KERNEL = re.compile(r'^(?://.*\n)*extern "C" __global__[^\0]*?^}\n', re.MULTILINE)
+_CONSTANT_LOADS = frozenset({"mlc_load_once", "mlc_load_where"})  # with an argument of the template they are plain
 _MEMORY = "mlc_memory"  # dynamic shared memory; no name of a program has this prefix
 
 
@@ -79,9 +83,12 @@ def render(program: k.Program, *, target: str) -> str:
     called: set[str] = set()
     functions: list[str] = []
     emitted: set[str] = set()
-    for f, name in zip(program.functions, names(program), strict=True):
+    every_name = names(program)
+    made_before = _made_before(program, every_name)
+    for f, name in zip(program.functions, every_name, strict=True):
         if name not in emitted:
-            functions += ["", *_function(f, name, program, called)]
+            earlier = frozenset(f.params[n].name for n in made_before[name])
+            functions += ["", *_function(f, name, program, called, earlier)]
         emitted.add(name)
     headers = sorted({c.header_of(HEADERS, name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
@@ -112,23 +119,38 @@ def names(program: k.Program) -> list[str]:
     return [spellings[shared_names.get(f.name, f.name)] for f in program.functions]
 
 
-def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
+def _made_before(program: k.Program, every_name: list[str]) -> dict[str, set[int]]:
+    """The parameters that functions only read, and another function of the program writes, by name in the text.
+
+    Where functions overlap, another one may still write them when a kernel starts. They are not constant while it runs,
+    and must not be loaded as such: a compiler moves those loads before the wait.
+    """
+    made = {name for f in program.functions for name in f.writes}
+    found: dict[str, set[int]] = {}
+    for f, name in zip(program.functions, every_name, strict=True):
+        read = {n for n, p in enumerate(f.params) if p.name in made and p.name not in f.writes}
+        found.setdefault(name, set()).update(read if overlaps(f) else ())
+    return found
+
+
+def _function(f: k.Function, name: str, program: k.Program, called: set[str], made_before: frozenset[str]) -> list[str]:
     if not f.block:
         raise ValueError(f"function {f.name} has no threads")
     spellings = c.spell_names(
         [*c.bound_names(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED
     )
     w = Writer(LANGUAGE, name, spellings, {p.name: p.dtype for p in f.params}, c.reassigned_names(f))
-    w.called, w.ranges, w.written = called, ranges_of(f), frozenset(f.writes)
+    w.called, w.ranges, w.written = called, ranges_of(f), frozenset(f.writes) | _selected_from(f, made_before)
     w.narrow, w.wrapping = int32_names(w.ranges), data_variables(f)
     w.offsets, dynamic = k.dynamic_shared(f)
-    lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, f.body)]
+    body = _without_constant_loads(f.body, made_before) if made_before else f.body
+    lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, body)]
     accessed = c.accessed_buffers(f.body)
     params = []
     for p in f.params:
         parameter = spellings[p.name] if p.name in accessed else f"/* {spellings[p.name]} */"
-        # Memory that other blocks write is not this kernel's alone: the compiler must not move its loads across fences.
-        restrict = "" if p.name in f.exchanged else "__restrict__ "
+        # The compiler must not move loads of what other blocks or kernels write across fences, or before the wait.
+        restrict = "" if p.name in f.exchanged or p.name in made_before else "__restrict__ "
         params.append(f"{'' if p.name in f.writes else 'const '}{memory_type(p.dtype)}* {restrict}{parameter}")
     params += [f"const long {spellings[s.name]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spellings[m.name]})" for m in f.maps]
@@ -140,6 +162,28 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     cluster = f"MLC_CLUSTER({f.cluster}, 1, 1) " if f.cluster > 1 else ""
     start = f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}('
     return [*c.describe(f), *c.wrap_list(start, params, ") {"), *lines, "}"]
+
+
+def _selected_from(f: k.Function, buffers: frozenset[str]) -> frozenset[str]:
+    """Those of the buffers of which a select chooses between an element and one of another buffer."""
+    found: set[str] = set()
+    for n in f.walk() if buffers else ():
+        if isinstance(n, Select):
+            read = {x.buffer for x in loads(n)}
+            found |= read & buffers if len(read) > 1 else set()
+    return frozenset(found)
+
+
+def _without_constant_loads(body: tuple[k.Stmt, ...], buffers: frozenset[str]) -> tuple[k.Stmt, ...]:
+    """The statements with plain loads of these buffers where calls load what is constant."""
+
+    def plain(n: Any) -> Any:
+        match n:
+            case k.Call(function, (width,), (_, k.Address(buffer), *_)) if buffer in buffers:
+                return n.replace(template=(width, 0)) if function in _CONSTANT_LOADS else None
+        return None
+
+    return nodes(body, plain)
 
 
 # ---- expressions

@@ -4,20 +4,22 @@ A kernel lets its successor start after its own wait (`mlc_launch_dependents`): 
 more than two kernels run at a time, and what the successor caches is not written any more but by this kernel.
 
 Blocks with much shared memory do not start early: they would spread unevenly over multiprocessors that are still busy
-(matmuls of one wave took up to three times as long on an H200). Nor does the successor of a kernel that reads what it
+(matmuls of one wave took up to three times as long on an H200), unless the kernel before them has little and they are
+few. Nor does the successor of a kernel that reads what it
 writes, of which an L1 cache may still hold old values.
 
 Loads of weights before the wait gained nothing on an H200 (decoding with a Llama: 3 % slower): they delay the short
-kernel before them, and loads behind the wait may not use the path of constants, which the compiler moves before it.
+kernel before them. `early_prefetch` asks for a part of them instead.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 
 from compiler.ir import isomorphism
 from compiler.ir import kernel as k
-from compiler.ir.expr import Load
+from compiler.ir.expr import Const, Load, static
 from compiler.passes.gpu.dependent_launch import WAIT
 from compiler.targets.target import Target
 
@@ -35,13 +37,19 @@ def early_launch(program: k.Program, target: Target) -> k.Program:
     equal = isomorphism.firsts(program.functions)
     small: dict[str, bool] = {}
     for f, after in itertools.pairwise(program.functions):
-        small[equal[f.name]] = small.get(equal[f.name], True) and _is_small(after)
+        fits = _is_small(after) or (_is_small(f) and _is_alone(after, target))
+        small[equal[f.name]] = small.get(equal[f.name], True) and fits
     early = (_lets_start(f) if small.get(equal[f.name]) and not _reads_own(f) else f for f in program.functions)
     return program.replace(functions=tuple(early))
 
 
 def _is_small(f: k.Function) -> bool:
     return f.cluster == 1 and sum(a.size * a.dtype.bytes for a in k.shared_arrays(f)) <= SMALL_BLOCK
+
+
+def _is_alone(f: k.Function, target: Target) -> bool:
+    """Whether a function has at most one block for each multiprocessor."""
+    return all(isinstance(n, Const) for n in f.grid) and math.prod(static(n) for n in f.grid) <= target.cores
 
 
 def _reads_own(f: k.Function) -> bool:

@@ -15,7 +15,7 @@ from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.contractions import count, is_contraction
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, nest
 
-LEAST_BYTES = 1 << 20  # bytes; smaller tensors stay in a cache
+LEAST_BYTES = 1 << 20  # bytes; smaller tensors stay in a cache, where other tensors would have to be read instead
 MOST_MOVED_SHARE = 0.8  # bytes moved afterwards, at most, as a share of those before
 
 
@@ -74,7 +74,7 @@ def _recompute_in_readers(program: Program, p: Map, known: _Context) -> Program 
     """The program with `p` recomputed by its readers; None if that is illegal or does not pay."""
     own = known.group[p.name]
     outside = [r for r in known.readers[p.name] if known.group[r.name] is not own]
-    if not outside or p.name in known.results or known.bytes(p.name) < LEAST_BYTES:
+    if not outside or p.name in known.results:
         return None
     if not all(_reads_elementwise(r, p, known) for r in outside):
         return None
@@ -119,7 +119,7 @@ def _pays(p: Map, whole: Map, groups: set[Group], known: _Context) -> bool:
     for g in groups:
         already_read = {n for e in g.equations for n in reads(e)}
         read += sum(known.bytes(n) for n in reads(whole) if n not in already_read)
-    return read <= MOST_MOVED_SHARE * stored
+    return read == 0 or (known.bytes(p.name) >= LEAST_BYTES and read <= MOST_MOVED_SHARE * stored)
 
 
 def _is_one_nest(g: Group, program: Program) -> bool:

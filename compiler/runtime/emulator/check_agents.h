@@ -282,6 +282,7 @@ static int find_image(dl_phdr_info* info, size_t, void*) {
 }
 
 void begin_launch(const Request* r) {
+    epoch_before = launch_epoch;
     launch_epoch = ++epochs;
     atomics.clear();
     accesses = 0;

@@ -58,7 +58,7 @@ static char *arena, *arena_end, *next_place;
 static std::vector<Page*> pages;
 static std::deque<Region> regions;
 static size_t regions_of_buffers;
-static unsigned largest_cluster, launch_epoch, cluster_epoch, epochs;
+static unsigned largest_cluster, launch_epoch, epoch_before, cluster_epoch, epochs;
 static bool armed;
 static uint64_t accesses;
 uintptr_t image_end;
@@ -355,19 +355,25 @@ static void look_global(const void* p, unsigned site) {
         fatal("shared address", site, "an instruction for global memory is given shared memory");
 }
 void global(const void* p) { look_global(p, MLC_SITE); }
+static const Cell* cell_at(const void* p) {  // of global memory, if any of the page's has been touched
+    if ((const char*)p < arena || (const char*)p >= arena_end) return nullptr;
+    size_t at = (size_t)((const char*)p - arena);
+    const Page* page = pages[at >> PAGE_BITS];
+    return page && !page->cells.empty() ? &page->cells[(at & ((1u << PAGE_BITS) - 1)) >> page->shift] : nullptr;
+}
 void read_constant(const void* p, unsigned bytes) {
     unsigned site = MLC_SITE;
     if (!armed) return;
     look_global(p, site);
+    const Cell* before = cell_at(p);  // as the launches before left it, unless this one has touched it
+    if (before && worker->request->overlaps && before->epoch == epoch_before && before->clock)
+        memory_report("constant written", pages[(size_t)((const char*)p - arena) >> PAGE_BITS]->region, p, bytes, site,
+                      "ld.global.nc may read what was there before the launch before this one wrote it");
     access(p, bytes, READ, site);
-    if ((const char*)p < arena || (const char*)p >= arena_end) return;
-    size_t at = (size_t)((const char*)p - arena);
-    const Page* page = pages[at >> PAGE_BITS];
-    if (!page || page->cells.empty()) return;
-    const Cell& c = page->cells[(at & ((1u << PAGE_BITS) - 1)) >> page->shift];
-    if (c.epoch == launch_epoch && c.clock)
-        memory_report("constant written", page->region, p, bytes, site,
-                      "ld.global.nc may read what was there before this kernel wrote it", thread_of(c.writer), c.site);
+    const Cell* c = cell_at(p);
+    if (c && c->epoch == launch_epoch && c->clock)
+        memory_report("constant written", pages[(size_t)((const char*)p - arena) >> PAGE_BITS]->region, p, bytes, site,
+                      "ld.global.nc may read what was there before this kernel wrote it", thread_of(c->writer), c->site);
 }
 void write(const void* p, unsigned bytes) { access(p, bytes, WRITE, MLC_SITE); }
 void atomic(const void* p, unsigned bytes, bool writes, Order order) {

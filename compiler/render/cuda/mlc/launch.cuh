@@ -19,3 +19,14 @@ MLC_DEVICE void mlc_wait_dependencies() {
     mlc::emu::wait_dependencies();
 #endif
 }
+// Asks for `bytes` from `start` on to be brought to the L2 cache; the threads of the grid take a line each in turn.
+MLC_DEVICE void mlc_prefetch_l2(const void* start, long bytes) {
+#ifdef __CUDACC__
+    const long block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const long threads = (long)gridDim.x * gridDim.y * gridDim.z * blockDim.x;
+    for (long at = (block * blockDim.x + threadIdx.x) * 128; at < bytes; at += threads * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)start + at));
+#else
+    mlc::emu::global(start);
+#endif
+}

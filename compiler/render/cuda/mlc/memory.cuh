@@ -102,23 +102,32 @@ MLC_DEVICE void mlc_store(T* to, const T* from) {
     }
 #endif
 
-// Memory that nobody writes while the kernel runs.
+// Memory that nobody writes while the kernel runs, and other memory.
 MLC_PIECES_WHERE(mlc_get_where, "ld.global.nc")
+MLC_PIECES_WHERE(mlc_get_changed_where, "ld.global")
 #ifdef __CUDACC__
-MLC_PIECE_WHERE(mlc_get_where, "ld.global.nc", unsigned short, "u16", "h")
-MLC_DEVICE void mlc_get_where(unsigned char* to, const unsigned char* from, bool wanted) {
-    unsigned short x = 0;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u8 %0, [%1];\n}\n"
-                 : "+h"(x)
-                 : "l"(from), "r"((unsigned)wanted));
-    *to = (unsigned char)x;
-}
+#define MLC_SHORT_PIECES_WHERE(name, load)                                                                          \
+    MLC_PIECE_WHERE(name, load, unsigned short, "u16", "h")                                                         \
+    MLC_DEVICE void name(unsigned char* to, const unsigned char* from, bool wanted) {                               \
+        unsigned short x = 0;                                                                                       \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p " load ".u8 %0, [%1];\n}\n"                      \
+                     : "+h"(x)                                                                                      \
+                     : "l"(from), "r"((unsigned)wanted));                                                           \
+        *to = (unsigned char)x;                                                                                     \
+    }
+MLC_SHORT_PIECES_WHERE(mlc_get_where, "ld.global.nc")
+MLC_SHORT_PIECES_WHERE(mlc_get_changed_where, "ld.global")
 #endif
-template <int COUNT, typename T>
+template <int COUNT, bool CONSTANT = true, typename T>
 MLC_DEVICE void mlc_load_where(T* to, const T* from, bool wanted) {
     typedef typename mlc_pieces<COUNT, T>::type P;
 #pragma unroll
-    for (int i = 0; i < mlc_pieces<COUNT, T>::NUMBER; i++) mlc_get_where((P*)to + i, (const P*)from + i, wanted);
+    for (int i = 0; i < mlc_pieces<COUNT, T>::NUMBER; i++) {
+        if constexpr (CONSTANT)
+            mlc_get_where((P*)to + i, (const P*)from + i, wanted);
+        else
+            mlc_get_changed_where((P*)to + i, (const P*)from + i, wanted);
+    }
 }
 
 // Global memory. Spelled out, since a vector that was put together from elements may be taken apart again.

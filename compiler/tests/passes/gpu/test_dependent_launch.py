@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from compiler import frontend, pipeline
 from compiler.execution import buffers, gpu_programs
 from compiler.ir import kernel as k
 from compiler.passes.gpu import dependent_launch
+from compiler.passes.gpu.early_prefetch import PREFETCH
 from compiler.runtime.emulator import emulator
 from compiler.runtime.launcher import DTYPES
 from compiler.targets.nvidia import SM_80, SM_90A
@@ -50,7 +52,11 @@ def test_every_kernel_waits_once_before_it_touches_a_tensor(name: str) -> None:
     for f in lowering.stages["kernel"].functions:
         tensors = {p.name for p in f.params}
         waits = [n for n, s in enumerate(f.body) if s is dependent_launch.WAIT]
-        touched = [n for n, s in enumerate(f.body) if tensors & {getattr(x, "buffer", "") for x in s.walk()}]
+        touched = [
+            n
+            for n, s in enumerate(f.body)
+            if tensors & {getattr(x, "buffer", "") for x in s.walk()} and getattr(s, "function", "") != PREFETCH
+        ]
         assert len(waits) == 1 and all(n > waits[0] for n in touched)
 
 
@@ -65,6 +71,19 @@ def test_the_emulator_finds_a_kernel_that_does_not_wait(name: str, waits: bool) 
         assert "  mlc_wait_dependencies();\n" in text
         text = text.replace("  mlc_wait_dependencies();\n", "")
     assert reports(text, lowering, inputs, seed) == (set() if waits else {"launch dependency"}), f"seed {seed}"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_emulator_finds_a_constant_load_of_what_the_kernel_before_writes(plain: bool) -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    x = torch.randn(64, 96)
+    lowering = pipeline.lower(frontend.capture(lambda x: torch.softmax(x @ x.t(), -1), [x]).program, SM_90A)
+    text = gpu_programs.text(lowering, "kernel")
+    assert re.search(r"mlc_load_once<\d+, 0>", text), text
+    if not plain:
+        text = re.sub(r"(mlc_load_once<\d+), 0>", r"\1>", text)
+    assert reports(text, lowering, [x], seed) == (set() if plain else {"constant written"}), f"seed {seed}"
 
 
 def test_older_gpus_and_kernels_that_touch_nothing_stay_as_they_are() -> None:

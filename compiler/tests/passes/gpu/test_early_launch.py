@@ -22,12 +22,18 @@ def f(x: f32[64], *, y: f32[64]):
         {first_start}
         call("mlc_wait_dependencies", [], writes=[])
         z[thread.x] = {first_value}
-    with function("second", [z, y], writes=[y], grid=[1], block=[64, 1, 1]):
+    with function("second", [z, y], writes=[y], grid=[{second_grid}], block=[64, 1, 1]):
         {second_start}
         call("mlc_wait_dependencies", [], writes=[])
         y[thread.x] = {second_value}
 """
-PLAIN = {"first_start": "", "first_value": "-x[thread.x]", "second_start": "", "second_value": "z[thread.x]"}
+PLAIN = {
+    "first_start": "",
+    "first_value": "-x[thread.x]",
+    "second_start": "",
+    "second_value": "z[thread.x]",
+    "second_grid": "1",
+}
 LARGE = f"tile = array(shared, f32, {SMALL_BLOCK // 4 + 1}, 16)"
 
 
@@ -47,8 +53,14 @@ def test_all_but_the_last_let_their_successor_start() -> None:
 
 
 def test_large_blocks_start_when_their_predecessor_has_ended() -> None:
-    assert starts(second_start=LARGE) == [False, False]
-    assert starts(first_start=LARGE) == [True, False]
+    many = str(SM_90A.cores + 1)
+    assert starts(second_start=LARGE, second_grid=many) == [False, False]
+    assert starts(second_start=LARGE, first_start=LARGE.replace("tile", "other")) == [False, False]
+    assert starts(first_start=LARGE, second_grid=many) == [True, False]
+
+
+def test_few_large_blocks_start_beside_small_ones() -> None:
+    assert starts(second_start=LARGE) == [True, False]
 
 
 def test_a_kernel_that_reads_what_it_writes_ends_first() -> None:
