@@ -257,7 +257,7 @@ PIPELINE = (
         "cuda", True),
     Pass("early-launch", "kernel", "kernel", "small blocks start while others run", _with_target(early_launch), True,
         "cuda", True),
-    Pass("early-prefetch", "kernel", "kernel", "small inputs are in the L2 cache when their kernel begins",
+    Pass("early-prefetch", "kernel", "kernel", "inputs are in the L2 cache when their kernel begins",
         _with_target(early_prefetch), True, "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),

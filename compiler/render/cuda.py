@@ -165,13 +165,10 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str], ma
 
 
 def _selected_from(f: k.Function, buffers: frozenset[str]) -> frozenset[str]:
-    """Those of the buffers of which a select chooses between an element and one of another buffer."""
-    found: set[str] = set()
-    for n in f.walk() if buffers else ():
-        if isinstance(n, Select):
-            read = {x.buffer for x in loads(n)}
-            found |= read & buffers if len(read) > 1 else set()
-    return frozenset(found)
+    """Those of the buffers of which a select chooses between an element and one of a constant buffer."""
+    constant = {p.name for p in f.params} - buffers - set(f.writes)
+    selected = ({x.buffer for x in loads(n)} for n in f.walk() if buffers and isinstance(n, Select))
+    return buffers & set().union(*(read for read in selected if read & constant))
 
 
 def _without_constant_loads(body: tuple[k.Stmt, ...], buffers: frozenset[str]) -> tuple[k.Stmt, ...]:
