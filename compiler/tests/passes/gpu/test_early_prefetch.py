@@ -10,7 +10,7 @@ from compiler.render import cuda
 from compiler.targets.nvidia import SM_80, SM_90A
 
 PROGRAM = """
-def f(x: f32[64], w: f32[{size}], b: f32[64], *, y: f32[64]):
+def f(x: f32[64], w: f32[{size}], b: f32[64], other: f32[{other}], *, y: f32[64]):
     z: f32[64]
     with function("first", [x, z], writes=[z], grid=[1], block=[64, 1, 1]):
         call("mlc_wait_dependencies", [], writes=[])
@@ -25,8 +25,10 @@ SUM = "z[thread.x] + w[thread.x] + b[thread.x]"
 CALL = re.compile(r'call\("mlc_prefetch_l2", \[\], (\w+) @ \(0\), (\d+)')
 
 
-def prefetches(size: int = 64, grid: int = 1, first: str = NEXT, value: str = SUM) -> list[tuple[str, int]]:
-    text = PROGRAM.format(size=size, grid=grid, first=first, value=value)
+def prefetches(
+    size: int = 64, grid: int = 1, first: str = NEXT, value: str = SUM, other: int = 1 << 24
+) -> list[tuple[str, int]]:
+    text = PROGRAM.format(size=size, grid=grid, first=first, value=value, other=other)
     program = kernel_text.parse("\n".join(line for line in text.splitlines() if line.strip()) + "\n")
     assert early_prefetch(program, SM_80) is program
     made = early_prefetch(program, SM_90A)
@@ -45,6 +47,10 @@ def test_a_kernel_that_starts_when_its_predecessor_has_ended_asks_for_nothing() 
     assert prefetches(first="") == []
 
 
+def test_inputs_that_fit_into_the_cache_together_may_be_there() -> None:
+    assert prefetches(other=64) == []
+
+
 def test_small_inputs_come_first_and_then_the_start_of_a_large_one() -> None:
     assert prefetches(1 << 24, 1 << 10) == [("b", 256), ("w", MOST_BYTES - 256)]
     assert prefetches(1 << 24, 2) == [("b", 256), ("w", 2 * 64 * MOST_LINES * 128 - 256)]
@@ -56,7 +62,7 @@ def test_rows_picked_by_an_index_are_not_the_first_ones() -> None:
 
 
 def test_what_a_kernel_before_writes_is_not_loaded_as_a_constant() -> None:
-    text = PROGRAM.format(size=64, grid=1, first=NEXT, value=SUM)
+    text = PROGRAM.format(size=64, grid=1, first=NEXT, value=SUM, other=64)
     program = kernel_text.parse("\n".join(line for line in text.splitlines() if line.strip()) + "\n")
     shown = cuda.render(program, target="sm_90a")
     assert "const float* z" in shown and "const float* __restrict__ w" in shown
