@@ -29,7 +29,7 @@ MOST_LINES = 8  # of a thread
 def early_prefetch(program: k.Program, target: Target) -> k.Program:
     """Insert prefetches into functions that start early, before their waits, if the target supports dependent launch.
 
-    Inputs that all fit into the L2 cache together may be there from the call before: they are not asked for. Equal
+    Inputs that all fit into the L2 cache together may still be there since the last call, and are not asked for. Equal
     functions, of which the text has one, prefetch the same parameters, if all of them start early.
     """
     if "pdl" not in target.features or not program.functions:
