@@ -5,8 +5,7 @@ more than two kernels run at a time, and what the successor caches is not writte
 
 Blocks with much shared memory do not start early: they would spread unevenly over multiprocessors that are still busy
 (matmuls of one wave took up to three times as long on an H200), unless the kernel before them has little and they are
-few. Nor does the successor of a kernel that reads what it
-writes, of which an L1 cache may still hold old values.
+few. Nor does the successor of a kernel that reads what it writes, of which an L1 cache may still hold old values.
 
 Loads of weights before the wait gained nothing on an H200 (decoding with a Llama: 3 % slower): they delay the short
 kernel before them. `early_prefetch` asks for a part of them instead.
@@ -49,7 +48,7 @@ def _is_small(f: k.Function) -> bool:
 
 def _is_alone(f: k.Function, target: Target) -> bool:
     """Whether a function has at most one block for each multiprocessor."""
-    return all(isinstance(n, Const) for n in f.grid) and math.prod(static(n) for n in f.grid) <= target.cores
+    return all(isinstance(n, Const) for n in f.grid) and math.prod(map(static, f.grid)) <= target.cores
 
 
 def _reads_own(f: k.Function) -> bool:

@@ -40,8 +40,8 @@ def early_prefetch(program: k.Program, target: Target) -> k.Program:
     inputs = {t.name for t in program.inputs}
     places: dict[str, set[int]] = {equal[program.functions[0].name]: set()}
     for before, f in itertools.pairwise(program.functions):
-        own = {n for n, p in enumerate(f.params) if p.name in inputs and _is_whole(p)} if NEXT in before.body else set()
-        own -= {n for n, p in enumerate(f.params) if p.name in f.writes}
+        read = inputs - set(f.writes) if NEXT in before.body else set()
+        own = {n for n, p in enumerate(f.params) if p.name in read and _is_whole(p)}
         places[equal[f.name]] = places.get(equal[f.name], own) & own
     functions = (_with_prefetches(f, [f.params[n] for n in sorted(places[equal[f.name]])]) for f in program.functions)
     return program.replace(functions=tuple(functions))

@@ -21,7 +21,7 @@ from compiler.analysis.nests import bound, loop_ranges, wrap
 from compiler.analysis.online_softmax import KEY, For, Online, Scores, guarded
 from compiler.ir import loop
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, Load, Var, cast, dim, identity, op, static, substitute
+from compiler.ir.expr import Expr, Load, Var, cast, dim, fresh, identity, op, static, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
@@ -54,7 +54,7 @@ class _Split:
         self.kernel, self.found, self.scores = kernel, found, scores
         self.taken = bound(kernel) | {t.name for t in (*program.inputs, *program.outputs, *program.temps)}
         self.dtype: DType = found.accumulator.dtype
-        self.part = loop.For(self.name("part"), dim(parts), "parallel", ())
+        self.part = loop.For(fresh("part", self.taken), dim(parts), "parallel", ())
         self.keys = dim(static(found.keys) // parts)
         self.query, self.feature, self.depth = map(_parallel, (found.query, found.feature, scores.depth))
         self.rows = [self.query if f is found.query else _parallel(f) for f in found.rows]
@@ -64,7 +64,7 @@ class _Split:
             "logits": (self.keys,), "weights": (self.keys,), "sums": (self.feature.extent,), "maximum": (), "total": ()
         }.items():  # fmt: skip
             shape = (*(f.extent for f in self.each), *own)
-            name = self.name(f"{found.after[0].buffer}_{word}")
+            name = fresh(f"{found.after[0].buffer}_{word}", self.taken)
             self.temps[word] = Tensor(name, self.dtype, shape, row_major(shape))
 
     def kernels(self, taken: set[str]) -> list[Kernel]:
@@ -84,18 +84,13 @@ class _Split:
             return None
         over = [*(f for f in self.each if f is not self.part), self.depth]
         shape = tuple(f.extent for f in over)
-        made = Tensor(self.name(f"{self.found.after[0].buffer}_queries"), left.dtype, shape, row_major(shape))
+        name = fresh(f"{self.found.after[0].buffer}_queries", self.taken)
+        made = Tensor(name, left.dtype, shape, row_major(shape))
         self.temps["queries"] = made
         place = tuple(Var(f.var) for f in over)
         load = cast(Load(made.name, place, made.dtype), self.scores.left.dtype)
         self.scores = replace(self.scores, left=load)
         return self.with_params(wrap(over, (Store(made.name, place, left),)))
-
-    def name(self, wanted: str) -> str:
-        """A name that is not taken; it is from now on."""
-        made = kernel_names.free(wanted, self.taken)
-        self.taken.add(made)
-        return made
 
     def load(self, word: str, *more: Expr, part: str = "") -> Load:
         """The element of a temporary for the head, the part and the query at hand."""
@@ -107,7 +102,7 @@ class _Split:
 
     def over_keys(self, kind: str, body: Callable[[Var], tuple[Stmt, ...]]) -> loop.For:
         """A loop over the keys of a part."""
-        key = self.name(self.found.key)
+        key = fresh(self.found.key, self.taken)
         ranges = loop_ranges([*self.each, self.feature, self.depth]) | {key: extent_range(self.keys)}
         every = Var(self.part.var) * self.keys + Var(key)
         return loop.For(key, self.keys, kind, simplify(substitute(body(Var(key)), {KEY: every}), ranges))
@@ -150,8 +145,8 @@ class _Split:
     def combined(self) -> Kernel:
         """The kernel that combines the parts of each query."""
         f = self.found
-        first, second = self.name(self.part.var), self.name(self.part.var)
-        weight = Var(self.name(f"{self.part.var}_weight"), self.dtype)
+        first, second = (fresh(self.part.var, self.taken) for _ in range(2))
+        weight = Var(fresh(f"{self.part.var}_weight", self.taken), self.dtype)
         total = self.load("total", part=second)
         sums = self.load("sums", Var(f.feature.var), part=second)
         maximum = Accum(f.maximum.name, "max", self.load("maximum", part=first))

@@ -1,8 +1,8 @@
 // Loads and stores of global memory with advice to the caches: BYTES (1, 2, 4, 8 or 16) at a multiple of BYTES.
 //
 // `once`: nobody reads it again in this kernel; `keep`: it will be read again soon, so others go first. Loads are of
-// memory that nobody writes while the kernel runs, unless they are not CONSTANT. Those that are made once ask for nothing more than that: to leave L1
-// out and fetch 128 bytes took 5 to 10 % longer on an H200.
+// memory that nobody writes while the kernel runs, unless they are not CONSTANT. Those that are made once ask for nothing
+// more than that: to leave L1 out and fetch 128 bytes took 5 to 10 % longer on an H200.
 #pragma once
 #include "memory.cuh"
 
