@@ -175,7 +175,9 @@ def _equals_last_stages(program: Program, target: compiler.Target) -> bool:
         prepared = subject_of(recorded)
         lowered = ladder.climb(prepared.program, target)
         outputs = compiler.execute(lowered.lowering, compiler.stages(target)[-1], prepared.tensors)
-        input_bounds = [_bounds_of(recorded.inputs[k], known) for k in prepared.captured.positions]
+        captured = prepared.captured
+        values = captured.inputs([recorded.inputs[k] for k in captured.positions])
+        input_bounds = [_bounds_of(x, known) for x in values]
         exact_or_bounded = [
             x if bound is None else bound for x, bound in zip(prepared.tensors, input_bounds, strict=True)
         ]

@@ -54,3 +54,11 @@ def test_what_pytorch_itself_does_otherwise_is_not_counted() -> None:
     lines = ("t0 = x0.abs() + 5", "t1 = t0.expand(3, -1, -1)", "t2 = t1.detach()", "t1.zero_()")
     row = check.check_program(replace(PLAIN, lines=lines, results=("t2", "t1"), index=20), OPTIONS, told)
     assert row.verdict == "torch", (SEED, row)
+
+
+def test_rounding_that_a_program_magnifies_is_not_counted() -> None:
+    """The columns of t0 are equal, so that norms divide a rounding by another. The graph has a constant of its own."""
+    inputs = (Arg("x0", (16, 64), "f32"), Arg("x1", (5, 64), "f32", "expanded(0)"), Arg("x2", (5,), "f32"))
+    lines = ("t0 = x0 @ x1.t()", "x2[x2 <= -1] = 1", "t1 = F.rms_norm(F.layer_norm(t0, (5,)), (5,), x2)")
+    row = check.check_program(Program(SEED, 0, inputs, lines, ("t1",)), OPTIONS, told)
+    assert row.verdict == "pass", (SEED, row)
