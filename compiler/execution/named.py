@@ -55,9 +55,9 @@ def missing(wanted: Target) -> tuple[str, ...]:
 
 @functools.cache
 def _this_cpu() -> Target:
-    detected = detect.cpu()
-    features = tuple(f for f in _FEATURES if f in detected.features)
-    return cpu.target(features, cores=detected.cores, l1=detected.l1d, l2=detected.l2, l3=detected.l3)
+    d = detect.cpu()
+    features = tuple(f for f in _FEATURES if f in d.features)
+    return cpu.target(features, cores=d.cores, l1=d.l1d, l2=d.l2, l3=d.l3, vendor=d.vendor)
 
 
 @functools.cache

@@ -21,8 +21,12 @@ INSTALL_COMPILER = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """A processor. Sizes are in bytes, `l3` is shared by all cores, `cores` are those that this process may use."""
+    """A processor. Sizes are in bytes, `l3` is shared by all cores, `cores` are those that this process may use.
 
+    `vendor` is as in /proc/cpuinfo, such as GenuineIntel, or empty.
+    """
+
+    vendor: str
     model: str
     features: frozenset[str]
     cores: int
@@ -56,12 +60,12 @@ SMALLEST_CACHES = {"l1d": 32 << 10, "l2": 256 << 10, "l3": 2 << 20}
 @functools.cache
 def cpu() -> Cpu:
     """The processor that this process runs on."""
-    model, features = parse_cpuinfo(_read_text(Path("/proc/cpuinfo")))
+    vendor, model, features = parse_cpuinfo(_read_text(Path("/proc/cpuinfo")))
     if "amx_tile" in features and not _tiles_granted():
         features -= {f for f in features if f.startswith("amx_")}
     caches = SMALLEST_CACHES | cache_sizes(Path("/sys/devices/system/cpu/cpu0/cache"))
     line = int(_read_text(Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")).strip() or 64)
-    return Cpu(model, features, usable_cores(), caches["l1d"], caches["l2"], caches["l3"], line)
+    return Cpu(vendor, model, features, usable_cores(), caches["l1d"], caches["l2"], caches["l3"], line)
 
 
 def _tiles_granted() -> bool:
@@ -71,15 +75,15 @@ def _tiles_granted() -> bool:
     return bool(ctypes.CDLL(None).syscall(arch_prctl, ask, tile_data) == 0)
 
 
-def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
-    """Model name and feature words of the first processor in /proc/cpuinfo.
+def parse_cpuinfo(text: str) -> tuple[str, str, frozenset[str]]:
+    """Vendor, model name and feature words of the first processor in /proc/cpuinfo.
 
-    >>> parse_cpuinfo("model name\\t: Zen\\nflags\\t\\t: fma avx2\\n")[0]
-    'Zen'
+    >>> parse_cpuinfo("vendor_id\\t: AuthenticAMD\\nmodel name\\t: Zen\\nflags\\t\\t: fma avx2\\n")[:2]
+    ('AuthenticAMD', 'Zen')
     """
     rows = dict(reversed(re.findall(r"^([^\t:]+?)\s*: ?(.*)$", text, flags=re.MULTILINE)))
     model = rows.get("model name") or rows.get("CPU part") or "unknown"
-    return model, frozenset((rows.get("flags") or rows.get("Features") or "").split())
+    return rows.get("vendor_id", ""), model, frozenset((rows.get("flags") or rows.get("Features") or "").split())
 
 
 def cache_sizes(folder: Path) -> dict[str, int]:

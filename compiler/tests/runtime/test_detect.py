@@ -15,15 +15,16 @@ def test_this_machine() -> None:
 
 
 def test_cpuinfo_of_x86_takes_the_first_processor() -> None:
-    first, second = "model name\t: Fast One\nflags\t\t: fma avx2\n", "model name\t: Slow\nflags\t\t: mmx\n"
+    first = "vendor_id\t: Maker\nmodel name\t: Fast One\nflags\t\t: fma avx2\n"
+    second = "model name\t: Slow\nflags\t\t: mmx\n"
     text = f"processor\t: 0\n{first}\nprocessor\t: 1\n{second}"
-    assert detect.parse_cpuinfo(text) == ("Fast One", frozenset({"fma", "avx2"}))
+    assert detect.parse_cpuinfo(text) == ("Maker", "Fast One", frozenset({"fma", "avx2"}))
 
 
 def test_cpuinfo_of_arm_and_of_nobody() -> None:
     text = "processor\t: 0\nFeatures\t: asimd sve\nCPU part\t: 0xd40\n"
-    assert detect.parse_cpuinfo(text) == ("0xd40", frozenset({"asimd", "sve"}))
-    assert detect.parse_cpuinfo("") == ("unknown", frozenset())
+    assert detect.parse_cpuinfo(text) == ("", "0xd40", frozenset({"asimd", "sve"}))
+    assert detect.parse_cpuinfo("") == ("", "unknown", frozenset())
 
 
 def test_cache_sizes(tmp_path: Path) -> None:

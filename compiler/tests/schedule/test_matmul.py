@@ -374,3 +374,12 @@ def test_strips_that_cores_share_unevenly_are_not_blocks_of_their_own(cores: int
     rows, pixels = Operand(True, "m", 1024, False), Operand(True, "n", 3136, False, dense=True)
     first = space(Sizes(256, 784, 128, 1, rows, pixels, "f32", 4, "f32", 4), machine)[0]
     assert first.strips and first.pack_b and first.m >= 4 * first.row.m, first
+
+
+@pytest.mark.parametrize(("vendor", "packs"), [("", True), ("GenuineIntel", False)])
+@pytest.mark.parametrize("m", [32, 128])
+def test_a_large_matrix_is_packed_where_that_is_cheap(m: int, vendor: str, packs: bool) -> None:
+    """With 32 rows only in panels of two vectors, which the narrow matrix asks for."""
+    machine = cpu.target(cpu.AVX512.features, cores=2, l1=48 << 10, l2=2 << 20, vendor=vendor)
+    rows, columns = Operand(True, "k", 4, False), Operand(True, "n", 1024, False)
+    assert space(Sizes(m, 256, 2048, 1, rows, columns, "f32", 4, "f32", 4), machine)[0].pack_b == packs

@@ -14,18 +14,19 @@ from compiler.schedule.cost.cpu import step
 from compiler.targets.cpu import GROUPED
 from compiler.targets.target import Instruction, Target, costs
 
+STREAMS = 32  # rows that hardware prefetches at once from memory
 STREAM_DEPTH = 8  # rows of a matrix read once that are read side by side: one stream each for the prefetcher
-DEEPEST = 32  # rows of a block of B that is read in place: each is a page and a stream to be prefetched
 BLOCK_COLUMNS = 128  # columns of a block of B that many rows reuse, at least: A is read once for each block
 SHALLOWEST = 128  # products per part of a loop: accumulators are loaded and stored once for each part
 NARROWEST = 512  # columns of a block, if there are as many: long rows of B are read faster
 PAGE = 4096  # rows that are multiples of this many bytes apart map to the same sets of a first-level cache
-SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower panels are read too slowly in place
+SELDOM = 2  # row tiles that read narrow panels of a matrix in place
 OFTEN = 16  # row tiles that read a matrix before a copy in better order pays
 STRIPPED = 96  # with more rows, a block of B is multiplied in strips
 INTERLEAVED_PANEL = 24 << 10  # bytes that mlc_interleaved_block lays out at a time
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
+LINE = cost.LINE
 MANY = 16  # times an instruction's block: partial blocks are negligible
 PANEL, DOT, INTERLEAVED, TILED = cost.PANEL, cost.DOT, cost.INTERLEAVED, cost.TILED
 LONGEST = 4096  # of k in a block of instructions that divide it again; a length that is not known needs blocks
@@ -139,12 +140,12 @@ def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
     timed = sorted((step(p.m, p.n, p.bytes, target, r), _loads(p, r, target), n) for n, r in enumerate(rows))[:ROWS]
     if timed:
         (least, _, best), *others = timed
-        made = _blocks(p, target, rows[best])
-        yield made
-        yield from _beside(p, made, target)
-        steps = _steps(p, made.row, target)
-        for cycles, _, n in others:
-            yield replace(made, row=rows[n], cycles=made.cycles + steps * (cycles - least))
+        for made in _blocks(p, target, rows[best]):
+            yield made
+            yield from _beside(p, made, target)
+            steps = _steps(p, made.row, target)
+            for cycles, _, n in others:
+                yield replace(made, row=rows[n], cycles=made.cycles + steps * (cycles - least))
 
 
 def _loads(p: Matmul, row: Instruction, target: Target) -> float:
@@ -158,24 +159,25 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, _rows(p, b.row, b.m // 2))
         laid_out = b.pack_b + (b.row.function == INTERLEAVED)  # times, for each block of rows
-        each = laid_out * p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k)
+        each = laid_out * p.k * p.n * _packing_b(p, "k" if b.flat else "n", target, b.k)
         each += 0.0 if b.strips else cost.fetching(target, p.k * p.n * p.size)
         yield replace(b, m=m, cycles=b.cycles + (ceildiv(p.m, m) - ceildiv(p.m, b.m)) * each)
     if b.n > 2 * b.row.n:
         yield replace(b, n=cut(p.n, b.n // 2, p.b.unit if 1 < p.b.unit <= b.n // 2 else b.row.n))
     if not b.pack_b:
-        yield replace(b, pack_b=True, cycles=b.cycles + p.k * p.n * packing(p.b, "k" if b.flat else "n", target, b.k))
+        each = _packing_b(p, "k" if b.flat else "n", target, b.k)
+        yield replace(b, pack_b=True, cycles=b.cycles + p.k * p.n * each)
     if not b.pack_a and not b.strips:
         yield replace(b, pack_a=True, cycles=b.cycles + p.m * p.k * packing(p.a, "k", target, b.k))
 
 
-def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
+def _blocks(p: Matmul, target: Target, row: Instruction) -> list[Blocking]:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
     if row.function == PANEL and plain and p.m > STRIPPED:
-        return _strips(p, target, row)
+        return [_strips(p, target, row), *([_in_place(p, target, row)] if _is_streamed(p, target, "n") else [])]
     if row.function == TILED:
-        return _tiled(p, target, row)
-    return _interleaved(p, target, row) if row.function == INTERLEAVED else _tiles(p, target, row)
+        return [_tiled(p, target, row)]
+    return [_interleaved(p, target, row) if row.function == INTERLEAVED else _tiles(p, target, row)]
 
 
 def _interleaved(p: Matmul, target: Target, row: Instruction) -> Blocking:
@@ -258,15 +260,32 @@ def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
     times = ceildiv(p.m, m) if k < p.k or m > row.m else 1
     cycles = p.k * step(p.m, p.n, p.bytes, target, row) + (
-        p.k * p.n * times * packing(p.b, "n", target, k) if pack_b else 0
+        p.k * p.n * times * _packing_b(p, "n", target, k) if pack_b else 0
     )
     return Blocking(row, m, n, k, False, pack_b, cores, cycles, strips=True)
+
+
+def _in_place(p: Matmul, target: Target, row: Instruction) -> Blocking:
+    """Blocking for many rows that reads B in place, in shallow blocks of long rows.
+
+    A block of B and one of the result take a quarter of the second-level cache each. The result is loaded and stored
+    once for each block of k.
+    """
+    k = _depth(p, SHALLOWEST, target.lanes(p.size))
+    n = cut(p.n, target.l2 // 4 // (max(p.m * p.bytes, k * p.size)), row.n)
+    cores, lines = _cores(p, target), p.m * p.n * p.bytes / LINE
+    if p.batch * ceildiv(p.n, n) < cores:
+        n = min(p.n, ceildiv(ceildiv(p.n * p.batch, cores), row.n) * row.n)
+    pack_a = _packs_a(p, row, k)
+    cycles = p.k * step(p.m, p.n, p.bytes, target, row) + lines * ceildiv(p.k, k) * costs(target)["shared"]
+    cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
+    return Blocking(row, p.m, n, k, pack_a, False, cores, cycles)
 
 
 def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """Blocking by tiles; blocks are smaller if there would be too few for all cores."""
     flat = row.function == DOT
-    pack_b = _packs_b(p, row)
+    pack_b = _packs_b(p, target, row)
     m, n, k = _block(p, target, row, pack_b)
     pack_a = _packs_a(p, row, k)
     cores = _cores(p, target)
@@ -276,20 +295,21 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
         # With many columns summed along vectors, a few more or less cost little, and whole vectors store best. Loops
         # that stay whole can be packed by vectors.
         whole = target.lanes(p.size) if flat and share >= MANY * row.n else row.n
-        n = cut(p.n, share, p.b.unit if 1 < p.b.unit <= share else whole)
+        whole = p.b.unit if 1 < p.b.unit <= share else whole
+        n = min(p.n, ceildiv(share, whole) * whole)
     cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row) + (
         p.m * p.n * ceildiv(p.k, k) * costs(target)["lanes"] if flat else 0
     )
-    cycles += p.k * p.n * ceildiv(p.m, m) * packing(p.b, "k" if flat else "n", target, k) if pack_b else 0
+    cycles += p.k * p.n * ceildiv(p.m, m) * _packing_b(p, "k" if flat else "n", target, k) if pack_b else 0
     cycles += p.m * p.k * packing(p.a, "k", target, k) if pack_a else 0
     cycles += ceildiv(p.m, m) * cost.fetching(target, p.k * p.n * p.size)
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
-def _packs_b(p: Matmul, row: Instruction) -> bool:
+def _packs_b(p: Matmul, target: Target, row: Instruction) -> bool:
     """Whether B cannot be read in place, or is read so often that a copy in better order pays."""
-    tiles = ceildiv(p.m, row.m)
-    often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * p.size < WIDE)
+    tiles, is_narrow = ceildiv(p.m, row.m), row.n * p.size < costs(target)["in_place.bytes"]
+    often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and is_narrow)
     return not p.b.direct or (p.b.along != "k" if row.function == DOT else often or p.b.along != "n")
 
 
@@ -324,7 +344,7 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
     deep = max(64, l1 * 2 // (share * row.n * size))
     if one and flat and p.m * p.k * size <= l2 // 4:
         deep = p.k  # B is read once: best from end to end
-    k = _depth(p, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
+    k = _depth(p, deep if flat or pack_b else min(deep, _rows_in_place(p, target)), target.lanes(size))
     if flat and k > deep and p.n > OFTEN * row.n:  # rows of A, which are read as often, also fit beside the panel
         k = _several(p, l1 // ((row.m + row.n) * size), target.lanes(size)) or k
     held = l2 // share // (BLOCK_COLUMNS * size)  # of k, for a block of so many rows or columns
@@ -334,6 +354,12 @@ def _block(p: Matmul, target: Target, row: Instruction, pack_b: bool) -> tuple[i
     m = cut(p.m, most, _rows(p, row, most))
     wide = max(m * p.bytes, k * size if pack_b else 1)
     return m, cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n), k
+
+
+def _rows_in_place(p: Matmul, target: Target) -> int:
+    """Rows of a block of B that is read in place: hardware prefetches fewer of them from memory than from a cache."""
+    from_memory = cost.exceeds_caches(target, p.k * p.n * p.size)
+    return STREAMS if from_memory else int(costs(target)["in_place.rows"])
 
 
 def _rows(p: Matmul, row: Instruction, most: int) -> int:
@@ -368,6 +394,17 @@ def cut(size: int, block: int, multiple: int) -> int:
     """The size of about equal blocks: a multiple of `multiple`, at most `block` if possible, at most `size`."""
     even = ceildiv(size, ceildiv(size, max(block // multiple * multiple, multiple)))
     return min(size, ceildiv(even, multiple) * multiple)
+
+
+def _packing_b(p: Matmul, along: str, target: Target, k: int) -> float:
+    """Cycles to pack an element of B for an instruction that takes vectors of memory as they are."""
+    extra = costs(target)["copy.streamed"] - costs(target)["copy"] if _is_streamed(p, target, along) else 0.0
+    return packing(p.b, along, target, k) + extra
+
+
+def _is_streamed(p: Matmul, target: Target, along: str) -> bool:
+    """Whether B, contiguous along this part, is read from beyond the second-level cache."""
+    return p.b.along == along and p.k * p.n * p.size > target.l2 // 2
 
 
 def packing(x: Operand, along: str, target: Target, k: int) -> float:
