@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.multiples import ceildiv
@@ -346,6 +346,19 @@ def reduction_clocks(target: Target, elements: int, in_flight: int, threads: int
     c = costs(target)
     rounds = ceildiv(elements, in_flight * threads)
     return rounds * c["turn"] + c["exchange"] * math.log2(threads)
+
+
+def column_clocks(target: Target, reductions: Sequence[int], stored: Sequence[int], count: int, warps: int) -> float:
+    """Clocks of `count` columns, each shared by one lane of each of the `warps` of its block.
+
+    `reductions` are the lengths of loops whose results the warps then merge one by one, `stored` those of loops that
+    store their values.
+    """
+    c = costs(target)
+    own = sum(ceildiv(n, warps) for n in reductions) * c["column.turn"]
+    own += sum(ceildiv(n, warps) for n in stored) * c["column.store"]
+    waves = max(1.0, count * warps / (target.cores * target.threads))
+    return waves * (own + warps * len(reductions) * c["column.merge"])
 
 
 def underfill_slowdown(needed: float, available: float) -> float:

@@ -8,7 +8,7 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.argmax import extreme, sought
-from compiler.analysis.nests import loop_ranges
+from compiler.analysis.nests import iterations, loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Var
 from compiler.ir.multiples import power
@@ -73,10 +73,11 @@ def single_block(plan: Plan, paths: list[list[loop.For]], longest: int) -> Itera
 
 
 def columns(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
-    """Warps of a block share 32 columns, one per lane: as many warps as fill the machine."""
-    wanted = 4 * THREADS * plan.target.cores
+    """Warps of a block share 32 columns, one per lane."""
+    reductions = [iterations(*p) for p in paths if any(isinstance(s, Accum) for s in p[-1].body)]
+    stored = [iterations(*p) for p in paths if not any(isinstance(s, Accum) for s in p[-1].body)]
     return ranked(
-        Member(cost.reduction_clocks(plan.target, wanted, 1, count * warps), partial(_columns, rows, paths, warps))
+        Member(cost.column_clocks(plan.target, reductions, stored, count, warps), partial(_columns, rows, paths, warps))
         for warps in COLUMN_WARPS
     )
 
