@@ -174,7 +174,9 @@ def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
 def _blocks(p: Matmul, target: Target, row: Instruction) -> list[Blocking]:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
     if row.function == PANEL and plain and p.m > STRIPPED:
-        return [_strips(p, target, row), *([_in_place(p, target, row)] if _is_streamed(p, target, "n") else [])]
+        fits = p.m * row.n * p.bytes <= target.l2 // 4
+        in_place = [_in_place(p, target, row)] if fits and _is_streamed(p, target, "n") else []
+        return [_strips(p, target, row), *in_place]
     if row.function == TILED:
         return [_tiled(p, target, row)]
     return [_interleaved(p, target, row) if row.function == INTERLEAVED else _tiles(p, target, row)]
