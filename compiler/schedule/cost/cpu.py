@@ -120,6 +120,8 @@ def fetching(target: Target, held: int) -> float:
     return held / LINE * costs(target)["shared"] if held > target.l2 else 0.0
 
 
-def packing(target: Target, along: bool, direct: bool) -> float:
-    """Cycles to pack an element: copied `along` its row, transposed (`direct`), or computed."""
-    return costs(target)["copy" if along else "transpose" if direct else "compute"]
+def packing(target: Target, along: bool, direct: bool, streamed: bool = False) -> float:
+    """Cycles to pack an element: copied `along` its row, from the second level or `streamed` from beyond, transposed
+    (`direct`), or computed."""
+    copy = "copy.streamed" if streamed else "copy"
+    return costs(target)[copy if along else "transpose" if direct else "compute"]

@@ -26,7 +26,6 @@ STRIPPED = 96  # with more rows, a block of B is multiplied in strips
 INTERLEAVED_PANEL = 24 << 10  # bytes that mlc_interleaved_block lays out at a time
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another core
-LINE = cost.LINE
 MANY = 16  # times an instruction's block: partial blocks are negligible
 PANEL, DOT, INTERLEAVED, TILED = cost.PANEL, cost.DOT, cost.INTERLEAVED, cost.TILED
 LONGEST = 4096  # of k in a block of instructions that divide it again; a length that is not known needs blocks
@@ -275,7 +274,7 @@ def _in_place(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """
     k = _depth(p, SHALLOWEST, target.lanes(p.size))
     n = cut(p.n, target.l2 // 4 // (max(p.m * p.bytes, k * p.size)), row.n)
-    cores, lines = _cores(p, target), p.m * p.n * p.bytes / LINE
+    cores, lines = _cores(p, target), p.m * p.n * p.bytes / cost.LINE
     if p.batch * ceildiv(p.n, n) < cores:
         n = min(p.n, ceildiv(ceildiv(p.n * p.batch, cores), row.n) * row.n)
     pack_a = _packs_a(p, row, k)
@@ -400,8 +399,7 @@ def cut(size: int, block: int, multiple: int) -> int:
 
 def _packing_b(p: Matmul, along: str, target: Target, k: int) -> float:
     """Cycles to pack an element of B for an instruction that takes vectors of memory as they are."""
-    extra = costs(target)["copy.streamed"] - costs(target)["copy"] if _is_streamed(p, target, along) else 0.0
-    return packing(p.b, along, target, k) + extra
+    return packing(p.b, along, target, k, _is_streamed(p, target, along))
 
 
 def _is_streamed(p: Matmul, target: Target, along: str) -> bool:
@@ -409,8 +407,11 @@ def _is_streamed(p: Matmul, target: Target, along: str) -> bool:
     return p.b.along == along and p.k * p.n * p.size > target.l2 // 2
 
 
-def packing(x: Operand, along: str, target: Target, k: int) -> float:
-    """Cycles to pack one element into a tile that is contiguous along this part, in blocks of depth `k`."""
+def packing(x: Operand, along: str, target: Target, k: int, streamed: bool = False) -> float:
+    """Cycles to pack one element into a tile that is contiguous along this part, in blocks of depth `k`.
+
+    A `streamed` operand comes from beyond the second-level cache.
+    """
     direct, run = x.direct or k <= x.within, x.k_run if along == "k" else x.run
     rows = costs(target)["row"] / run if run else 0.0
-    return cost.packing(target, x.along == along, direct and not x.narrow) + rows
+    return cost.packing(target, x.along == along, direct and not x.narrow, streamed) + rows
