@@ -90,6 +90,8 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
     queries, keys, depth = static(f.query.extent), static(f.keys), static(scores.depth.extent)
     widest = max(depth, static(f.feature.extent))
     kinds = {unwidened(x).dtype for x in (scores.left, scores.right, f.value)} | {f.weight}
+    if not depth:  # there is no tile of it
+        return False
     if len(kinds) != 1 or {scores.name.dtype, f.accumulator.dtype} != {f32}:
         return False
     if queries < LEAST_QUERIES and not _few_queries_pay(f, scores, target):
