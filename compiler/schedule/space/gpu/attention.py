@@ -25,7 +25,7 @@ from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED
 from compiler.schedule.space.gpu import blocks
-from compiler.schedule.space.gpu.blocks import DEPTH, MOST_FEATURES, NARROW, Steps, Way, as_loop
+from compiler.schedule.space.gpu.blocks import MOST_FEATURES, NARROW, Steps, Way, as_loop
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Step
 from compiler.targets.target import Instruction, Target
@@ -134,8 +134,8 @@ class _Plan:
         """Bytes of a block's tiles in shared memory."""
         depth, features = matmul.up(self.depth, way.unit), matmul.up(self.features, way.unit)
         weights = way.rows * way.keys if way.threefold else 0
-        masks = sum(self.tensors[x].dtype.bytes for x in self.masks(way)) * DEPTH * way.rows * way.keys
-        operands = way.rows * depth + weights + DEPTH * way.keys * (depth + features)
+        masks = sum(self.tensors[x].dtype.bytes for x in self.masks(way)) * way.stages * way.rows * way.keys
+        operands = way.rows * depth + weights + way.stages * way.keys * (depth + features)
         return self.found.weight.bytes * operands + masks
 
     def registers_per_thread(self, way: Way) -> int:

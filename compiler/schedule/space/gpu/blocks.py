@@ -15,6 +15,12 @@ from compiler.targets.target import Instruction, Target
 
 CHUNK = 32  # keys, or steps of depth, whose three tf32 products are summed before they are added to the accumulator
 DEPTH = 2  # blocks of columns in shared memory (pipeline stages)
+# Columns of a block and pipeline stages, for blocks of one warp, which waits for memory. One query of 64 sequences by
+# 16 heads of 4096 keys and 64 features, whose keys threads copy, took 240 us on an H200 with three stages, 253 with
+# two. Where the copy engine copies them, the two are level, and 32 columns are faster for 128 features of 64 sequences
+# (128 us, 132 with 64 columns) and slower for one sequence (67 and 65.5).
+SINGLE_WARP = ((64, 2), (32, 2), (64, 3))
+SINGLE_WARP_COPYING = ((64, 3), (64, 2), (32, 2))
 WARPS = (8, 4, 2)  # warps per block, most first: with more, columns are read fewer times
 NARROW = 64  # features: three blocks of one warpgroup and 128 columns fit
 MOST_FEATURES = 128  # for single warps: wider sums do not fit in registers
@@ -23,7 +29,8 @@ PANEL = 32  # features per step of a threefold product: sums and pieces of 48 re
 
 @dataclass(frozen=True)
 class Way:
-    """Instructions for scores and values; queries, keys and threads per block; the unit for padding sizes."""
+    """Instructions for scores and values; queries, keys and threads per block; the unit for padding sizes; pipeline
+    stages."""
 
     score: Instruction
     value: Instruction
@@ -32,6 +39,7 @@ class Way:
     threads: int
     unit: int
     by_tma: bool
+    stages: int = DEPTH
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -73,15 +81,18 @@ def warp_ways(
 ) -> Iterator[Way]:
     """Ways with single warps, each with the rows of one instruction, and at most `most` columns per block.
 
-    If there are so few `queries` that one warp has rows for all, a block is that warp.
+    If there are so few `queries` that one warp has rows for all, a block is that warp, with several sizes of blocks.
     """
     sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
     if sync is not None:
         threefold = sync.a_type == "f32"
         count = most if threefold else min(most, matmul.up(columns, sync.k))
         unit = CHUNK if threefold else sync.k
-        warps = WARPS if queries is None or queries > sync.m else (1,)
-        yield from (Way(sync, sync, n * sync.m, count, n * WARP, unit, by_tma) for n in warps)
+        if queries is None or queries > sync.m:
+            yield from (Way(sync, sync, n * sync.m, count, n * WARP, unit, by_tma) for n in WARPS)
+            return
+        sizes = ((min(n, count), stages) for n, stages in (SINGLE_WARP if by_tma else SINGLE_WARP_COPYING))
+        yield from (Way(sync, sync, sync.m, n, WARP, unit, by_tma, stages) for n, stages in dict.fromkeys(sizes))
 
 
 @dataclass
@@ -109,7 +120,7 @@ class Steps:
         registers = (
             matmul.register_arguments(tile_words, self.way.threads, 1, target) if self.way.uses_warpgroups else ()
         )
-        self.steps.append(Bind(loop, "pipeline", (("depth", DEPTH), *producers, *overlap, *registers)))
+        self.steps.append(Bind(loop, "pipeline", (("depth", self.way.stages), *producers, *overlap, *registers)))
 
     def cache_shared(
         self, x: matmul_axes.Factor, word: str, own: dict[str, tuple[str, int]], panels: bool = True

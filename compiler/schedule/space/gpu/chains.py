@@ -25,7 +25,7 @@ from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED
 from compiler.schedule.space.gpu import blocks
-from compiler.schedule.space.gpu.blocks import DEPTH, MOST_FEATURES, NARROW, Steps, Way, as_loop
+from compiler.schedule.space.gpu.blocks import MOST_FEATURES, NARROW, Steps, Way, as_loop
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Step
 from compiler.targets.target import Target
@@ -101,7 +101,7 @@ class _Plan:
     def memory(self, way: Way) -> int:
         """Bytes of a block's tiles in shared memory."""
         depth, features = sum(matmul.up(d, way.unit) for d in self.depths), matmul.up(self.features, way.unit)
-        return self.found.kind.bytes * (way.rows * depth + DEPTH * way.keys * (depth + features))
+        return self.found.kind.bytes * (way.rows * depth + way.stages * way.keys * (depth + features))
 
     def registers_per_thread(self, way: Way, made: chained_products.Made) -> int:
         """Registers (32 bits) of a thread of a warpgroup for sums, products, weights and values per row and column."""
