@@ -85,10 +85,6 @@ def _remove_writes(graph: GraphModule, op: Any) -> dict[Node, Node]:
     return values
 
 
-def _is_frozen(x: torch.Tensor) -> bool:
-    return x.is_inference() and not torch.is_inference_mode_enabled()
-
-
 def with_writes(run: Boxed, writes: Writes) -> Boxed:
     """Run a graph without its writes, then perform them."""
     return with_rebinding(with_copies(run, writes.written), writes.rebound)
@@ -122,7 +118,7 @@ def with_copies(run: Boxed, positions: Sequence[int]) -> Boxed:
 
     def run_and_write(inputs: list[Any]) -> Sequence[Any]:
         written = [inputs[k] for k in positions]
-        if any(map(_is_frozen, written)):
+        if any(map(torch.is_inference, written)) and not torch.is_inference_mode_enabled():
             raise RuntimeError(
                 "an in-place update of a tensor that was made in inference mode, outside of it: clone the tensor first"
             )
@@ -131,12 +127,14 @@ def with_copies(run: Boxed, positions: Sequence[int]) -> Boxed:
         # `_foreach_copy_` copies tensors of one pair of types in one kernel.
         copies: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for x, new in zip(written, results[count:], strict=True):
+            if new is x:
+                continue
             if tangents.has_tangent((x, new)):
                 with torch.no_grad():
                     x.copy_(new)
             elif x.is_neg() or x.is_conj():  # lists must not hold tensors with a lazy negation or conjugation
                 x.data.copy_(new)
-            elif new is not x:
+            else:
                 destinations, sources = copies.setdefault((x.dtype, new.dtype), ([], []))
                 destinations.append(x.data)
                 sources.append(new)

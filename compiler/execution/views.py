@@ -68,16 +68,21 @@ def with_overwritten(launch: Launcher, positions: Mapping[int, int], aligned: bo
     and with `aligned` one that is misaligned.
     """
 
+    written = sorted(positions.items())
+
+    def is_unfit(x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and (x.is_neg() or bool(aligned and x.data_ptr() % gpu.ALIGNMENT))
+
     def run(*arguments: Any) -> tuple[Any, ...]:
-        passed = list(arguments)
-        for k in positions.values():
-            plain = passed[k].resolve_neg() if isinstance(passed[k], torch.Tensor) else passed[k]
-            passed[k] = gpu.aligned(plain) if aligned and isinstance(plain, torch.Tensor) else plain
+        unfit = [k for _, k in written if is_unfit(arguments[k])]
+        passed = arguments
+        if unfit:
+            copies = {k: gpu.aligned(arguments[k].resolve_neg()) for k in unfit}
+            passed = tuple(copies.get(k, x) for k, x in enumerate(arguments))
         results = list(launch(*passed))
-        for n in sorted(positions):
-            k = positions[n]
-            if passed[k] is not arguments[k]:
-                arguments[k].copy_(passed[k])
+        for k in unfit:
+            arguments[k].copy_(passed[k])
+        for n, k in written:
             results.insert(n, arguments[k])
         return tuple(results)
 
