@@ -178,7 +178,7 @@ def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
     An index counts only if it comes from data that differs between `lanes` (names of loop variables); others are
     addresses. Values that are the same in all lanes count where they meet values that differ.
     """
-    sizes, varying = [1], {*lanes}
+    sizes, varying = {1}, {*lanes}
     for s in body:
         for n in s.walk():
             match n:
@@ -186,30 +186,39 @@ def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
                     pass
                 case Let(_, value) | Init(_, value) | Accum(_, _, value):
                     varying.update([n.name] if lanes else [])
-                    sizes += _value_sizes(value, varying)
+                    sizes |= _value_sizes(value, varying)
                 case Store(_, _, value, _):
-                    sizes += _value_sizes(value, varying)
+                    sizes |= _value_sizes(value, varying)
     return max(sizes)
 
 
 def _is_affine_index(e: Expr) -> bool:
     """Whether an index consists of sums and products of loop variables and constants."""
-    return isinstance(e, Var | Const) or (
-        isinstance(e, Op) and e.name in ("add", "sub", "mul", "neg") and all(map(_is_affine_index, e.args))
-    )
+    steps = ("add", "sub", "mul", "neg")
+    return all(isinstance(n, Var | Const) or (isinstance(n, Op) and n.name in steps) for n in e.walk())
 
 
-def _value_sizes(e: Expr, lanes: Collection[str]) -> list[int]:
-    size = MASK if e.dtype.kind == "bool" else e.dtype.bytes
-    if lanes and not names(e) & {*lanes}:
-        return [] if isinstance(e, Const) else [size]
-    if isinstance(e, Load):
-        inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
-        return [size, *(i64.bytes for n in inside if names(n) & {*lanes})]
-    out = [] if isinstance(e, Const) else [size]
-    if isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_affine_index(e.arg):
-        return out  # computed in 32 bits
-    for c in e.children():
-        if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool"):
-            out += _value_sizes(c, lanes)
-    return out
+def _value_sizes(value: Expr, lanes: Collection[str]) -> set[int]:
+    """Bytes of the element types that are computed below an expression, of which parts may be shared."""
+    sizes: set[int] = set()
+    seen: set[Expr] = set()
+    left = [value]
+    while left:
+        e = left.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if not isinstance(e, Const):
+            sizes.add(MASK if e.dtype.kind == "bool" else e.dtype.bytes)
+        if lanes and names(e).isdisjoint(lanes):
+            continue
+        if isinstance(e, Load):
+            inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
+            sizes |= {i64.bytes for n in inside if not names(n).isdisjoint(lanes)}
+        elif not (isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_affine_index(e.arg)):
+            # otherwise, the index is computed in 32 bits
+            left += (
+                c for c in e.children()
+                if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool")
+            )  # fmt: skip
+    return sizes

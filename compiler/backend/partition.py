@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
 from compiler.backend import saved_order, saved_rows
+from compiler.frontend import graphs
 
 _aten = torch.ops.aten
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
@@ -27,16 +30,23 @@ def partition(
     Operands of equality comparisons are always saved: recomputed in another kernel, a value may differ in its last bit,
     and the gradient of amax compares elements with the largest one. A log_softmax is not saved. The backward pass
     recomputes it from its operand, which is available in any case, often in 16 bits, and from two numbers per row.
+
+    Equal calls are united here: the partitioner would leave the views of those that it drops in their memory.
     """
     for node in list(joint.graph.nodes):
         if node.target is _aten.detach.default:  # which the partitioner would count as a read from memory
             node.replace_all_uses_with(node.args[0], lambda user: user.op != "output")
         if node.target is _aten._log_softmax.default and _can_decompose(node):
             _decompose_log_softmax(node)
+    joint.graph.eliminate_dead_code()
+    joint.graph = fx_graph_cse(joint.graph)
+    graphs.refresh_views(joint)
+    for node in joint.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _EQUALITIES:
             for operand in node.all_input_nodes:
                 operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    with functorch.patch(cse=False):
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     saved_order.make_rows_contiguous(forward, backward, options["num_fwd_outputs"])
     if aligned:
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 # Ops that update running statistics without saying so in their schemas, and the argument that enables the update.
 _STATISTICS = {
@@ -25,6 +27,33 @@ def placeholders(graph: GraphModule) -> list[Node]:
 def output(graph: GraphModule) -> Any:  # a Node, but torch's type of its arguments is too general
     """The node whose first argument is what the graph returns."""
     return graph.graph.output_node()
+
+
+def refresh_views(graph: GraphModule) -> None:
+    """Let the fake values of views share memory with those that they are views of.
+
+    They do not after a node was replaced by one with the same value: its views still have its memory.
+    """
+    for node in graph.graph.nodes:
+        is_view = isinstance(node.target, OpOverload) and node.target.is_view
+        if not (is_view or node.target is operator.getitem) or not node.all_input_nodes:
+            continue
+        source, old = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
+        sources, views = _tensors(source), _tensors(old)
+        if not sources or not views or {_memory(x) for x in sources} >= {_memory(x) for x in views}:
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with sources[0].fake_mode:
+            node.meta = {**node.meta, "val": node.target(*args, **kwargs)}
+
+
+def _tensors(value: Any) -> list[Any]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return [x for x in values if isinstance(x, torch.Tensor) and x.layout is torch.strided]
+
+
+def _memory(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 def mutates(node: Node) -> bool:

@@ -42,6 +42,7 @@ from compiler.passes.tensor.contractions import is_concatenation, multiplies_con
 from compiler.passes.tensor.windows import narrow_windows
 
 _MOST_NESTED = 3  # loads of a view, each in the index of another
+_MOST_NODES = 1000  # of a value as text
 
 
 def compose(program: Program, joins: bool = False) -> Program:
@@ -154,7 +155,7 @@ def _forward_views(program: Program, joins: bool) -> Program:
         if isinstance(new, Order) and not has_constant_stride(new.value, new.over[0].var):
             new = e
         out[e.name] = new
-        if isinstance(new, Map) and is_view(new) and _load_nesting(new.value) <= _MOST_NESTED:
+        if isinstance(new, Map) and is_view(new) and _load_nesting(new.value) <= _MOST_NESTED and is_short(new):
             views[e.name] = new
     return _replace_equations(program, out)
 
@@ -162,6 +163,21 @@ def _forward_views(program: Program, joins: bool) -> Program:
 def _load_nesting(e: Expr) -> int:
     """The depth of loads within indices of loads. The text of an index grows exponentially with it."""
     return max((1 + max(map(_load_nesting, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
+
+
+def is_short(e: Equation) -> bool:
+    """Whether the values of an equation are short as text, in which their common parts are repeated.
+
+    A chain of equations that read each other twice doubles with each link.
+    """
+    known: dict[Expr, int] = {}
+
+    def nodes_of(x: Expr) -> int:
+        if x not in known:
+            known[x] = 1 + sum(nodes_of(c) for c in x.children() if isinstance(c, Expr))
+        return known[x]
+
+    return all(nodes_of(x) <= _MOST_NODES for x in expressions(e))
 
 
 def inline(e: Equation, producers: dict[str, Map]) -> Equation:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.ir.expr import Load
 from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
-from compiler.passes.tensor.compose import inline, readers_of, remove_dead
+from compiler.passes.tensor.compose import inline, is_short, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
@@ -38,7 +38,10 @@ def sink(program: Program) -> Program:
         while producers := {
             n: p for n in reads(by_name[name]) if (p := _sinkable(n, by_name[name], known)) is not None
         }:
-            before, by_name[name] = by_name[name], inline(by_name[name], producers)
+            before, made = by_name[name], inline(by_name[name], producers)
+            if not is_short(made):
+                break
+            by_name[name] = made
             for n in reads(before):
                 readers[n].discard(name)
             for n in reads(by_name[name]):

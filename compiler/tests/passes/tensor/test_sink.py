@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from compiler.execution.expression import capture
+from compiler.ir import loop_text
 from compiler.pipeline import lower
 from compiler.targets.nvidia import SM_90A
 from compiler.tests.meaning import fresh_seed
@@ -59,3 +60,14 @@ def test_equations_that_read_each_other_twice_may_be_empty() -> None:
     x = torch.empty(0, 3)
     made = torch.compile(torch.digamma, backend="mlcomp", options={"fallback": False})(x)
     assert made.shape == x.shape
+
+
+@pytest.mark.parametrize("reads", [2, 3])
+def test_chains_that_read_each_other_several_times_stay_short(reads: int) -> None:
+    """Written into its reader, each link repeats the one before: 40 of them were never compiled."""
+    chain = "torch.arange(64)"
+    for _ in range(40):
+        chain = f"(lambda t: (t{' ^ (t >> 1)' * (reads - 1)}) & 1023)({chain})"
+    program = capture(f"torch.randint(9, (64,)) + {chain}", 1)[2].program
+    lowered = lower(program, SM_90A, until="loop").stages["loop"]
+    assert len(loop_text.show(lowered)) < 100_000
