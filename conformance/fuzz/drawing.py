@@ -28,6 +28,7 @@ MOST_ELEMENTS = 4096  # most elements of a value
 # The same if schedules are drawn, whose tiles have sides of up to 128.
 LARGER_SIZES = (*SIZES, 96, 100, 127, 128, 129)
 MOST_SCHEDULED = 16384
+EQUAL_SHARE = 0.25  # share of repeated calls whose operands are the same
 LARGE = (20_000, 200_000)  # fewest elements of the first argument of a large program, most elements of a value
 LAYOUTS = ("transposed(0,1)", "transposed(-1,-2)", "permuted", "strided(-1,2)", "strided(0,3)", "expanded(0)",
            "expanded(-1)", "offset(1)", "offset(4)", "channels_last")  # fmt: skip
@@ -234,10 +235,15 @@ class Drawing:
         return f"{self.first.name}.size({axis})" if n in self.points[0].values() else str(n)
 
     def repeat_call(self) -> tuple[Any, str]:
-        """Repeat an earlier call on its own result, like consecutive layers of a network; returns its row and text."""
+        """Repeat an earlier call, on its own result like consecutive layers of a network, or on the same operands, whose
+        result a compiler may compute once; returns its row and text."""
         require(self.calls)
         earlier = self.rng.choice(self.calls)
         first, *others = earlier.operands
+        if self.chance(EQUAL_SHARE):
+            for name in earlier.operands:
+                self._use(self.values[name])
+            return earlier.row, earlier.text
         operand, result = self.values[first].eager, self.values[earlier.result].eager
         require((operand.shape, operand.dtype) == (result.shape, result.dtype))
         for name in (earlier.result, *others):
