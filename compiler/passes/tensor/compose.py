@@ -146,6 +146,7 @@ def _replace_equations(program: Program, replaced: dict[str, Equation]) -> Progr
 def _forward_views(program: Program, joins: bool) -> Program:
     """Make readers of a view read what it views. The views themselves stay until they are dead."""
     views: dict[str, Map] = {}
+    lengths: dict[Expr, int] = {}
     out: dict[str, Equation] = {}
     for e in equations(program):
         new = inline(e, views)
@@ -155,7 +156,12 @@ def _forward_views(program: Program, joins: bool) -> Program:
         if isinstance(new, Order) and not has_constant_stride(new.value, new.over[0].var):
             new = e
         out[e.name] = new
-        if isinstance(new, Map) and is_view(new) and _load_nesting(new.value) <= _MOST_NESTED and is_short(new):
+        if (
+            isinstance(new, Map)
+            and is_view(new)
+            and _load_nesting(new.value) <= _MOST_NESTED
+            and is_short(new, lengths)
+        ):
             views[e.name] = new
     return _replace_equations(program, out)
 
@@ -165,17 +171,17 @@ def _load_nesting(e: Expr) -> int:
     return max((1 + max(map(_load_nesting, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
 
 
-def is_short(e: Equation) -> bool:
+def is_short(e: Equation, known: dict[Expr, int]) -> bool:
     """Whether the values of an equation are short as text, in which their common parts are repeated.
 
-    A chain of equations that read each other twice doubles with each link.
+    A chain of equations that read each other twice doubles with each link. `known` is for the lengths of values.
     """
-    known: dict[Expr, int] = {}
 
     def nodes_of(x: Expr) -> int:
-        if x not in known:
-            known[x] = 1 + sum(nodes_of(c) for c in x.children() if isinstance(c, Expr))
-        return known[x]
+        n = known.get(x)
+        if n is None:
+            n = known[x] = 1 + sum(map(nodes_of, x.children()))
+        return n
 
     return all(nodes_of(x) <= _MOST_NODES for x in expressions(e))
 
