@@ -235,8 +235,10 @@ class Drawing:
         return f"{self.first.name}.size({axis})" if n in self.points[0].values() else str(n)
 
     def repeat_call(self) -> tuple[Any, str]:
-        """Repeat an earlier call, on its own result like consecutive layers of a network, or on the same operands, whose
-        result a compiler may compute once; returns its row and text."""
+        """Repeat an earlier call, on its own result like consecutive layers of a network, or on the same operands.
+
+        Returns its row and text. A compiler may compute equal calls once.
+        """
         require(self.calls)
         earlier = self.rng.choice(self.calls)
         first, *others = earlier.operands
