@@ -215,10 +215,9 @@ def _value_sizes(value: Expr, lanes: Collection[str]) -> set[int]:
         if isinstance(e, Load):
             inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
             sizes |= {i64.bytes for n in inside if not names(n).isdisjoint(lanes)}
-        elif not (isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_affine_index(e.arg)):
-            # otherwise, the index is computed in 32 bits
-            left += (
-                c for c in e.children()
-                if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool")
-            )  # fmt: skip
+        elif isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_affine_index(e.arg):
+            pass  # computed in 32 bits
+        else:
+            below = (c for c in e.children() if isinstance(c, Expr))
+            left += (c for c in below if not (isinstance(e, Select | Op) and c.dtype.kind == "bool"))
     return sizes
