@@ -23,7 +23,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from compiler import frontend
 from compiler.backend.input_writes import Boxed
 from compiler.errors import CompilerError, Unsupported
-from compiler.frontend.graphs import output, placeholders
+from compiler.frontend.graphs import output, placeholders, tensors_in
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 
 MIN_CALLS = 2
@@ -148,7 +148,7 @@ def _form_regions(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], m
 
 def _call_refusal(node: Node, graph: GraphModule, device: str) -> CompilerError | None:
     """Why a call cannot be compiled by itself; None if it can, or if it fails by anything but a refusal."""
-    tensors = [x for n in (node, *node.all_input_nodes) for x in _tensors(_value(n))]
+    tensors = [x for n in (node, *node.all_input_nodes) for x in tensors_in(_value(n))]
     other_devices = sorted({str(x.device) for x in tensors} - {device})
     if device and other_devices:
         return Unsupported(
@@ -194,7 +194,7 @@ def _signature(node: Node) -> str:
     """A key that decides whether a call is refused."""
 
     def describe(n: Node) -> str:
-        return str([(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in _tensors(_value(n))] or n)
+        return str([(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in tensors_in(_value(n))] or n)
 
     used = sorted(str(n.args[1]) for n in node.users if n.target is operator.getitem and n.users)
     args = torch.fx.node.map_arg((node.args, node.kwargs), describe)
@@ -209,7 +209,7 @@ def _producer(node: Node) -> Node:
 
 
 def _computes(node: Node) -> bool:
-    if node.op != "call_function" or node.target is operator.getitem or not _tensors(_value(node)):
+    if node.op != "call_function" or node.target is operator.getitem or not tensors_in(_value(node)):
         return False
     return not (isinstance(node.target, OpOverload) and node.target.is_view)
 
@@ -228,13 +228,9 @@ def _value(node: Node) -> Any:
     return node.meta.get("val")
 
 
-def _tensors(value: Any) -> Sequence[torch.Tensor]:
-    return [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, torch.Tensor)]
-
-
 def _main_device(graph: GraphModule) -> str:
     """The device with the most computed tensors among those that a target exists for; "" if there is none."""
-    computed = [x for n in graph.graph.nodes if n.op == "call_function" for x in _tensors(_value(n))]
+    computed = [x for n in graph.graph.nodes if n.op == "call_function" for x in tensors_in(_value(n))]
     count = Counter(str(x.device) for x in computed if x.device.type in TARGETS)
     return count.most_common(1)[0][0] if count else ""
 

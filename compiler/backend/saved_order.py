@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from compiler.backend.saved_rows import memory_of, uses
+from compiler.backend.saved_rows import uses
 from compiler.frontend import graphs
+from compiler.frontend.graphs import memory_of
 
 _aten = torch.ops.aten
 # Calls that reduce over the last axis of their arguments.

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
+from compiler.frontend.graphs import memory_of
 from compiler.frontend.types import IR_DTYPES
 from compiler.ir.expr import dim, static
 from compiler.ir.tensor import Tensor, aligned_rows
@@ -84,9 +85,3 @@ def _row_length(node: Node) -> int:
 def _is_view(node: Node) -> bool:
     """Whether a call only re-indexes its argument and makes no copy in eager."""
     return isinstance(node.target, OpOverload) and (node.target.is_view or node.target.overloadpacket in _ALSO_VIEWS)
-
-
-def memory_of(node: object) -> object:
-    """A key that is equal for values that share memory."""
-    x = node.meta.get("val") if isinstance(node, Node) else None
-    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else node

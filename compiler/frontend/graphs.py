@@ -39,7 +39,7 @@ def refresh_views(graph: GraphModule) -> None:
         if not (is_view or node.target is operator.getitem) or not node.all_input_nodes:
             continue
         source, old = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
-        sources, views = _tensors(source), _tensors(old)
+        sources, views = ([x for x in tensors_in(v) if x.layout is torch.strided] for v in (source, old))
         if not sources or not views or {_memory(x) for x in sources} >= {_memory(x) for x in views}:
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -47,9 +47,15 @@ def refresh_views(graph: GraphModule) -> None:
             node.meta = {**node.meta, "val": node.target(*args, **kwargs)}
 
 
-def _tensors(value: Any) -> list[Any]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return [x for x in values if isinstance(x, torch.Tensor) and x.layout is torch.strided]
+def tensors_in(value: Any) -> list[Any]:
+    """The tensors among the values of a node, which may be one or several."""
+    return [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, torch.Tensor)]
+
+
+def memory_of(node: object) -> object:
+    """A key that is equal for nodes whose values share memory; the node itself if its value has no strides."""
+    x = node.meta.get("val") if isinstance(node, Node) else None
+    return _memory(x) if isinstance(x, torch.Tensor) and x.layout is torch.strided else node
 
 
 def _memory(x: torch.Tensor) -> int:

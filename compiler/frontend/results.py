@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from compiler.errors import Unsupported
-from compiler.frontend.graphs import output
+from compiler.frontend.graphs import memory_of, output
 from compiler.frontend.symbols import Symbols
 from compiler.frontend.types import IR_DTYPES
 from compiler.ir.expr import Expr
@@ -80,7 +80,7 @@ def results(graph: GraphModule, result_nodes: Sequence[Node]) -> Results:
     made.
     """
     owners = _owners(graph)
-    read_storages = {_storage_of(n) for n in graph.graph.nodes if any(_computes_from(user, n) for user in n.users)}
+    read_storages = {memory_of(n) for n in graph.graph.nodes if any(_computes_from(user, n) for user in n.users)}
     nodes_of: dict[Node, list[Node]] = {}
     for node in result_nodes:
         if isinstance(node.meta.get("val"), torch.Tensor):
@@ -89,15 +89,13 @@ def results(graph: GraphModule, result_nodes: Sequence[Node]) -> Results:
     for owner, nodes in nodes_of.items():
         source = (
             nodes[0]
-            if len(nodes) == 1 and _storage_of(owner) not in read_storages and _covers_owner(nodes[0], owner)
+            if len(nodes) == 1 and memory_of(owner) not in read_storages and _covers_owner(nodes[0], owner)
             else owner
         )
         source_of |= dict.fromkeys(nodes, source)
     computed = tuple(dict.fromkeys(source_of.values()))
     result_sources = tuple((n, computed.index(source_of[n]) if n in source_of else -1) for n in result_nodes)
-    return Results(
-        computed, result_sources, frozenset(k for k, n in enumerate(computed) if _storage_of(n) not in owners)
-    )
+    return Results(computed, result_sources, frozenset(k for k, n in enumerate(computed) if memory_of(n) not in owners))
 
 
 def sources(graph: GraphModule) -> tuple[Node, ...]:
@@ -122,32 +120,24 @@ def with_results(graph: GraphModule, computed: Sequence[Node], drop: bool = Fals
     return GraphModule(graph, copied)
 
 
-def _storage_of(node: Node) -> object:
-    """A key that is equal for values that share memory."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return node
-    return value.untyped_storage()._cdata
-
-
 def _computes_from(user: Node, source: Node) -> bool:
     """Whether a call computes something from a value, rather than another view of it."""
-    return user.op == "call_function" and _storage_of(user) != _storage_of(source)
+    return user.op == "call_function" and memory_of(user) != memory_of(source)
 
 
 def _owners(graph: GraphModule) -> dict[object, Node]:
     """The first value in each memory; inputs and their views are not included."""
     out: dict[object, Node] = {}
-    outer = {_storage_of(n) for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")}
+    outer = {memory_of(n) for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and _storage_of(node) not in outer:
-            out.setdefault(_storage_of(node), node)
+        if node.op == "call_function" and memory_of(node) not in outer:
+            out.setdefault(memory_of(node), node)
     return out
 
 
 def _owner(node: Node, owners: dict[object, Node]) -> Node:
     """The value that a value's memory was made for; itself if the types differ or the memory is an input's."""
-    owner = owners.get(_storage_of(node), node)
+    owner = owners.get(memory_of(node), node)
     return owner if node.meta["val"].dtype == owner.meta["val"].dtype else node
 
 
