@@ -18,6 +18,7 @@ from compiler.ir.functions import FUNCTIONS
 from compiler.ir.node import Node
 
 N = TypeVar("N", bound=Node)
+MOST_NODES = 1000  # of a value as text
 
 
 class IllTyped(TypeError):
@@ -401,6 +402,21 @@ def hint(value: Expr) -> int:
 def variables(node: Node) -> set[Var]:
     """All variables in `node`, sizes included."""
     return {n for n in node.walk() if isinstance(n, Var)}
+
+
+def is_short(values: Iterable[Node], known: dict[Node, int]) -> bool:
+    """Whether each value has at most `MOST_NODES` nodes as text, in which its common parts are repeated.
+
+    A chain of values that read each other twice doubles with each link. `known` collects the lengths of values.
+    """
+
+    def length(x: Node) -> int:
+        n = known.get(x)
+        if n is None:
+            n = known[x] = 1 + sum(map(length, x.children()))
+        return n
+
+    return all(length(x) <= MOST_NODES for x in values)
 
 
 def names(node: Node) -> set[str]:

@@ -8,9 +8,25 @@ from dataclasses import dataclass
 
 from compiler.ir import kernel as k
 from compiler.ir.dtype import boolean, i64, vector
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, canonical, cast, const, loads, names, op, substitute
+from compiler.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    canonical,
+    cast,
+    const,
+    is_short,
+    loads,
+    names,
+    op,
+    substitute,
+)
 from compiler.ir.index import value_range
 from compiler.ir.linear import from_linear, linear
+from compiler.ir.node import Node
 
 Body = tuple[k.Stmt, ...]
 Limits = dict[Expr, list[Expr]]  # by exclusive upper bound, the vectors of indices that must be at least 0 and below it
@@ -105,10 +121,16 @@ class ByPieces:
         values: dict[Expr, Expr] = {}
         required: dict[tuple[Expr, Expr], None] = {}
         rest: list[k.Stmt] = []
+        long: set[str] = set()  # names of values that would be written out at length
+        lengths: dict[Node, int] = {}
         for s in f.body:
             if isinstance(s, k.Declare):
                 value = substitute(s.value, values) if values else s.value
                 asks = _match_bounds_check(value)
+                if (long and long & names(value)) or not is_short([value], lengths):
+                    long.add(s.name)
+                    rest.append(s)
+                    continue
                 if asks is not None and f.var not in names(asks[1]) and all(self.can_widen(e, f.var) for e in asks):
                     required[asks] = None
                     value, s = asks[0], s.replace(value=_without_requirement(s.value))

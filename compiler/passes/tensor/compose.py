@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, loads, requiring, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, is_short, loads, requiring, substitute
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
@@ -42,7 +42,6 @@ from compiler.passes.tensor.contractions import is_concatenation, multiplies_con
 from compiler.passes.tensor.windows import narrow_windows
 
 _MOST_NESTED = 3  # loads of a view, each in the index of another
-_MOST_NODES = 1000  # of a value as text
 
 
 def compose(program: Program, joins: bool = False) -> Program:
@@ -146,7 +145,7 @@ def _replace_equations(program: Program, replaced: dict[str, Equation]) -> Progr
 def _forward_views(program: Program, joins: bool) -> Program:
     """Make readers of a view read what it views. The views themselves stay until they are dead."""
     views: dict[str, Map] = {}
-    lengths: dict[Expr, int] = {}
+    lengths: dict[Node, int] = {}
     out: dict[str, Equation] = {}
     for e in equations(program):
         new = inline(e, views)
@@ -160,7 +159,7 @@ def _forward_views(program: Program, joins: bool) -> Program:
             isinstance(new, Map)
             and is_view(new)
             and _load_nesting(new.value) <= _MOST_NESTED
-            and is_short(new, lengths)
+            and is_short(expressions(new), lengths)
         ):
             views[e.name] = new
     return _replace_equations(program, out)
@@ -169,21 +168,6 @@ def _forward_views(program: Program, joins: bool) -> Program:
 def _load_nesting(e: Expr) -> int:
     """The depth of loads within indices of loads. The text of an index grows exponentially with it."""
     return max((1 + max(map(_load_nesting, n.index), default=0) for n in e.walk() if isinstance(n, Load)), default=0)
-
-
-def is_short(e: Equation, known: dict[Expr, int]) -> bool:
-    """Whether the values of an equation are short as text, in which their common parts are repeated.
-
-    A chain of equations that read each other twice doubles with each link. `known` is for the lengths of values.
-    """
-
-    def nodes_of(x: Expr) -> int:
-        n = known.get(x)
-        if n is None:
-            n = known[x] = 1 + sum(map(nodes_of, x.children()))
-        return n
-
-    return all(nodes_of(x) <= _MOST_NODES for x in expressions(e))
 
 
 def inline(e: Equation, producers: dict[str, Map]) -> Equation:

@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.ir.expr import Expr, Load
+from compiler.ir.expr import Load, is_short
+from compiler.ir.node import Node
 from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
-from compiler.passes.tensor.compose import inline, is_short, readers_of, remove_dead
+from compiler.passes.tensor.compose import inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
 
@@ -34,13 +35,13 @@ def sink(program: Program) -> Program:
     by_name = {e.name: e for e in equations(program)}
     readers = readers_of(by_name.values())
     known = _Context(by_name, readers, frozenset(t.name for t in program.outputs))
-    lengths: dict[Expr, int] = {}
+    lengths: dict[Node, int] = {}
     for name in reversed(tuple(by_name)):
         while producers := {
             n: p for n in reads(by_name[name]) if (p := _sinkable(n, by_name[name], known)) is not None
         }:
             before, made = by_name[name], inline(by_name[name], producers)
-            if not is_short(made, lengths):
+            if not is_short(expressions(made), lengths):
                 break
             by_name[name] = made
             for n in reads(before):
