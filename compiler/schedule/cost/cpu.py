@@ -40,15 +40,19 @@ def vector(
     return cycles + stores * store_cycles + (c["load"] if ahead else waits)
 
 
-def exposed(target: Target, moved: int, sweep: int) -> float:
+def exposed(target: Target, moved: int, sweep: int, sweeps: int = 1, calls: bool = False) -> float:
     """Cycles per vector that a kernel waits for memory, which prefetches in its first or second `sweep` (0, 1) save.
 
-    The first can prefetch the row that it reads, unless that is in the second-level cache. The second can prefetch the
-    next row, which pays if it is in no cache.
+    The only sweep over a row can prefetch the row that it reads, unless that is in the second-level cache. The second
+    of several `sweeps` can prefetch the next row, which pays if that is in no cache or, where the sweep also computes
+    functions (`calls`), beyond the second level.
     """
+    c = costs(target)
     if sweep == 0 and moved > target.l2:
-        return costs(target)["exposed"]
-    return costs(target)["exposed.next"] if sweep == 1 and exceeds_caches(target, moved) else 0.0
+        return c["exposed"] if sweeps == 1 else 0.0
+    if sweep == 1 and exceeds_caches(target, moved):
+        return c["exposed.next"]
+    return c["exposed.shared"] if sweep == 1 and calls and moved > target.l2 else 0.0
 
 
 def exceeds_caches(target: Target, moved: int) -> bool:

@@ -29,6 +29,19 @@ def blocks(shape: tuple[int, ...], target: Target, order: torch.memory_format = 
     return [math.prod(static(n) for n in f.grid) for f in functions]
 
 
+def prefetches(function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], target: Target) -> list[str]:
+    """The loops that prefetch, each with the distance in bytes, as the schedule and the text have it."""
+    lowering = pipeline.lower(frontend.capture(function, [torch.empty(shape)]).program, target)
+    bound = [
+        (b.loop, str(distance))
+        for schedule in lowering.schedules.values()
+        for b in schedule.steps
+        if isinstance(b, Bind) and (distance := dict(b.args).get("ahead"))
+    ]
+    assert set(re.findall(r"_ahead<.*, (\d+)l\)", lowering.show("cpp"))) == {distance for _, distance in bound}
+    return [f"{name} {distance}" for name, distance in bound]
+
+
 @pytest.mark.parametrize("shape", [(204800, 32), (64, 32, 56, 56)])
 def test_columns_of_a_batch_are_shared_out(shape: tuple[int, ...]) -> None:
     assert all(n >= nvidia.SM_90A.cores for n in blocks(shape, nvidia.SM_90A)), blocks(shape, nvidia.SM_90A)
@@ -105,15 +118,24 @@ def test_rows_that_come_from_memory_are_asked_for_ahead_where_they_are_waited_fo
 def test_the_next_row_is_prefetched_while_a_row_from_memory_is_read_again(
     function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], ahead: list[str]
 ) -> None:
-    program = frontend.capture(function, [torch.empty(shape)]).program
-    lowering = pipeline.lower(program, cpu.AVX512)
-    bound = [
-        f"{b.loop} {bytes_}"
-        for schedule in lowering.schedules.values()
-        for b in schedule.steps
-        if isinstance(b, Bind) and (bytes_ := dict(b.args).get("ahead"))
-    ]
-    assert bound == ahead
-    assert {f"{bytes_}l" for bytes_ in re.findall(r"_ahead<.*, (\d+)l\)", lowering.show("cpp"))} == {
-        f"{one.split()[1]}l" for one in ahead
-    }
+    assert prefetches(function, shape, cpu.AVX512) == ahead
+
+
+INTEL = cpu.target(("avx512f", "avx2", "fma", "f16c", "sse2"), name="cpu:intel", vendor="GenuineIntel")
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "ahead"),
+    [
+        (lambda x: torch.softmax(x, -1), (1024, 1024), ["r_1 4096"]),
+        (lambda x: x.log_softmax(-1), (1024, 1024), ["r_1 4096"]),
+        (lambda x: F.cross_entropy(x, x[:, 0].long()), (1024, 1024), ["r_1 4096"]),  # also reads a column by index
+        (lambda x: F.layer_norm(x, (1024,)), (1024, 1024), []),  # computes too little to wait behind
+        (lambda x: torch.softmax(x, -1), (64, 1024), []),  # in the second-level cache
+        (lambda x: x.sum(-1), (1024, 1024), ["r 4096"]),  # read only once: of the same row
+    ],
+)
+def test_the_next_row_is_prefetched_from_a_slow_last_level_cache_while_functions_are_computed(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], ahead: list[str]
+) -> None:
+    assert prefetches(function, shape, INTEL) == ahead

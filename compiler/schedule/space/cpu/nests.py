@@ -59,8 +59,9 @@ def memory(kernel: Kernel, private: Iterable[str], target: Target) -> Memory:
     own = frozenset(private)
     loads = [n for s in kernel.body for n in s.walk() if isinstance(n, Load)]
     written = sum(_bytes(p) for p in kernel.params if p.name in kernel.writes)
-    # Buffers that data index are read at scattered places, about as often as something is written.
-    gathered = {n.buffer for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())}
+    # Buffers that only data index are read at scattered places, about as often as something is written.
+    indirect = [n for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())]
+    gathered = {n.buffer for n in indirect} - {n.buffer for n in loads if n not in indirect}
     moved = sum(
         min(_bytes(p), written) if p.name in gathered else _bytes(p) for p in kernel.params if p.name not in own
     )

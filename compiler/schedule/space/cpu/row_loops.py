@@ -10,7 +10,8 @@ from compiler.analysis import access
 from compiler.analysis.nests import contiguous, even, paths_of, used_as_value
 from compiler.analysis.vectors import NARROWEST, even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, dim
+from compiler.ir.expr import Const, Expr, Load, Op, Var, dim
+from compiler.ir.functions import FUNCTIONS
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init
 from compiler.schedule import names as naming
@@ -131,7 +132,10 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], sweep: int) -> Iterator[Member
     if scan or lanes == 1:
         return fixed(0.0, *merged)
     sums, stored, accesses = leaf.kind == "reduce", memory.stored(leaf.body), touched(leaf.body)
-    waits = cost.exposed(memory.target, memory.moved, sweep)
+    calls = any(
+        isinstance(n, Op) and n.name in FUNCTIONS and Var(leaf.var) in n.walk() for s in leaf.body for n in s.walk()
+    )
+    waits = cost.exposed(memory.target, memory.moved, sweep, len(nest.paths), calls)
     distance = (PAGE if sums else 0) if sweep == 0 else _next_row(nest, path) if waits else 0
     every = [
         (width, even_unroll(extent, width, unroll) if sums else unroll, past, ahead)
