@@ -12,6 +12,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
@@ -47,10 +48,20 @@ def partition(
                 operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     with functorch.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    _describe_random_calls(backward)
     saved_order.make_rows_contiguous(forward, backward, options["num_fwd_outputs"])
     if aligned:
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
     return forward, backward
+
+
+def _describe_random_calls(backward: GraphModule) -> None:
+    """Give random calls that checkpoints repeat a fake value, which the partitioner makes without one."""
+    for node in backward.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_with_rng_state):
+        if "val" not in node.meta:
+            (_, op, *args), kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            with next(x for n in backward.graph.nodes for x in graphs.tensors_in(n.meta.get("val"))).fake_mode:
+                node.meta["val"] = op(*args, **kwargs)
 
 
 def _can_decompose(node: Node) -> bool:

@@ -231,6 +231,23 @@ def test_so_are_those_of_calls_that_do_not_say_that_they_draw_any(part: Function
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_only_the_draws_that_a_checkpoint_repeats_are_left_to_eager() -> None:
+    x = torch.randn(30, requires_grad=True)
+
+    def f(x: Tensor) -> Any:
+        return checkpoint(lambda x: torch.rand_like(x) * x.sin(), x, use_reentrant=False)
+
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for run in (torch.compile(f, backend=mlcomp), f):
+            torch.manual_seed(3)
+            found.append(torch.autograd.grad(run(x).sum(), x)[0])
+    torch.testing.assert_close(found[0], found[1])
+    told = [str(w.message) for w in caught if w.category is FallbackWarning]
+    assert told and all(re.search("unsupported: .*rand_like", one) for one in told), told
+
+
 def test_gradients_through_regions() -> None:
     def f(x: Tensor) -> Tensor:
         y = torch.ops.tests.opaque(x.exp() + 1).sin() * 2
