@@ -19,7 +19,7 @@ from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
 
 NARROWEST = 4  # fewer lanes do not pay
-MARKS = ("past", "rolled")  # mutually exclusive ways to emit a loop over vectors
+MARKS = ("past", "rolled", "owned")  # mutually exclusive ways to emit a loop over vectors
 IDEMPOTENT = ("max", "min", "and", "or")  # reductions that may see an element twice
 MASKS: dict[int, DType] = {32: i32, 64: i64}  # by bits per lane: the type to compare so that the mask is as wide
 
@@ -100,6 +100,8 @@ def vector_problem(
         return f"loop {f.var} of {_number(extent)} iterations takes 1 to unroll={most} vectors of {width}, not {unroll}"
     if len(marks) > 1:
         return f"loop {f.var} is written in one way, {' or '.join(marks)}"
+    if given.get("owned") and not given.get("ahead"):
+        return f"loop {f.var} takes owned=1 only with ahead, which says how far its stores prefetch"
     problem = not_vectorizable(f.body, Var(f.var), tensors, ranges, bool(given.get("masked")))
     if problem:
         return f"loop {f.var} cannot run in lanes: {problem}; leave it serial"

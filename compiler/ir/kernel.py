@@ -24,8 +24,8 @@ from compiler.ir.statement import Stmt as Stmt
 from compiler.ir.tensor import Tensor, verify_params
 
 # How to emit a loop; does not affect its result. `rolled` asks the compiler not to unroll it, `past` lets its stores
-# bypass the caches.
-MARKS = ("", "parallel", "unroll", "rolled", "past")
+# bypass the caches, `owned` lets them prefetch, for writing, the cache line as far ahead as the loads do.
+MARKS = ("", "parallel", "unroll", "rolled", "past", "owned")
 SPACES = ("local", "shared")
 
 
@@ -342,7 +342,7 @@ def _verify_body(
                     held = buffers.get(buffer, "unknown")
                     raise ValueError(f"function {where}: {value.dtype} stored to {buffer}: it is {held} or read-only")
             case For(var, _, _, step, inner, mark, ahead):
-                if step < 1 or mark not in MARKS or ahead < 0:
+                if step < 1 or mark not in MARKS or ahead < 0 or (mark == "owned" and not ahead):
                     raise ValueError(f"function {where}: loop {var} has step {step}, mark {mark!r}, ahead={ahead}")
                 _verify_body(where, inner, scope | {Var(var, i64)}, buffers, readonly)
             case If(_, then, orelse):

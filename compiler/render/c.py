@@ -104,6 +104,7 @@ class Writer:
     in_parallel_loop: bool = False  # whether inside a loop that is spread over threads
     past: bool = False  # whether the stores of the enclosing loop bypass the caches
     ahead: int = 0  # bytes beyond each load that the enclosing loop prefetches
+    owned: bool = False  # whether its stores prefetch as well
     offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in dynamic shared memory
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that fit 32 bits

@@ -51,7 +51,7 @@ HEADERS = {
     **{f.header: " ".join(g.name for g in FUNCTIONS.values() if g.header == f.header)
        for f in FUNCTIONS.values() if f.header},
     "memory.h": "load load_as load_ahead load_as_ahead load_strided load_at load_masked gather "
-                "store store_as store_past fence",
+                "store store_as store_owned store_as_owned store_past fence",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
     "gemm_interleaved.h": "interleaved_block interleaved_block_store",
@@ -229,23 +229,26 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
         case k.Assign(name, Op("add" | "sub" | "fma") as value) if value.dtype.is_float and value.dtype.lanes == 1:
             return [f"{w.names[name]} = {w.call('mlc_in_order', w.text(value)).text};"]
         case k.For(mark=mark, ahead=ahead) if mark == "past" or ahead:
-            outer = w.past, w.ahead
-            w.past, w.ahead = w.past or mark == "past", ahead or w.ahead
-            lines = c.statement(w, s.replace(mark="" if mark == "past" else mark, ahead=0))
-            w.past, w.ahead = outer
+            outer = w.past, w.ahead, w.owned
+            w.past, w.ahead, w.owned = w.past or mark == "past", ahead or w.ahead, mark == "owned"
+            lines = c.statement(w, s.replace(mark="" if mark in ("past", "owned") else mark, ahead=0))
+            w.past, w.ahead, w.owned = outer
             return lines
         case k.Store(buffer, index, value, "set"):
             dtype = value.dtype
             pointer = w.pointer(buffer, index)
+            owned, further = ("_owned", (f"{w.ahead}l",)) if w.owned and dtype.lanes > 1 else ("", ())
             match value:
                 case Cast(arg) if is_short(dtype) and not is_short(arg.dtype) and arg.dtype.kind != "bool":
-                    return [w.call("mlc_store_as", pointer, w.text(arg)).text + ";"]
+                    return [w.call(f"mlc_store_as{owned}", pointer, w.text(arg), *further).text + ";"]
             if is_short(dtype):
                 pointer += ".bits"
             if dtype.lanes == 1:
                 return [f"{pointer[1:]} = {w.plain(value)};"]
-            store = "mlc_store_bools" if dtype.kind == "bool" else "mlc_store_past" if w.past else "mlc_store"
-            return [w.call(store, pointer, w.text(value)).text + ";"]
+            if dtype.kind == "bool":
+                return [w.call("mlc_store_bools", pointer, w.text(value)).text + ";"]
+            store = "mlc_store_past" if w.past else f"mlc_store{owned}"
+            return [w.call(store, pointer, w.text(value), *further).text + ";"]
     return None
 
 

@@ -43,6 +43,16 @@ MLC_INLINE mlc_vec<T, N> mlc_load_as_ahead(const S* p, long bytes) {
   mlc_prefetch(p, bytes);
   return mlc_load_as<T, N>(p);
 }
+// The same stores, with a prefetch for writing.
+template <typename T, typename V>
+MLC_INLINE void mlc_store_owned(T* p, V v, long bytes) {
+  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes), 1, 3);
+  mlc_store(p, v);
+}
+template <typename S, typename V>
+MLC_INLINE void mlc_store_as_owned(S* p, V v, long bytes) {
+  mlc_store_owned((mlc_raw<S>*)p, mlc_to_raw<S>(v), bytes);
+}
 // A store past the caches, where the address allows; the fence orders such stores before all that follow.
 template <typename V>
 MLC_INLINE void mlc_store_past(mlc_lane<V>* p, V v) {

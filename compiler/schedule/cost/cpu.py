@@ -55,6 +55,11 @@ def exposed(target: Target, moved: int, sweep: int, sweeps: int = 1, calls: bool
     return c["exposed.shared"] if sweep == 1 and calls and moved > target.l2 else 0.0
 
 
+def exposed_stream(target: Target, moved: int) -> float:
+    """Cycles per vector that a kernel waits for data that it reads and writes in order, which prefetches save."""
+    return costs(target)["exposed.stream"] if moved > target.l2 else 0.0
+
+
 def exceeds_caches(target: Target, moved: int) -> bool:
     """Whether stored data leaves the caches before it is read again; lines are also read before they are changed."""
     return moved > costs(target)["past"] * target.l3

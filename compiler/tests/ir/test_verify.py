@@ -40,7 +40,7 @@ REFUSED = {
         ("for i in blocks(4, reduce):\n            pass", "the reduce loop i cannot be spread over blocks"),
         (
             "for i in vector(4, lanes=8):\n            pass",
-            "vector takes width, unroll, ahead, past, rolled, again, masked, not lanes",
+            "vector takes width, unroll, ahead, past, rolled, owned, again, masked, not lanes",
         ),
         ("for i in vector(4, scan):\n            pass", "the scan loop i cannot be bound to vector"),
         ("for i in serial(4, sideways):\n            pass", "unknown kind 'sideways'"),

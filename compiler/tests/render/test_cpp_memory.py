@@ -1,6 +1,7 @@
 """Loads, stores, conversions and reductions of the C++ device headers against PyTorch and NumPy, at every width."""
 
 import ctypes
+import itertools
 import mmap
 import shutil
 from pathlib import Path
@@ -211,8 +212,13 @@ def test_integers_keep_their_low_bits_at_every_width(machine: str, tmp_path: Pat
 
 
 STREAM = """
-extern "C" void stream_WIDTH(const float* x, const mlc_bf16* b, float* y, mlc_bf16* z, long count) {
-  for (long i = 0; i < count; i += WIDTH) {
+extern "C" void stream_WIDTH(const float* x, const mlc_bf16* b, float* y, mlc_bf16* z, long count, long owned) {
+  if (owned)
+    for (long i = 0; i < count; i += WIDTH) {
+      mlc_store_owned(y + i, mlc_load<float, WIDTH>(x + i) + mlc_load_as<float, WIDTH>(b + i), 1l << 40);
+      mlc_store_as_owned(z + i, mlc_load_as<float, WIDTH>(b + i), 4096);
+    }
+  else for (long i = 0; i < count; i += WIDTH) {
     mlc_store_past(y + i, mlc_load_ahead<float, WIDTH>(x + i, 4096) + mlc_load_as_ahead<float, WIDTH>(b + i, 1l << 40));
     mlc_store_past(&z[i].bits, mlc_load_ahead<unsigned short, WIDTH>(&b[i].bits, 64));
   }
@@ -227,12 +233,12 @@ def test_streams_load_and_store_what_others_do(machine: str, tmp_path: Path) -> 
     library = build(tmp_path, ["memory.h"], "".join(text(STREAM, WIDTH=w) for w in widths), machine)
     seed, rng = seeded()
     for width in widths:
-        for offset in (0, 1, 4):  # elements from an aligned address
+        for offset, owned in itertools.product((0, 1, 4), (0, 1)):  # elements from an aligned address
             x, b = rng.standard_normal(256 + offset).astype(np.float32), values("bf16", rng, 256)
             b &= np.uint16(0xBFFF)  # finite
             y, z = (np.zeros(300, t) for t in (np.float32, np.uint16))
             y, z = (a[-a.ctypes.data % 64 // a.itemsize + offset :][:256] for a in (y, z))
-            call(library[f"stream_{width}"], x[offset:], b[:256], y, z, 256)
+            call(library[f"stream_{width}"], x[offset:], b[:256], y, z, 256, owned)
             expected = torch.from_numpy(x[offset:]) + as_torch(b[:256], "bf16").float()
             assert same(torch.from_numpy(y.copy()), expected), f"{width} lanes on {machine}, seed {seed}"
             assert np.array_equal(z, b[:256]), f"bf16, {width} lanes on {machine}, seed {seed}"

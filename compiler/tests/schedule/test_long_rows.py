@@ -38,7 +38,8 @@ def prefetches(function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[in
         for b in schedule.steps
         if isinstance(b, Bind) and (distance := dict(b.args).get("ahead"))
     ]
-    assert set(re.findall(r"_ahead<.*, (\d+)l\)", lowering.show("cpp"))) == {distance for _, distance in bound}
+    found = re.findall(r"_(?:ahead<.*?|owned\(.*), (\d+)l\)", lowering.show("cpp"))
+    assert set(found) == {distance for _, distance in bound}
     return [f"{name} {distance}" for name, distance in bound]
 
 
@@ -127,15 +128,17 @@ INTEL = cpu.target(("avx512f", "avx2", "fma", "f16c", "sse2"), name="cpu:intel",
 @pytest.mark.parametrize(
     ("function", "shape", "ahead"),
     [
-        (lambda x: torch.softmax(x, -1), (1024, 1024), ["r_1 4096"]),
-        (lambda x: x.log_softmax(-1), (1024, 1024), ["r_1 4096"]),
+        (lambda x: torch.softmax(x, -1), (1024, 2048), ["r_1 8192", "j 4096"]),
+        (lambda x: x.log_softmax(-1), (1024, 2048), ["r_1 8192", "j 4096"]),
         (lambda x: F.cross_entropy(x, x[:, 0].long()), (1024, 1024), ["r_1 4096"]),  # also reads a column by index
-        (lambda x: F.layer_norm(x, (1024,)), (1024, 1024), []),  # computes too little to wait behind
+        (lambda x: F.layer_norm(x, (1024,)), (1024, 1024), ["j 4096"]),  # sums compute too little to wait behind
         (lambda x: torch.softmax(x, -1), (64, 1024), []),  # in the second-level cache
         (lambda x: x.sum(-1), (1024, 1024), ["r 4096"]),  # read only once: of the same row
+        (lambda x: x.exp(), (1024, 1024), ["ij1 4096"]),
+        (lambda x: x.exp(), (64, 1024), []),
     ],
 )
-def test_the_next_row_is_prefetched_from_a_slow_last_level_cache_while_functions_are_computed(
+def test_from_a_slow_last_level_cache_all_is_prefetched_that_is_waited_for(
     function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], ahead: list[str]
 ) -> None:
     assert prefetches(function, shape, INTEL) == ahead

@@ -25,23 +25,26 @@ from compiler.schedule.steps import Bind, Split, Step, StoreAt
 CHUNK = 16384  # elements of a flat loop per chunk: 64 KiB of f32, well above the cost of a handover to another core
 LONGER = (1, 4)  # multiples of that
 MOST_COLUMNS = 8  # vectors of columns that go down the rows together
+PAGE = 4096  # bytes ahead that are prefetched: as far as the hardware's own prefetch goes
 MOST_FLAT = 4  # the same for rows without inner loops, where nothing is shared
 UNCUT, ONE_CORE = 0, -1  # instead of a number of chunks: rows as they are, and all rows on one core
 
 
 @dataclass(frozen=True)
 class _Way:
-    """Vector width, vectors per iteration, chunks per core at a time, and whether stores bypass the caches."""
+    """Vector width, vectors per iteration, chunks per core at a time, whether stores bypass the caches, and bytes ahead
+    of loads and stores that these prefetch."""
 
     width: int
     columns: int
     chunks: int
     past: bool
+    ahead: int
 
 
 def space(nest: Nest) -> Iterator[Member]:
     """Schedules with rows as lanes, and the alternatives that partition, transpose or strip-mine rows."""
-    found: dict[tuple[int, int, int, int, bool], _Way] = {}
+    found: dict[tuple[int, int, int, int, bool, int], _Way] = {}
     for way in _ways(nest):
         found.setdefault(_bound(nest, way), way)
     ways = list(found.values())
@@ -57,11 +60,20 @@ def space(nest: Nest) -> Iterator[Member]:
 
 def _ways(nest: Nest) -> Iterator[_Way]:
     width = nest.lanes if nest.lanes > 1 and nest.rows_as_lanes else 1
-    past = (False, True) if width > 1 and nest.stores else (False,)
+    marks = [(False, 0)]
+    if width > 1 and nest.stores:
+        marks += [(True, 0)]
+    if width > 1 and _exposed(nest):
+        marks += [(False, PAGE)]
     for lanes in (width, width // 2) if width > 2 else (width,):
         for columns in _columns(nest, width):
             for chunks in _chunks(nest, columns, width):
-                yield from (_Way(lanes, columns, chunks, by) for by in past)
+                yield from (_Way(lanes, columns, chunks, past, ahead) for past, ahead in marks)
+
+
+def _exposed(nest: Nest) -> float:
+    """Cycles that a vector waits for memory unless it was prefetched; rows with inner loops jump about in it."""
+    return 0.0 if _shares(nest) or nest.stored_at else cost.exposed_stream(nest.memory.target, nest.memory.moved)
 
 
 def _columns(nest: Nest, width: int) -> list[int]:
@@ -111,12 +123,13 @@ def _cycles(nest: Nest, way: _Way) -> float:
     cores = 1 if way.chunks == ONE_CORE else min(memory.target.cores, enough)
     each = cost.columns(memory.target, way.columns) if _shares(nest) else 1.0
     cycles = cost.vector(memory.target, nest.accesses, nest.stores, sums=False,
-                         unroll=way.columns, moved=memory.moved, past=way.past)  # fmt: skip
+                         unroll=way.columns, moved=memory.moved, past=way.past, waits=_exposed(nest),
+                         ahead=way.ahead)  # fmt: skip
     return each * cycles / (max(1, cores) * way.width)
 
 
-def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
-    """The effective parameters of a way: rows per chunk (or 0), kind of chunking, width, unroll, past."""
+def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool, int]:
+    """The effective parameters of a way: rows per chunk (or 0), kind of chunking, width, unroll, past, ahead."""
     name, extent = nest.groups[-1].name, nest.groups[-1].extent
     chunk = way.chunks * _chunk(nest, way.columns) if way.chunks > 0 else 0
     if chunk:
@@ -124,9 +137,9 @@ def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
         extent = dim(chunk) if whole else Var(naming.pieces(name)[1])
     width = fitting_width(way.width, extent)
     if width == 1:
-        return chunk, min(way.chunks, 1), 1, 1, False
+        return chunk, min(way.chunks, 1), 1, 1, False, 0
     unroll = fitting_unroll(extent, width, even_unroll(extent, width, way.columns))
-    return chunk, min(way.chunks, 1), width, unroll, way.past
+    return chunk, min(way.chunks, 1), width, unroll, way.past, way.ahead
 
 
 def _again(nest: Nest, chunk: int, width: int) -> bool:
@@ -138,7 +151,7 @@ def _again(nest: Nest, chunk: int, width: int) -> bool:
 def _steps(nest: Nest, way: _Way) -> list[Step]:
     *outer, last = nest.groups
     name, spread = last.name, way.chunks != ONE_CORE
-    chunk, _, width, unroll, past = _bound(nest, way)
+    chunk, _, width, unroll, past, ahead = _bound(nest, way)
     steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1] if spread)]
     if chunk:
         pieces, inner = naming.pieces(name)
@@ -149,7 +162,7 @@ def _steps(nest: Nest, way: _Way) -> list[Step]:
     elif not outer and way.chunks == UNCUT:
         steps.append(Bind(name, "blocks"))
     if width > 1:
-        marks = [word for word, wanted in (("past", past), ("again", _again(nest, chunk, width))) if wanted]
-        args = (("width", width), ("unroll", unroll), *((word, 1) for word in marks))
+        marks = (("ahead", ahead), ("past", past), ("owned", ahead > 0), ("again", _again(nest, chunk, width)))
+        args = (("width", width), ("unroll", unroll), *((word, int(value)) for word, value in marks if value))
         steps.append(Bind(name, "vector", args))
     return [*steps, *(s.replace(loop=name) if s.loop == last.name else s for s in nest.hoisted)]

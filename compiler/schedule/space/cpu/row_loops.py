@@ -137,13 +137,17 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], sweep: int) -> Iterator[Member
     )
     waits = cost.exposed(memory.target, memory.moved, sweep, len(nest.paths), calls)
     distance = (PAGE if sums else 0) if sweep == 0 else _next_row(nest, path) if waits else 0
+    # The next row is in time for loads. Of what is stored, the hardware has no stream yet when a row's loop begins.
+    owned = bool(stored) and not sums and not waits and cost.exposed_stream(memory.target, memory.moved) > 0
+    if owned:
+        waits, distance = cost.exposed_stream(memory.target, memory.moved), PAGE
     every = [
         (width, even_unroll(extent, width, unroll) if sums else unroll, past, ahead)
         for width in (lanes, lanes // 2)
         for unroll in (UNROLLED_SUMS if sums else UNROLLED)
         for past in ((False, True) if stored else (False,))
         for ahead in dict.fromkeys((0, distance))
-        if width >= NARROWEST
+        if width >= NARROWEST and not (owned and past and ahead)
     ]
     ways = list(dict.fromkeys(every))
     often = float(nest.count * work((leaf,)))
@@ -157,7 +161,7 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], sweep: int) -> Iterator[Member
     for c, (width, unroll, past, ahead) in zip(costs, ways, strict=True):
         bound = width, fitting_unroll(extent, width, unroll), past, ahead
         least[bound] = min(c, least.get(bound, c))
-    return ranked(Member(often * c, partial(_bound, merged, name, *way)) for way, c in least.items())
+    return ranked(Member(often * c, partial(_bound, merged, name, owned, *way)) for way, c in least.items())
 
 
 def _next_row(nest: Nest, path: tuple[loop.For, ...]) -> int:
@@ -178,9 +182,9 @@ def _next_row(nest: Nest, path: tuple[loop.For, ...]) -> int:
     return distance if distance <= memory.target.l2 // NEXT_ROW else 0
 
 
-def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, ahead: int) -> list[Step]:
-    marks = (("past", int(past)), ("ahead", ahead))
-    args = (("width", width), ("unroll", unroll), *((word, value) for word, value in marks if value))
+def _bound(merged: list[Step], name: str, owned: bool, width: int, unroll: int, past: bool, ahead: int) -> list[Step]:
+    marks = (("past", past), ("ahead", ahead), ("owned", owned and ahead > 0))
+    args = (("width", width), ("unroll", unroll), *((word, int(value)) for word, value in marks if value))
     return [*merged, Bind(name, "vector", args)]
 
 
