@@ -73,14 +73,23 @@ MLC_INLINE T mlc_divide_lane(T x, T y) {
   const U a = x < 0 ? 0 - (U)x : (U)x, b = y < 0 ? 0 - (U)y : (U)y, quotient = a / (b == 0 ? 1 : b);
   return y == 0 ? T(0) : (T)((x < 0) != (y < 0) ? 0 - quotient : quotient);
 }
+// A loop of its own: written out for each lane wherever an index is divided, a kernel took a minute to compile.
+template <typename T>
+static __attribute__((noinline)) void mlc_divide_each(T* x, const T* y, int n) {
+  for (int i = 0; i < n; i++) x[i] = mlc_divide_lane(x[i], y[i]);
+}
 // The truncated quotient. Up to 32 bits the correctly rounded floating-point quotient, truncated, is exact:
 // for integers of half as many bits as the mantissa the error is less than the distance to the next integer.
 template <typename V>
 MLC_INLINE V mlc_truncdiv_integer(V x, V y) {
   typedef mlc_lane<V> T;
-  if constexpr (sizeof(T) == 8)
-    return mlc_each_lane<V>([](T a, T b) { return mlc_divide_lane(a, b); }, x, y, mlc_count<mlc_lanes<V>>());
-  else if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 8 && mlc_lanes<V> == 1)
+    return V{mlc_divide_lane(x[0], y[0])};
+  else if constexpr (sizeof(T) == 8) {
+    V quotients = x, divisors = y;
+    mlc_divide_each((T*)&quotients, (const T*)&divisors, mlc_lanes<V>);
+    return quotients;
+  } else if constexpr (sizeof(T) == 4) {
     if constexpr (2 * sizeof(V) > MLC_VECTOR_BYTES && mlc_lanes<V> > 2)
       return mlc_join(mlc_truncdiv_integer(mlc_low(x), mlc_low(y)), mlc_truncdiv_integer(mlc_high(x), mlc_high(y)));
     else
