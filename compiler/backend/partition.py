@@ -59,8 +59,8 @@ def _describe_random_calls(backward: GraphModule) -> None:
     """Give random calls that checkpoints repeat a fake value, which the partitioner makes without one."""
     for node in backward.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_with_rng_state):
         if "val" not in node.meta:
-            (_, op, *args), kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-            with next(x for n in backward.graph.nodes for x in graphs.tensors_in(n.meta.get("val"))).fake_mode:
+            (state, op, *args), kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with state.fake_mode:
                 node.meta["val"] = op(*args, **kwargs)
 
 

@@ -36,10 +36,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # Over the registers of a tensor instruction, `vector` elements are loaded at once.
     "lanes": ("threads", "vector", "rounds", "ahead"),
     # Lanes of a vector instruction, `unroll` vectors at a time. Each load prefetches what lies `ahead` bytes further.
-    # `past` stores past the caches, `rolled` asks the C++ compiler not to unroll the loop, which compiles faster, with
-    # `owned` each store also prefetches, for writing, what lies `ahead` bytes further. With
-    # `again`, iterations left over by whole vectors run in an overlapping last vector, some of them twice; `unroll` may
-    # include it. With `masked`, a load guarded per lane is a masked load.
+    # `past` stores past the caches, `rolled` asks the C++ compiler not to unroll the loop, which compiles faster, and
+    # with `owned` each store prefetches, for writing, what lies `ahead` bytes further. With `again`, iterations left
+    # over by whole vectors run in an overlapping last vector, some of them twice; `unroll` may include it. With
+    # `masked`, a load guarded per lane is a masked load.
     "vector": ("width", "unroll", "ahead", "past", "rolled", "owned", "again", "masked"),
     # Unrolled; with `ahead`, an iteration's operands for tensor instructions are loaded to registers before the matmuls
     # of the previous iteration. With `jam`, iterations share the loops inside.

@@ -38,7 +38,10 @@ COSTS = {
     # Likewise per vector of rows that are read more than once, if nothing prefetches the next row while a row is read
     # again: 16 cycles for softmaxes of 16384 x 512 f32, 2 of 4096 x 2048, 6 for log_softmaxes of 2048 x 8192, 2 for
     # layer norms of 8192 x 1024. Rows in the last-level cache take 0.9 to 1.1 times as long with it (Zen 5, AVX-512).
-    "exposed.next": 3.0, "exposed.shared": 0.0, "exposed.stream": 0.0,
+    "exposed.next": 3.0,
+    # Likewise beyond the second-level cache: per vector of such rows while functions are computed of them, and of data
+    # that are read and written in order, if what will be written is prefetched too. Known only for Intel.
+    "exposed.shared": 0.0, "exposed.stream": 0.0,
     # If a kernel moves more than this share of the last-level cache, little of what it stores would be cached when it
     # is read: stores past the caches then make relu and add 1.2 to 1.5 times as fast; below that they are slower.
     "past": 0.7,
@@ -53,8 +56,9 @@ _COSTS = {
     # 4 to 10 % less with blocks of 64 rows than of 32, and 12 to 50 % more with blocks of 96.
     # With prefetch, sums and maxima of 8 and 16 MiB take 0.96 to 0.99 times as long; softmaxes and log_softmaxes whose
     # rows are in the last-level cache take 0.71 to 0.94 times, layer and RMS norms, which compute too little to wait
-    # behind, 0.99 to 1.04 times. With prefetch of what is read and what is written, exp, tanh, sigmoid, silu and gelu
-    # of 512 x 4096 and 2048 x 2048 f32 take 0.75 to 0.94 times as long, relu and add 0.87 and 0.97.
+    # behind, 0.99 to 1.04 times, and 0.77 to 0.94 if what they store is prefetched as well. With prefetch of what is
+    # read and what is written, exp, tanh, sigmoid, silu and gelu of 512 x 4096 and 2048 x 2048 f32 take 0.75 to 0.94
+    # times as long, relu and add 0.87 and 0.97.
     "GenuineIntel": {
         "copy.streamed": 0.5,
         "in_place.rows": 64.0,

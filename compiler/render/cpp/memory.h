@@ -28,9 +28,9 @@ MLC_INLINE void mlc_store_as(S* p, V v) {
 }
 // Memory is asked for what is so many bytes behind p, to bring it to the first level of cache or to the second. No pointer
 // goes there: it may be outside of what p points into.
-template <int LEVEL = 1>
+template <int LEVEL = 1, int WRITE = 0>
 MLC_INLINE void mlc_prefetch(const void* p, long bytes) {
-  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes), 0, 4 - LEVEL);
+  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes), WRITE, 4 - LEVEL);
 }
 // The same loads, with a prefetch of what lies so many bytes further.
 template <typename T, int N>
@@ -46,7 +46,7 @@ MLC_INLINE mlc_vec<T, N> mlc_load_as_ahead(const S* p, long bytes) {
 // The same stores, with a prefetch for writing.
 template <typename T, typename V>
 MLC_INLINE void mlc_store_owned(T* p, V v, long bytes) {
-  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes), 1, 3);
+  mlc_prefetch<1, 1>(p, bytes);
   mlc_store(p, v);
 }
 template <typename S, typename V>

@@ -11,6 +11,7 @@ from compiler.targets.cpu import INTERLEAVED_BLOCK, TILE_BLOCK
 from compiler.targets.target import Instruction, Target, costs
 
 LINE = 64  # bytes
+PAGE = 4096  # bytes that loads and stores in order prefetch ahead: the hardware's own prefetch stops at each page
 EVEN = 1.05  # the most work that one core may have, relative to an equal share, for the work to count as even
 PANEL, DOT, INTERLEAVED = "mlc_fma_block", "mlc_dot_block", INTERLEAVED_BLOCK  # functions of instructions
 TILED = TILE_BLOCK
@@ -40,7 +41,7 @@ def vector(
     return cycles + stores * store_cycles + (c["load"] if ahead else waits)
 
 
-def exposed(target: Target, moved: int, sweep: int, sweeps: int = 1, calls: bool = False) -> float:
+def exposed(target: Target, moved: int, sweep: int, sweeps: int, calls: bool) -> float:
     """Cycles per vector that a kernel waits for memory, which prefetches in its first or second `sweep` (0, 1) save.
 
     The only sweep over a row can prefetch the row that it reads, unless that is in the second-level cache. The second

@@ -230,7 +230,6 @@ def test_so_are_those_of_calls_that_do_not_say_that_they_draw_any(part: Function
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_only_the_draws_that_a_checkpoint_repeats_are_left_to_eager() -> None:
     x = torch.randn(30, requires_grad=True)
 
@@ -248,6 +247,7 @@ def test_only_the_draws_that_a_checkpoint_repeats_are_left_to_eager() -> None:
     assert told and all(re.search("unsupported: .*rand_like", one) for one in told), told
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_gradients_through_regions() -> None:
     def f(x: Tensor) -> Tensor:
         y = torch.ops.tests.opaque(x.exp() + 1).sin() * 2

@@ -60,8 +60,8 @@ def memory(kernel: Kernel, private: Iterable[str], target: Target) -> Memory:
     loads = [n for s in kernel.body for n in s.walk() if isinstance(n, Load)]
     written = sum(_bytes(p) for p in kernel.params if p.name in kernel.writes)
     # Buffers that only data index are read at scattered places, about as often as something is written.
-    indirect = [n for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())]
-    gathered = {n.buffer for n in indirect} - {n.buffer for n in loads if n not in indirect}
+    indirect = {n for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())}
+    gathered = {n.buffer for n in indirect} - {n.buffer for n in {*loads} - indirect}
     moved = sum(
         min(_bytes(p), written) if p.name in gathered else _bytes(p) for p in kernel.params if p.name not in own
     )

@@ -25,7 +25,6 @@ from compiler.schedule.steps import Bind, Split, Step, StoreAt
 CHUNK = 16384  # elements of a flat loop per chunk: 64 KiB of f32, well above the cost of a handover to another core
 LONGER = (1, 4)  # multiples of that
 MOST_COLUMNS = 8  # vectors of columns that go down the rows together
-PAGE = 4096  # bytes ahead that are prefetched: as far as the hardware's own prefetch goes
 MOST_FLAT = 4  # the same for rows without inner loops, where nothing is shared
 UNCUT, ONE_CORE = 0, -1  # instead of a number of chunks: rows as they are, and all rows on one core
 
@@ -64,7 +63,7 @@ def _ways(nest: Nest) -> Iterator[_Way]:
     if width > 1 and nest.stores:
         marks += [(True, 0)]
     if width > 1 and _exposed(nest):
-        marks += [(False, PAGE)]
+        marks += [(False, cost.PAGE)]
     for lanes in (width, width // 2) if width > 2 else (width,):
         for columns in _columns(nest, width):
             for chunks in _chunks(nest, columns, width):

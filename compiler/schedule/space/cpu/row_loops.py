@@ -23,7 +23,6 @@ from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreA
 
 HELD = 8  # vectors of a row that stay in registers while the indices are the same, as in the pass `held`
 COLUMNS = 128  # columns per core, at least, of rows that are updated in place: 8 cache lines of f32
-PAGE = 4096  # bytes ahead of a load, for data whose hardware prefetch stops at each page
 NEXT_ROW = 8  # the next row is prefetched if it takes at most this part of the second-level cache
 SHORT = 256  # iterations of a loop whose prologue and epilogue cost as much as its vectors
 # Independent accumulators hide the latency of an add or max (4 cycles, two per cycle on current x86). The first is
@@ -136,11 +135,12 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], sweep: int) -> Iterator[Member
         isinstance(n, Op) and n.name in FUNCTIONS and Var(leaf.var) in n.walk() for s in leaf.body for n in s.walk()
     )
     waits = cost.exposed(memory.target, memory.moved, sweep, len(nest.paths), calls)
-    distance = (PAGE if sums else 0) if sweep == 0 else _next_row(nest, path) if waits else 0
+    distance = (cost.PAGE if sums else 0) if sweep == 0 else _next_row(nest, path) if waits else 0
     # The next row is in time for loads. Of what is stored, the hardware has no stream yet when a row's loop begins.
-    owned = bool(stored) and not sums and not waits and cost.exposed_stream(memory.target, memory.moved) > 0
+    stream = cost.exposed_stream(memory.target, memory.moved) if stored and not sums and not waits else 0.0
+    owned = stream > 0
     if owned:
-        waits, distance = cost.exposed_stream(memory.target, memory.moved), PAGE
+        waits, distance = stream, cost.PAGE
     every = [
         (width, even_unroll(extent, width, unroll) if sums else unroll, past, ahead)
         for width in (lanes, lanes // 2)
