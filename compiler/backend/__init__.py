@@ -155,7 +155,7 @@ def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], op
             keep_inference_input_mutations=True,
             decompositions=frontend.decompositions(),
         )
-        return autocast.disable_in_backward(trace, functools.partial(partition, aligned=_is_for_gpu(inputs, options)))
+        return autocast.disable_in_backward(trace, functools.partial(partition, for_gpu=_is_for_gpu(inputs, options)))
 
 
 def _boxed(run: Boxed) -> Boxed:

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
-from compiler.backend import saved_order, saved_rows
+from compiler.backend import saved_images, saved_indices, saved_order, saved_rows
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
@@ -24,9 +24,9 @@ _EQUALITIES = frozenset({_aten.eq, _aten.ne})
 
 
 def partition(
-    joint: GraphModule, inputs: Sequence[Any], *, aligned: bool = False, **options: Any
+    joint: GraphModule, inputs: Sequence[Any], *, for_gpu: bool = False, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """Return the forward and the backward graph; with `aligned`, saved tensors get aligned rows for GPUs.
+    """Return the forward and the backward graph; `for_gpu` lays out saved tensors as kernels of GPUs read them.
 
     Operands of equality comparisons are always saved: recomputed in another kernel, a value may differ in its last bit,
     and the gradient of amax compares elements with the largest one. A log_softmax is not saved. The backward pass
@@ -50,8 +50,10 @@ def partition(
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _describe_random_calls(backward)
     saved_order.make_rows_contiguous(forward, backward, options["num_fwd_outputs"])
-    if aligned:
+    if for_gpu:
+        saved_images.put_channels_innermost(forward, backward, options["num_fwd_outputs"])
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
+    saved_indices.save_narrow_indices(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 

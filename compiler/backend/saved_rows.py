@@ -21,7 +21,7 @@ from compiler.ir.expr import dim, static
 from compiler.ir.tensor import Tensor, aligned_rows
 
 _ALSO_VIEWS = frozenset({torch.ops.aten._unsafe_view})
-_STRIDE_DEPENDENT = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
+STRIDE_DEPENDENT = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
 
 
 def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> None:
@@ -36,7 +36,7 @@ def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> Non
     memory = [memory_of(n) for n in outputs]
     for node in dict.fromkeys(n for n in listed[results:] if isinstance(n, Node)):
         placeholder = placeholders.get(node.name)
-        if placeholder is None or memory.count(memory_of(node)) > 1 or node.op != "call_function" or _is_view(node):
+        if placeholder is None or memory.count(memory_of(node)) > 1 or node.op != "call_function" or is_view(node):
             continue
         strides = _aligned_strides(node.meta["val"])
         if strides is not None and _reads_whole_rows(node) and _reads_whole_rows(placeholder):
@@ -61,8 +61,8 @@ def _reads_whole_rows(node: Node) -> bool:
     """Whether no call depends on the strides of a value or of its views, and the views keep each row whole."""
     row = _row_length(node)
     return all(
-        getattr(user.target, "overloadpacket", None) not in _STRIDE_DEPENDENT
-        and (not _is_view(user) or _row_length(user) == row)
+        getattr(user.target, "overloadpacket", None) not in STRIDE_DEPENDENT
+        and (not is_view(user) or _row_length(user) == row)
         for user, _ in uses(node)
     )
 
@@ -71,7 +71,7 @@ def uses(node: Node) -> Iterator[tuple[Node, Node]]:
     """The calls that read a value or a view of it, each with the node that it reads."""
     for user in node.users:
         yield user, node
-        if _is_view(user):
+        if is_view(user):
             yield from uses(user)
 
 
@@ -82,6 +82,6 @@ def _row_length(node: Node) -> int:
     return next((n for n, step in zip(x.shape, x.stride(), strict=True) if step == 1), 0)
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     """Whether a call only re-indexes its argument and makes no copy in eager."""
     return isinstance(node.target, OpOverload) and (node.target.is_view or node.target.overloadpacket in _ALSO_VIEWS)

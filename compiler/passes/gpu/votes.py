@@ -200,9 +200,15 @@ def _apply_updates(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahe
     there = op("min", number, ring.found - ONE)
     named = k.Declare(update_number.name, cast(Load(ring.array, (ring.at(there),), i32), i64))
     values, places = state.fresh("values"), state.fresh("places")
-    prefetch = k.Call("mlc_prefetch", (), (k.Address(array_of(state, share.update.store.buffer), share.place),))
-    asked = [] if share.update.store.op == "set" else [prefetch]
-    load = [named, k.Store(places, turn, share.place), *asked, *_load_addends(state, share, values, turn, scope)]
+    # Checks of indices keep their order, so that a load behind one waits for it: all loads are asked for before.
+    arrays, indices, place = _load_indices(state, share.place, update_number, turn, ahead)
+    address = k.Address(array_of(state, share.update.store.buffer), Load(places, (turn,), i64))
+    load = [named, *indices, *_load_addends(state, share, values, turn, scope)]
+    check = [
+        *([named] if update_number.name in names(place) else []),
+        k.Store(places, turn, place),
+        *([] if share.update.store.op == "set" else [k.Call("mlc_prefetch", (), (address,))]),
+    ]
     here = Var(state.fresh("here"))
     change = [k.Declare(here.name, Load(places, (turn,), i64)), *_change_elements(state, share, here, values, turn)]
     left = select(last, ring.found, ring.found - const(ahead - 1, i32))
@@ -210,11 +216,30 @@ def _apply_updates(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahe
     body = (
         k.Array(places, i64, ahead, "local", 16),
         k.Array(values, share.update.store.value.dtype, ahead * share.vector, "local", 16),
+        *arrays,
         *_guarded(share, k.unrolled(turn, ahead, *load)),
+        *_guarded(share, k.unrolled(turn, ahead, *check)),
         *_guarded(share, k.unrolled(turn, ahead, changes)),
         k.Assign(ring.made.name, cast(first + ahead, i32)),
     )
     return k.For(first.name, cast(ring.made, i64), cast(left, i64), ahead, body, "rolled")
+
+
+def _load_indices(state: Emission, place: Expr, number: Var, turn: Var, ahead: int) -> tuple[Body, Body, Expr]:
+    """Load what the place of an update depends on into arrays; returns these, the stores, and the place in their terms.
+
+    The loads are those whose own place is computed from the number of the update.
+    """
+    arrays: Body = []
+    stores: Body = []
+    table: dict[Expr, Expr] = {}
+    for n in dict.fromkeys(n for n in place.walk() if isinstance(n, Load) and number.name in names(n)):
+        if not any(isinstance(x, Load) for i in n.index for x in i.walk()):
+            array = state.fresh(f"{n.buffer}_asked")
+            arrays.append(k.Array(array, n.dtype, ahead, "local", 16))
+            stores.append(k.Store(array, turn, n))
+            table[n] = Load(array, (turn,), n.dtype)
+    return arrays, stores, substitute(place, table)
 
 
 def _load_addends(state: Emission, share: _Share, values: str, turn: Var, scope: Scope) -> Body:

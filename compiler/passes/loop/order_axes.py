@@ -125,7 +125,11 @@ def _votes(kernel: Kernel, name: str, temps: Collection[str] = ()) -> Iterator[i
             yield KEEP_LAYOUT
         elif read.slides:
             yield from over if len(over) == 1 else _axes_of_filter(kernel, load, read)
-        elif len(over) == 1 and len(read.plain) == len(load.index) and _is_reduced_alone(kernel, name, reduced, temps):
+        elif (
+            len(over) == 1
+            and len(read.plain) == len(load.index)
+            and _prefers_rows(kernel, name, over[0], reduced, temps)
+        ):
             yield over[0]
 
 
@@ -160,10 +164,15 @@ def _axes_of_filter(kernel: Kernel, load: Load, read: _LoadPattern) -> Iterator[
     yield from (d for d, v in read.plain.items() if any(v in names(i) for n in others for i in n.index))
 
 
-def _is_reduced_alone(kernel: Kernel, name: str, reduced: set[str], temps: Collection[str]) -> bool:
-    """Whether no other temporary of similar size is reduced along with it, as in a matmul of two."""
+def _prefers_rows(kernel: Kernel, name: str, axis: int, reduced: set[str], temps: Collection[str]) -> bool:
+    """Whether a kernel that reduces a temporary over an axis is faster if that is the innermost one.
+
+    A mere sum is as fast whichever axis is innermost. It is one if the kernel neither multiplies with a row nor reads
+    the axis again, as a norm does. In a matmul of two temporaries of similar size, the other may prefer another order.
+    """
     together = {n.buffer for n in _loads(kernel) if any(names(i) & reduced for i in n.index)}
-    return together & set(temps) <= {name} | _much_smaller_buffers(kernel, name)
+    is_mere_sum = together == {name} and all(names(n.index[axis]) & reduced for n in _loads(kernel, name))
+    return not is_mere_sum and together & set(temps) <= {name} | _much_smaller_buffers(kernel, name)
 
 
 def _much_smaller_buffers(kernel: Kernel, name: str) -> set[str]:

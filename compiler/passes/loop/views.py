@@ -1,9 +1,9 @@
 """Give each kernel a view of a buffer whose axes match the kernel's indices, in the same memory (Loop IR to Loop IR).
 
 Flattened or split rows are one axis to one kernel and two to another. `x[i // 197, i % 197, r]` is `x[i, r]` if the
-first two axes are viewed as one. In `x[i * 197 + k, r]`, viewing each batch `i` as an axis gives its rows an end. Tiles
-of such views are boxes, which one copy transfers. If axes that readers view as one are not adjacent, as with heads, the
-temporary is laid out with them adjacent.
+first two axes are viewed as one, in the order in which they lie in memory. In `x[i * 197 + k, r]`, viewing each batch
+`i` as an axis gives its rows an end. Tiles of such views are boxes, which one copy transfers. If axes that readers view
+as one are not adjacent, as with heads, the temporary is laid out with them adjacent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def views(program: Program) -> Program:
 def _view_buffers(kernel: Kernel) -> Kernel:
     ranges, batches = loop_ranges(within(kernel.body, loop.For)), _batch_variables(kernel)
     for p in kernel.params:
-        t = p
+        kernel, t = _order_by_strides(kernel, p, ranges)
         while (viewed := _merge_axes(kernel, t, ranges) or _split_axis(kernel, t, ranges, batches)) is not None:
             kernel, t = viewed
     return kernel
@@ -71,6 +71,27 @@ def _with_view(kernel: Kernel, t: Tensor, view: Tensor, change: Change) -> tuple
 def _count_divisions(indices: Iterable[Expr]) -> int:
     """The number of quotients and remainders in indices."""
     return sum(isinstance(n, Op) and n.name in ("floordiv", "mod") for e in indices for n in e.walk())
+
+
+# ---- axes as they lie in memory
+
+
+def _order_by_strides(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor]:
+    """The kernel with the axes of a buffer in the order of their strides, if fewer quotients and remainders are left.
+
+    A buffer that is laid out otherwise than its axes are listed, such as heads beside their features, is merged so.
+    """
+    if not all(isinstance(n, Const) and n.value for n in t.strides):
+        return kernel, t
+    order = tuple(sorted(range(len(t.shape)), key=lambda d: -static(t.strides[d])))
+    indices = _indices(kernel, t.name)
+    if order == tuple(range(len(order))) or not _count_divisions(e for i in indices for e in i):
+        return kernel, t
+    ordered = t.replace(**{k: tuple(getattr(t, k)[d] for d in order) for k in ("shape", "strides")})
+    permuted = [tuple(i[d] for d in order) for i in indices]
+    if _remaining_divisions(ordered, permuted, ranges) >= _remaining_divisions(t, indices, ranges):
+        return kernel, t
+    return _with_view(kernel, t, ordered, lambda i: tuple(i[d] for d in order))
 
 
 # ---- two axes as one
@@ -165,8 +186,7 @@ def _remaining_divisions(t: Tensor, indices: list[Index], ranges: Ranges) -> int
         if merged is None:
             d += 1
             continue
-        shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
-        t, indices, d = t.replace(shape=shape, strides=row_major(shape)), merged, 0
+        t, indices, d = joined(t, d), merged, 0
     return _count_divisions(e for i in indices for e in i)
 
 

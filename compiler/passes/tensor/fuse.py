@@ -42,7 +42,7 @@ from compiler.ir.tensor import (
 )
 from compiler.passes.tensor.compose import injective, is_view, readers_of
 from compiler.passes.tensor.contractions import count, is_concatenation, is_contraction, is_long
-from compiler.passes.tensor.neighbours import axes_of_neighbours
+from compiler.passes.tensor.neighbours import Neighbours
 
 # The cost of an operation, in fused multiply-adds of a vector lane (rough, for CPUs and GPUs alike).
 _EXPENSIVE = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "gcd": 100}
@@ -57,9 +57,11 @@ WORTH_KEEPING = 8
 # rows are so short that one block of a GPU finishes sooner than another kernel would start.
 FEW_ROWS, SHORT_ROW = 4, 1 << 13
 # On a GPU, rows of at least LONG_ROW elements are not fused into one kernel that sweeps over each several times, if
-# there are at most half as many rows as multiprocessors: a single block reads some 50 GB/s of an H200's 4,800.
-LONG_ROW = 1 << 16
-COLUMNS = 32  # rows adjacent in memory that a block reads together, as whole cache lines
+# there are at most half as many rows as multiprocessors: a single block reads some 50 GB/s of an H200's 4,800. Rows
+# adjacent in memory are read COLUMNS at a time, as whole cache lines; then LONG_COLUMNS are the elements of all of them
+# (batch norms of 512 x 32 x 7 x 7, backward: 23 us in one kernel of 16 blocks).
+LONG_ROW, LONG_COLUMNS = 1 << 16, 1 << 15
+COLUMNS = 32
 # The text of a kernel grows with the square of its reductions, and the time to form it with the square of its
 # equations: 25 consecutive softmaxes in one kernel took half a megabyte and minutes.
 MOST_SWEEPS = 8
@@ -182,7 +184,10 @@ def fuse(program: Program, cores: int = 1) -> Program:
     bytes_of = {t.name: count(t.shape) * t.dtype.bytes for t in program.inputs}
     bytes_of |= {e.name: count(a.extent for a in e.axes) * e.dtype.bytes for e in every}
     inputs = {t.name: t for t in program.inputs}
-    groups = _Groups({}, {}, readers_of(every), {t.name for t in program.outputs}, cores, inputs, bytes_of)
+    results = {t.name for t in program.outputs}
+    laid_out = {t.name: t for t in (*program.inputs, *program.outputs)}
+    neighbours = Neighbours(laid_out, {e.name: e for e in every}, known_only=True)
+    groups = _Groups({}, {}, readers_of(every), results, cores, inputs, bytes_of, neighbours)
     for k, e in enumerate(every):
         groups.members[k] = [e]
         groups.owner[e.name] = k
@@ -208,6 +213,7 @@ class _Groups:
     cores: int
     inputs: dict[str, Tensor]
     bytes_of: dict[str, float]  # inputs and equations
+    neighbours: Neighbours  # as far as inputs and results tell
 
 
 def _merge_once(groups: _Groups, newest: int) -> bool:
@@ -267,7 +273,7 @@ def _is_legal(members: list[Equation], groups: _Groups) -> bool:
     if len(sweeps) + has_epilogue > 1 and 2 * count(a.extent for a in found.rows) <= COLUMNS * groups.cores:
         adjacent = _count_adjacent_rows(sweeps, members, groups)
         few = 2 * count(a.extent for a in found.rows) <= adjacent * groups.cores
-        if few and adjacent * _longest_row(sweeps) >= LONG_ROW:
+        if few and adjacent * _longest_row(sweeps) >= (LONG_ROW if adjacent == 1 else LONG_COLUMNS):
             return False
     return _avoids_recomputation(members, found, stored)
 
@@ -297,12 +303,17 @@ def _longest_row(sweeps: Sequence[Equation]) -> float:
 
 
 def _count_adjacent_rows(sweeps: Sequence[Equation], members: Sequence[Equation], groups: _Groups) -> float:
-    """The number of rows that a block reads together because they are adjacent in memory; 1 for contiguous rows."""
-    longest = max(sweeps, key=lambda e: _longest_row([e]))
-    contiguous = axes_of_neighbours(longest, groups.inputs, {e.name: e for e in members})
-    if any(a.name in contiguous for a in getattr(longest, "over", ())):
+    """The number of rows that a block reads together because they are adjacent in memory; 1 for contiguous rows.
+
+    Inputs and results of the program decide, as temporaries computed from them or read beside them are laid out like
+    them. Without any, temporaries are taken as row-major.
+    """
+    longest = [e for e in sweeps if _longest_row([e]) == _longest_row(sweeps)]
+    row_major = Neighbours(groups.inputs, {e.name: e for e in members})
+    contiguous = set().union(*map(groups.neighbours.axes, longest)) or set().union(*map(row_major.axes, longest))
+    if any(a.name in contiguous for e in longest for a in getattr(e, "over", ())):
         return 1
-    return min(COLUMNS, count(a.extent for a in longest.axes if a.name in contiguous))
+    return min(COLUMNS, count(a.extent for a in longest[0].axes if a.name in contiguous))
 
 
 def _is_load_of(x: Expr, e: Equation) -> bool:

@@ -6,10 +6,11 @@ batch) are unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.dtype import i64
+from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Const, Expr, cast, const, identity, op, select, static
 from compiler.ir.expr import both as all_of
 from compiler.ir.index import simplify
@@ -17,6 +18,7 @@ from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape,
 from compiler.passes.torch_to_tensor.positions import flat_index, in_bounds, is_empty, ranges
 
 Sizes = int | Sequence[int]
+MOST_PLACES = 1 << 30  # that are numbered by 32 bits
 
 
 @dataclass(frozen=True)
@@ -117,16 +119,18 @@ def maxima_with_indices(b: Builder, x: Value, windows: Windows, count: int) -> t
     """The maxima and their row-major spatial indices: the first of equal elements, the last of NaNs."""
     neutral = identity("max", x.compute)
     best = windows.reduce(b, "max", lambda at, index: x.at(index), neutral, "max")
+    places = x.shape[-count:]
+    kind = i32 if all(isinstance(n, Const) for n in places) and math.prod(map(static, places)) <= MOST_PLACES else i64
 
     def position_of(at: Index, index: Index) -> Expr:
         x_here = x.rounded_at(index)  # rounding decides which elements are equal
-        position = flat_index(index[-count:], x.shape[-count:])
+        position = cast(flat_index(index[-count:], places), kind)
         candidate = op("where", op("eq", x_here, rounded(best.at(at), x.dtype)), position, no_position)
         return op("where", op("isnan", x_here), -1 - position, candidate) if x.dtype.is_float else candidate
 
-    no_position = identity("min", i64)
+    no_position = identity("min", kind)
     first = windows.reduce(b, "min", position_of, no_position, "place")
-    index = b.map(first.shape, lambda at: op("max", first.at(at), -1 - first.at(at)), "index")
+    index = b.map(first.shape, lambda at: cast(op("max", first.at(at), -1 - first.at(at)), i64), "index")
     return best, index
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from compiler import backend
 from compiler.backend import FallbackWarning
+from compiler.backend.options import CompiledRegion
 from compiler.execution.executable import Executable
 
 
@@ -33,3 +35,23 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
 
     monkeypatch.setattr(backend, "_build", kept)
     return found
+
+
+@pytest.fixture
+def saved_for_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[CompiledRegion]]:
+    """The programs of graphs whose saved tensors are laid out as for a GPU, at every stage: none comes from a cache."""
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
+    torch.compiler.reset()
+    made: list[CompiledRegion] = []
+    program = backend._compile_program
+
+    def heard(*args: object) -> object:
+        report = args[-1]
+        found = program(*args)  # type: ignore[arg-type]
+        made.extend(report.regions)  # type: ignore[attr-defined]
+        return found
+
+    monkeypatch.setattr(backend, "_is_for_gpu", lambda inputs, options: True)
+    monkeypatch.setattr(backend, "_compile_program", heard)
+    yield made
+    torch.compiler.reset()

@@ -2,71 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compiler import backend
 from compiler.backend.options import CompiledRegion
 from compiler.ir.expr import static
-from compiler.ir.tensor import Tensor as Buffer
+from compiler.tests.backend.saved_tensors import buffers, gradients
 
 WORDS = 131
-
-
-@pytest.fixture
-def rows_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[CompiledRegion]]:
-    """The programs of graphs whose saved tensors are laid out as for a GPU, at every stage: none comes from a cache."""
-    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
-    torch.compiler.reset()
-    made: list[CompiledRegion] = []
-    program = backend._compile_program
-
-    def heard(*args: object) -> object:
-        report = args[-1]
-        found = program(*args)  # type: ignore[arg-type]
-        made.extend(report.regions)  # type: ignore[attr-defined]
-        return found
-
-    monkeypatch.setattr(backend, "_is_for_gpu", lambda inputs, options: True)
-    monkeypatch.setattr(backend, "_compile_program", heard)
-    yield made
-    torch.compiler.reset()
 
 
 def scores(x: Tensor, w: Tensor, wanted: Tensor) -> Tensor:
     return F.cross_entropy((x @ w).float(), wanted)
 
 
-def gradients(f: object, *inputs: Tensor) -> tuple[Tensor, ...]:
-    own = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    loss = f(*own)  # type: ignore[operator]
-    loss.backward()
-    return (loss.detach(), *(x.grad for x in own if x.grad is not None))
-
-
-def buffers(found: CompiledRegion) -> list[Buffer]:
-    program = found.code.stages["loop"]
-    return [*program.inputs, *program.outputs]
-
-
-def test_rows_of_what_is_saved_are_apart(rows_apart: list[CompiledRegion]) -> None:
+def test_rows_of_what_is_saved_are_apart(saved_for_gpu: list[CompiledRegion]) -> None:
     x, w, wanted = torch.randn(8, 16).bfloat16(), torch.randn(16, WORDS).bfloat16(), torch.randint(0, WORDS, (8,))
     compiled = torch.compile(scores, backend="mlcomp", options={"fallback": "error"})
     ours, theirs = gradients(compiled, x, w, wanted), gradients(scores, x, w, wanted)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.float(), b.float(), atol=0.02, rtol=0.02)
-    forward, backward = rows_apart
+    forward, backward = saved_for_gpu
     for found in (forward, backward):
         strides = [tuple(map(static, t.strides)) for t in buffers(found) if len(t.shape) == 2 and t.dtype.bytes == 2]
         assert (136, 1) in strides, strides
 
 
-def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[CompiledRegion]) -> None:
+def test_what_a_caller_gets_has_its_own_strides(saved_for_gpu: list[CompiledRegion]) -> None:
     def both(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).relu() * (x @ w)
 
@@ -80,7 +43,7 @@ def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[CompiledRegion]
     )
 
 
-def test_rows_that_are_flattened_stay_dense(rows_apart: list[CompiledRegion]) -> None:
+def test_rows_that_are_flattened_stay_dense(saved_for_gpu: list[CompiledRegion]) -> None:
     def flat(x: Tensor, w: Tensor) -> Tensor:
         y = (x @ w).sin()
         return (y.flatten().cumsum(0) * y.flatten()).sum()
