@@ -90,8 +90,8 @@ def find_wide_accesses(
     """The wide accesses of a body that runs for `lane` = 0 .. vector - 1.
 
     Only accesses executed by all lanes or by none count, to buffers that the body either reads or writes, each place
-    once. `place` lowers the index of an element to a flat one, `value` lowers a condition, both to Kernel IR. The
-    vector must be a power of two, as instructions are.
+    once, or whose elements it replaces. `place` lowers the index of an element to a flat one, `value` lowers a
+    condition, both to Kernel IR. The vector must be a power of two, as instructions are.
     """
     if vector & (vector - 1):
         return Neighbours({}, {}, {})
@@ -100,14 +100,26 @@ def find_wide_accesses(
     known = _Body(body, scope, lane, vector, place, value, frozenset(bound))
     written = Counter(s.buffer for s in within(body, Store))
     read = {n.buffer for n in nodes if isinstance(n, Load)}
+    replaced = {b for b in read & written.keys() if written[b] == 1 and _is_replaced(body, b)}
     stores = {
         (s.buffer, found[0]): found[1]
         for s in body
-        if isinstance(s, Store) and s.op == "set" and s.buffer not in read and written[s.buffer] == 1
+        if isinstance(s, Store) and s.op == "set" and s.buffer not in read - replaced and written[s.buffer] == 1
         and (found := known.wide(s.buffer, s.index))
     }  # fmt: skip
-    loads, guards = _wide_loads(known, written.keys())
+    loads, guards = _wide_loads(known, written.keys() - replaced)
     return Neighbours(loads, stores, guards)
+
+
+def _is_replaced(body: tuple[Stmt, ...], buffer: str) -> bool:
+    """Whether a body loads an element of a buffer only up to the statement that stores to it, and only that element."""
+    for n, s in enumerate(body):
+        if isinstance(s, Store) and s.buffer == buffer:
+            loaded = [
+                (k, x) for k, t in enumerate(body) for x in t.walk() if isinstance(x, Load) and x.buffer == buffer
+            ]
+            return s.op == "set" and all(k <= n and x.index == s.index for k, x in loaded)
+    return False
 
 
 def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], dict[Element, Expr]]:

@@ -1,7 +1,8 @@
 """Write an output in the memory of an input that it may overwrite.
 
 A scatter whose base is that input then needs no copy of it: only its updates are stored. This is done if no kernel
-reads the input after the one that starts the output; otherwise the output keeps its own memory.
+reads the input after the one that starts the output; otherwise the output keeps its own memory. That kernel itself may
+read it in a program without checks if it reads each element just where it replaces it, as an optimizer's step does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 
 from compiler.analysis.nests import perfect
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Var, dim, static
+from compiler.ir.expr import Const, Load, Op, Var, dim, static
 from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
@@ -37,12 +38,34 @@ def _place_output(program: Program, name: str, place: Tensor) -> Program | None:
         first, match_axes = writers[1], lambda old, place: _axes_of_copy(writers[0])
     old = next(p for p in first.params if p.name == name)
     later = program.kernels[program.kernels.index(first) :]
-    if any(place in k.params for k in later) or old.dtype is not place.dtype:
+    if any(place in k.params for k in later[1:]) or old.dtype is not place.dtype:
+        return None
+    if place in first.params and (
+        len(writers) != 1 or _has_checks(program) or not _replaces_elements(first, name, place.name)
+    ):
         return None
     if not _has_disjoint_elements(place) or not _has_aligned_row_ends(place):
         return None
     axes = match_axes(old, place)
     return _store_in(program, name, place, axes) if axes is not None else None
+
+
+def _has_checks(program: Program) -> bool:
+    """Whether a call may fail, which should leave its arguments as they were."""
+    nodes = (n for k in program.kernels for s in k.body for n in s.walk())
+    return any(isinstance(n, Op) and n.name == "require" for n in nodes)
+
+
+def _replaces_elements(kernel: Kernel, name: str, place: str) -> bool:
+    """Whether a kernel loads an element of `place` only in the iteration that stores that of `name`, and before."""
+    loops, body = perfect(loop.For, kernel.body)
+    stores = [(n, s) for n, s in enumerate(body) if isinstance(s, Store) and s.buffer == name and s.op == "set"]
+    if len(stores) != 1 or sum(isinstance(x, Store) and x.buffer == name for s in body for x in s.walk()) != 1:
+        return False
+    ((last, store),) = stores
+    loads = {(n, x.index) for n, s in enumerate(body) for x in s.walk() if isinstance(x, Load) and x.buffer == place}
+    is_own = {Var(f.var) for f in loops} <= set(store.index)
+    return is_own and all(n <= last and index == store.index for n, index in loads)
 
 
 def _store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
@@ -58,7 +81,7 @@ def _store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...])
 
     def changed(k: Kernel) -> Kernel:
         return k.replace(
-            params=tuple(place if p.name == name else p for p in k.params),
+            params=tuple(place if p.name == name else p for p in k.params if p.name != place.name),
             writes=tuple(place.name if w == name else w for w in k.writes),
             body=accesses(k.body, rule),
         )
