@@ -23,6 +23,7 @@ _ROW_REDUCTIONS = frozenset({
     _aten._fused_rms_norm_backward.default,
 })  # fmt: skip
 _AXIS_REDUCTIONS = frozenset({_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default})
+MOST_CALLS = 3  # elementwise ones between a saved tensor and a reduction
 _STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default})
 
 
@@ -61,11 +62,17 @@ def _is_transposed(node: Node) -> bool:
     return all(step == math.prod(n for _, n in steps[:k]) for k, (step, _) in enumerate(steps))
 
 
-def _reduces_rows(user: Node, x: Node) -> bool:
-    value = x.meta["val"]
+def _reduces_rows(user: Node, x: Node, depth: int = MOST_CALLS) -> bool:
+    """Whether a call, or one that reads what it computes elementwise, reduces over the last axis of a value."""
+    value, made = x.meta["val"], user.meta.get("val")
     if user.target in _ROW_REDUCTIONS:
         return True
-    return user.target in _AXIS_REDUCTIONS and value.dim() - 1 in {a % value.dim() for a in user.args if type(a) is int}
+    if user.target in _AXIS_REDUCTIONS:
+        return value.dim() - 1 in {a % value.dim() for a in user.args if type(a) is int}
+    is_elementwise = user.target is _aten._to_copy.default or torch.Tag.pointwise in getattr(user.target, "tags", ())
+    if not depth or not is_elementwise or not isinstance(made, Tensor) or made.shape != value.shape:
+        return False
+    return any(_reduces_rows(n, read, depth - 1) for n, read in uses(user))
 
 
 def _row_major_copy(node: Node, before: Node) -> Node:

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from compiler.analysis import kernel_names
-from compiler.analysis.nests import wrap
+from compiler.analysis.nests import perfect, wrap
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, names, product, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Var, const, names, product, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
-from compiler.passes.loop.align_rows import is_used_in_own_shape, replace_temporaries, users_by_name
+from compiler.passes.loop.align_rows import replace_temporaries, users_by_name
 
 RANK = 3  # axes of an image with channels, or of a batch of signals with channels
 KEEP_LAYOUT = -1  # the vote for leaving a temporary as it is
@@ -90,8 +91,22 @@ def _read_copy(k: Kernel, t: Tensor, copy: Tensor) -> Kernel:
 
 
 def _can_change_layout(users: Sequence[Kernel], t: Tensor) -> bool:
-    plain = len(t.shape) >= RANK and is_static(t) and t.strides == row_major(t.shape)
-    return plain and t.dtype.is_float and is_used_in_own_shape(users, t)
+    plain = len(t.shape) >= RANK and is_static(t) and t.strides == row_major(t.shape) and t.dtype.is_float
+    if not plain or any(p != t for k in users for p in k.params if p.name == t.name):
+        return False
+    accesses = (
+        n for k in users for s in k.body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == t.name
+    )
+    pairs = {(*pair, extent) for n in accesses for pair, extent in zip(pairwise(n.index), t.shape[1:], strict=True)}
+    return not any(_is_flat_row(*pair) for pair in pairs)
+
+
+def _is_flat_row(first: Expr, second: Expr, extent: Expr) -> bool:
+    """Whether two indices are quotient and remainder: then a reader sees both axes as one, and they have to stay so."""
+    match first, second:
+        case Op("floordiv", (dividend, n)), Op("mod", (other, m)):
+            return dividend is other and n is m is extent
+    return False
 
 
 def _with_innermost(t: Tensor, axis: int) -> Tensor:
@@ -196,9 +211,24 @@ def _axes_from_sources(kernel: Kernel, tensors: Mapping[str, Tensor], undecided:
         t = tensors.get(n.buffer)
         if t is not None and len(t.shape) >= RANK and t.strides[-1] is not const(1):
             contiguous |= {i for i, step in zip(n.index, t.strides, strict=True) if step is const(1)}
+    rows, inside = _row_loops(kernel)
     for s in within(kernel.body, Store):
         if s.buffer in undecided:
-            yield from ((s.buffer, d) for d, i in enumerate(s.index) if i in contiguous and names(i) <= loops)
+            own = loops - rows if _uses(s, inside) else loops
+            yield from ((s.buffer, d) for d, i in enumerate(s.index) if i in contiguous and names(i) <= own)
+
+
+def _row_loops(kernel: Kernel) -> tuple[set[str], set[str]]:
+    """The variables of loops over rows, and of parallel loops along a row, whose iterations are lanes of a vector.
+
+    A temporary that is accessed along a row has to have that axis innermost.
+    """
+    nest, body = perfect(loop.For, kernel.body)
+    return {f.var for f in nest}, {f.var for f in within(body, loop.For) if f.kind == "parallel"}
+
+
+def _uses(access: Load | Store, variables: set[str]) -> bool:
+    return any(names(i) & variables for i in access.index)
 
 
 def _innermost_indices(kernel: Kernel, made: Mapping[str, Tensor]) -> set[Expr]:
@@ -209,10 +239,11 @@ def _innermost_indices(kernel: Kernel, made: Mapping[str, Tensor]) -> set[Expr]:
 
 def _axes_from_results(kernel: Kernel, wanted: Mapping[str, Tensor], undecided: set[str]) -> Iterator[tuple[str, int]]:
     """Temporaries in `undecided` that a kernel reads elementwise along the contiguous loop of a result in `wanted`."""
-    contiguous = _innermost_indices(kernel, wanted)
+    contiguous, (rows, inside) = _innermost_indices(kernel, wanted), _row_loops(kernel)
     for n in _loads(kernel):
         if n.buffer in undecided and n.buffer not in kernel.writes:
-            yield from ((n.buffer, d) for d, i in enumerate(n.index) if i in contiguous and isinstance(i, Var))
+            own = {i for i in contiguous if isinstance(i, Var) and not (i.name in rows and _uses(n, inside))}
+            yield from ((n.buffer, d) for d, i in enumerate(n.index) if i in own)
 
 
 def _loads(kernel: Kernel, name: str = "") -> Iterator[Load]:

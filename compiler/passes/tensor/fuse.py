@@ -60,7 +60,7 @@ FEW_ROWS, SHORT_ROW = 4, 1 << 13
 # there are at most half as many rows as multiprocessors: a single block reads some 50 GB/s of an H200's 4,800. Rows
 # adjacent in memory are read COLUMNS at a time, as whole cache lines; then LONG_COLUMNS are the elements of all of them
 # (batch norms of 512 x 32 x 7 x 7, backward: 23 us in one kernel of 16 blocks).
-LONG_ROW, LONG_COLUMNS = 1 << 16, 1 << 15
+LONG_ROW, LONG_COLUMNS = 1 << 16, 3 << 14
 COLUMNS = 32
 # The text of a kernel grows with the square of its reductions, and the time to form it with the square of its
 # equations: 25 consecutive softmaxes in one kernel took half a megabyte and minutes.
