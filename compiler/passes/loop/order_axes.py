@@ -182,11 +182,12 @@ def _axes_of_filter(kernel: Kernel, load: Load, read: _LoadPattern) -> Iterator[
 def _prefers_rows(kernel: Kernel, name: str, axis: int, reduced: set[str], temps: Collection[str]) -> bool:
     """Whether a kernel that reduces a temporary over an axis is faster if that is the innermost one.
 
-    A mere sum is as fast whichever axis is innermost. It is one if the kernel neither multiplies with a row nor reads
-    the axis again, as a norm does. In a matmul of two temporaries of similar size, the other may prefer another order.
+    A mere sum is as fast whichever axis is innermost. It is one if the kernel neither multiplies with a row nor goes
+    along it again, as a norm does. In a matmul of two temporaries of similar size, the other may prefer another order.
     """
     together = {n.buffer for n in _loads(kernel) if any(names(i) & reduced for i in n.index)}
-    is_mere_sum = together == {name} and all(names(n.index[axis]) & reduced for n in _loads(kernel, name))
+    along = {v for n in _loads(kernel, name) for v in names(n.index[axis])}
+    is_mere_sum = together == {name} and len(along) == 1 and along <= reduced
     return not is_mere_sum and together & set(temps) <= {name} | _much_smaller_buffers(kernel, name)
 
 

@@ -270,10 +270,13 @@ def _is_legal(members: list[Equation], groups: _Groups) -> bool:
         and not (groups.cores > 1 and _has_short_rows(members, sweeps, found.rows))
     ):
         return False
-    if len(sweeps) + has_epilogue > 1 and 2 * count(a.extent for a in found.rows) <= COLUMNS * groups.cores:
+    row_count = count(a.extent for a in found.rows)
+    if len(sweeps) + has_epilogue > 1 and 2 * row_count <= COLUMNS * groups.cores:
         adjacent = _count_adjacent_rows(sweeps, members, groups)
-        few = 2 * count(a.extent for a in found.rows) <= adjacent * groups.cores
-        if few and adjacent * _longest_row(sweeps) >= (LONG_ROW if adjacent == 1 else LONG_COLUMNS):
+        length = max(_longest_row(sweeps), *(count(a.extent for a in e.axes) / max(1, row_count) for e in members))
+        if 2 * row_count <= adjacent * groups.cores and adjacent * length >= (
+            LONG_ROW if adjacent == 1 else LONG_COLUMNS
+        ):
             return False
     return _avoids_recomputation(members, found, stored)
 
