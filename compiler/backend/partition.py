@@ -53,7 +53,7 @@ def partition(
     if for_gpu:
         saved_images.put_channels_innermost(forward, backward, options["num_fwd_outputs"])
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
-    saved_indices.save_narrow_indices(forward, backward, options["num_fwd_outputs"])
+        saved_indices.save_narrow_indices(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 

@@ -1,4 +1,4 @@
-"""Save indices for the backward graph in as few bits as they need: those of a pool are 8 bytes for 2 of a maximum."""
+"""Save indices for the backward graph in as few bits as they need, on GPUs: a pool has 8 bytes for 2 of a maximum."""
 
 from __future__ import annotations
 

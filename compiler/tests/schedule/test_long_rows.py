@@ -54,6 +54,32 @@ def test_channels_within_pixels_are_columns() -> None:
         assert len(blocks((32, 256, 28, 28), nvidia.SM_90A, order)) == kernels
 
 
+def kernels(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[str]:
+    program = frontend.capture(function, [*inputs]).program
+    return [k.name for k in pipeline.lower(program, nvidia.SM_90A, until="loop").stages["loop"].kernels]
+
+
+def test_temporaries_lie_like_the_inputs_beside_them() -> None:
+    """The gradient of a batch norm: what it multiplies with images is made by a convolution, and will lie like these."""
+
+    def gradient(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made = F.conv2d(g, w)
+        return made - (made * x).sum((0, 2, 3), keepdim=True)
+
+    g, w = torch.empty(32, 64, 28, 28), torch.empty(128, 64, 1, 1)
+    for order, count in ((torch.channels_last, 3), (torch.contiguous_format, 2)):
+        x = torch.empty((32, 128, 28, 28), memory_format=order)
+        assert len(kernels(gradient, x, g, w)) == count, order
+
+
+def test_few_long_rows_are_no_epilogue_of_short_sums() -> None:
+    def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y * x.sum(1, keepdim=True)
+
+    assert len(kernels(scaled, torch.empty(8, 64), torch.empty(8, 1 << 18))) == 2
+    assert len(kernels(scaled, torch.empty(8, 64), torch.empty(8, 1 << 12))) == 1
+
+
 def test_where_rows_are_short_or_cores_are_few_they_are_read_once() -> None:
     assert len(blocks((1024, 32), nvidia.SM_90A)) == 1
     assert len(blocks((204800, 32), cpu.AVX2)) == 1
