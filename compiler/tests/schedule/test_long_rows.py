@@ -60,7 +60,7 @@ def kernels(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> lis
 
 
 def test_temporaries_lie_like_the_inputs_beside_them() -> None:
-    """The gradient of a batch norm: what it multiplies with images is made by a convolution, and will lie like these."""
+    """The gradient of a batch norm: a convolution makes what it multiplies with images, which will lie like these."""
 
     def gradient(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         made = F.conv2d(g, w)
