@@ -21,8 +21,11 @@ from compiler.passes.loop.in_place import in_place
 from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest
 
 
-def tensor_to_loop(program: TensorProgram) -> Program:
-    """Return one kernel per group. A scatter becomes two, its base and its updates, unless it is done in place."""
+def tensor_to_loop(program: TensorProgram, checks_report_later: bool = False) -> Program:
+    """Return one kernel per group. A scatter becomes two, its base and its updates, unless it is done in place.
+
+    `checks_report_later` says that checks of data do not stop a call, as on a GPU (see `in_place`).
+    """
     results = {t.name: t for t in program.outputs}
     tensors = {t.name: t for t in program.inputs} | results
     temps: list[Tensor] = []
@@ -40,7 +43,8 @@ def tensor_to_loop(program: TensorProgram) -> Program:
                 tensors[e.name] = temps[-1]
         kernels += builder.kernels(tensors)
     made = Program(program.name, program.inputs, program.outputs, tuple(temps), tuple(kernels), program.sizes)
-    return in_place(made, {t.name: x for t, x in zip(program.outputs, program.into, strict=False) if x})
+    into = {t.name: x for t, x in zip(program.outputs, program.into, strict=False) if x}
+    return in_place(made, into, checks_report_later)
 
 
 @dataclass

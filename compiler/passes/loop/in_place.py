@@ -2,7 +2,8 @@
 
 A scatter whose base is that input then needs no copy of it: only its updates are stored. This is done if no kernel
 reads the input after the one that starts the output; otherwise the output keeps its own memory. That kernel itself may
-read it in a program without checks if it reads each element just where it replaces it, as an optimizer's step does.
+read it if it reads each element just where it replaces it, as an optimizer's step does, unless a check of data may stop
+the program: then its arguments stay as they were.
 """
 
 from __future__ import annotations
@@ -17,21 +18,25 @@ from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
 
 
-def in_place(program: Program, into: Mapping[str, str]) -> Program:
+def in_place(program: Program, into: Mapping[str, str], checks_report_later: bool = False) -> Program:
     """Return the program with each output named in `into` written in the memory of its input, if possible."""
     inputs = {t.name: t for t in program.inputs}
+    replaces = checks_report_later or not _has_checks(program)
     for name, place in into.items():
-        program = _place_output(program, name, inputs[place]) or program
+        program = _place_output(program, name, inputs[place], replaces) or program
     return program
 
 
-def _place_output(program: Program, name: str, place: Tensor) -> Program | None:
-    """The program with the tensor `name` in the memory of `place`; None if that is not possible."""
+def _place_output(program: Program, name: str, place: Tensor, replaces: bool) -> Program | None:
+    """The program with the tensor `name` in the memory of `place`; None if that is not possible.
+
+    `replaces` allows a kernel that replaces elements of `place` that it reads.
+    """
     writers = [k for k in program.kernels if name in k.writes]
     source = _copied_buffer(writers[0]) if len(writers) == 2 else None
     if source in {t.name for t in program.temps}:
-        placed = _place_output(program, str(source), place)
-        return _place_output(placed, name, place) if placed is not None else None
+        placed = _place_output(program, str(source), place, replaces)
+        return _place_output(placed, name, place, replaces) if placed is not None else None
     first, match_axes = writers[0], _same_axes
     if source == place.name:
         program = program.replace(kernels=tuple(k for k in program.kernels if k is not writers[0]))
@@ -40,9 +45,7 @@ def _place_output(program: Program, name: str, place: Tensor) -> Program | None:
     later = program.kernels[program.kernels.index(first) :]
     if any(place in k.params for k in later[1:]) or old.dtype is not place.dtype:
         return None
-    if place in first.params and (
-        len(writers) != 1 or _has_checks(program) or not _replaces_elements(first, name, place.name)
-    ):
+    if place in first.params and (len(writers) != 1 or not replaces or not _replaces_elements(first, name, place.name)):
         return None
     if not _has_disjoint_elements(place) or not _has_aligned_row_ends(place):
         return None
@@ -51,7 +54,7 @@ def _place_output(program: Program, name: str, place: Tensor) -> Program | None:
 
 
 def _has_checks(program: Program) -> bool:
-    """Whether a call may fail, which should leave its arguments as they were."""
+    """Whether a call may fail."""
     nodes = (n for k in program.kernels for s in k.body for n in s.walk())
     return any(isinstance(n, Op) and n.name == "require" for n in nodes)
 

@@ -49,3 +49,10 @@ def test_elements_are_replaced_where_only_they_are_read(body: tuple[str, ...], p
     assert ("p" in made.kernels[0].writes) is placed
     assert ([t.name for t in made.outputs] == ["z"]) is placed
     assert len({p.name for p in made.kernels[0].params}) == len(made.kernels[0].params)
+
+
+def test_checks_that_report_later_let_elements_be_replaced() -> None:
+    body = ("z[i, j] = require(g[i, j] > 0.0, g[i, j])", "y[i, j] = p[i, j] * 2.0")
+    program = IRS["loop"].parse(STEP.format(body="\n                ".join(body)))
+    assert "p" not in in_place(program, {"y": "p"}).kernels[0].writes
+    assert "p" in in_place(program, {"y": "p"}, checks_report_later=True).kernels[0].writes
