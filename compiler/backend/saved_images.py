@@ -2,6 +2,7 @@
 
 Only the two graphs see a saved tensor, so the order of its axes is free. In eager's order, the result of a convolution
 would be transposed when it is saved, and again by each kernel that reads it beside an image with channels innermost.
+The weights of a convolution, of which copies in 16 bits are saved, are treated alike.
 """
 
 from __future__ import annotations

@@ -71,10 +71,11 @@ def _narrow_kind(node: Node) -> torch.dtype | None:
     if node.target is not getitem or node.args[1] != 1 or not isinstance(x, Tensor) or x.dtype is not torch.int64:
         return None
     call = node.args[0]
-    count = _COUNTS.get(call.target) if isinstance(call, Node) else None
-    if count is None or not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
+    assert isinstance(call, Node)
+    count = _COUNTS.get(call.target)
+    if count is None or call.kwargs or not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
         return None
-    values = [a.meta["val"] if isinstance(a, Node) else a for a in call.args]  # type: ignore[union-attr]
+    values = [a.meta["val"] if isinstance(a, Node) else a for a in call.args]
     most = count(*values)
     return next((kind for held, kind in _KINDS.items() if isinstance(most, int) and most <= held), None)
 

@@ -16,6 +16,7 @@ from compiler.analysis import chained_products
 from compiler.analysis.nests import bound, perfect, wrap
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
+from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.rewrite import accesses, nodes
 from compiler.ir.statement import Kernel, Program, Store, within
@@ -71,10 +72,10 @@ def _in_memory_order(kernel: Kernel) -> Kernel:
 
 
 def merge_loops(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
-    """The kernel with two loops merged; None if they are not two adjacent axes of every buffer that they index.
+    """The kernel with two loops merged; None if they are not two adjacent axes, or one, of all buffers that they index.
 
-    For example, `for i in parallel(4)` around `for j in parallel(8)` with y[7, i, j] = x[i, j] becomes one loop `for ij
-    in parallel(32)` with y[7, ij] = x[ij].
+    For example, `for i in parallel(4)` around `for j in parallel(8)` with y[7, i, j] = x[i, j] * z[i * 8 + j] becomes
+    one loop `for ij in parallel(32)` with y[7, ij] = x[ij] * z[ij].
     """
     pair, merged_var = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
     if outer.body != (inner,) or merged_var.name in bound(kernel) | {p.name for p in kernel.params}:
@@ -99,6 +100,8 @@ def merge_loops(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | No
             case Load() | Store() if n.buffer in axes:
                 d = axes[n.buffer]
                 return n.replace(index=(*n.index[:d], merged_var, *n.index[d + 2 :]))
+            case Load() | Store() if any(_is_flat(e, pair, inner.extent) for e in n.index):
+                return n.replace(index=tuple(merged_var if _is_flat(e, pair, inner.extent) else e for e in n.index))
             case loop.For(var, _, kind, (loop.For() as within,)) if var == outer.var:
                 return loop.For(merged_var.name, outer.extent * inner.extent, kind, within.body)
         return None
@@ -108,6 +111,12 @@ def merge_loops(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | No
         return None
     params = tuple(joined(p, axes[p.name]) if p.name in axes else p for p in kernel.params)
     return kernel.replace(body=body, params=params)
+
+
+def _is_flat(index: Expr, pair: tuple[Expr, Expr], length: Expr) -> bool:
+    """Whether an index numbers the iterations of two loops, of which the inner has this length."""
+    outer, inner = pair
+    return isinstance(length, Const) and linear(index) == ({outer: static(length), inner: 1}, 0)
 
 
 def without_unit_axes(kernel: Kernel) -> Kernel:
