@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from compiler import frontend, pipeline
 from compiler.ir import loop_text
 from compiler.ir.expr import static
-from compiler.schedule.steps import Bind
+from compiler.schedule.steps import Bind, SplitReduction
 from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
 from compiler.tests.called import called
@@ -89,6 +89,19 @@ def test_what_is_shared_out_is_right() -> None:
     torch.manual_seed(fresh_seed())
     for x in (torch.randn(1 << 16, 4) + 3, torch.randn(2, 16, 64, 66).to(memory_format=torch.channels_last)):
         torch.testing.assert_close(called(normalised, [x], "sm_90a"), normalised(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(25088, 128), (20000, 36), (30030, 64)])
+def test_many_parts_are_added_up_by_all_threads(shape: tuple[int, int]) -> None:
+    """Of some hundred parts, threads that shared a column before share its parts."""
+    torch.manual_seed(fresh_seed())
+    x = torch.randint(-9, 10, shape).float()
+    lowering = pipeline.lower(frontend.capture(lambda x: x.sum(0), [x]).program, nvidia.SM_90A)
+    (schedule,) = lowering.schedules.values()
+    splits = [s for s in schedule.steps if isinstance(s, SplitReduction)]
+    assert [s.space for s in splits] == ["device", "shared", "shared"]
+    assert splits[0].parts > 64 and splits[2].accumulator == splits[0].total
+    assert torch.equal(called(lambda x: x.sum(0), [x], "sm_90a"), x.sum(0)), "sums of integers are exact"
 
 
 # The gradient of a loss, by its scores: rows lie along the classes, only the labels and the logarithms from row to row.
