@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from compiler.backend.saved_rows import STRIDE_DEPENDENT, is_view
+from compiler.backend.saved_rows import depends_on_strides, is_view
 from compiler.frontend import graphs
 from compiler.frontend.graphs import memory_of
 
@@ -94,7 +94,7 @@ def _has_free_strides(node: Node) -> bool:
         return False
     if not all(isinstance(n, int) for n in (*x.shape, *x.stride())) or not x.is_contiguous():
         return False
-    depends = (is_view(n) or getattr(n.target, "overloadpacket", None) in STRIDE_DEPENDENT for n in node.users)
+    depends = (is_view(n) or depends_on_strides(n) for n in node.users)
     return x.numel() > 0 and x.shape[1] * x.element_size() % ROW_BYTES == 0 and not any(depends)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from compiler.backend.saved_rows import uses
+from compiler.backend.saved_rows import depends_on_strides, uses
 from compiler.frontend import graphs
 from compiler.frontend.graphs import memory_of
 
@@ -24,7 +24,6 @@ _ROW_REDUCTIONS = frozenset({
 })  # fmt: skip
 _AXIS_REDUCTIONS = frozenset({_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default})
 MOST_CALLS = 3  # elementwise ones between a saved tensor and a reduction
-_STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default})
 
 
 def make_rows_contiguous(forward: GraphModule, backward: GraphModule, results: int) -> None:
@@ -42,7 +41,7 @@ def make_rows_contiguous(forward: GraphModule, backward: GraphModule, results: i
         if reader is None or memories.count(memory_of(node)) > 1 or not _is_transposed(node):
             continue
         reads = [*uses(node), *uses(reader)]
-        if any(_reduces_rows(user, x) for user, x in reads) and not any(user.target in _STRIDED for user, _ in reads):
+        if any(_reduces_rows(user, x) for user, x in reads) and not any(depends_on_strides(user) for user, _ in reads):
             outputs[k] = _row_major_copy(node, output)
             reader.meta = {**reader.meta, "val": outputs[k].meta["val"]}
             reader.meta.pop("tensor_meta", None)

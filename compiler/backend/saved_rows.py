@@ -21,7 +21,7 @@ from compiler.ir.expr import dim, static
 from compiler.ir.tensor import Tensor, aligned_rows
 
 _ALSO_VIEWS = frozenset({torch.ops.aten._unsafe_view})
-STRIDE_DEPENDENT = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
+_STRIDE_DEPENDENT = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
 
 
 def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> None:
@@ -61,9 +61,7 @@ def _reads_whole_rows(node: Node) -> bool:
     """Whether no call depends on the strides of a value or of its views, and the views keep each row whole."""
     row = _row_length(node)
     return all(
-        getattr(user.target, "overloadpacket", None) not in STRIDE_DEPENDENT
-        and (not is_view(user) or _row_length(user) == row)
-        for user, _ in uses(node)
+        not depends_on_strides(user) and (not is_view(user) or _row_length(user) == row) for user, _ in uses(node)
     )
 
 
@@ -80,6 +78,11 @@ def _row_length(node: Node) -> int:
     if not isinstance(x, torch.Tensor):
         return 0
     return next((n for n, step in zip(x.shape, x.stride(), strict=True) if step == 1), 0)
+
+
+def depends_on_strides(call: Node) -> bool:
+    """Whether the result of a call depends on the strides of its argument."""
+    return getattr(call.target, "overloadpacket", None) in _STRIDE_DEPENDENT
 
 
 def is_view(node: Node) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from compiler.analysis import access
+from compiler.analysis.replacement import replacing_store
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, const, names, op, substitute
 from compiler.ir.expr import loads as loads_in
@@ -100,7 +101,7 @@ def find_wide_accesses(
     known = _Body(body, scope, lane, vector, place, value, frozenset(bound))
     written = Counter(s.buffer for s in within(body, Store))
     read = {n.buffer for n in nodes if isinstance(n, Load)}
-    replaced = {b for b in read & written.keys() if written[b] == 1 and _is_replaced(body, b)}
+    replaced = {b for b in read & written.keys() if replacing_store(body, b, b) is not None}
     stores = {
         (s.buffer, found[0]): found[1]
         for s in body
@@ -109,17 +110,6 @@ def find_wide_accesses(
     }  # fmt: skip
     loads, guards = _wide_loads(known, written.keys() - replaced)
     return Neighbours(loads, stores, guards)
-
-
-def _is_replaced(body: tuple[Stmt, ...], buffer: str) -> bool:
-    """Whether a body loads an element of a buffer only up to the statement that stores to it, and only that element."""
-    for n, s in enumerate(body):
-        if isinstance(s, Store) and s.buffer == buffer:
-            loaded = [
-                (k, x) for k, t in enumerate(body) for x in t.walk() if isinstance(x, Load) and x.buffer == buffer
-            ]
-            return s.op == "set" and all(k <= n and x.index == s.index for k, x in loaded)
-    return False
 
 
 def _wide_loads(body: _Body, written: Set[str]) -> tuple[dict[Element, Expr], dict[Element, Expr]]:

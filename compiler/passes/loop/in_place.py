@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.analysis.nests import perfect
+from compiler.analysis.replacement import replacing_store
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Op, Var, dim, static
 from compiler.ir.rewrite import accesses
@@ -62,13 +63,8 @@ def _has_checks(program: Program) -> bool:
 def _replaces_elements(kernel: Kernel, name: str, place: str) -> bool:
     """Whether a kernel loads an element of `place` only in the iteration that stores that of `name`, and before."""
     loops, body = perfect(loop.For, kernel.body)
-    stores = [(n, s) for n, s in enumerate(body) if isinstance(s, Store) and s.buffer == name and s.op == "set"]
-    if len(stores) != 1 or sum(isinstance(x, Store) and x.buffer == name for s in body for x in s.walk()) != 1:
-        return False
-    ((last, store),) = stores
-    loads = {(n, x.index) for n, s in enumerate(body) for x in s.walk() if isinstance(x, Load) and x.buffer == place}
-    is_own = {Var(f.var) for f in loops} <= set(store.index)
-    return is_own and all(n <= last and index == store.index for n, index in loads)
+    store = replacing_store(body, name, place)
+    return store is not None and {Var(f.var) for f in loops} <= set(store.index)
 
 
 def _store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:

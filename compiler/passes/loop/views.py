@@ -19,7 +19,7 @@ from compiler.ir.index import Ranges, simplify
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Accum, Kernel, Program, Store, within
-from compiler.ir.tensor import Tensor, adjacent, joined, row_major
+from compiler.ir.tensor import Tensor, adjacent, joined, memory_order, row_major
 
 ROW_BYTES = 128  # bytes of a row of a tile: an axis made of whole tiles needs no end of its own
 MOST_AXES = 5  # of a tensor map, and of temporaries whose axes are permuted
@@ -81,9 +81,7 @@ def _order_by_strides(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel
 
     A buffer that is laid out otherwise than its axes are listed, such as heads beside their features, is merged so.
     """
-    if not all(isinstance(n, Const) and n.value for n in t.strides):
-        return kernel, t
-    order = tuple(sorted(range(len(t.shape)), key=lambda d: -static(t.strides[d])))
+    order = memory_order(t)
     indices = _indices(kernel, t.name)
     if order == tuple(range(len(order))) or not _count_divisions(e for i in indices for e in i):
         return kernel, t

@@ -273,10 +273,8 @@ def _is_legal(members: list[Equation], groups: _Groups) -> bool:
     row_count = count(a.extent for a in found.rows)
     if len(sweeps) + has_epilogue > 1 and 2 * row_count <= COLUMNS * groups.cores:
         adjacent = _count_adjacent_rows(sweeps, members, groups)
-        length = max(_longest_row(sweeps), *(count(a.extent for a in e.axes) / max(1, row_count) for e in members))
-        if 2 * row_count <= adjacent * groups.cores and adjacent * length >= (
-            LONG_ROW if adjacent == 1 else LONG_COLUMNS
-        ):
+        length = adjacent * _longest_in_row(members, sweeps, found.rows)
+        if 2 * row_count <= adjacent * groups.cores and length >= (LONG_ROW if adjacent == 1 else LONG_COLUMNS):
             return False
     return _avoids_recomputation(members, found, stored)
 
@@ -296,8 +294,13 @@ def _has_few_rows(rows: tuple[Axis, ...]) -> bool:
 
 def _has_short_rows(members: Sequence[Equation], sweeps: Sequence[Equation], rows: tuple[Axis, ...]) -> bool:
     """Whether rows are short, both those reduced and those computed from them."""
+    return _longest_in_row(members, sweeps, rows) <= SHORT_ROW
+
+
+def _longest_in_row(members: Sequence[Equation], sweeps: Sequence[Equation], rows: tuple[Axis, ...]) -> float:
+    """The number of elements of a row that are reduced or computed, whichever are more."""
     longest = max(count(a.extent for a in e.axes) for e in members) / max(1, count(a.extent for a in rows))
-    return max(longest, _longest_row(sweeps)) <= SHORT_ROW
+    return max(longest, _longest_row(sweeps))
 
 
 def _longest_row(sweeps: Sequence[Equation]) -> float:

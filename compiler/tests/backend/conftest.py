@@ -38,6 +38,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
 
 
 @pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.dtype]]:
+    """The types of the arguments that are copied to behind a program, a list for each kernel that copies."""
+    found: list[list[torch.dtype]] = []
+    copy = torch._foreach_copy_
+
+    def noted(places: list[torch.Tensor], news: list[torch.Tensor]) -> None:
+        found.append([x.dtype for x in places])
+        copy(places, news)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", noted)
+    return found
+
+
+@pytest.fixture
 def saved_for_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[CompiledRegion]]:
     """The programs of graphs whose saved tensors are laid out as for a GPU, at every stage: none comes from a cache."""
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))

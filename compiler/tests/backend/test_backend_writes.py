@@ -68,17 +68,9 @@ def test_arguments_hold_what_eager_leaves_in_them(function: Callable[..., Any], 
     torch.testing.assert_close(seen[0], seen[1])
 
 
-def test_buffers_of_one_type_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_of_one_type_are_written_together(copied: list[list[torch.dtype]]) -> None:
     torch._dynamo.reset()
     torch.manual_seed(fresh_seed())
-    copied: list[list[torch.dtype]] = []
-    copy = torch._foreach_copy_
-
-    def noting(places: list[Tensor], news: list[Tensor]) -> None:
-        copied.append([x.dtype for x in places])
-        copy(places, news)
-
-    monkeypatch.setattr(torch, "_foreach_copy_", noting)
     plain = nn.Sequential(nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4))
     mine = copy_module.deepcopy(plain)
     ours = torch.compile(mine, backend="mlcomp")

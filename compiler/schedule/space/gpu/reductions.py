@@ -114,12 +114,7 @@ def _columns(
     steps += _add_up(found.accumulator, along, found.extent // (parts * sharers), rows)
     steps.append(Bind(block, "blocks"))
     if sharers > 1:
-        lane_of = threads.into[0] + lane
-        steps += [
-            Collapse(threads.into[0], lane, lane_of),
-            Bind(lane_of, "lanes", lanes),
-            *_combine_partials(threads, lanes),
-        ]
+        steps += _share_columns(threads, lane, lanes)
     else:
         steps.append(Bind(lane, "lanes", lanes))
     if parts > 1:
@@ -148,6 +143,12 @@ def _add_up(accumulator: str, along: str, length: int, rows: tuple[str, ...]) ->
     return steps
 
 
+def _share_columns(shared: SplitReduction, lane: str, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
+    """Steps by which the threads of a block share columns, of which `lane` numbers those side by side."""
+    lane_of = shared.into[0] + lane
+    return [Collapse(shared.into[0], lane, lane_of), Bind(lane_of, "lanes", lanes), *_combine_partials(shared, lanes)]
+
+
 def _sharer_counts(extent: int, most: int) -> list[int]:
     """Numbers of threads that may share a column: divisors of `extent` with at least four loads each."""
     return [*[n for n in range(most, 1, -1) if extent % n == 0 and extent // n >= 4][:3], 1]
@@ -170,14 +171,8 @@ def _combine_parts(blocks: SplitReduction, sharers: int, lanes: tuple[tuple[str,
     if blocks.parts <= PARTS_AHEAD or together == 1:
         return _combine_partials(blocks, lanes)
     shared = naming.split_reduction(blocks.total, blocks.into[1], together, blocks.combining, "shared")
-    lane_of = shared.into[0] + blocks.combining[0]
-    return [
-        shared,
-        *_add_up(blocks.total, blocks.into[1], blocks.parts // together, blocks.combining),
-        Collapse(shared.into[0], blocks.combining[0], lane_of),
-        Bind(lane_of, "lanes", lanes),
-        *_combine_partials(shared, lanes),
-    ]
+    add_up = _add_up(blocks.total, blocks.into[1], blocks.parts // together, blocks.combining)
+    return [shared, *add_up, *_share_columns(shared, blocks.combining[0], lanes)]
 
 
 def _parts_of_columns(extent: int, places: int, wanted: int) -> list[int]:
