@@ -54,7 +54,17 @@ def partition(
         saved_images.put_channels_innermost(forward, backward, options["num_fwd_outputs"])
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
         saved_indices.save_narrow_indices(forward, backward, options["num_fwd_outputs"])
+    _mark_saved(forward, options["num_fwd_outputs"])
     return forward, backward
+
+
+def _mark_saved(forward: GraphModule, results: int) -> None:
+    """Mark the results of a forward graph that only its backward graph reads, after the first `results`."""
+    outputs = graphs.output(forward).args[0]
+    visible = set(outputs[:results])
+    for x in outputs[results:]:
+        if isinstance(x, Node) and x not in visible:
+            x.meta[frontend.SAVED] = True
 
 
 def _describe_random_calls(backward: GraphModule) -> None:

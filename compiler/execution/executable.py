@@ -6,6 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from compiler.errors import CompilerError, InvalidData, UncheckedWarning
 from compiler.execution import buffers, gpu_programs, mlir, named, stored, triton
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
-from compiler.execution.views import with_overwritten, with_views
+from compiler.execution.views import with_views
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
@@ -423,14 +424,12 @@ def _make_launcher(
 
     def load_for(sizes: Mapping[Size, int]) -> launcher.Launcher:
         captured.check(sizes)
-        planned = buffers.plan(lowering, sizes)
-        launch = load(planned)
         overwritten = buffers.overwritten(lowering)
-        if overwritten:
-            argument_positions = [n for n in range(len(planned.inputs)) if n not in bound]
-            launch = with_overwritten(
-                launch, {n: argument_positions.index(k) for n, k in overwritten.items()}, lowering.target.kind == "cuda"
-            )
+        fresh = [n for n in range(len(captured.program.outputs)) if n not in overwritten]
+        together = frozenset(k for k, n in enumerate(fresh) if n in captured.saved)
+        written = tuple(sorted(overwritten.items()))
+        planned = replace(buffers.plan(lowering, sizes), together=together, written=written)
+        launch = load(planned)
         if captured.views is None:
             return launch
         outputs = list(planned.outputs)

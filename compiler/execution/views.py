@@ -11,7 +11,6 @@ from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-def
 from compiler.frontend.results import View
 from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import numbers
-from compiler.runtime import gpu
 from compiler.runtime.launcher import Buffer, Launcher
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from the start of the whole value
@@ -57,34 +56,6 @@ def with_views(
         for n, number in constant.items():
             out[n] = number
         return tuple(out)
-
-    return run
-
-
-def with_overwritten(launch: Launcher, positions: Mapping[int, int], aligned: bool) -> Launcher:
-    """A launcher that also returns, at `positions`, the arguments that these results are written to.
-
-    An argument that kernels cannot write in place is replaced by a copy and written back: one that is lazily negated,
-    and with `aligned` one that is misaligned.
-    """
-
-    written = sorted(positions.items())
-
-    def is_unfit(x: Any) -> bool:
-        return isinstance(x, torch.Tensor) and (x.is_neg() or bool(aligned and x.data_ptr() % gpu.ALIGNMENT))
-
-    def run(*arguments: Any) -> tuple[Any, ...]:
-        unfit = [k for _, k in written if is_unfit(arguments[k])]
-        passed = arguments
-        if unfit:
-            copies = {k: gpu.aligned(arguments[k].resolve_neg()) for k in unfit}
-            passed = tuple(copies.get(k, x) for k, x in enumerate(arguments))
-        results = list(launch(*passed))
-        for k in unfit:
-            arguments[k].copy_(passed[k])
-        for n, k in written:
-            results.insert(n, arguments[k])
-        return tuple(results)
 
     return run
 

@@ -40,7 +40,7 @@ class Captured:
     the values of the constant inputs. `structure` and `literals` (by position) rebuild the function's result. `guards`
     are conditions on sizes under which the trace is valid. `views`, if given, describes the results as views of the
     program's outputs. `positions` has the position of each of `arguments` among the placeholders of a graph, some of
-    which may be sizes.
+    which may be sizes. `saved` lists the program's outputs that only the graph's backward pass reads.
     """
 
     program: Program
@@ -51,6 +51,7 @@ class Captured:
     guards: tuple[Guard, ...] = ()
     views: tuple[View | Expr, ...] | None = None
     positions: tuple[int, ...] = ()
+    saved: frozenset[int] = frozenset()
 
     def check(self, sizes: Mapping[Size, int]) -> None:
         """Raise SizeError for sizes for which the trace is not valid."""
@@ -239,4 +240,5 @@ def from_graph(
         converted.guards,
         views,
         converted.input_positions,
+        wanted_results.saved,
     )

@@ -29,6 +29,7 @@ READERS = (
     "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_data_ptr",
 )  # fmt: skip
 MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
+OTHERS = ("omp_get_max_threads", "aoti_torch_get_device_index", "aoti_torch__reinterpret_tensor")
 # PyObject* THPVariable_Wrap(const at::TensorBase&), mangled; newer torches also provide its address.
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 
@@ -74,7 +75,7 @@ def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
     makers = [function_address(name) for name in MAKERS]
     if offset is None or not all((*readers, *makers)):
         offset, wrap = 0, 0
-    others = function_address("omp_get_max_threads"), function_address("aoti_torch_get_device_index")
+    others = map(function_address, OTHERS)
     return offset, (*readers, *makers, wrap, *others)
 
 
@@ -94,8 +95,16 @@ def wrapper(offset: int) -> int:
 def supports_all_devices() -> bool:
     """Whether this torch lets a native launcher read and create tensors on devices other than the CPU."""
     offset, addresses = torch_functions()
-    *_, wrap, _, device_index = addresses
+    *_, wrap, _, device_index, _ = addresses
     return bool(offset and wrap and device_index)
+
+
+@functools.cache
+def supports_views() -> bool:
+    """Whether this torch lets a native launcher create tensors that share an allocation."""
+    offset, addresses = torch_functions()
+    *_, wrap, _, _, view = addresses
+    return bool(offset and wrap and view)
 
 
 def tensor_offset() -> int | None:

@@ -31,8 +31,6 @@ from compiler.runtime.launcher import Launcher, Plan
 from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import Argument
 
-# Kernels may access 16 bytes at once from the start of any buffer; torch aligns its own allocations to 512.
-ALIGNMENT = 16
 _KERNELS = re.compile(rb"\.text\.(\w+)\0")  # a cubin has such a section per kernel (CUDA Binary Utilities)
 # Replaying a graph costs about as much as three launches.
 GRAPHS_FROM = 4
@@ -194,15 +192,15 @@ def load(
     chosen = driver if driver is not None else devices.driver(gpu.index)
     if (len(plan.inputs), len(plan.outputs)) != (len(launches.inputs), len(launches.outputs)):
         raise ValueError("the plan of buffers and the plan of launches have different inputs or outputs")
-    bound = {i: aligned(value) for i, value in launcher.bind(plan, constants or {}, gpu).items()}
+    bound = {i: launcher.aligned(value) for i, value in launcher.bind(plan, constants or {}, gpu).items()}
     kernels = Kernels(chosen, code, launches)
     graphs = len(kernels) >= graphs_from
     if native and (functions := chosen.native()) is not None:
         free_inputs = [b for i, b in enumerate(plan.inputs) if i not in bound]
         call = gpu_native.load(
             plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, gpu, bound, kernels.flag,
-            refuse_late, lambda n, value: aligned(launcher.admit(n, free_inputs[n], value, gpu)), graphs, kernels,
-            cache,
+            refuse_late, lambda n, value: launcher.aligned(launcher.admit(n, free_inputs[n], value, gpu)), graphs,
+            kernels, cache,
         )  # fmt: skip
         if call is not None:
             return _with_waiting(call, kernels, gpu, invalid)
@@ -263,7 +261,7 @@ class _Enqueue:
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
         if self._kernels.failed():
             return True
-        device, aligned_inputs = self._device, list(map(aligned, inputs))
+        device, aligned_inputs = self._device, list(map(launcher.aligned, inputs))
         addresses = [tensor.data_ptr() for tensor in (*aligned_inputs, *outputs)]
         # Freed after the launches on this stream, and thus reused only after them.
         arena = torch.empty(self._arena, dtype=torch.uint8, device=device) if self._arena else None
@@ -300,15 +298,6 @@ def run_once(code: Code, launches: LaunchPlan, buffers: Sequence[torch.Tensor], 
     kernels = Kernels(chosen, code, launches)
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         kernels.run(tuple(b.data_ptr() for b in buffers), _stream_of(device)())
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if it is aligned to 16 bytes, else an aligned copy with the same strides."""
-    if not tensor.data_ptr() % ALIGNMENT or not tensor.numel():
-        return tensor
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
-    return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _current_gpu() -> torch.device:

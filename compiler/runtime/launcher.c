@@ -31,6 +31,7 @@ static struct {
   PyObject* (*wrap)(AtTensor*);  // null: allocate outputs by empty_strided
   int (*max_threads)(void);
   int (*device_index)(AtTensor*, int32_t*);  // null: only the CPU is supported
+  int (*view)(AtTensor*, int64_t, const int64_t*, const int64_t*, int64_t, AtTensor**);  // null: no shared allocations
 } torch;
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_neg, *name_data_ptr;
@@ -44,6 +45,18 @@ typedef struct {
   int64_t ndim, numel, bytes;
   int64_t* extents;           // ndim sizes, then ndim strides
 } Spec;
+
+typedef struct {
+  Py_ssize_t output;
+  int64_t start;              // in elements from the beginning of the allocation
+} Piece;
+
+typedef struct {              // one allocation for several outputs of a dtype
+  int32_t code;
+  int64_t numel, item_bytes;
+  Py_ssize_t n_pieces;
+  Piece* pieces;
+} Shared;
 
 typedef struct {
   PyObject_HEAD
@@ -66,6 +79,11 @@ typedef struct {
   const int* status;
   PyObject* fail;
   PyObject* invalid;  // invalid(*arguments) raises the error for data that the entry rejects
+  Py_ssize_t n_shared;
+  Shared* shared;
+  // Results that are arguments, which the entry writes: for each the result and the argument. `places` are the results
+  // that are outputs.
+  Py_ssize_t n_written, *written, *places;
 } Launcher;
 
 #define CPU 0
@@ -172,6 +190,34 @@ static PyObject* new_output(const Launcher* l, const Spec* s, void** address) {
   return tensor;
 }
 
+// Allocate outputs that share memory, as views of one tensor, which lives as long as any of them.
+static int new_shared_outputs(const Launcher* l, const Shared* shared, void** buffers, PyObject* results) {
+  const int64_t stride = 1;
+  AtTensor* whole;
+  void* start;
+  if (torch.empty(1, &shared->numel, &stride, shared->code, l->device, l->device_index, &whole)) {
+    PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for %zd outputs",
+                 (long long)(shared->numel * shared->item_bytes), shared->n_pieces);
+    return 0;
+  }
+  torch.data(whole, &start);
+  for (Py_ssize_t i = 0; i < shared->n_pieces && !PyErr_Occurred(); i++) {
+    const Piece* piece = &shared->pieces[i];
+    const Spec* s = &l->outputs[piece->output];
+    AtTensor* t;
+    if (torch.view(whole, s->ndim, s->extents, s->extents + s->ndim, piece->start, &t)) {
+      PyErr_Format(PyExc_RuntimeError, "cannot make a view of shared memory for output %zd", piece->output);
+      break;
+    }
+    PyObject* tensor = torch.wrap(t);
+    torch.destroy(t);
+    if (tensor != NULL) PyTuple_SET_ITEM(results, l->places[piece->output], tensor);
+    buffers[s->position] = (char*)start + piece->start * shared->item_bytes;
+  }
+  torch.destroy(whole);
+  return !PyErr_Occurred();
+}
+
 static char* new_arena(int64_t bytes) {
   int64_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
   char* arena = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
@@ -199,18 +245,35 @@ static void release_arena(Launcher* l, char* arena) {
 
 // ---- a call
 
-// Find a tensor for an argument that fails the quick check (such as a subclass), and keep it alive in `substitutes`.
+// Find a tensor for an argument that fails the quick check (such as a subclass), and keep it alive in `substitutes`, by
+// the argument's position.
 static int admit(Launcher* l, Py_ssize_t i, PyObject* value, void** address, PyObject** substitutes) {
   PyErr_Clear();
   PyObject* substitute = PyObject_CallFunction(l->admit, "nO", i, value);
   if (substitute == NULL) return 0;
-  if (*substitutes == NULL) *substitutes = PyList_New(0);
-  int is_kept = *substitutes != NULL && PyList_Append(*substitutes, substitute) == 0;
+  if (*substitutes == NULL) *substitutes = PyDict_New();
+  PyObject* position = PyLong_FromSsize_t(i);
+  int is_kept = *substitutes != NULL && position != NULL && PyDict_SetItem(*substitutes, position, substitute) == 0;
+  Py_XDECREF(position);
   Py_DECREF(substitute);
   if (!is_kept) return 0;
   if (read_tensor(l, &l->inputs[i], substitute, address)) return 1;
   if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "argument %zd has no memory that a kernel can read", i);
   return 0;
+}
+
+// Copy what was written to substitutes to the arguments that these stand for.
+static int write_back(const Launcher* l, PyObject* const* arguments, PyObject* substitutes) {
+  for (Py_ssize_t i = 0; i < l->n_written; i++) {
+    PyObject *argument = arguments[l->written[2 * i + 1]], *position = PyLong_FromSsize_t(l->written[2 * i + 1]);
+    if (position == NULL) return 0;
+    PyObject* substitute = PyDict_GetItemWithError(substitutes, position);
+    Py_DECREF(position);
+    PyObject* result = substitute == NULL ? Py_NewRef(Py_None) : PyObject_CallMethod(argument, "copy_", "O", substitute);
+    Py_XDECREF(result);
+    if (PyErr_Occurred()) return 0;
+  }
+  return 1;
 }
 
 static void place_temporaries(const Launcher* l, void** buffers, char* arena) {
@@ -272,18 +335,20 @@ static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buf
     if (!read_tensor(l, &l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, substitutes))
       return NULL;
   }
-  PyObject* outputs = PyTuple_New(l->n_outputs);
-  if (outputs == NULL) return NULL;
-  for (Py_ssize_t i = 0; i < l->n_outputs; i++) {
+  PyObject* results = PyTuple_New(l->n_outputs + l->n_written);
+  if (results == NULL) return NULL;
+  for (Py_ssize_t i = 0; i < l->n_written; i++)
+    PyTuple_SET_ITEM(results, l->written[2 * i], Py_NewRef(arguments[l->written[2 * i + 1]]));
+  int ok = 1;
+  for (Py_ssize_t i = 0; i < l->n_shared && ok; i++) ok = new_shared_outputs(l, &l->shared[i], buffers, results);
+  for (Py_ssize_t i = 0; i < l->n_outputs && ok; i++) {
+    if (PyTuple_GET_ITEM(results, l->places[i]) != NULL) continue;
     PyObject* output = new_output(l, &l->outputs[i], &buffers[l->outputs[i].position]);
-    if (output == NULL) {
-      Py_DECREF(outputs);
-      return NULL;
-    }
-    PyTuple_SET_ITEM(outputs, i, output);
+    if ((ok = output != NULL)) PyTuple_SET_ITEM(results, l->places[i], output);
   }
-  if (!run(l, arguments, buffers)) Py_CLEAR(outputs);
-  return outputs;
+  ok = ok && run(l, arguments, buffers) && (*substitutes == NULL || write_back(l, arguments, *substitutes));
+  if (!ok) Py_CLEAR(results);
+  return results;
 }
 
 static PyObject* launch(PyObject* self, PyObject* const* arguments, size_t flags, PyObject* keywords) {
@@ -329,17 +394,79 @@ static Spec* read_specs(PyObject* rows, Py_ssize_t* n) {
   return specs;
 }
 
+// Read a row (code, numel, item_bytes, ((output, start), ...)).
+static int read_shared(Shared* shared, PyObject* row, Py_ssize_t n_outputs) {
+  PyObject* pieces;
+  int code;
+  long long numel, item_bytes;
+  if (!PyArg_ParseTuple(row, "iLLO!", &code, &numel, &item_bytes, &PyTuple_Type, &pieces)) return 0;
+  shared->code = code, shared->numel = numel, shared->item_bytes = item_bytes;
+  shared->pieces = PyMem_Calloc(PyTuple_GET_SIZE(pieces) + 1, sizeof(Piece));
+  if (shared->pieces == NULL) return PyErr_NoMemory() != NULL;
+  for (; shared->n_pieces < PyTuple_GET_SIZE(pieces); shared->n_pieces++) {
+    Piece* piece = &shared->pieces[shared->n_pieces];
+    long long start;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(pieces, shared->n_pieces), "nL", &piece->output, &start)) return 0;
+    piece->start = start;
+    if (piece->output < 0 || piece->output >= n_outputs) {
+      PyErr_SetString(PyExc_ValueError, "a shared allocation is for an output that does not exist");
+      return 0;
+    }
+  }
+  return 1;
+}
+
+static int read_all_shared(Launcher* l, PyObject* rows) {
+  l->shared = PyMem_Calloc(PyTuple_GET_SIZE(rows) + 1, sizeof(Shared));
+  if (l->shared == NULL) return PyErr_NoMemory() != NULL;
+  for (; l->n_shared < PyTuple_GET_SIZE(rows); l->n_shared++)
+    if (!read_shared(&l->shared[l->n_shared], PyTuple_GET_ITEM(rows, l->n_shared), l->n_outputs)) {
+      l->n_shared++;  // its pieces are freed with the launcher
+      return 0;
+    }
+  return 1;
+}
+
+// Read pairs (result, argument) in ascending order of results, and find the results that are outputs.
+static int read_written(Launcher* l, PyObject* rows) {
+  l->n_written = PyTuple_GET_SIZE(rows);
+  l->written = PyMem_Calloc(2 * l->n_written + 1, sizeof(Py_ssize_t));
+  l->places = PyMem_Calloc(l->n_outputs + 1, sizeof(Py_ssize_t));
+  if (l->written == NULL || l->places == NULL) return PyErr_NoMemory() != NULL;
+  Py_ssize_t result = 0, n_results = l->n_outputs + l->n_written, output = 0;
+  for (Py_ssize_t i = 0; i <= l->n_written; i++) {
+    Py_ssize_t* row = &l->written[2 * i];
+    Py_ssize_t next = n_results;
+    if (i < l->n_written) {
+      if (!PyArg_ParseTuple(PyTuple_GET_ITEM(rows, i), "nn", &row[0], &row[1])) return 0;
+      next = row[0];
+      if (next < result || next >= n_results || row[1] < 0 || row[1] >= l->n_inputs) {
+        PyErr_SetString(PyExc_ValueError, "a written argument, or the result that it is, does not exist");
+        return 0;
+      }
+    }
+    while (result < next) l->places[output++] = result++;
+    result++;
+  }
+  return 1;
+}
+
 static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   unsigned long long entry, status = 0;
-  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *invalid, *fail = Py_None;
+  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *invalid, *fail = Py_None, *shared, *written;
   Py_ssize_t arena, huge;
   int threads, release, device = CPU, device_index = 0, byte_code = 0;
-  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOOO|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOOOO!O!|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                         &PyTuple_Type, &constants, &PyTuple_Type, &offsets, &arena, &PyTuple_Type, &sizes, &threads,
-                        &release, &huge, &admit, &owned, &invalid, &device, &device_index, &byte_code, &status, &fail))
+                        &release, &huge, &admit, &owned, &invalid, &PyTuple_Type, &written, &PyTuple_Type, &shared,
+                        &device, &device_index, &byte_code, &status, &fail))
     return NULL;
   if ((device != CPU || status) && (torch.offset == 0 || torch.wrap == NULL || torch.device_index == NULL)) {
     PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives tensors on other devices");
+    return NULL;
+  }
+  if (PyTuple_GET_SIZE(shared) && (torch.wrap == NULL || torch.view == NULL)) {
+    PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives views of tensors");
     return NULL;
   }
   Launcher* l = (Launcher*)type->tp_alloc(type, 0);
@@ -358,6 +485,8 @@ static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) 
   l->offsets = PyMem_Calloc(l->n_temporaries + 1, sizeof(int64_t));
   l->sizes = PyMem_Calloc(n_sizes + 1, sizeof(long long));
   if (!l->inputs || !l->outputs || !l->buffers || !l->offsets || !l->sizes) PyErr_NoMemory();
+  if (!PyErr_Occurred()) read_written(l, written);
+  if (!PyErr_Occurred()) read_all_shared(l, shared);
   if (!PyErr_Occurred()) integers(offsets, l->offsets, l->n_temporaries);
   for (Py_ssize_t i = 0; i < n_sizes && !PyErr_Occurred(); i++)
     l->sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
@@ -400,6 +529,10 @@ static void deallocate(PyObject* self) {
   clear(self);
   free_specs(l->inputs, l->n_inputs);
   free_specs(l->outputs, l->n_outputs);
+  for (Py_ssize_t i = 0; i < l->n_shared; i++) PyMem_Free(l->shared[i].pieces);
+  PyMem_Free(l->shared);
+  PyMem_Free(l->written);
+  PyMem_Free(l->places);
   PyMem_Free(l->buffers);
   PyMem_Free(l->offsets);
   PyMem_Free(l->sizes);
@@ -423,10 +556,10 @@ static PyTypeObject launcher_type = {
 // ---- the module
 
 static PyObject* set_torch_functions(PyObject* module, PyObject* args) {
-  unsigned long long a[12];
+  unsigned long long a[13];
   PyObject *tensor, *parameter, *empty_strided;
-  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
-                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10, a + 11))
+  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
+                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10, a + 11, a + 12))
     return NULL;
   Py_XSETREF(torch.tensor, Py_NewRef(tensor));
   Py_XSETREF(torch.parameter, Py_NewRef(parameter));
@@ -438,7 +571,7 @@ static PyObject* set_torch_functions(PyObject* module, PyObject* args) {
 static PyMethodDef methods[] = {
     {"use", set_torch_functions, METH_VARARGS,
      "use(Tensor, Parameter, empty_strided, offset, (device_type, layout, dtype, dim, sizes, strides, data, empty, "
-     "destroy, wrap, max_threads, device_index)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
+     "destroy, wrap, max_threads, device_index, view)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
     {0}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "mlc_launcher", NULL, -1, methods};

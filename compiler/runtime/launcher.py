@@ -27,6 +27,9 @@ DTYPES: Mapping[str, torch.dtype] = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+# Kernels of GPUs may access 16 bytes at once from the start of any buffer; torch aligns its own allocations to 512.
+ALIGNMENT = 16
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -44,7 +47,9 @@ class Buffer:
 @dataclass(frozen=True)
 class Plan:
     """All buffers of an entry in the order of its pointers: inputs, outputs, then temporaries at offsets `temporaries`
-    in an arena of `arena` bytes. The last `zeros` temporaries are zero before and after. `sizes` is passed through."""
+    in an arena of `arena` bytes. The last `zeros` temporaries are zero before and after. `sizes` is passed through.
+    Outputs `together`, by position, are released together, so that they may share an allocation. `written` pairs each
+    result that is an input, which the entry writes, with that input; all other results are the outputs, in order."""
 
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
@@ -52,6 +57,8 @@ class Plan:
     arena: int = 0
     sizes: tuple[int, ...] = ()
     zeros: int = 0
+    together: frozenset[int] = frozenset()
+    written: tuple[tuple[int, int], ...] = ()
 
 
 Launcher = Callable[..., tuple[torch.Tensor, ...]]
@@ -219,6 +226,8 @@ def load(
         lambda position, value: admit(position, plan.inputs[free_inputs[position]], value),
         tuple(bound.values()),
         invalid,
+        written_rows(plan, free_inputs),
+        (),
     )
     return launcher
 
@@ -283,16 +292,69 @@ def python_launcher(
             raise TypeError(f"expected {len(free_inputs)} arguments, got {len(arguments)}")
         numbered = enumerate(zip(free_inputs, arguments, strict=True))
         values = {**bound} | {i: admit(n, plan.inputs[i], value, device) for n, (i, value) in numbered}
-        outputs = tuple(empty(b, device) for b in plan.outputs)
-        if run([values[i] for i in range(len(plan.inputs))], outputs):
+        values |= {i: aligned(values[i]) for _, i in plan.written}  # `run` may copy others, whose copies are then lost
+        results: list[Any] = [empty(b, device) for b in plan.outputs]
+        if run([values[i] for i in range(len(plan.inputs))], tuple(results)):
             invalid(*arguments)
-        return outputs
+        for (result, argument), (_, i) in zip(written_rows(plan, free_inputs), plan.written, strict=True):
+            if values[i] is not arguments[argument]:
+                arguments[argument].copy_(values[i])  # type: ignore[attr-defined]
+            results.insert(result, arguments[argument])
+        return tuple(results)
 
     return launch
 
 
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself if it is aligned to 16 bytes, else an aligned copy with the same strides."""
+    if not tensor.data_ptr() % ALIGNMENT or not tensor.numel():
+        return tensor
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+    return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
 def empty(b: Buffer, device: torch.device = CPU) -> torch.Tensor:
     return torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype], device=device)
+
+
+# An allocation on a GPU costs about 2 us of host time and its release 1; a view of one costs a third of that. Larger
+# outputs are allocated alone: their kernels run longer, and memory that is fragmented may lack room for all of them.
+MOST_SHARED_BYTES = 16 << 20
+SHARED_ALIGNMENT = 512  # in bytes, as that of torch's allocations
+
+SharedRow = tuple[int, int, int, tuple[tuple[int, int], ...]]
+
+
+def shared_rows(plan: Plan) -> tuple[SharedRow, ...]:
+    """The allocations for outputs `together` as rows for launcher.c, one for each dtype that several of them have: the
+    code of the dtype, the number of elements, bytes of an element, and each output with its first element."""
+    starts: dict[str, list[tuple[int, int]]] = {}
+    ends: dict[str, int] = {}
+    for n in sorted(plan.together):
+        buffer = plan.outputs[n]
+        item_bytes = DTYPES[buffer.dtype].itemsize
+        if not 0 < (span := _span(buffer)) * item_bytes <= MOST_SHARED_BYTES:
+            continue
+        start = ends.get(buffer.dtype, 0)
+        starts.setdefault(buffer.dtype, []).append((n, start))
+        step = SHARED_ALIGNMENT // item_bytes
+        ends[buffer.dtype] = start + -(-span // step) * step
+    return tuple(
+        (extension.dtype_code(DTYPES[name]), ends[name], DTYPES[name].itemsize, tuple(pieces))
+        for name, pieces in starts.items()
+        if len(pieces) > 1
+    )
+
+
+def written_rows(plan: Plan, free_inputs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Each result that is an argument, with the argument's position among the `free_inputs`."""
+    return tuple((result, free_inputs.index(i)) for result, i in plan.written)
+
+
+def _span(buffer: Buffer) -> int:
+    """Elements from a buffer's first to its last."""
+    return 0 if 0 in buffer.shape else 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.stride, strict=True))
 
 
 def bytes_of(buffer: Buffer) -> int:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from compiler.errors import CompilerError, InvalidData
-from compiler.runtime import device, faults, gpu, tensor_map
+from compiler.runtime import device, faults, gpu, launcher, tensor_map
 from compiler.runtime.cubin import build_cubin
 from compiler.runtime.gpu_graph import MAX_GRAPHS, MAX_REMEMBERED, MIN_REPLAYS, MIN_SIGHTS, Replays
 from compiler.runtime.launcher import Buffer, Launcher, Plan
@@ -162,7 +162,7 @@ def test_what_starts_amid_sixteen_bytes_is_copied_with_its_strides(offset: int, 
     aligned = []
 
     def note(x: int, y: int, out: int, n: int) -> None:
-        aligned.append((word(x) | word(y) | word(out)) % gpu.ALIGNMENT == 0)
+        aligned.append((word(x) | word(y) | word(out)) % launcher.ALIGNMENT == 0)
         add(x, y, out, n)
 
     call = load(FakeDriver({"add": (4, note)}))
@@ -171,8 +171,19 @@ def test_what_starts_amid_sixteen_bytes_is_copied_with_its_strides(offset: int, 
     assert load(FakeDriver({"add": (4, note)}), constants={0: x})(y)[0].equal(x + y)
     assert aligned == [True, True]
     wide = torch.randn(1 + 4 * 7)[1:].as_strided((4, 3), (7, 2))
-    assert gpu.aligned(wide).stride() == (7, 2) and gpu.aligned(wide).equal(wide)
-    assert gpu.aligned(wide).data_ptr() % gpu.ALIGNMENT == 0
+    assert launcher.aligned(wide).stride() == (7, 2) and launcher.aligned(wide).equal(wide)
+    assert launcher.aligned(wide).data_ptr() % launcher.ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_written_arguments_are_results(offset: int, seed: int) -> None:
+    """Result 0 is argument 1 with the sum in it, also if the kernels work on an aligned copy."""
+    plan = replace(PLAN, written=((0, 1),))
+    launches = LaunchPlan(ONE.inputs, ONE.outputs, (ADD, replace(ADD, args=(0, 1, 1, *ADD.args[3:]))))
+    x, y = torch.randn(N), torch.randn(N + 8)[offset : offset + N]
+    expected = x + y
+    written, z = load(driver(), launches, plan)(x, y)
+    assert written is y and torch.equal(y, expected) and torch.equal(z, expected), f"seed {seed}"
 
 
 def test_large_shared_memory_and_clusters_are_asked_for() -> None:

@@ -1,0 +1,62 @@
+"""Which outputs of a forward program only its backward program reads, so that they may share an allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.execution import executable
+from compiler.frontend import Captured
+from compiler.frontend.results import View
+from compiler.ir.expr import static
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
+    """The programs that are built, in order."""
+    programs: list[Captured] = []
+    build = executable.build_captured
+
+    def record(captured: Captured, *args: Any, **options: Any) -> executable.Executable:
+        programs.append(captured)
+        return build(captured, *args, **options)
+
+    monkeypatch.setattr(executable, "build_captured", record)
+    return programs
+
+
+def saved_shapes(captured: Captured) -> set[tuple[int, ...]]:
+    views = [v for v in captured.views or () if isinstance(v, View)]
+    return {tuple(map(static, v.shape)) for v in views if v.source in captured.saved}
+
+
+def run(f: Any, *inputs: Tensor) -> None:
+    compiled: Any = torch.compile(f, backend="mlcomp", options={"fallback": "error"})
+    for x in compiled(*inputs):
+        torch.autograd.backward(x.sum(), retain_graph=True)
+
+
+def test_what_is_returned_shares_no_allocation(captured: list[Captured]) -> None:
+    x, w, v = (torch.randn(*s, requires_grad=True) for s in ((3, 4), (4, 5), (5, 6)))
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        returned = (x @ w).exp()
+        return returned, (returned @ v).sin()
+
+    run(f, x, w, v)
+    assert saved_shapes(captured[0]) == {(3, 6)}  # the operand of sin; `returned` is saved too, and returned
+    assert all(not program.saved for program in captured[1:])
+
+
+def test_a_value_with_a_returned_view_shares_no_allocation(captured: list[Captured]) -> None:
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w).exp()
+        return y[1:], (y @ w).sin()
+
+    run(f, x, w)
+    assert saved_shapes(captured[0]) == {(3, 4)}
