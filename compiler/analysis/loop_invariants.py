@@ -8,16 +8,25 @@ from compiler.ir.expr import Load, Op, names
 from compiler.ir.statement import Init, Let, Stmt
 
 
-def fixed(body: tuple[Stmt, ...], loops: Collection[str]) -> tuple[Let, ...]:
-    """The named values that can be computed before `loops`: those that read no buffer and check nothing."""
+def fixed(body: tuple[Stmt, ...], loops: Collection[str], written: Collection[str] | None = None) -> tuple[Let, ...]:
+    """The named values that can be computed before `loops`: those that read no buffer and check nothing.
+
+    With the buffers that are `written` in the loops, also values that are read from others, and checks.
+    """
     changing = {*loops} | {s.name for s in body if isinstance(s, Let | Init)}
     out: list[Let] = []
     for s in body:
-        if isinstance(s, Let) and not names(s.value) & changing and not any(map(_must_not_move, s.value.walk())):
+        if (
+            isinstance(s, Let)
+            and not names(s.value) & changing
+            and not any(_must_not_move(n, written) for n in s.value.walk())
+        ):
             out.append(s)
             changing.remove(s.name)
     return tuple(out)
 
 
-def _must_not_move(n: object) -> bool:
-    return isinstance(n, Load) or (isinstance(n, Op) and n.name == "require")
+def _must_not_move(n: object, written: Collection[str] | None) -> bool:
+    if written is None:
+        return isinstance(n, Load) or (isinstance(n, Op) and n.name == "require")
+    return isinstance(n, Load) and n.buffer in written

@@ -41,6 +41,8 @@ class Multicast(Step):
 
 
 class Hoist(Step):
-    """Compute the loop-invariant values of `loop` before it."""
+    """Compute the loop-invariant values of `loop` before it; those read from memory, or checked, only with `reads`."""
 
+    worded = ("reads",)
     loop: str
+    reads: int = 0

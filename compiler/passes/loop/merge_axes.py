@@ -23,7 +23,7 @@ from compiler.ir.statement import Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, memory_order
 from compiler.schedule.contraction_nest import recognise
 
-TILE = 64  # rows of a warpgroup's smallest tile
+TILE = 256  # rows of the largest tile
 
 
 def merge_axes(program: Program) -> Program:

@@ -1,16 +1,37 @@
 """Closed forms of equations over indices, which need no loop: counts, and scatters to consecutive places.
 
 The number of integers in a range that satisfy a bound is the bound, clamped to the range. A scatter that adds up runs
-of equal length, such as bags of one size, is a sum over each run.
+of equal length, such as bags of one size, is a sum over each run. A sum over a row of a one-hot matrix, such as the
+gradient of a loss of classes, is its one element.
 """
 
 from __future__ import annotations
 
-from compiler.ir.dtype import STORAGE_ONLY, i64
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, identity, op, substitute
+from collections.abc import Mapping
+
+from compiler.ir.dtype import STORAGE_ONLY, boolean, i64
+from compiler.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Select,
+    Var,
+    both,
+    dim,
+    identity,
+    names,
+    op,
+    requiring,
+    select,
+    substitute,
+)
 from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear, times
 from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scatter, axis_ranges
+
+_MOST_MAPS = 4  # maps between a one-hot matrix and its sum
 
 
 def closed_form(e: Equation) -> Equation:
@@ -30,6 +51,74 @@ def closed_form(e: Equation) -> Equation:
         case Scatter():
             return _scatter_as_reduction(e) or e
     return e
+
+
+def sum_of_one_hot(e: Equation, maps: Mapping[str, Map]) -> Equation:
+    """Return a sum of values that are 0 except where an index is a certain number as that one value; else `e` itself.
+
+    `maps` are the equations before `e`. A zero may be multiplied by a number that is infinite or NaN and then is NaN,
+    as is the sum: it remains in the result.
+
+    >>> i, r, x = Axis("i", dim(6)), Axis("r", dim(9)), Load("x", (Var("i"),), i64)
+    >>> hot = Map("hot", (i, r), op("where", op("eq", r.var, x), dim(3), dim(0)))
+    >>> row = Reduce("row", (i,), "sum", (r,), Load("hot", (i.var, r.var), i64))
+    >>> is_inside = both(op("ge", x, 0), op("lt", x, 9))
+    >>> sum_of_one_hot(row, {"hot": hot}) is Map("row", (i,), select(is_inside, dim(3), dim(0)))
+    True
+    """
+    if not isinstance(e, Reduce) or e.op != "sum" or len(e.over) != 1 or not _is_static(e.over[0]):
+        return e
+    over = e.over[0]
+    value = _without_loads_over(e.value, over.var, maps)
+    hits = [] if value is None else [n for n in value.walk() if _is_hit(n, over.var)]
+    if value is None or len(hits) != 1 or over.extent is dim(1):
+        return e
+    ranges = axis_ranges(e.axes)
+    one, zero = (simplify(substitute(value, {hits[0]: Const(hit, boolean)}), ranges) for hit in (True, False))
+    if over.name in names(one) | names(zero) or not _is_zero_or_nan(zero):
+        return e
+    place = next(a for a in hits[0].args if a is not over.var)
+    is_inside = both(op("ge", place, dim(0)), op("lt", place, over.extent))
+    total = one if isinstance(zero, Const) else one + zero
+    return Map(e.name, e.axes, select(is_inside, total, zero), e.narrow)
+
+
+def _without_loads_over(value: Expr, var: Var, maps: Mapping[str, Map]) -> Expr | None:
+    """A value with the maps that it loads at an index with `var` in it; None if it loads anything else there."""
+    for _ in range(_MOST_MAPS):
+        inner = [n for n in value.walk() if isinstance(n, Load) and var.name in names(n)]
+        if not inner:
+            return value
+        if any(n.buffer not in maps for n in inner):
+            return None
+        value = substitute(value, {n: _element(maps[n.buffer], n.index) for n in inner})
+    return None
+
+
+def _element(e: Map, index: tuple[Expr, ...]) -> Expr:
+    read = names(e.value)
+    unread = [i for a, i in zip(e.axes, index, strict=True) if a.name not in read]
+    return requiring(substitute(e.value, {a.var: i for a, i in zip(e.axes, index, strict=True)}), unread)
+
+
+def _is_hit(n: object, var: Var) -> bool:
+    if not isinstance(n, Op) or n.name != "eq" or var not in n.args:
+        return False
+    a, b = n.args
+    return var.name not in names(b if a is var else a)
+
+
+def _is_zero_or_nan(value: Expr) -> bool:
+    match value:
+        case Const(number):
+            return number == 0
+        case Op("mul", (a, b)):
+            return _is_zero_or_nan(a) or _is_zero_or_nan(b)
+        case Op("neg", (a,)) | Cast(a):
+            return _is_zero_or_nan(a)
+        case Op("where", (_, a, b)) | Select(_, a, b):
+            return _is_zero_or_nan(a) and _is_zero_or_nan(b)
+    return False
 
 
 def _is_static(a: Axis) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler.analysis import access
@@ -56,14 +56,13 @@ class Plan:
     def vector_width(self, last: loop.For, body: tuple[Stmt, ...], run: int = 0) -> int:
         """Adjacent elements per thread (vector width): as many as the widest access has for most buffers, and a divisor
         of the last loop's extent, or of `run` if several loops are contiguous together."""
-        widest = self._widest_vector(body)
+        widest = self._widest_vector(b for b, _, _ in access.accesses(body))
         while widest > 1 and (run or size(last)) % widest:
             widest //= 2
         return max(1, widest)
 
-    def _widest_vector(self, body: tuple[Stmt, ...]) -> int:
-        moved = [b for b, _, _ in access.accesses(body) if b in self.tensors and b not in self.private]
-        sizes = [self.tensors[b].dtype.bytes for b in moved]
+    def _widest_vector(self, accessed: Iterable[str]) -> int:
+        sizes = [self.tensors[b].dtype.bytes for b in accessed if b in self.tensors and b not in self.private]
         return min(MAX_VECTOR, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
 
     def aligned_vector_width(self, leaf: loop.For) -> int:
@@ -71,12 +70,13 @@ class Plan:
         var, body = Var(leaf.var), leaf.body
         loops = within(self.kernel.body, loop.For)
         ranges = loop_ranges(loops)
-        places = [access.address(i, self.tensors[b], ranges) for b, i, _ in access.accesses(body) if b in self.tensors]
-        moving = [place for place in places if access.stride(place, var) != 0]
+        accesses = [(b, i) for b, i, _ in access.accesses(body) if b in self.tensors]
+        places = [(b, access.address(i, self.tensors[b], ranges)) for b, i in accesses]
+        moving = [(b, place) for b, place in places if access.stride(place, var) != 0]
         if not moving:
             return MAX_VECTOR
-        widest = self._widest_vector(body) if all(access.stride(x, var) == 1 for x in moving) else 1
-        while widest > 1 and not all(divides(place - var, widest) for place in moving):
+        widest = self._widest_vector(b for b, _ in moving) if all(access.stride(x, var) == 1 for _, x in moving) else 1
+        while widest > 1 and not all(divides(place - var, widest) for _, place in moving):
             widest //= 2
         return max(1, widest)
 

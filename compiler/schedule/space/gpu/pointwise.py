@@ -13,6 +13,7 @@ from compiler.ir.statement import Stmt
 from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
+from compiler.schedule.space.gpu import row_loops
 from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, collapse_rows, lanes
 from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
@@ -70,7 +71,8 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
     def steps(turns: int, threads: int, vector: int, warps: int) -> list[Step]:
         return [*collapsed, *_steps(outer, private_steps, last.name, threads, threads * widest * turns, vector, warps)]
 
-    return ranked(priced(partial(price, *way), plan.target, partial(steps, *way)) for way in choices)
+    members = [priced(partial(price, *way), plan.target, partial(steps, *way)) for way in choices]
+    return ranked([*members, *(() if loops or not outer else row_loops.long_rows(plan, rows, iterations(*rows[:-1])))])
 
 
 def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.argmax import extreme, sought
+from compiler.analysis.loop_invariants import fixed
 from compiler.analysis.nests import iterations, loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Var
@@ -28,7 +29,7 @@ from compiler.schedule.space.gpu.plan import (
     lanes,
 )
 from compiler.schedule.space.members import Member, priced, ranked
-from compiler.schedule.steps import Bind, Partition, Split, Stage, Step, StoreAt
+from compiler.schedule.steps import Bind, Hoist, Partition, Split, Stage, Step, StoreAt
 from compiler.targets.target import Target, costs
 
 ELEMENTS_PER_THREAD = 16  # elements per thread if there are no rows
@@ -60,6 +61,20 @@ def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: 
         members += (m for way in ways for m in _thread_members(plan, way, name, threads, (count, 1), steps))
         threads *= 2
     return ranked(members)
+
+
+def long_rows(plan: Plan, rows: list[loop.For], count: int) -> Iterator[Member]:
+    """Schedules with a block per row of single elements, if no vector width divides the length of long, aligned rows:
+    the end of each row is a loop of its own. There are `count` rows."""
+    found = _recognise_row(plan, [rows[-1:]])
+    name, before = collapse_rows(rows[:-1])
+    last = rows[-1]
+    written = {s.buffer for s in last.body if isinstance(s, Store)}
+    invariant = [Hoist(last.var, reads=1)] if fixed(last.body, {last.var}, written) else []
+    steps = [*before, *([Bind(name, "blocks")] if name else []), *invariant]
+    threads = [n for n in (128, 256, 512, 1024) if n <= MOST_THREADS]
+    ways = _with_end_loops(plan, found)
+    return ranked(m for way in ways for n in threads for m in _thread_members(plan, way, name, n, (count, 1), steps))
 
 
 def single_block(plan: Plan, paths: list[list[loop.For]], longest: int) -> Iterator[Member]:
