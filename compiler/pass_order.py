@@ -32,6 +32,7 @@ from compiler.passes.gpu.warp_specialisation import warp_roles
 from compiler.passes.loop.align_rows import align_rows
 from compiler.passes.loop.concat_in_place import concat_in_place
 from compiler.passes.loop.demote import demote
+from compiler.passes.loop.forward_copies import forward_copies
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
@@ -211,6 +212,8 @@ PIPELINE = (
         _with_target(recompute), True, "cuda"),
     Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel",
         _with_target(fuse_rows), True, "cuda"),
+    Pass("forward-copies", "loop", "loop", "no kernel only copies a temporary",
+        _program_only(forward_copies), True, "cuda"),
     Pass("demote", "loop", "loop", "values that readers round to 16 bits are stored in 16 bits",
         _program_only(demote), True, "cuda"),
     Pass("concat-in-place", "loop", "loop", "the parts of a concatenation are computed in place",

@@ -16,6 +16,7 @@ from compiler.ir.expr import Cast, Expr, Load, Select, Var, cast, const, dim, lo
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import Tensor
+from compiler.passes.loop.forward_copies import is_written_once_read_once
 from compiler.passes.loop.narrow import selecting_index, terms
 
 
@@ -59,7 +60,7 @@ def _match_assembly(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | 
         return None
     pieces = [_Part(loads(term)[0], axis, number, term) for term, number in zip(selected, numbers, strict=True)]
     if not all(
-        _is_written_once_read_once(program, k, part.load.buffer) and _covers_temporary(part, store, extents, k)
+        is_written_once_read_once(program, k, part.load.buffer) and _covers_temporary(part, store, extents, k)
         for part in pieces
     ):
         return None
@@ -73,16 +74,6 @@ def _covers_temporary(part: _Part, store: Store, extents: Mapping[Expr, Expr], k
     others = extents.keys() - {part.axis}
     whole = tuple(extents.get(v) for v in index)
     return set(index) == others and len(index) == len(others) and whole == shape and index[-1] is store.index[-1]
-
-
-def _is_written_once_read_once(program: Program, k: Kernel, name: str) -> bool:
-    """Whether one other kernel sets the temporary without reading it, and only this one reads it."""
-    users = [x for x in program.kernels if x is not k and any(p.name == name for p in x.params)]
-    if len(users) != 1 or not any(t.name == name for t in program.temps) or name not in users[0].writes:
-        return False
-    every = [n for s in users[0].body for n in s.walk()]
-    stores = [n for n in every if isinstance(n, Store) and n.buffer == name]
-    return all(s.op == "set" for s in stores) and not any(isinstance(n, Load) and n.buffer == name for n in every)
 
 
 def _store_parts_in_place(program: Program, k: Kernel, store: Store, pieces: list[_Part]) -> Program:

@@ -34,14 +34,14 @@ def _place_output(program: Program, name: str, place: Tensor, replaces: bool) ->
     `replaces` allows a kernel that replaces elements of `place` that it reads.
     """
     writers = [k for k in program.kernels if name in k.writes]
-    source = _copied_buffer(writers[0]) if len(writers) == 2 else None
+    source = copied_buffer(writers[0]) if len(writers) == 2 else None
     if source in {t.name for t in program.temps}:
         placed = _place_output(program, str(source), place, replaces)
         return _place_output(placed, name, place, replaces) if placed is not None else None
     first, match_axes = writers[0], _same_axes
     if source == place.name:
         program = program.replace(kernels=tuple(k for k in program.kernels if k is not writers[0]))
-        first, match_axes = writers[1], lambda old, place: _axes_of_copy(writers[0])
+        first, match_axes = writers[1], lambda old, place: axes_of_copy(writers[0])
     old = next(p for p in first.params if p.name == name)
     later = program.kernels[program.kernels.index(first) :]
     if any(place in k.params for k in later[1:]) or old.dtype is not place.dtype:
@@ -51,7 +51,7 @@ def _place_output(program: Program, name: str, place: Tensor, replaces: bool) ->
     if not _has_disjoint_elements(place) or not _has_aligned_row_ends(place):
         return None
     axes = match_axes(old, place)
-    return _store_in(program, name, place, axes) if axes is not None else None
+    return store_in(program, name, place, axes) if axes is not None else None
 
 
 def _has_checks(program: Program) -> bool:
@@ -67,7 +67,7 @@ def _replaces_elements(kernel: Kernel, name: str, place: str) -> bool:
     return store is not None and {Var(f.var) for f in loops} <= set(store.index)
 
 
-def _store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
+def store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
     """The program without the tensor `name`, stored in `place` instead.
 
     `axes` has for each axis of `place` the corresponding one of `name`, or -1 for an axis of one element.
@@ -101,7 +101,7 @@ def _match_copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
     return None
 
 
-def _copied_buffer(k: Kernel) -> str:
+def copied_buffer(k: Kernel) -> str:
     """The buffer that a kernel copies entirely, doing nothing else; "" for other kernels."""
     found = _match_copy(k)
     if found is None:
@@ -116,12 +116,14 @@ def _copied_buffer(k: Kernel) -> str:
     return load.buffer if whole and is_bijective else ""
 
 
-def _axes_of_copy(k: Kernel) -> tuple[int, ...]:
-    """For each axis of the source of a copy the corresponding axis of the copy, or -1."""
+def axes_of_copy(k: Kernel, of_copy: bool = False) -> tuple[int, ...]:
+    """For each axis of the source of a copy the corresponding axis of the copy, or -1; with `of_copy`, for each axis of
+    the copy that of the source."""
     found = _match_copy(k)
     assert found is not None
     _, store, load = found
-    return tuple(store.index.index(i) if i in store.index else -1 for i in load.index)
+    these, others = (store.index, load.index) if of_copy else (load.index, store.index)
+    return tuple(others.index(i) if i in others else -1 for i in these)
 
 
 def _same_axes(old: Tensor, place: Tensor) -> tuple[int, ...] | None:

@@ -1,7 +1,11 @@
-"""Compute in a scatter the maps that only it reads; for CPUs, turn counts up to a place into scatters.
+"""Compute in a scatter the maps that only it reads, and add it up in what is added to it; for CPUs, turn counts up to a
+place into scatters.
 
 A map of which only a scatter reads each element, once, needs no memory and no kernel: the rotated keys of a token are
 computed where they are written to a cache. On a GPU this is for scatters that set elements; atomic updates stay alone.
+
+A result that adds something to a scatter of sums is that scatter with this as its base: gradients of embeddings are
+added up in the gradient of the matmul that shares their weights. This saves a pass over zeros.
 
 Counting for each of n places i how many of m numbers are at most i is a running total of how many equal i: m + n steps
 instead of m times n.
@@ -12,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Cast, Const, Load, Op, Var, dim, identity, loads, op
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, identity, loads, op
 from compiler.ir.tensor import Equation, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads, shape
 from compiler.passes.tensor.compose import injective, inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
@@ -25,11 +29,17 @@ def scatters(program: Program, in_order: bool) -> Program:
     """Inline maps into the scatters that alone read them, and turn counts into scatters and running totals.
 
     `in_order`: one core makes the updates of a scatter one after the other, as on a CPU. Without it, counts stay as
-    they are, and so do scatters that combine values.
+    they are, no map is inlined into scatters that combine values, and sums with a scatter become its base.
     """
     if in_order:
         every = {e.name: e for e in equations(program)}
         program = _replace_equations(program, {e.name: _running_total(e, every) for e in every.values()})
+    else:
+        results = {t.name for t in program.outputs}
+        every = {e.name: e for e in equations(program)}
+        readers = readers_of(every.values())
+        added = {n: _added_to_base(e, every, readers, results) for n, e in every.items()}
+        program = _replace_equations(program, {n: (e,) for n, e in added.items()})
     while inlined := _inline_into_scatters(program, in_order):
         program = _replace_equations(program, {e.name: (inlined.get(e.name, e),) for e in equations(program)})
     return program
@@ -59,6 +69,33 @@ def _running_total(e: Equation, every: Mapping[str, Equation]) -> tuple[Equation
                 Scan(e.name, e.axes, "sum", place.name, Load(count_name, (place.var,), i64)),
             )
     return (e,)
+
+
+def _added_to_base(
+    e: Equation, every: Mapping[str, Equation], readers: Mapping[str, Set[str]], results: Set[str]
+) -> Equation:
+    """Return `e`, or for a result x + s with a scatter of sums s that begins with zeros, one that begins with x."""
+    if not isinstance(e, Map) or e.name not in results or e.narrow is not None:
+        return e
+    match e.value:
+        case Op("add", (a, b)):
+            for scattered, base in ((a, b), (b, a)):
+                s = every.get(scattered.buffer) if isinstance(scattered, Load) else None
+                if (
+                    isinstance(s, Scatter)
+                    and isinstance(scattered, Load)
+                    and (s.op, s.base, s.narrow) == ("sum", identity("sum", s.dtype), None)
+                    and scattered.index == tuple(x.var for x in e.axes)
+                    and readers[s.name] == {e.name}
+                    and s.name not in results | _buffers_of(base)
+                    and not {x.name for x in e.axes} & {x.name for x in s.over}
+                ):
+                    return Scatter(e.name, e.axes, base, s.op, s.over, s.index, s.value, s.guard)
+    return e
+
+
+def _buffers_of(value: Expr) -> set[str]:
+    return {n.buffer for n in loads(value)}
 
 
 def _inline_into_scatters(program: Program, in_order: bool) -> dict[str, Equation]:
