@@ -20,6 +20,7 @@ from compiler.backend import saved_images, saved_indices, saved_order, saved_row
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
+_FROM_BEGINNING = frozenset({_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default})
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
 
 
@@ -54,12 +55,23 @@ def partition(
         saved_images.put_channels_innermost(forward, backward, options["num_fwd_outputs"])
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
         saved_indices.save_narrow_indices(forward, backward, options["num_fwd_outputs"])
-    _mark_saved(forward, options["num_fwd_outputs"])
+    _mark_saved(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 
-def _mark_saved(forward: GraphModule, results: int) -> None:
-    """Mark the results of a forward graph that only its backward graph reads, after the first `results`."""
+def _mark_saved(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """Mark the results of a forward graph, after the first `results`, that only its backward graph reads.
+
+    They may share an allocation and then do not begin their memory, from which `as_strided` counts; so there are none
+    if the backward graph calls it on an input.
+    """
+    inputs = {graphs.memory_of(n) for n in graphs.placeholders(backward)}
+    nested = [m for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
+    addressed = [n.args[0] for n in backward.graph.nodes if n.target in _FROM_BEGINNING]
+    if any(isinstance(x, Node) and graphs.memory_of(x) in inputs for x in addressed):
+        return
+    if any(n.target in _FROM_BEGINNING for m in nested for n in m.graph.nodes):
+        return
     outputs = graphs.output(forward).args[0]
     visible = set(outputs[:results])
     for x in outputs[results:]:

@@ -1,4 +1,4 @@
-"""Build and load the native launcher (launcher.c), and pass it the addresses of torch's functions.
+"""Build and load the native launcher (launcher_tensors.c, launcher.c), and pass it the addresses of torch's functions.
 
 It reads tensors through torch's stable C ABI (`aoti_torch_*`, made for generated code). The ABI takes an at::Tensor,
 which a Python tensor contains: `tensor_offset` locates it in the object and verifies the result. If a torch lacks any
@@ -20,10 +20,11 @@ from compiler.errors import ToolchainError
 from compiler.runtime import build, detect
 
 NAME = "mlc_launcher"
+SOURCES = ("launcher_tensors.c", "launcher.c")  # one translation unit
 LIBRARIES = Path(torch.__file__).parent / "lib"
 FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
 
-# In the order of launcher.c.
+# In the order of launcher_tensors.c.
 READERS = (
     "aoti_torch_get_device_type", "aoti_torch_get_layout", "aoti_torch_get_dtype", "aoti_torch_get_dim",
     "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_data_ptr",
@@ -43,7 +44,7 @@ def load(cache: Path | None = None) -> ModuleType:
             f"Python's headers are missing for {sys.executable}; install them (Debian, Ubuntu: `apt-get install "
             f"python{sys.version_info.major}.{sys.version_info.minor}-dev`) for faster calls"
         )
-    source = Path(__file__).with_name("launcher.c").read_text()
+    source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
     flags = (*FLAGS, f"-DBUILT_FOR_PYTHON={sys.hexversion:#x}", f"-I{headers}")
     path = build.build(source, flags, cache=cache)
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))

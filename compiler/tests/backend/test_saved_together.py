@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from compiler.execution import executable
 from compiler.frontend import Captured
@@ -60,3 +61,14 @@ def test_a_value_with_a_returned_view_shares_no_allocation(captured: list[Captur
 
     run(f, x, w)
     assert saved_shapes(captured[0]) == {(3, 4)}
+
+
+def test_what_is_read_from_the_beginning_of_its_memory_shares_no_allocation(captured: list[Captured]) -> None:
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        y = x @ w
+        return (checkpoint(lambda y: y.as_strided((3, 4), (1, 3), 0).cos() * y, y, use_reentrant=False) @ w,)
+
+    run(f, x, w)
+    assert not captured[0].saved

@@ -337,3 +337,21 @@ def test_a_torch_that_does_not_name_its_wrapper_has_it(monkeypatch: pytest.Monke
     assert extension.wrapper(offset)
     monkeypatch.setattr(extension, "WRAP", "no_such_function")
     assert extension.wrapper(offset) == 0
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_written_arguments_are_results(offset: int) -> None:
+    """Result 0 is argument 1 with the sum in it, also if the kernel works on an aligned copy."""
+    vector = [Buffer(name, "f32", (5,), (1,)) for name in "xyz"]
+    plan = Plan(tuple(vector[:2]), tuple(vector[2:]), written=((0, 1),))
+    aligned: list[bool] = []
+
+    def add(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> None:
+        x, y = inputs
+        aligned.append(y.data_ptr() % launcher.ALIGNMENT == 0)
+        outputs[0].copy_(y.add_(x))
+
+    x, y = torch.ones(5), torch.arange(9.0)[offset : offset + 5]
+    expected = x + y
+    written, z = launcher.python_launcher(plan, {}, add, launcher.refuse_data)(x, y)
+    assert written is y and torch.equal(y, expected) and torch.equal(z, expected) and aligned == [True]
