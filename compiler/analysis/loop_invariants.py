@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from compiler.ir.expr import Load, Op, names
-from compiler.ir.statement import Init, Let, Stmt
+from compiler.ir.statement import Init, Let, Stmt, Store, within
 
 
-def fixed(body: tuple[Stmt, ...], loops: Collection[str], written: Collection[str] | None = None) -> tuple[Let, ...]:
+def fixed(body: tuple[Stmt, ...], loops: Collection[str], reads: bool = False) -> tuple[Let, ...]:
     """The named values that can be computed before `loops`: those that read no buffer and check nothing.
 
-    With the buffers that are `written` in the loops, also values that are read from others, and checks.
+    With `reads`, also values that are checked or read from buffers that the body does not write.
     """
+    written = {s.buffer for s in within(body, Store)} if reads else None
     changing = {*loops} | {s.name for s in body if isinstance(s, Let | Init)}
     out: list[Let] = []
     for s in body:

@@ -20,7 +20,6 @@ from compiler.backend import saved_images, saved_indices, saved_order, saved_row
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
-_FROM_BEGINNING = frozenset({_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default})
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
 
 
@@ -66,11 +65,10 @@ def _mark_saved(forward: GraphModule, backward: GraphModule, results: int) -> No
     if the backward graph calls it on an input.
     """
     inputs = {graphs.memory_of(n) for n in graphs.placeholders(backward)}
+    addressed = [n.args[0] for n in backward.graph.nodes if saved_rows.depends_on_strides(n)]
     nested = [m for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
-    addressed = [n.args[0] for n in backward.graph.nodes if n.target in _FROM_BEGINNING]
-    if any(isinstance(x, Node) and graphs.memory_of(x) in inputs for x in addressed):
-        return
-    if any(n.target in _FROM_BEGINNING for m in nested for n in m.graph.nodes):
+    in_nested = any(saved_rows.depends_on_strides(n) for m in nested for n in m.graph.nodes)
+    if in_nested or any(graphs.memory_of(x) in inputs for x in addressed):
         return
     outputs = graphs.output(forward).args[0]
     visible = set(outputs[:results])

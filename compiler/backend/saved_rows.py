@@ -21,7 +21,9 @@ from compiler.ir.expr import dim, static
 from compiler.ir.tensor import Tensor, aligned_rows
 
 _ALSO_VIEWS = frozenset({torch.ops.aten._unsafe_view})
-_STRIDE_DEPENDENT = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
+_STRIDE_DEPENDENT = frozenset(
+    {torch.ops.aten.as_strided, torch.ops.aten.as_strided_copy, torch.ops.aten.as_strided_scatter}
+)
 
 
 def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> None:
@@ -81,7 +83,7 @@ def _row_length(node: Node) -> int:
 
 
 def depends_on_strides(call: Node) -> bool:
-    """Whether the result of a call depends on the strides of its argument."""
+    """Whether the result of a call depends on the strides of its argument, and on where its memory begins."""
     return getattr(call.target, "overloadpacket", None) in _STRIDE_DEPENDENT
 
 

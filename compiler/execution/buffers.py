@@ -14,7 +14,7 @@ from compiler.ir.sizes import bind, numbers
 from compiler.ir.tensor import Tensor
 from compiler.passes.torch_to_tensor.positions import result_strides
 from compiler.pipeline import Lowering
-from compiler.runtime import guarded, launcher, memory
+from compiler.runtime import launcher, memory
 
 Sizes = Mapping[Size, int]
 NO_ARENA = memory.Arena((), 0)
@@ -155,7 +155,7 @@ def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
 
 def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
     """The live range of a temporary, and its bytes including gaps between rows."""
-    reach = guarded.element_span(numbers(t.shape, sizes), numbers(t.strides, sizes))
+    reach = memory.element_span(numbers(t.shape, sizes), numbers(t.strides, sizes))
     return memory.Lifetime(reach * t.dtype.bytes, uses[0], uses[-1])
 
 

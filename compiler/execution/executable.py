@@ -433,8 +433,8 @@ def _make_launcher(
         if captured.views is None:
             return launch
         outputs = list(planned.outputs)
-        for n in sorted(overwritten):
-            outputs.insert(n, planned.inputs[overwritten[n]])
+        for n, k in written:
+            outputs.insert(n, planned.inputs[k])
         return with_views(launch, outputs, captured.views, sizes, frozenset(overwritten))
 
     symbolic_sizes = captured.program.sizes

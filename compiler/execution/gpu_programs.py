@@ -226,7 +226,7 @@ def _gpu_call(cubins: tuple[cubin.Cubin, ...], launch_plan: LaunchPlan, apart: b
 
 def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Inputs as kernels expect them: those not aligned to 16 bytes are copied."""
-    return [launcher.aligned(x) if x.numel() else x for x in inputs]
+    return list(map(launcher.aligned, inputs))
 
 
 # ---- compiled functions

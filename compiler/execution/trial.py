@@ -20,7 +20,7 @@ from compiler.ir.expr import Size, const
 from compiler.ir.sizes import numbers
 from compiler.ir.text import show_type
 from compiler.pipeline import Lowering
-from compiler.runtime import detect, guarded, launcher
+from compiler.runtime import detect, guarded, launcher, memory
 from compiler.runtime.emulator import findings
 from compiler.targets.target import Target
 
@@ -153,7 +153,7 @@ def draw_inputs(lowering: Lowering, seed: int, shapes: Shapes) -> list[torch.Ten
 
 
 def _random(b: launcher.Buffer, least: int, generator: torch.Generator) -> torch.Tensor:
-    dtype, count = launcher.DTYPES[b.dtype], guarded.element_span(b.shape, b.stride)
+    dtype, count = launcher.DTYPES[b.dtype], memory.element_span(b.shape, b.stride)
     if dtype.is_floating_point:
         flat = torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
     else:

@@ -12,6 +12,7 @@ from compiler.frontend.results import View
 from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import numbers
 from compiler.runtime.launcher import Buffer, Launcher
+from compiler.runtime.memory import element_span
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from the start of the whole value
 
@@ -62,8 +63,7 @@ def with_views(
 
 def with_strides(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.Tensor:
     """The same elements at these strides from offset `begin` on; along an axis of stride 0 only the first is copied."""
-    last = sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True)) if x.numel() else -1
-    memory = torch.empty(begin + last + 1, dtype=x.dtype, device=x.device)
+    memory = torch.empty(begin + element_span(x.shape, strides), dtype=x.dtype, device=x.device)
     out = memory.as_strided(x.shape, strides, begin)
     first = tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)
     out[first].copy_(x[first])

@@ -29,7 +29,7 @@ from compiler.ir.expr import OPS, dim
 from compiler.ir.functions import FUNCTIONS as ROWS
 from compiler.ir.kernel import Call, Function, Program
 from compiler.ir.tensor import Tensor
-from compiler.runtime.guarded import element_span
+from compiler.runtime.memory import element_span
 
 
 @dataclass(frozen=True)

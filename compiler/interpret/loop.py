@@ -27,7 +27,7 @@ from compiler.ir.loop import For
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.runtime import build
-from compiler.runtime.guarded import element_span
+from compiler.runtime.memory import element_span
 
 _FUNCTIONS = (f"{('UNARY', 'BINARY')[f.arity - 1]}({f.name})" for f in FUNCTIONS.values() if f.library)
 PRELUDE = f"#define FUNCTIONS {' '.join(_FUNCTIONS)}\n" + (Path(__file__).parent / "loop_prelude.h").read_text(

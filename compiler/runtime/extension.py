@@ -96,16 +96,8 @@ def wrapper(offset: int) -> int:
 def supports_all_devices() -> bool:
     """Whether this torch lets a native launcher read and create tensors on devices other than the CPU."""
     offset, addresses = torch_functions()
-    *_, wrap, _, device_index, _ = addresses
-    return bool(offset and wrap and device_index)
-
-
-@functools.cache
-def supports_views() -> bool:
-    """Whether this torch lets a native launcher create tensors that share an allocation."""
-    offset, addresses = torch_functions()
-    *_, wrap, _, _, view = addresses
-    return bool(offset and wrap and view)
+    *_, wrap, _, device_index, view = addresses
+    return bool(offset and wrap and device_index and view)
 
 
 def tensor_offset() -> int | None:

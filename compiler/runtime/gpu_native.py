@@ -150,7 +150,7 @@ def load(
         (tuple(bound.values()), state, memory, slots, owner),
         invalid,
         launcher.written_rows(plan, free_inputs),
-        launcher.shared_rows(plan) if extension.supports_views() else (),
+        launcher.shared_rows(plan),
         extension.device_type(device),
         device.index or 0,
         extension.dtype_code(DTYPES["u8"]),

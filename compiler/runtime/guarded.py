@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 from compiler.errors import InvalidData
 from compiler.runtime import edges, launcher
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
-from compiler.runtime.memory import ALIGNMENT
+from compiler.runtime.memory import ALIGNMENT, element_span
 
 WIDEST_ACCESS = 16  # bytes of the widest access
 GUARD = 4096  # bytes of the zone before and of that after each buffer
@@ -262,13 +262,6 @@ def temporary_size(shape: Sequence[int], stride: Sequence[int], size: int) -> in
         if element_span(shape, stride) == math.prod(shape)
         else -(-byte_count // WIDEST_ACCESS) * WIDEST_ACCESS
     )
-
-
-def element_span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Number of elements from the first to the last of a tensor, gaps included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
 def _raw_bytes(x: torch.Tensor) -> Bytes:

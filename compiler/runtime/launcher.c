@@ -192,22 +192,21 @@ static int read_written(Launcher* l, PyObject* rows) {
   l->written = PyMem_Calloc(2 * l->n_written + 1, sizeof(Py_ssize_t));
   l->places = PyMem_Calloc(l->n_outputs + 1, sizeof(Py_ssize_t));
   if (l->written == NULL || l->places == NULL) return PyErr_NoMemory() != NULL;
-  Py_ssize_t result = 0, n_results = l->n_outputs + l->n_written, output = 0;
-  for (Py_ssize_t i = 0; i <= l->n_written; i++) {
+  int exist = 1;
+  for (Py_ssize_t i = 0; i < l->n_written; i++) {
     Py_ssize_t* row = &l->written[2 * i];
-    Py_ssize_t next = n_results;
-    if (i < l->n_written) {
-      if (!PyArg_ParseTuple(PyTuple_GET_ITEM(rows, i), "nn", &row[0], &row[1])) return 0;
-      next = row[0];
-      if (next < result || next >= n_results || row[1] < 0 || row[1] >= l->n_inputs) {
-        PyErr_SetString(PyExc_ValueError, "a written argument, or the result that it is, does not exist");
-        return 0;
-      }
-    }
-    while (result < next) l->places[output++] = result++;
-    result++;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(rows, i), "nn", &row[0], &row[1])) return 0;
+    exist = exist && 0 <= row[1] && row[1] < l->n_inputs;
   }
-  return 1;
+  Py_ssize_t i = 0, output = 0;
+  for (Py_ssize_t result = 0; result < l->n_outputs + l->n_written; result++)
+    if (i < l->n_written && l->written[2 * i] == result)
+      i++;
+    else if (output < l->n_outputs)
+      l->places[output++] = result;
+  if (!exist || i != l->n_written)
+    PyErr_SetString(PyExc_ValueError, "a written argument, or the result that it is, does not exist");
+  return exist && i == l->n_written;
 }
 
 static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
@@ -220,12 +219,9 @@ static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) 
                         &release, &huge, &admit, &owned, &invalid, &PyTuple_Type, &written, &PyTuple_Type, &shared,
                         &device, &device_index, &byte_code, &status, &fail))
     return NULL;
-  if ((device != CPU || status) && (torch.offset == 0 || torch.wrap == NULL || torch.device_index == NULL)) {
+  int is_elsewhere = device != CPU || status || PyTuple_GET_SIZE(shared);
+  if (is_elsewhere && (!torch.offset || !torch.wrap || !torch.device_index || !torch.view)) {
     PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives tensors on other devices");
-    return NULL;
-  }
-  if (PyTuple_GET_SIZE(shared) && (torch.wrap == NULL || torch.view == NULL)) {
-    PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives views of tensors");
     return NULL;
   }
   Launcher* l = (Launcher*)type->tp_alloc(type, 0);

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError
-from compiler.runtime import extension, store
+from compiler.runtime import extension, memory, store
 
 log = logging.getLogger("mlcomp")
 
@@ -309,7 +309,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself if it is aligned to 16 bytes, else an aligned copy with the same strides."""
     if not tensor.data_ptr() % ALIGNMENT or not tensor.numel():
         return tensor
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    span = memory.element_span(tensor.shape, tensor.stride())
     flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
     return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
 
@@ -334,12 +334,11 @@ def shared_rows(plan: Plan) -> tuple[SharedRow, ...]:
     for n in sorted(plan.together):
         buffer = plan.outputs[n]
         item_bytes = DTYPES[buffer.dtype].itemsize
-        if not 0 < (span := _span(buffer)) * item_bytes <= MOST_SHARED_BYTES:
+        if not 0 < (span := memory.element_span(buffer.shape, buffer.stride)) * item_bytes <= MOST_SHARED_BYTES:
             continue
         start = ends.get(buffer.dtype, 0)
         starts.setdefault(buffer.dtype, []).append((n, start))
-        step = SHARED_ALIGNMENT // item_bytes
-        ends[buffer.dtype] = start + -(-span // step) * step
+        ends[buffer.dtype] = start + memory.aligned(span, SHARED_ALIGNMENT // item_bytes)
     return tuple(
         (extension.dtype_code(DTYPES[name]), ends[name], DTYPES[name].itemsize, tuple(pieces))
         for name, pieces in starts.items()
@@ -350,11 +349,6 @@ def shared_rows(plan: Plan) -> tuple[SharedRow, ...]:
 def written_rows(plan: Plan, free_inputs: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Each result that is an argument, with the argument's position among the `free_inputs`."""
     return tuple((result, free_inputs.index(i)) for result, i in plan.written)
-
-
-def _span(buffer: Buffer) -> int:
-    """Elements from a buffer's first to its last."""
-    return 0 if 0 in buffer.shape else 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.stride, strict=True))
 
 
 def bytes_of(buffer: Buffer) -> int:

@@ -31,7 +31,7 @@ static struct {
   PyObject* (*wrap)(AtTensor*);  // null: allocate outputs by empty_strided
   int (*max_threads)(void);
   int (*device_index)(AtTensor*, int32_t*);  // null: only the CPU is supported
-  int (*view)(AtTensor*, int64_t, const int64_t*, const int64_t*, int64_t, AtTensor**);  // null: no shared allocations
+  int (*view)(AtTensor*, int64_t, const int64_t*, const int64_t*, int64_t, AtTensor**);  // null: only the CPU is supported
 } torch;
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_neg, *name_data_ptr;

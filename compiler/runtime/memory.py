@@ -116,3 +116,10 @@ def _overlap(a: Lifetime, b: Lifetime) -> bool:
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
     """Round a size up to a multiple of the alignment."""
     return -(-size // alignment) * alignment
+
+
+def element_span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Number of elements from the first to the last of a tensor, gaps included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))

@@ -53,11 +53,11 @@ def closed_form(e: Equation) -> Equation:
     return e
 
 
-def sum_of_one_hot(e: Equation, maps: Mapping[str, Map]) -> Equation:
+def sum_of_one_hot(e: Equation, earlier: Mapping[str, Equation]) -> Equation:
     """Return a sum of values that are 0 except where an index is a certain number as that one value; else `e` itself.
 
-    `maps` are the equations before `e`. A zero may be multiplied by a number that is infinite or NaN and then is NaN,
-    as is the sum: it remains in the result.
+    `earlier` are the equations before `e`. A zero may be multiplied by a number that is infinite or NaN and then is
+    NaN, as is the sum: it remains in the result.
 
     >>> i, r, x = Axis("i", dim(6)), Axis("r", dim(9)), Load("x", (Var("i"),), i64)
     >>> hot = Map("hot", (i, r), op("where", op("eq", r.var, x), dim(3), dim(0)))
@@ -69,7 +69,7 @@ def sum_of_one_hot(e: Equation, maps: Mapping[str, Map]) -> Equation:
     if not isinstance(e, Reduce) or e.op != "sum" or len(e.over) != 1 or not _is_static(e.over[0]):
         return e
     over = e.over[0]
-    value = _without_loads_over(e.value, over.var, maps)
+    value = _without_loads_over(e.value, over.var, earlier)
     hits = [] if value is None else [n for n in value.walk() if _is_hit(n, over.var)]
     if value is None or len(hits) != 1 or over.extent is dim(1):
         return e
@@ -83,22 +83,24 @@ def sum_of_one_hot(e: Equation, maps: Mapping[str, Map]) -> Equation:
     return Map(e.name, e.axes, select(is_inside, total, zero), e.narrow)
 
 
-def _without_loads_over(value: Expr, var: Var, maps: Mapping[str, Map]) -> Expr | None:
+def _without_loads_over(value: Expr, var: Var, earlier: Mapping[str, Equation]) -> Expr | None:
     """A value with the maps that it loads at an index with `var` in it; None if it loads anything else there."""
     for _ in range(_MOST_MAPS):
         inner = [n for n in value.walk() if isinstance(n, Load) and var.name in names(n)]
         if not inner:
             return value
-        if any(n.buffer not in maps for n in inner):
+        elements = {n: element(e, n.index) for n in inner if isinstance(e := earlier.get(n.buffer), Map)}
+        if len(elements) < len(inner):
             return None
-        value = substitute(value, {n: _element(maps[n.buffer], n.index) for n in inner})
+        value = substitute(value, elements)
     return None
 
 
-def _element(e: Map, index: tuple[Expr, ...]) -> Expr:
-    read = names(e.value)
-    unread = [i for a, i in zip(e.axes, index, strict=True) if a.name not in read]
-    return requiring(substitute(e.value, {a.var: i for a, i in zip(e.axes, index, strict=True)}), unread)
+def element(e: Map, index: tuple[Expr, ...]) -> Expr:
+    """The value of a map at an index, with the checks of indices that the value does not depend on."""
+    table = {a.var: i for a, i in zip(e.axes, index, strict=True)}
+    used = set(e.value.walk())
+    return requiring(substitute(e.value, table), [i for var, i in table.items() if var not in used])
 
 
 def _is_hit(n: object, var: Var) -> bool:

@@ -37,7 +37,7 @@ from compiler.ir.tensor import (
     shape,
     with_expressions,
 )
-from compiler.passes.tensor.closed_forms import closed_form, sum_of_one_hot
+from compiler.passes.tensor.closed_forms import closed_form, element, sum_of_one_hot
 from compiler.passes.tensor.contractions import is_concatenation, multiplies_concatenation
 from compiler.passes.tensor.windows import narrow_windows
 
@@ -145,19 +145,16 @@ def _replace_equations(program: Program, replaced: dict[str, Equation]) -> Progr
 def _forward_views(program: Program, joins: bool) -> Program:
     """Make readers of a view read what it views. The views themselves stay until they are dead."""
     views: dict[str, Map] = {}
-    maps: dict[str, Map] = {}
     lengths: dict[Node, int] = {}
     out: dict[str, Equation] = {}
     for e in equations(program):
         new = inline(e, views)
         if joins and multiplies_concatenation(new):
             new = inline(e, {name: v for name, v in views.items() if not is_concatenation(v.value)})
-        new = sum_of_one_hot(closed_form(new), maps)
+        new = sum_of_one_hot(closed_form(new), out)
         if isinstance(new, Order) and not has_constant_stride(new.value, new.over[0].var):
             new = e
         out[e.name] = new
-        if isinstance(new, Map):
-            maps[e.name] = new
         if (
             isinstance(new, Map)
             and is_view(new)
@@ -180,11 +177,7 @@ def inline(e: Equation, producers: dict[str, Map]) -> Equation:
     def expand(x: Expr) -> Expr:
         table: dict[Expr, Expr] = {}
         for load in [n for n in x.walk() if isinstance(n, Load) and n.buffer in producers]:
-            producer = producers[load.buffer]
-            index = {a.var: expand(i) for a, i in zip(producer.axes, load.index, strict=True)}
-            used = set(producer.value.walk())
-            unused = [i for var, i in index.items() if var not in used]
-            table[load] = requiring(substitute(producer.value, index), unused)
+            table[load] = element(producers[load.buffer], tuple(map(expand, load.index)))
         return substitute(x, table) if table else x
 
     return with_expressions(e, lambda x: simplify(expand(x), ranges))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, identity, loads, op
+from compiler.ir.expr import Cast, Const, Load, Op, Var, dim, identity, loads, op
 from compiler.ir.tensor import Equation, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads, shape
 from compiler.passes.tensor.compose import injective, inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
@@ -31,12 +31,11 @@ def scatters(program: Program, in_order: bool) -> Program:
     `in_order`: one core makes the updates of a scatter one after the other, as on a CPU. Without it, counts stay as
     they are, no map is inlined into scatters that combine values, and sums with a scatter become its base.
     """
+    every = {e.name: e for e in equations(program)}
     if in_order:
-        every = {e.name: e for e in equations(program)}
-        program = _replace_equations(program, {e.name: _running_total(e, every) for e in every.values()})
+        program = _replace_equations(program, {n: _running_total(e, every) for n, e in every.items()})
     else:
         results = {t.name for t in program.outputs}
-        every = {e.name: e for e in equations(program)}
         readers = readers_of(every.values())
         added = {n: _added_to_base(e, every, readers, results) for n, e in every.items()}
         program = _replace_equations(program, {n: (e,) for n, e in added.items()})
@@ -77,25 +76,19 @@ def _added_to_base(
     """Return `e`, or for a result x + s with a scatter of sums s that begins with zeros, one that begins with x."""
     if not isinstance(e, Map) or e.name not in results or e.narrow is not None:
         return e
-    match e.value:
-        case Op("add", (a, b)):
-            for scattered, base in ((a, b), (b, a)):
-                s = every.get(scattered.buffer) if isinstance(scattered, Load) else None
-                if (
-                    isinstance(s, Scatter)
-                    and isinstance(scattered, Load)
-                    and (s.op, s.base, s.narrow) == ("sum", identity("sum", s.dtype), None)
-                    and scattered.index == tuple(x.var for x in e.axes)
-                    and readers[s.name] == {e.name}
-                    and s.name not in results | _buffers_of(base)
-                    and not {x.name for x in e.axes} & {x.name for x in s.over}
-                ):
-                    return Scatter(e.name, e.axes, base, s.op, s.over, s.index, s.value, s.guard)
+    terms = e.value.args if isinstance(e.value, Op) and e.value.name == "add" else ()
+    for x, base in zip(terms, reversed(terms), strict=True):
+        s = every.get(x.buffer) if isinstance(x, Load) and x.index == tuple(a.var for a in e.axes) else None
+        if (
+            isinstance(s, Scatter)
+            and (s.op, s.base, s.narrow) == ("sum", identity("sum", s.dtype), None)
+            and s.name not in results
+            and readers[s.name] == {e.name}
+            and all(n.buffer != s.name for n in loads(base))
+            and not {a.name for a in e.axes} & {a.name for a in s.over}
+        ):
+            return s.replace(name=e.name, axes=e.axes, base=base)
     return e
-
-
-def _buffers_of(value: Expr) -> set[str]:
-    return {n.buffer for n in loads(value)}
 
 
 def _inline_into_scatters(program: Program, in_order: bool) -> dict[str, Equation]:

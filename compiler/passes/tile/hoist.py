@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.analysis.loop_invariants import fixed
 from compiler.ir import tile
 from compiler.ir.expr import Const
-from compiler.ir.statement import Stmt, Store, within
+from compiler.ir.statement import Stmt
 from compiler.schedule.steps import Hoist, ScheduleError
 
 
@@ -23,8 +23,7 @@ def hoist(step: Hoist, f: tile.For) -> tuple[Stmt, ...]:
             for j in serial(10):
                 y[i, j] = x[i, j] * s
     """
-    written = {s.buffer for s in within(f.body, Store)} if step.reads else None
-    moved = fixed(f.body, {f.var}, written)
+    moved = fixed(f.body, {f.var}, bool(step.reads))
     if not moved:
         raise ScheduleError(step, f"no value that {f.var} names is the same in all of its iterations")
     if not isinstance(f.extent, Const) or not f.extent.value:

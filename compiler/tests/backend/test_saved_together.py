@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from compiler.execution import executable
+from compiler.execution.executable import Executable
 from compiler.frontend import Captured
 from compiler.frontend.results import View
 from compiler.ir.expr import static
-
-
-@pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
-    """The programs that are built, in order."""
-    programs: list[Captured] = []
-    build = executable.build_captured
-
-    def record(captured: Captured, *args: Any, **options: Any) -> executable.Executable:
-        programs.append(captured)
-        return build(captured, *args, **options)
-
-    monkeypatch.setattr(executable, "build_captured", record)
-    return programs
 
 
 def saved_shapes(captured: Captured) -> set[tuple[int, ...]]:
@@ -40,7 +25,7 @@ def run(f: Any, *inputs: Tensor) -> None:
         torch.autograd.backward(x.sum(), retain_graph=True)
 
 
-def test_what_is_returned_shares_no_allocation(captured: list[Captured]) -> None:
+def test_what_is_returned_shares_no_allocation(made: list[Executable]) -> None:
     x, w, v = (torch.randn(*s, requires_grad=True) for s in ((3, 4), (4, 5), (5, 6)))
 
     def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,11 +33,11 @@ def test_what_is_returned_shares_no_allocation(captured: list[Captured]) -> None
         return returned, (returned @ v).sin()
 
     run(f, x, w, v)
-    assert saved_shapes(captured[0]) == {(3, 6)}  # the operand of sin; `returned` is saved too, and returned
-    assert all(not program.saved for program in captured[1:])
+    assert saved_shapes(made[0].captured) == {(3, 6)}  # the operand of sin; `returned` is saved too, and returned
+    assert all(not x.captured.saved for x in made[1:])
 
 
-def test_a_value_with_a_returned_view_shares_no_allocation(captured: list[Captured]) -> None:
+def test_a_value_with_a_returned_view_shares_no_allocation(made: list[Executable]) -> None:
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,10 +45,10 @@ def test_a_value_with_a_returned_view_shares_no_allocation(captured: list[Captur
         return y[1:], (y @ w).sin()
 
     run(f, x, w)
-    assert saved_shapes(captured[0]) == {(3, 4)}
+    assert saved_shapes(made[0].captured) == {(3, 4)}
 
 
-def test_what_is_read_from_the_beginning_of_its_memory_shares_no_allocation(captured: list[Captured]) -> None:
+def test_what_is_read_from_the_beginning_of_its_memory_shares_no_allocation(made: list[Executable]) -> None:
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
@@ -71,4 +56,4 @@ def test_what_is_read_from_the_beginning_of_its_memory_shares_no_allocation(capt
         return (checkpoint(lambda y: y.as_strided((3, 4), (1, 3), 0).cos() * y, y, use_reentrant=False) @ w,)
 
     run(f, x, w)
-    assert not captured[0].saved
+    assert not made[0].captured.saved

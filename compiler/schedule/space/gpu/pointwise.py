@@ -72,7 +72,9 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
         return [*collapsed, *_steps(outer, private_steps, last.name, threads, threads * widest * turns, vector, warps)]
 
     members = [priced(partial(price, *way), plan.target, partial(steps, *way)) for way in choices]
-    return ranked([*members, *(() if loops or not outer else row_loops.long_rows(plan, rows, iterations(*rows[:-1])))])
+    if outer and not loops:
+        members += row_loops.long_rows(plan, rows, iterations(*rows[:-1]))
+    return ranked(members)
 
 
 def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:

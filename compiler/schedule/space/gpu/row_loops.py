@@ -69,8 +69,7 @@ def long_rows(plan: Plan, rows: list[loop.For], count: int) -> Iterator[Member]:
     found = _recognise_row(plan, [rows[-1:]])
     name, before = collapse_rows(rows[:-1])
     last = rows[-1]
-    written = {s.buffer for s in last.body if isinstance(s, Store)}
-    invariant = [Hoist(last.var, reads=1)] if fixed(last.body, {last.var}, written) else []
+    invariant = [Hoist(last.var, reads=1)] if fixed(last.body, {last.var}, reads=True) else []
     steps = [*before, *([Bind(name, "blocks")] if name else []), *invariant]
     threads = [n for n in (128, 256, 512, 1024) if n <= MOST_THREADS]
     ways = _with_end_loops(plan, found)
