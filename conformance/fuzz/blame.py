@@ -215,7 +215,7 @@ def _bounds_of(x: Any, known: KnownBounds) -> oracle.Bounded | None:
         if (positions < 0).any():
             continue
         selected = bounded.full(tuple(result.shape)).map(lambda each, positions=positions: each.reshape(-1)[positions])  # type: ignore[misc]
-        return selected if len(np.unique(positions)) == positions.size else selected.common()
+        return selected if len(np.unique(positions)) == positions.size else selected.common().full(positions.shape)
     return None
 
 

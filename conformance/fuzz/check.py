@@ -74,8 +74,11 @@ def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.
     return row
 
 
-def eager(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> None:
-    """Only run the program of this number in eager, as `fuzz` does: whether PyTorch itself loses the process."""
+def eager(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
+    """Only run the program of this number in eager, as `fuzz` does: whether PyTorch itself loses the process.
+
+    Returns the program's unchecked row, for the report of a program that loses the process when it is compiled.
+    """
     program = mutate.draw(seed, index, options)
     device = compiler.tensors_on(compiler.target(options["target"]))
     tell("eager")
@@ -83,6 +86,7 @@ def eager(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> None
         runs.call(
             function(program), runs.copy_arguments(call_arguments(program, point), device), gradient_flags(program)
         )
+    return _unchecked_row(program)
 
 
 def check_program(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
@@ -91,10 +95,13 @@ def check_program(program: Program, options: Mapping[str, Any], tell: Tell) -> r
     `options` has target and threads, `dump` (folder for the repro), and `lost` if `torch.compile` crashed the process
     of an earlier try, so that this one begins with the search for the stage to blame.
     """
-    row = rows.Fuzz(
+    return replace(_unchecked_row(program), **vars(_run_checks(program, options, tell)))
+
+
+def _unchecked_row(program: Program) -> rows.Fuzz:
+    return rows.Fuzz(
         index=program.index, seed=program.seed, line=as_line(program), arguments=describe_arguments(program)
     )
-    return replace(row, **vars(_run_checks(program, options, tell)))
 
 
 def _run_checks(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.FuzzResult:
@@ -325,9 +332,9 @@ def value_difference(a: Tensor, b: Tensor, reference: Tensor, slack: float = 0.0
         return ""
     position = tuple(int(n) for n in wrong.nonzero()[0])
     at = list(position)
-    message = (
-        f"element {at} is {actual[position]:.9g}, in eager {expected[position]:.9g}, in f64 {centre[position]:.9g}"
-    )
+    digits = 17 if a.dtype is torch.float64 else 9  # enough to tell any two numbers apart
+    shown, in_eager, in_f64 = (f"{x[position]:.{digits}g}" for x in (actual, expected, centre))
+    message = f"element {at} is {shown}, in eager {in_eager}, in f64 {in_f64}"
     return f"{message}; {int(wrong.sum())} of {wrong.numel()} are wrong"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from conformance.fuzz.drawing import Drawing, NotFitting, require
 
 Text = Callable[[Drawing], str]
@@ -405,6 +407,13 @@ def gcd_or_lcm(d: Drawing) -> str:
     """`gcd` or `lcm`, not with special data: `torch.lcm` of the least integer crashes the process."""
     require(not d.specials)
     return f"torch.{d.among('gcd', 'lcm')}({d.integer()}, {d.same()})"
+
+
+def hardsigmoid(d: Drawing) -> str:
+    """`F.hardsigmoid`, without f64 gradients: eager multiplies these by 1/6 rounded to f32."""
+    x = d.real()
+    require(not d.differentiable or d.first.eager.dtype is not torch.float64)
+    return f"F.hardsigmoid({x})"
 
 
 def bilinear(d: Drawing) -> str:

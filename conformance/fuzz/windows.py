@@ -81,6 +81,7 @@ def interpolate3d(d: Drawing) -> str:
 def pixel_shuffle(d: Drawing) -> str:
     """`F.pixel_shuffle` or `F.pixel_unshuffle`."""
     x = d.tensor(4)
+    require(0 not in d.shape)  # eager returns tensors without elements unchanged, whose shape is wrong
     if d.size(-3) % 4 == 0 and d.chance(0.5):
         return f"F.pixel_shuffle({x}, 2)"
     return f"F.pixel_unshuffle({x}, {d.among(*(k for k in (1, 2, 3) if d.size(-1) % k == 0 and d.size(-2) % k == 0))})"

@@ -147,6 +147,12 @@ def lost_by_torch(item: rows.Fuzz, eager_reply: Reply) -> rows.Fuzz:
     return replace(item, verdict="torch", kind=str(eager_reply.status), detail=f"eager alone: {eager_reply.message}")
 
 
+def with_text(item: rows.Fuzz, eager_reply: Reply) -> rows.Fuzz:
+    """Return the row with the text of the program that eager ran."""
+    ran = _value(rows.Fuzz, eager_reply)[0]
+    return item if ran is None else replace(item, line=ran.line, arguments=ran.arguments)
+
+
 def with_reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
     """Return the row with the reduced program, or why there is none."""
     if reply.status is not Status.DONE or not isinstance(reply.value, dict):

@@ -196,6 +196,7 @@ class Runner:
             eager_reply = self._call("eager", seed, index, options, timeout=limit)
             if eager_reply.status is reply.status:
                 return replies.lost_by_torch(unchecked, eager_reply)
+            unchecked = replies.with_text(unchecked, eager_reply)
             second_reply = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
             return self._reduce(replies.fuzz(unchecked, reply, second_reply), options)
         row = replies.fuzz(unchecked, reply)

@@ -254,7 +254,9 @@ def _is_legal(members: list[Equation], groups: _Groups) -> bool:
         return False
     contractions = [e for e in members if is_contraction(e)]
     if contractions:
-        return len(contractions) == 1 and _fits_contraction(members, contractions[0], found, groups)
+        return len(contractions) == 1 and _fits_contraction(
+            members, contractions[0], found, groups, stored
+        )
     if any(isinstance(e, Scan) for e in sweeps):
         return (
             len(sweeps) == 1
@@ -326,11 +328,13 @@ def _is_load_of(x: Expr, e: Equation) -> bool:
     return isinstance(x, Load) and x.buffer == e.name
 
 
-def _fits_contraction(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:
+def _fits_contraction(
+    members: list[Equation], contraction: Equation, found: Nest, groups: _Groups, stored: set[str]
+) -> bool:
     """Whether the other members can be the prologue and epilogue of a contraction.
 
     All must be maps. Only views of one tensor and widened factors may feed the contraction. Maps after it have no loops
-    but the rows: others would conflict with its tiles.
+    but the rows: others would conflict with its tiles. No other map may be recomputed too often.
     """
     by_name = {e.name: e for e in members}
     rows, after = {a.name for a in found.rows}, _dependents(members, contraction)
@@ -339,7 +343,10 @@ def _fits_contraction(members: list[Equation], contraction: Equation, found: Nes
     prologue = [by_name[n] for n in reads(contraction) if n in by_name and not _is_plain_view(by_name[n])]
     if not all(e is contraction or isinstance(e, Map) for e in members):
         return False
-    return not prologue or all(_widens(e, contraction, by_name, groups) for e in prologue)
+    if not all(_widens(e, contraction, by_name, groups) for e in prologue):
+        return False
+    before = _sources_within(contraction, by_name)
+    return _avoids_recomputation(members, found, stored, [e for e in members if e.name not in before])
 
 
 def _is_plain_view(e: Equation) -> bool:
@@ -357,12 +364,19 @@ def _dependents(members: list[Equation], first: Equation) -> list[Equation]:
     return [e for e in members if e.name in after]
 
 
+def _sources_within(e: Equation, by_name: dict[str, Equation]) -> set[str]:
+    """The names of the equations of `by_name` that `e` is computed from."""
+    found: set[str] = set()
+    front = [e]
+    while front:
+        front = [by_name[n] for x in front for n in reads(x) if n in by_name and n not in found]
+        found |= {x.name for x in front}
+    return found
+
+
 def _widens(e: Equation, contraction: Equation, by_name: dict[str, Equation], groups: _Groups) -> bool:
     """Whether a map read only by the contraction has more bytes than all of its sources, and few rows read it."""
-    ancestors, front = {e.name}, [e]
-    while front:
-        front = [by_name[n] for x in front for n in reads(x) if n in by_name and n not in ancestors]
-        ancestors |= {x.name for x in front}
+    ancestors = {e.name} | _sources_within(e, by_name)
     outside = {n for name in ancestors for n in reads(by_name[name]) if n not in by_name}
     if any((groups.readers.get(n, set()) - ancestors) not in (set(), {contraction.name}) for n in ancestors):
         return False
@@ -376,8 +390,13 @@ def _widens(e: Equation, contraction: Equation, by_name: dict[str, Equation], gr
     )
 
 
-def _avoids_recomputation(members: list[Equation], found: Nest, stored: set[str]) -> bool:
-    """Whether no expensive map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
+def _avoids_recomputation(
+    members: list[Equation], found: Nest, stored: set[str], maps: Iterable[Equation] | None = None
+) -> bool:
+    """Whether no expensive map is read at an index that repeats its elements (as by a broadcast inside the rows).
+
+    `maps` are those asked about, by default all members.
+    """
     prices = _recomputation_costs(members)
     readings: dict[str, list[Reading]] = {}
     for r in members:
@@ -386,7 +405,7 @@ def _avoids_recomputation(members: list[Equation], found: Nest, stored: set[str]
     return not any(
         isinstance(e, Map)
         and _is_recomputed_too_often(e, prices[e.name], readings.get(e.name, []), members, found, stored)
-        for e in members
+        for e in (members if maps is None else maps)
     )
 
 
