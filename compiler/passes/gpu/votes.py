@@ -1,13 +1,15 @@
 """Conditional updates by vote: lanes first find the updates whose condition holds, then apply them in order.
 
-Each lane of a warp tests one update and puts its index into the warp's ring in shared memory. Once the ring holds
-`ahead` of them, all lanes load what these updates add, then add it in order. While consecutive updates change the same
-elements, these stay in registers.
+Each lane of a warp tests one update and puts its index and its place into the warp's ring in shared memory. Once the
+ring holds `ahead` of them, all lanes load what these updates add, then add it in order. While consecutive updates
+change the same elements, these stay in registers; many of them that all do so, as the gradients of a token that pads or
+masks a text, are loaded together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial, reduce
 
 from compiler.analysis import access
 from compiler.ir import kernel as k
@@ -27,13 +29,18 @@ from compiler.passes.gpu.sequences import sequence
 Body = list[k.Stmt]
 ONE, ZERO = const(1, i32), const(0, i32)
 BARRIER = k.Barrier("warp")
+RUN, RUN_ELEMENTS = 64, 128  # most updates of one place that are loaded together, and most elements of a lane
 
 
 @dataclass(frozen=True)
 class _Ring:
-    """Indices of updates found; those from `made` to `found` are still to be applied. `room` is a power of 2."""
+    """Updates found, by their indices and the places that they change.
 
-    array: str
+    Those from `made` to `found` are still to be applied. `room` is a power of 2.
+    """
+
+    numbers: str
+    places: str
     room: int
     found: Var
     made: Var
@@ -61,9 +68,16 @@ def over_votes(state: Emission, f: tile.For, scope: Scope) -> Body:
     high = range_below(extent, scope.ranges)[1]
     if scope.level != "warp" or update is None or high is None or high >= 1 << 30:
         raise state.refuse(f"{f.var} is no loop of a warp over updates under one condition")
-    room = power(WARP * tests + ahead - 1)
-    ring = _Ring(state.fresh(f"{f.var}_ring"), room, Var(state.fresh("found"), i32), Var(state.fresh("made"), i32))
-    state.arrays.append(k.Array(ring.array, i32, state.facts.threads // WARP * room, "shared", 16))
+    room = power(WARP * tests + max(RUN, ahead) - 1)
+    ring = _Ring(
+        state.fresh(f"{f.var}_ring"),
+        state.fresh(f"{f.var}_places"),
+        room,
+        Var(state.fresh("found"), i32),
+        Var(state.fresh("made"), i32),
+    )
+    for array, dtype in ((ring.numbers, i32), (ring.places, i64)):
+        state.arrays.append(k.Array(array, dtype, state.facts.threads // WARP * room, "shared", 16))
     base = Var(state.fresh(f"{f.var}_base"))
     inner = scope.inner()
     inner.ranges[base.name] = (0, high)
@@ -116,11 +130,15 @@ def _emit_tests(
     hits, hit = state.fresh("hits"), Var(state.fresh("hit"), i32)
     vote = k.Store(hits, turn, select(mine, bit, ZERO))
     before = k.Ones(op("and", hit, op("not", op("shl", const(-1, i32), cast(lane, i32)))))
-    put = k.Store(ring.array, ring.at(ring.found + before), cast(number, i32))
+    at = ring.at(ring.found + before)
+    put = (
+        k.Store(ring.numbers, at, cast(number, i32)),
+        k.Store(ring.places, at, _place_of_update(state, f, update.store, scope)),
+    )
     found = (
         k.Declare(number.name, place),
         k.Declare(hit.name, k.Together("or", Load(hits, (turn,), i32), WARP)),
-        k.If(op("ne", op("and", hit, bit), ZERO), (put,)),
+        k.If(op("ne", op("and", hit, bit), ZERO), put),
         k.Assign(ring.found.name, ring.found + k.Ones(hit)),
     )
     return [
@@ -132,10 +150,10 @@ def _emit_tests(
 
 @dataclass(frozen=True)
 class _Share:
-    """A lane's part of an update: `vector` elements, `step` apart, from `place` on, with the variable `neighbour`.
+    """A lane's part of an update: `vector` elements, `step` apart, with the variable `neighbour`.
 
-    Lanes without elements fail the `guard`. The array `elements` holds those at `kept`, if that is not negative; `wide`
-    accesses move all of them at once.
+    They begin `offset` behind the place of the update. Lanes without elements fail the `guard`. The array `elements`
+    holds those at `kept`, if that is not negative; `wide` accesses move all of them at once.
     """
 
     update: _Update
@@ -143,7 +161,7 @@ class _Share:
     vector: int
     neighbour: Var
     guard: Expr | None
-    place: Expr
+    offset: Expr
     step: int
     wide: bool
     elements: str
@@ -168,7 +186,7 @@ def _lane_share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> 
         inner.values[across.var] = lane * vector + neighbour if vector > 1 else lane
         inner.ranges[neighbour.name] = (0, vector - 1)
         inner.lanes = Lanes(across.var, thread_map, neighbour)
-    flat = place_of(state, store.buffer, store.index, inner)[1]
+    flat = place_of(state, store.buffer, _index(store, f, of_update=False), inner)[1]
     step = access.stride(flat, neighbour)
     most = range_below(count, scope.ranges)[1] if across is not None else 0
     if step is None or most is None or most >= WARP or not is_global(state, store.buffer):
@@ -189,57 +207,91 @@ def _guarded(share: _Share, s: k.Stmt) -> Body:
 
 
 def _apply_updates(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, last: Expr) -> k.Stmt:
-    """Apply the updates found, `ahead` at a time; fewer only if they are the last."""
-    first, turn = Var(state.fresh("first")), Var(state.fresh("turn"))
+    """Apply the updates found: `ahead` at a time, or a longer run of them that all change one place.
+
+    There are fewer than `ahead` only if they are the last; until then, what may begin a run waits for the rest of it.
+    """
+    first, lane, others = Var(state.fresh("first")), share.scope.values["lane"], Var(state.fresh("others"), i32)
+    run = _longest_run(share)
+    differs = [
+        op("ne", _place_in(ring, first + lane + const(start)), _place_in(ring, first)) for start in range(0, run, WARP)
+    ]
+    vote = k.Declare(others.name, k.Together("or", select(reduce(partial(op, "or"), differs), ONE, ZERO), WARP))
+    is_complete = op("le", cast(first + run, i32), ring.found)
+    few = (*_apply_few(state, f, share, ring, first, ahead), k.Assign(ring.made.name, cast(first + ahead, i32)))
+    turns = k.If(
+        both(is_complete, op("eq", others, ZERO)),
+        (*_apply_run(state, f, share, ring, first, run), k.Assign(ring.made.name, cast(first + run, i32))),
+        (k.If(op("or", last, op("ne", others, ZERO)), few),),
+    )
+    body = k.If(op("ge", first, cast(ring.made, i64)), (vote, turns))  # not yet applied by a run
+    left = select(last, ring.found, ring.found - const(ahead - 1, i32))
+    return k.For(first.name, cast(ring.made, i64), cast(left, i64), ahead, (body,), "rolled")
+
+
+def _longest_run(share: _Share) -> int:
+    """The most updates of one place that are applied together, a multiple of WARP."""
+    return max(WARP, min(RUN, RUN_ELEMENTS // share.vector) // WARP * WARP)
+
+
+def _place_in(ring: _Ring, number: Expr) -> Expr:
+    """The place of the update at this position of the ring; the last one's for those that are not there."""
+    return Load(ring.places, (ring.at(op("min", cast(number, i32), ring.found - ONE)),), i64)
+
+
+def _apply_run(state: Emission, f: tile.For, share: _Share, ring: _Ring, first: Var, run: int) -> Body:
+    """Apply `run` updates of one place."""
+    turn, values, here = Var(state.fresh("turn")), state.fresh("values"), Var(state.fresh("here"))
+    load = _load_update(state, f, share, ring, cast(first + turn, i32), values, turn, run)
+    change = k.unrolled(turn, run, _change_elements(share, values, turn))
+    place = k.Declare(here.name, _place_in(ring, first) + share.offset)
+    return [
+        k.Array(values, share.update.store.value.dtype, run * share.vector, "local", 16),
+        *_guarded(share, k.unrolled(turn, run, *load)),
+        place,
+        *_guarded(share, _hold_elements(state, share, here)),
+        *_guarded(share, change),
+    ]
+
+
+def _apply_few(state: Emission, f: tile.For, share: _Share, ring: _Ring, first: Var, ahead: int) -> Body:
+    """Apply at most `ahead` updates, of any places."""
+    turn, values, here = Var(state.fresh("turn")), state.fresh("values"), Var(state.fresh("here"))
     number = cast(first + turn, i32)
+    # If there are fewer than `ahead`, the last is loaded again.
+    load = _load_update(state, f, share, ring, op("min", number, ring.found - ONE), values, turn, ahead)
+    place = k.Declare(here.name, _place_in(ring, number) + share.offset)
+    if share.update.store.op != "set":
+        address = k.Address(array_of(state, share.update.store.buffer), here)
+        load = [place, k.Call("mlc_prefetch", (), (address,)), *load]
+    change = (place, _hold_elements(state, share, here), _change_elements(share, values, turn))
+    return [
+        k.Array(values, share.update.store.value.dtype, ahead * share.vector, "local", 16),
+        *_guarded(share, k.unrolled(turn, ahead, *load)),
+        *_guarded(share, k.unrolled(turn, ahead, k.If(op("lt", number, ring.found), change))),
+    ]
+
+
+def _load_update(
+    state: Emission, f: tile.For, share: _Share, ring: _Ring, number: Expr, values: str, turn: Var, count: int
+) -> Body:
+    """Load what the update at this position of the ring adds, as the `turn`-th of `count`."""
     scope = share.scope.inner()
-    scope.ranges[turn.name] = (0, ahead - 1)
+    scope.ranges[turn.name] = (0, count - 1)
     update_number = scope.values[f.var]
     assert isinstance(update_number, Var)
-    # If there are fewer than `ahead`, the last is loaded again.
-    there = op("min", number, ring.found - ONE)
-    named = k.Declare(update_number.name, cast(Load(ring.array, (ring.at(there),), i32), i64))
-    values, places = state.fresh("values"), state.fresh("places")
-    # Checks of indices keep their order, so that a load behind one waits for it: all loads are asked for before.
-    arrays, indices, place = _load_indices(state, share.place, update_number, turn, ahead)
-    address = k.Address(array_of(state, share.update.store.buffer), Load(places, (turn,), i64))
-    load = [named, *indices, *_load_addends(state, share, values, turn, scope)]
-    check = [
-        *([named] if update_number.name in names(place) else []),
-        k.Store(places, turn, place),
-        *([] if share.update.store.op == "set" else [k.Call("mlc_prefetch", (), (address,))]),
-    ]
-    here = Var(state.fresh("here"))
-    change = [k.Declare(here.name, Load(places, (turn,), i64)), *_change_elements(state, share, here, values, turn)]
-    left = select(last, ring.found, ring.found - const(ahead - 1, i32))
-    changes = k.If(op("lt", number, ring.found), tuple(change))
-    body = (
-        k.Array(places, i64, ahead, "local", 16),
-        k.Array(values, share.update.store.value.dtype, ahead * share.vector, "local", 16),
-        *arrays,
-        *_guarded(share, k.unrolled(turn, ahead, *load)),
-        *_guarded(share, k.unrolled(turn, ahead, *check)),
-        *_guarded(share, k.unrolled(turn, ahead, changes)),
-        k.Assign(ring.made.name, cast(first + ahead, i32)),
-    )
-    return k.For(first.name, cast(ring.made, i64), cast(left, i64), ahead, body, "rolled")
+    named = k.Declare(update_number.name, cast(Load(ring.numbers, (ring.at(number),), i32), i64))
+    return [named, *_load_addends(state, share, values, turn, scope)]
 
 
-def _load_indices(state: Emission, place: Expr, number: Var, turn: Var, ahead: int) -> tuple[Body, Body, Expr]:
-    """Load what the place of an update depends on into arrays; returns these, the stores, and the place in their terms.
+def _index(store: Store, f: tile.For, *, of_update: bool) -> tuple[Expr, ...]:
+    """The index of a store with zeros for the axes that do not depend on the number of the update, or for those."""
+    return tuple(i if (f.var in names(i)) == of_update else const(0, i.dtype) for i in store.index)
 
-    The loads are those whose own place is computed from the number of the update.
-    """
-    arrays: Body = []
-    stores: Body = []
-    table: dict[Expr, Expr] = {}
-    for n in dict.fromkeys(n for n in place.walk() if isinstance(n, Load) and number.name in names(n)):
-        if not any(isinstance(x, Load) for i in n.index for x in i.walk()):
-            array = state.fresh(f"{n.buffer}_asked")
-            arrays.append(k.Array(array, n.dtype, ahead, "local", 16))
-            stores.append(k.Store(array, turn, n))
-            table[n] = Load(array, (turn,), n.dtype)
-    return arrays, stores, substitute(place, table)
+
+def _place_of_update(state: Emission, f: tile.For, store: Store, scope: Scope) -> Expr:
+    """The flat index of an update's first element, as far as it depends on the number of the update."""
+    return place_of(state, store.buffer, _index(store, f, of_update=True), scope)[1]
 
 
 def _load_addends(state: Emission, share: _Share, values: str, turn: Var, scope: Scope) -> Body:
@@ -262,15 +314,18 @@ def _load_addends(state: Emission, share: _Share, values: str, turn: Var, scope:
     return lanes.vector_loop(state, body, inner, share.neighbour, share.vector)
 
 
-def _change_elements(state: Emission, share: _Share, here: Var, values: str, turn: Var) -> Body:
-    """Update a lane's elements in registers, after swapping them if others are held."""
-    store = share.update.store
-    slot = turn * share.vector + share.neighbour
-    value = Load(values, (slot,), store.value.dtype)
-    change = k.Store(share.elements, share.neighbour, value, store.op)
-    fetched = [] if store.op == "set" else [_fetch_elements(state, share, here)]
+def _hold_elements(state: Emission, share: _Share, here: Var) -> k.Stmt:
+    """Hold a lane's elements of the place `here` in registers, and write back those of another."""
+    fetched = [] if share.update.store.op == "set" else [_fetch_elements(state, share, here)]
     moved = (_write_back(state, share), k.Assign(share.kept.name, here), *fetched)
-    return [k.If(op("ne", here, share.kept), moved), _for_each_element(share, change)]
+    return k.If(op("ne", here, share.kept), moved)
+
+
+def _change_elements(share: _Share, values: str, turn: Var) -> k.Stmt:
+    """Update the elements of a lane that are in registers."""
+    store = share.update.store
+    value = Load(values, (turn * share.vector + share.neighbour,), store.value.dtype)
+    return _for_each_element(share, k.Store(share.elements, share.neighbour, value, store.op))
 
 
 def _for_each_element(share: _Share, s: k.Stmt) -> k.Stmt:

@@ -254,9 +254,7 @@ def _is_legal(members: list[Equation], groups: _Groups) -> bool:
         return False
     contractions = [e for e in members if is_contraction(e)]
     if contractions:
-        return len(contractions) == 1 and _fits_contraction(
-            members, contractions[0], found, groups, stored
-        )
+        return len(contractions) == 1 and _fits_contraction(members, contractions[0], found, groups, stored)
     if any(isinstance(e, Scan) for e in sweeps):
         return (
             len(sweeps) == 1

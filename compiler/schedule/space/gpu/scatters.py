@@ -10,7 +10,7 @@ from compiler.analysis import access
 from compiler.analysis.nests import contiguous, iterations, loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, names, product
-from compiler.ir.multiples import power
+from compiler.ir.multiples import ceildiv, power
 from compiler.ir.statement import If, Stmt, Store
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
@@ -19,8 +19,8 @@ from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, collapse_rows,
 from compiler.schedule.space.members import Member, above, either, ranked
 from compiler.schedule.steps import Bind, Owners, Reorder, Split, Step
 
-WARPS = 8  # warps per block
-TESTS = 4  # tests of 32 updates each that a warp makes at once
+WARPS = 4  # warps per block
+TESTS = 8  # most tests of 32 updates each that a warp makes at once
 AHEAD = 16  # updates whose values a warp loads before it applies the first
 OWNERS = tuple(1 << n for n in range(3, 13))
 
@@ -67,7 +67,7 @@ def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
         owner_schedules = ranked(
             Member(
                 cost.voted_update_clocks(plan.target, count, n, pieces, ahead),
-                partial(_steps_with_votes, before, name, nest, n, min(pieces, WARPS), vector, ahead),
+                partial(_steps_with_votes, before, name, nest, n, vector, ahead),
             )
             for n in parts
             for ahead in (AHEAD, AHEAD // 2)
@@ -106,28 +106,31 @@ def _steps_with_tests(before: list[Step], row: str, scanned: str, parts: int, th
 
 
 def _steps_with_votes(
-    before: list[Step], row: str, nest: list[loop.For], parts: int, warps: int, vector: int, ahead: int
+    before: list[Step], row: str, nest: list[loop.For], parts: int, vector: int, ahead: int
 ) -> list[Step]:
-    """Each warp tests many updates by vote, then applies those that are its own."""
+    """Each warp tests many updates by vote, then applies those that are its own.
+
+    The warps of a block own different elements of the same rows. Most updates may be of one element, and these are read
+    at the bandwidth of as many multiprocessors as there are blocks for its rows.
+    """
     steps = [*before]
     scanned = naming.collapse([f.var for f in nest], steps)
     owner = f"{scanned}_owner"
-    votes = Bind(scanned, "votes", (("tests", TESTS), ("ahead", ahead)))
+    block, warp = naming.pieces(owner)
+    tests = min(TESTS, ceildiv(iterations(*nest), WARP))
+    votes = Bind(scanned, "votes", (("tests", tests), ("ahead", ahead)))
+    owned: list[Step] = [Owners(scanned, parts, owner), Split(owner, WARPS, (block, warp))]
+    spread = [Bind(block, "blocks"), Bind(warp, "warps"), votes]
     if not row:
-        block, warp = naming.pieces(owner)
-        steps += [Owners(scanned, parts, owner), Split(owner, WARPS, (block, warp)), Bind(block, "blocks")]
-        return [*steps, Bind(warp, "warps"), votes]
-    block, within = naming.pieces(row)
-    warp, lane = naming.pieces(within)
+        return [*steps, *owned, *spread]
+    columns, lane = naming.pieces(row)
     return [
         *steps,
-        Split(row, WARP * vector * warps, (block, within)),
-        Split(within, WARP * vector, (warp, lane)),
-        Reorder((block, warp, scanned, lane)),
-        Owners(scanned, parts, owner),
-        Bind(owner, "blocks"),
-        Bind(block, "blocks"),
-        Bind(warp, "warps"),
-        votes,
+        Split(row, WARP * vector, (columns, lane)),
+        Reorder((columns, scanned, lane)),
+        *owned,
+        Reorder((block, columns, warp)),
+        Bind(columns, "blocks"),
+        *spread,
         Bind(lane, "lanes", lanes(WARP, vector)),
     ]
