@@ -18,7 +18,8 @@ from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program
 from compiler.ir.tensor import Axis, Equation, Group, Map, Order, Reduce, Scan, Scatter, Tensor, reads, row_major, shape
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.passes.loop.in_place import in_place
-from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest
+from compiler.passes.tensor.costs import WORTH_KEEPING, cost
+from compiler.passes.tensor.shared_loops import Nest, nest
 
 
 def tensor_to_loop(program: TensorProgram, checks_report_later: bool = False) -> Program:

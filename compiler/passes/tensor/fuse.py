@@ -13,26 +13,21 @@ more than the memory traffic saved:
 
 from __future__ import annotations
 
-import functools
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis import kernel_names
 from compiler.ir.dtype import EIGHTHS, STORAGE_ONLY, f32, i8, u8
-from compiler.ir.expr import Cast, Expr, Load, Op, Var, loads, names
-from compiler.ir.functions import COST, FUNCTIONS
+from compiler.ir.expr import Cast, Expr, Load, Var, loads, names
 from compiler.ir.tensor import (
     Axis,
     Equation,
     Group,
     Map,
-    Order,
     Program,
     Reduce,
     Scan,
-    Scatter,
     Tensor,
     bound,
     equations,
@@ -42,17 +37,10 @@ from compiler.ir.tensor import (
 )
 from compiler.passes.tensor.compose import injective, is_view, readers_of
 from compiler.passes.tensor.contractions import count, is_concatenation, is_contraction, is_long
+from compiler.passes.tensor.costs import WORTH_KEEPING, cost
 from compiler.passes.tensor.neighbours import Neighbours
+from compiler.passes.tensor.shared_loops import Nest, nest
 
-# The cost of an operation, in fused multiply-adds of a vector lane (rough, for CPUs and GPUs alike).
-_EXPENSIVE = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "gcd": 100}
-_EXPENSIVE |= {name: row.cost for name, row in FUNCTIONS.items()}
-_CHEAP = {
-    "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",
-    "shl", "shr", "where", "isnan", "signbit", "floor", "ceil", "trunc", "round", "sign", "fma", "require",
-}  # fmt: skip
-# An element that costs at least this is stored rather than computed twice: about a store and a load of a cached row.
-WORTH_KEEPING = 8
 # Reductions to fewer rows leave nothing to run in parallel, so the maps after them are a separate kernel, unless the
 # rows are so short that one block of a GPU finishes sooner than another kernel would start.
 FEW_ROWS, SHORT_ROW = 4, 1 << 13
@@ -70,106 +58,6 @@ MOST_EQUATIONS = 100
 # most this many rows of the result read it (about as many as one block computes, so that it is computed once).
 MOST_SOURCE_SHARE = 0.75
 MOST_ROWS = 64
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def cost(value: Expr) -> int:
-    """The cost of the operations of `value` on data. Index arithmetic is free."""
-    return sum(_cost(n) for n in value.walk() if isinstance(n, Op) and any(isinstance(x, Load) for x in n.walk()))
-
-
-def _cost(e: Op) -> int:
-    return 1 if e.name in _CHEAP else _EXPENSIVE.get(e.name, COST)
-
-
-@dataclass(frozen=True)
-class Nest:
-    """How the equations of a group share loops.
-
-    `names` maps each (equation, axis) to the name of its loop; `rows` are the loops that all of them share.
-    """
-
-    names: dict[tuple[str, str], str]
-    rows: tuple[Axis, ...]
-
-
-def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
-    """The loop nest that holds `members`; `stored` are those written to memory. None if one nest cannot hold them."""
-    stored = set(stored)
-    names = _name_loops(members)
-    if names is None:
-        return None
-    sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
-    if any(isinstance(e, Scatter | Order) for e in members):
-        return Nest(names, members[0].axes) if len(members) == 1 else None
-    rows = [_row_loops(e, names) for e in sweeps] or [
-        tuple(names[e.name, a.name] for a in e.axes) for e in members if e.name in stored
-    ][:1]
-    if not rows or any(set(r) != set(rows[0]) for r in rows):
-        return None
-    shared = set(rows[0])
-    for e in members:
-        own = {names[e.name, a.name] for a in e.axes}
-        if e.name in stored and not (own >= shared if sweeps else own == shared):
-            return None
-    extents = {names[e.name, a.name]: a.extent for e in members for a in e.axes}
-    order = _loop_order(members, names, shared)
-    return Nest(names, tuple(Axis(n, extents[n]) for n in order))
-
-
-def _row_loops(e: Equation, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
-    along = e.along if isinstance(e, Scan) else None
-    return tuple(names[e.name, a.name] for a in e.axes if a.name != along)
-
-
-def _loop_order(members: Sequence[Equation], names: dict[tuple[str, str], str], shared: set[str]) -> list[str]:
-    """The shared loops in the order of the largest member, which matches memory."""
-    largest = max(members, key=lambda e: len(e.axes))
-    loops = [names[e.name, a.name] for e in (largest, *members) for a in e.axes]
-    return list(dict.fromkeys(n for n in loops if n in shared))
-
-
-def _name_loops(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
-    """Name loops such that a reduction or scan is always read at its own axes; None if its readers disagree."""
-    parent: dict[tuple[str, str], tuple[str, str]] = {}
-
-    def find(x: tuple[str, str]) -> tuple[str, str]:
-        while parent.setdefault(x, x) != x:
-            x = parent[x]
-        return x
-
-    by_name: dict[str, Equation] = {}
-    for e in members:
-        over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
-        for a in (*e.axes, *over):
-            find((e.name, a.name))
-        for load in [n for x in expressions(e) for n in loads(x) if n.buffer in by_name]:
-            producer = by_name[load.buffer]
-            extents = {a.var: a.extent for a in (*e.axes, *over)}
-            # A guarded load may cover only part of its producer, or exceed it: then the loops are not the same.
-            plain = all(extents.get(i) is a.extent for i, a in zip(load.index, producer.axes, strict=True))  # type: ignore[call-overload]
-            plain = plain and len(set(load.index)) == len(load.index)
-            if not plain:
-                if _depends_on_sweep(producer, by_name):
-                    return None
-                continue
-            for a, i in zip(producer.axes, load.index, strict=True):
-                assert isinstance(i, Var)
-                parent[find((e.name, i.name))] = find((producer.name, a.name))
-        by_name[e.name] = e
-    for e in members:  # two axes of one equation must not be unified
-        over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
-        roots = [find((e.name, a.name)) for a in (*e.axes, *over)]
-        if len(set(roots)) != len(roots):
-            return None
-    # A class of axes is named after its root axis, unless another class has the same name.
-    root_count = Counter(x[1] for x in parent if parent[x] == x)
-    roots_of = {x: find(x) for x in list(parent)}
-    return {x: top[1] if root_count[top[1]] == 1 else "_".join(reversed(top)) for x, top in roots_of.items()}
-
-
-def _depends_on_sweep(e: Equation, by_name: dict[str, Equation]) -> bool:
-    return isinstance(e, Reduce | Scan) or any(_depends_on_sweep(by_name[n], by_name) for n in reads(e) if n in by_name)
 
 
 def fuse(program: Program, cores: int = 1) -> Program:

@@ -13,7 +13,8 @@ from compiler.ir.expr import Const, Load, Var, loads
 from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, Tensor, bound, equations, reads, shape
 from compiler.passes.tensor.compose import inline, remove_dead
 from compiler.passes.tensor.contractions import count, is_contraction
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, nest
+from compiler.passes.tensor.costs import WORTH_KEEPING, cost
+from compiler.passes.tensor.shared_loops import nest
 
 LEAST_BYTES = 1 << 20  # bytes; smaller tensors stay in a cache, where other tensors would have to be read instead
 MOST_MOVED_SHARE = 0.8  # bytes moved afterwards, at most, as a share of those before

@@ -20,7 +20,7 @@ from compiler.ir.expr import Cast, Const, Load, Op, Var, dim, identity, loads, o
 from compiler.ir.tensor import Equation, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads, shape
 from compiler.passes.tensor.compose import injective, inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
+from compiler.passes.tensor.costs import WORTH_KEEPING, cost
 
 LEAST_COUNTED = 16  # with fewer numbers, comparing each with each place is as fast
 

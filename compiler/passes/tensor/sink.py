@@ -16,7 +16,7 @@ from compiler.ir.node import Node
 from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, bound, equations, expressions, reads
 from compiler.passes.tensor.compose import inline, readers_of, remove_dead
 from compiler.passes.tensor.contractions import count
-from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
+from compiler.passes.tensor.costs import WORTH_KEEPING, cost
 
 MOST_READ_SHARE = 0.5  # share of a map's elements
 
