@@ -213,9 +213,9 @@ def _apply_updates(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahe
     """
     first, lane, others = Var(state.fresh("first")), share.scope.values["lane"], Var(state.fresh("others"), i32)
     run = _longest_run(share)
-    differs = [
-        op("ne", _place_in(ring, first + lane + const(start)), _place_in(ring, first)) for start in range(0, run, WARP)
-    ]
+    begin = _place_in(ring, cast(first, i32))
+    mine = [_or_last(ring, cast(first + lane + const(start), i32)) for start in range(0, run, WARP)]
+    differs = [op("ne", _place_in(ring, number), begin) for number in mine]
     vote = k.Declare(others.name, k.Together("or", select(reduce(partial(op, "or"), differs), ONE, ZERO), WARP))
     is_complete = op("le", cast(first + run, i32), ring.found)
     few = (*_apply_few(state, f, share, ring, first, ahead), k.Assign(ring.made.name, cast(first + ahead, i32)))
@@ -235,8 +235,13 @@ def _longest_run(share: _Share) -> int:
 
 
 def _place_in(ring: _Ring, number: Expr) -> Expr:
-    """The place of the update at this position of the ring; the last one's for those that are not there."""
-    return Load(ring.places, (ring.at(op("min", cast(number, i32), ring.found - ONE)),), i64)
+    """The place of the update at this position of the ring."""
+    return Load(ring.places, (ring.at(number),), i64)
+
+
+def _or_last(ring: _Ring, number: Expr) -> Expr:
+    """The position, or that of the last update found if there is none there."""
+    return op("min", number, ring.found - ONE)
 
 
 def _apply_run(state: Emission, f: tile.For, share: _Share, ring: _Ring, first: Var, run: int) -> Body:
@@ -244,7 +249,7 @@ def _apply_run(state: Emission, f: tile.For, share: _Share, ring: _Ring, first: 
     turn, values, here = Var(state.fresh("turn")), state.fresh("values"), Var(state.fresh("here"))
     load = _load_update(state, f, share, ring, cast(first + turn, i32), values, turn, run)
     change = k.unrolled(turn, run, _change_elements(share, values, turn))
-    place = k.Declare(here.name, _place_in(ring, first) + share.offset)
+    place = k.Declare(here.name, _place_in(ring, cast(first, i32)) + share.offset)
     return [
         k.Array(values, share.update.store.value.dtype, run * share.vector, "local", 16),
         *_guarded(share, k.unrolled(turn, run, *load)),
@@ -258,12 +263,13 @@ def _apply_few(state: Emission, f: tile.For, share: _Share, ring: _Ring, first: 
     """Apply at most `ahead` updates, of any places."""
     turn, values, here = Var(state.fresh("turn")), state.fresh("values"), Var(state.fresh("here"))
     number = cast(first + turn, i32)
-    # If there are fewer than `ahead`, the last is loaded again.
-    load = _load_update(state, f, share, ring, op("min", number, ring.found - ONE), values, turn, ahead)
-    place = k.Declare(here.name, _place_in(ring, number) + share.offset)
+    loaded = _or_last(ring, number)  # if there are fewer than `ahead`, the last is loaded again
+    load = _load_update(state, f, share, ring, loaded, values, turn, ahead)
     if share.update.store.op != "set":
         address = k.Address(array_of(state, share.update.store.buffer), here)
-        load = [place, k.Call("mlc_prefetch", (), (address,)), *load]
+        asked = k.Declare(here.name, _place_in(ring, loaded) + share.offset)
+        load = [asked, k.Call("mlc_prefetch", (), (address,)), *load]
+    place = k.Declare(here.name, _place_in(ring, number) + share.offset)
     change = (place, _hold_elements(state, share, here), _change_elements(share, values, turn))
     return [
         k.Array(values, share.update.store.value.dtype, ahead * share.vector, "local", 16),
