@@ -55,7 +55,8 @@ EXACT = (
 )  # fmt: skip
 CORRECT = ("add", "sub", "mul", "div", "fma", "sqrt")
 _PERIODIC = ("mod", "rem")
-_POLES = ("div", "floordiv", "mod", "rem")
+_POLES = ("div", "floordiv", "mod", "rem")  # at a divisor of zero
+_AT_ZERO, _AT_WHOLE_NUMBERS = (0.0, math.inf, 0.0), (0.0, 1.0, math.inf)  # as `Function.poles`
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -319,9 +320,9 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
         change = largest_change({id(s): reach})
         if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see no change
             change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst_error(s), swing))
-        if (poles := _poles(name, s, args)) is not None:  # likewise probes on both sides of a pole
-            change = np.where(_holds_pole(s.v, reach, poles), np.inf, change)
-            e1 = np.where(_holds_pole(s.v, worst_error(s), poles), np.inf, e1)
+        if (at_pole := _spans_pole(name, s, reach, args)) is not None:  # likewise probes on both sides of a pole
+            change = np.where(at_pole, np.inf, change)
+            e1 = np.where(_spans_pole(name, s, worst_error(s), args), np.inf, e1)
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
         e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
@@ -335,11 +336,21 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
     return make_bounded(v, e1, e2, common)
 
 
-def _poles(name: str, argument: Bounded, args: tuple[Bounded, ...]) -> tuple[float, float, float] | None:
-    """The poles of an operation in one of its arguments, as `Function.poles` says them; None if there are none."""
+def _spans_pole(name: str, argument: Bounded, reach: Array, args: tuple[Bounded, ...]) -> Array | None:
+    """Whether an argument that moves by as much as `reach` may be at a pole of the operation; None if it has none."""
     if name in _POLES:
-        return (0.0, math.inf, 0.0) if argument is args[1] else None
-    return FUNCTIONS[name].poles if name in FUNCTIONS else None
+        return _holds_pole(argument.v, reach, _AT_ZERO) if argument is args[1] else None
+    if name == "pow":  # infinite at a zero base; a power of a negative base is NaN between whole exponents
+        base, exponent = args
+        at_zero = argument is base and (_least(exponent) < 0) & _holds_pole(base.v, reach, _AT_ZERO)
+        at_whole = argument is exponent and (_least(base) < 0) & _holds_pole(exponent.v, reach, _AT_WHOLE_NUMBERS)
+        return np.asarray(at_zero | at_whole)
+    poles = FUNCTIONS[name].poles if name in FUNCTIONS else None
+    return None if poles is None else _holds_pole(argument.v, reach, poles)
+
+
+def _least(x: Bounded) -> Array:
+    return np.asarray(x.v - worst_error(x))
 
 
 def _holds_pole(v: Array, reach: Array, poles: tuple[float, float, float]) -> Array:

@@ -125,6 +125,23 @@ def test_a_value_that_rounding_may_take_across_a_pole_is_not_known(name: str, at
     assert np.isfinite(bounded.tolerance(b)).all() == known
 
 
+@pytest.mark.parametrize(
+    ("base", "exponent", "known"),
+    [
+        (-3.0, (1 / 3, 15.0), False), (-3.0, (1 / 3, 16.5), True), (3.0, (1 / 3, 15.0), True),
+        (0.0, (1.0, -2.0), False), (0.0, (1.0, 2.0), True),
+    ],
+)  # fmt: skip
+def test_a_power_is_not_known_where_rounding_may_make_it_nan_or_infinite(
+    base: float, exponent: tuple[float, float], known: bool
+) -> None:
+    """A third times a whole number is rounded, so the base has an error, and in three cases the exponent."""
+    x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(5)]
+    arrays = [np.full(N, v, np.float32) for v in (1 / 3, 3.0, base - 1.0, *exponent)]
+    (b,) = bounds(elementwise(Op("pow", (x[0] * x[1] + x[2], x[3] * x[4])), 5), arrays)
+    assert np.isfinite(bounded.tolerance(b)).all() == known
+
+
 def test_a_step_that_is_undecided_adds_to_what_is_rounded() -> None:
     x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(5)]
     step = op("where", op("lt", const(1.0, dt.f32), x[0] * x[1]), const(0.0, dt.f32), const(20 * 2.0**-24, dt.f32))
