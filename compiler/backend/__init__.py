@@ -38,6 +38,7 @@ from compiler.backend import (
     passthrough,
     quantization,
     regions,
+    saved_packs,
     tangents,
 )
 from compiler.backend.input_writes import Boxed
@@ -126,13 +127,16 @@ def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], op
         gm: GraphModule, example_inputs: Sequence[Any], saves_results: bool = False, is_inference: bool = False
     ) -> Boxed:
         with compile_lock, _disable_current_modes():  # AOTAutograd's fake mode makes constants fake
-            gm = frontend.without_higher_order(gm)
+            (packs, with_packs), given_packs = saved_packs.opened_results(gm), saved_packs.given_packs(gm)
+            given, gm = gm, frontend.without_higher_order(gm)
+            saved_packs.copy_marks(given, gm)
             if options.quantize is not None:
                 quantization.mark_parameters(gm, inputs, saves_results)
             if (problem := input_writes.unsupported_mutation(gm)) is not None:
-                return _boxed(_run_in_eager(gm, problem, options))
+                return _boxed(with_packs(given_packs(_run_in_eager(gm, problem, options))))
             writes = input_writes.separate_writes(gm, saves_results)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
+            graphs.output(plain).meta[saved_packs.PACKED] = packs
             updates = (
                 writes.written if is_inference and not writes.rebound and not frontend.has_complex(plain) else None
             )
@@ -140,7 +144,8 @@ def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], op
             run = complex_graphs.compile_as_real(
                 plain, example_inputs, compile_real, options.fallback, recreate_views=is_inference
             )
-            return _boxed(input_writes.with_writes(tangents.dual_in_eager(run, plain), writes))
+            run = input_writes.with_writes(tangents.dual_in_eager(run, plain), writes)
+            return _boxed(with_packs(given_packs(run)))
 
     # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     strides = functorch.patch(guess_tangent_strides_as_outputs=not regions.has_overlapping_result(module))
@@ -348,19 +353,20 @@ def _recompiler(graph: GraphModule, options: Options) -> OnRefusal:
 
 def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal, report: Report) -> Boxed:
     """Compile a graph as one program. Results that are inputs or views of inputs are made outside of it."""
-    placeholders = graphs.placeholders(graph)
-    outputs = list(graphs.output(graph).args[0])
+    opened, origins, input_packs = saved_packs.opened_inputs(graph)
+    placeholders = graphs.placeholders(opened)
+    outputs = list(graphs.output(opened).args[0])
     computed = list(dict.fromkeys(n for n in outputs if isinstance(n, Node) and not passthrough.is_passed_on(n)))
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
-    reduced = frontend.with_results(graph, computed, drop=True)
+    reduced = frontend.with_results(opened, computed, drop=True)
     reduced_inputs = graphs.placeholders(reduced)
     values = [n.meta.get("val") for n in (*reduced_inputs, *computed)]
     devices = {str(x.device) for x in values if isinstance(x, torch.Tensor)}
     target = _limited_target(devices, options)
     destinations = {
         computed.index(x): placeholder.name
-        for x, placeholder in _written_results(graph)
+        for x, placeholder in _written_results(opened)
         if outputs.count(x) == 1 and x in computed
     }
     captured, taken_names = quantization.quantized(
@@ -376,12 +382,16 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
         cacheable = graph_cache.CachedGraph(
             captured, min(devices), len(regions.calls(graph)), tuple(taken_positions), result_positions
         )
+    result_packs = saved_packs.packs_of(opened, outputs, computed)
+    captured, sources = saved_packs.with_packs(captured, result_packs, input_packs, taken_positions, origins)
     launch = _build_launch(captured, target, options, report, len(regions.calls(graph)), cacheable)
     unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if size_positions else None)
-    takes_all_inputs = len(taken_positions) == len(placeholders) and not size_positions
+    takes_all_inputs = sources == [*range(len(placeholders))] and not size_positions
     assemble = None if outputs == computed else passthrough.result_assembler(outputs, computed, placeholders)
 
     def arguments(inputs: list[Any]) -> list[Any]:
+        if not size_positions:
+            return [None if k is None else inputs[k] for k in sources]
         # A size is passed as the shape of an expanded tensor. No shape is negative; 0 is refused too, as no program is
         # compiled for it.
         return [unit.expand(max(inputs[k], 0)) if k in size_positions else inputs[k] for k in taken_positions]
@@ -392,7 +402,9 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
             results = launch(*inputs) if takes_all_inputs else launch(*arguments(inputs))
         except (TypeError, ValueError) as problem:
             return on_refusal(inputs, problem)
-        return results if assemble is None else assemble(inputs, results)
+        if assemble is None:
+            return results
+        return assemble([inputs[k] for k in origins] if input_packs else inputs, results)
 
     return run
 

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
-from compiler.backend import saved_images, saved_indices, saved_order, saved_rows
+from compiler.backend import saved_images, saved_indices, saved_order, saved_packs, saved_rows
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
@@ -27,6 +27,8 @@ def partition(
     joint: GraphModule, inputs: Sequence[Any], *, for_gpu: bool = False, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
     """Return the forward and the backward graph; `for_gpu` lays out saved tensors as kernels of GPUs read them.
+
+    Most are handed over in packs.
 
     Operands of equality comparisons are always saved: recomputed in another kernel, a value may differ in its last bit,
     and the gradient of amax compares elements with the largest one. A log_softmax is not saved. The backward pass
@@ -54,27 +56,8 @@ def partition(
         saved_images.put_channels_innermost(forward, backward, options["num_fwd_outputs"])
         saved_rows.align_rows(forward, backward, options["num_fwd_outputs"])
         saved_indices.save_narrow_indices(forward, backward, options["num_fwd_outputs"])
-    _mark_saved(forward, backward, options["num_fwd_outputs"])
+    saved_packs.pack(forward, backward, options["num_fwd_outputs"], for_gpu)
     return forward, backward
-
-
-def _mark_saved(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Mark the results of a forward graph, after the first `results`, that only its backward graph reads.
-
-    They may share an allocation and then do not begin their memory, from which `as_strided` counts; so there are none
-    if the backward graph calls it on an input.
-    """
-    inputs = {graphs.memory_of(n) for n in graphs.placeholders(backward)}
-    addressed = [n.args[0] for n in backward.graph.nodes if saved_rows.depends_on_strides(n)]
-    nested = [m for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
-    in_nested = any(saved_rows.depends_on_strides(n) for m in nested for n in m.graph.nodes)
-    if in_nested or any(graphs.memory_of(x) in inputs for x in addressed):
-        return
-    outputs = graphs.output(forward).args[0]
-    visible = set(outputs[:results])
-    for x in outputs[results:]:
-        if isinstance(x, Node) and x not in visible:
-            x.meta[frontend.SAVED] = True
 
 
 def _describe_random_calls(backward: GraphModule) -> None:

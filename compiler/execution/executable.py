@@ -15,10 +15,9 @@ import torch
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData, UncheckedWarning
-from compiler.execution import buffers, gpu_programs, mlir, named, stored, triton
+from compiler.execution import buffers, gpu_programs, mlir, named, stored, triton, views
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
-from compiler.execution.views import with_views
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
@@ -34,7 +33,7 @@ from compiler.passes.tensor.round_stored import rounded_in, with_rounded
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp, header
-from compiler.runtime import build, detect, garbage, guarded, launcher, workers
+from compiler.runtime import build, detect, garbage, guarded, launcher, packs, workers
 from compiler.schedule.records import NOTHING, Stored
 from compiler.schedule.steps import Schedule
 from compiler.targets.accuracy import COARSE, THREEFOLD
@@ -409,8 +408,9 @@ def _make_launcher(
 
     def refuse(*arguments: torch.Tensor) -> None:
         remaining = iter(arguments)
-        inputs = [bound[n] if n in bound else next(remaining) for n in range(len(captured.program.inputs))]
-        frontend.refuse(captured.program, inputs)
+        inputs = {n: bound[n] if n in bound else next(remaining) for n in range(len(captured.program.inputs))}
+        layouts = [buffers.buffer(i, {}) for i in buffers.inputs_of(lowering) if captured.packed_inputs]
+        frontend.refuse(captured.program, [*packs.with_pieces(inputs, captured.packed_inputs, layouts).values()])
 
     if lowering.target.kind == "cuda":
         load = gpu_programs.loader(lowering, bound, threads, folder, refuse, wait)
@@ -425,17 +425,17 @@ def _make_launcher(
     def load_for(sizes: Mapping[Size, int]) -> launcher.Launcher:
         captured.check(sizes)
         overwritten = buffers.overwritten(lowering)
-        fresh = [n for n in range(len(captured.program.outputs)) if n not in overwritten]
-        together = frozenset(k for k, n in enumerate(fresh) if n in captured.saved)
         written = tuple(sorted(overwritten.items()))
-        planned = replace(buffers.plan(lowering, sizes), together=together, written=written)
-        launch = load(planned)
+        planned = replace(buffers.plan(lowering, sizes), written=written, packed_inputs=captured.packed_inputs)
         if captured.views is None:
-            return launch
+            return load(planned)
         outputs = list(planned.outputs)
         for n, k in written:
             outputs.insert(n, planned.inputs[k])
-        return with_views(launch, outputs, captured.views, sizes, frozenset(overwritten))
+        described = outputs, captured.views, sizes, frozenset(overwritten)
+        packed_outputs, within = views.packed_outputs(captured.packed_results, *described)
+        launch = load(replace(planned, packed_outputs=packed_outputs))
+        return views.with_views(launch, *described, within)
 
     symbolic_sizes = captured.program.sizes
     if not symbolic_sizes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import numbers
 from compiler.runtime.launcher import Buffer, Launcher
 from compiler.runtime.memory import element_span
+from compiler.runtime.packs import Pack
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from the start of the whole value
 
@@ -23,28 +26,15 @@ def with_views(
     views: Sequence[View | Expr],
     sizes: Mapping[Size, int],
     inputs: Collection[int] = (),
+    packed: Collection[int] = (),
 ) -> Launcher:
     """A launcher of the results, as views of the `buffers` that `launch` returns; `launch` itself if no view is needed.
 
-    Buffers whose positions are in `inputs` are arguments, which are results unchanged.
+    Buffers whose positions are in `inputs` are arguments, which are results unchanged. So are the results `packed`, of
+    which `launch` returns packs or None.
     """
-    memory = {v.source: (numbers(v.memory, sizes), numbers((v.begin,), sizes)[0]) for v in views if isinstance(v, View)}
-    restrided = {
-        n: (strides, begin) for n, (strides, begin) in memory.items()
-        if n not in inputs and (begin or not _has_strides(buffers[n], strides))
-    }  # fmt: skip
-    used = set(restrided)
-    steps: list[tuple[int, Layout | None]] = []  # (-1, None) for a number
-    for v in views:
-        if not isinstance(v, View):
-            steps.append((-1, None))
-            continue
-        offset = numbers((v.offset,), sizes)[0] - memory[v.source][1]
-        view_layout = (numbers(v.shape, sizes), numbers(v.strides, sizes), offset)
-        is_whole = v.source in inputs or view_layout == (buffers[v.source].shape, buffers[v.source].stride, 0)
-        is_unchanged = v.source not in used and is_whole
-        steps.append((v.source, None if is_unchanged else view_layout))
-        used |= {v.source} if is_unchanged else set()
+    restrided, steps = _steps(buffers, views, sizes, inputs)
+    steps = [(n, None if k in packed else layout) for k, (n, layout) in enumerate(steps)]
     if steps == [(n, None) for n in range(len(buffers))]:
         return launch
     constant = {n: numbers((v,), sizes)[0] for n, v in enumerate(views) if not isinstance(v, View)}
@@ -59,6 +49,61 @@ def with_views(
         return tuple(out)
 
     return run
+
+
+def packed_outputs(
+    packed_results: Sequence[Pack],
+    buffers: Sequence[Buffer],
+    views: Sequence[View | Expr],
+    sizes: Mapping[Size, int],
+    inputs: Collection[int] = (),
+) -> tuple[tuple[Pack, ...], frozenset[int]]:
+    """Packs of results as packs of outputs, which are the buffers not in `inputs`; and the results in these packs.
+
+    A result in a pack is all of an output, in any shape but with the same order of elements in memory, and shares it
+    with no other result. Packs with other results are left out.
+    """
+    fresh = [n for n in range(len(buffers)) if n not in inputs]
+    restrided, steps = _steps(buffers, views, sizes, inputs)
+    uses = Counter(n for n, _ in steps)
+    output_of: dict[int, int] = {}
+    for k, (n, layout) in enumerate(steps):
+        if n not in fresh or n in restrided or uses[n] > 1:
+            continue
+        shape, strides, offset = layout or (buffers[n].shape, buffers[n].stride, 0)
+        spans = element_span(shape, strides), element_span(buffers[n].shape, buffers[n].stride)
+        if layout is None or (offset == 0 and spans == (math.prod(shape), math.prod(buffers[n].shape))):
+            output_of[k] = fresh.index(n)
+    kept = [pack for pack in packed_results if all(k in output_of for k, _ in pack.pieces)]
+    outputs = (Pack(x.numel, tuple(sorted((output_of[k], start) for k, start in x.pieces))) for x in kept)
+    return tuple(outputs), frozenset(k for pack in kept for k, _ in pack.pieces)
+
+
+def _steps(
+    buffers: Sequence[Buffer], views: Sequence[View | Expr], sizes: Mapping[Size, int], inputs: Collection[int]
+) -> tuple[dict[int, tuple[tuple[int, ...], int]], list[tuple[int, Layout | None]]]:
+    """The buffers to copy to other strides, with these; and for each result its buffer, with a layout if it is a view.
+
+    A number has the buffer -1.
+    """
+    memory = {v.source: (numbers(v.memory, sizes), numbers((v.begin,), sizes)[0]) for v in views if isinstance(v, View)}
+    restrided = {
+        n: (strides, begin) for n, (strides, begin) in memory.items()
+        if n not in inputs and (begin or not _has_strides(buffers[n], strides))
+    }  # fmt: skip
+    used = set(restrided)
+    steps: list[tuple[int, Layout | None]] = []
+    for v in views:
+        if not isinstance(v, View):
+            steps.append((-1, None))
+            continue
+        offset = numbers((v.offset,), sizes)[0] - memory[v.source][1]
+        view_layout = (numbers(v.shape, sizes), numbers(v.strides, sizes), offset)
+        is_whole = v.source in inputs or view_layout == (buffers[v.source].shape, buffers[v.source].stride, 0)
+        is_unchanged = v.source not in used and is_whole
+        steps.append((v.source, None if is_unchanged else view_layout))
+        used |= {v.source} if is_unchanged else set()
+    return restrided, steps
 
 
 def with_strides(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.Tensor:

@@ -21,7 +21,6 @@ from compiler.ir.expr import Expr
 from compiler.passes.torch_to_tensor.positions import is_dense
 
 Shape = tuple[Expr, ...]
-SAVED = "saved_for_backward"  # key in `meta` of a node of a forward graph whose value only the backward graph reads
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,6 @@ class Results:
     computed: tuple[Node, ...]
     sources: tuple[tuple[Node, int], ...]
     copies: frozenset[int]
-
-    @property
-    def saved(self) -> frozenset[int]:
-        """The computed nodes whose results are all only saved for the backward graph."""
-        visible = {source for node, source in self.sources if SAVED not in node.meta}
-        return frozenset(range(len(self.computed))) - visible
 
     def views(self, symbols: Symbols) -> tuple[View | Expr, ...]:
         """Each result as a view; a number as an expression of sizes.

@@ -30,6 +30,7 @@ from compiler.frontend.symbols import Guard
 from compiler.ir.aten import Program
 from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import SizeError
+from compiler.runtime.packs import Pack
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Captured:
     the values of the constant inputs. `structure` and `literals` (by position) rebuild the function's result. `guards`
     are conditions on sizes under which the trace is valid. `views`, if given, describes the results as views of the
     program's outputs. `positions` has the position of each of `arguments` among the placeholders of a graph, some of
-    which may be sizes. `saved` lists the program's outputs that only the graph's backward pass reads.
+    which may be sizes. `packed_inputs` and `packed_results` say which arguments and results are passed as packs, by
+    their positions among the program's inputs and the results.
     """
 
     program: Program
@@ -51,7 +53,8 @@ class Captured:
     guards: tuple[Guard, ...] = ()
     views: tuple[View | Expr, ...] | None = None
     positions: tuple[int, ...] = ()
-    saved: frozenset[int] = frozenset()
+    packed_inputs: tuple[Pack, ...] = ()
+    packed_results: tuple[Pack, ...] = ()
 
     def check(self, sizes: Mapping[Size, int]) -> None:
         """Raise SizeError for sizes for which the trace is not valid."""
@@ -240,5 +243,4 @@ def from_graph(
         converted.guards,
         views,
         converted.input_positions,
-        wanted_results.saved,
     )

@@ -320,8 +320,8 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
         change = largest_change({id(s): reach})
         if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see no change
             change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst_error(s), swing))
-        if (at_pole := _spans_pole(name, s, reach, args)) is not None:  # likewise probes on both sides of a pole
-            change = np.where(at_pole, np.inf, change)
+        if _has_poles(name):  # likewise probes on both sides of a pole
+            change = np.where(_spans_pole(name, s, reach, args), np.inf, change)
             e1 = np.where(_spans_pole(name, s, worst_error(s), args), np.inf, e1)
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
@@ -336,17 +336,22 @@ def _propagate(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
     return make_bounded(v, e1, e2, common)
 
 
-def _spans_pole(name: str, argument: Bounded, reach: Array, args: tuple[Bounded, ...]) -> Array | None:
-    """Whether an argument that moves by as much as `reach` may be at a pole of the operation; None if it has none."""
+def _has_poles(name: str) -> bool:
+    return name in _POLES or name == "pow" or (name in FUNCTIONS and FUNCTIONS[name].poles is not None)
+
+
+def _spans_pole(name: str, argument: Bounded, reach: Array, args: tuple[Bounded, ...]) -> Array:
+    """Whether an argument of an operation with poles may be at one if it moves by as much as `reach`."""
     if name in _POLES:
-        return _holds_pole(argument.v, reach, _AT_ZERO) if argument is args[1] else None
+        return _holds_pole(argument.v, reach, _AT_ZERO) & (argument is args[1])
     if name == "pow":  # infinite at a zero base; a power of a negative base is NaN between whole exponents
         base, exponent = args
         at_zero = argument is base and (_least(exponent) < 0) & _holds_pole(base.v, reach, _AT_ZERO)
         at_whole = argument is exponent and (_least(base) < 0) & _holds_pole(exponent.v, reach, _AT_WHOLE_NUMBERS)
         return np.asarray(at_zero | at_whole)
-    poles = FUNCTIONS[name].poles if name in FUNCTIONS else None
-    return None if poles is None else _holds_pole(argument.v, reach, poles)
+    poles = FUNCTIONS[name].poles
+    assert poles is not None, name
+    return _holds_pole(argument.v, reach, poles)
 
 
 def _least(x: Bounded) -> Array:

@@ -30,7 +30,7 @@ READERS = (
     "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_data_ptr",
 )  # fmt: skip
 MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
-OTHERS = ("omp_get_max_threads", "aoti_torch_get_device_index", "aoti_torch__reinterpret_tensor")
+OTHERS = ("omp_get_max_threads", "aoti_torch_get_device_index")
 # PyObject* THPVariable_Wrap(const at::TensorBase&), mangled; newer torches also provide its address.
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 
@@ -96,8 +96,8 @@ def wrapper(offset: int) -> int:
 def supports_all_devices() -> bool:
     """Whether this torch lets a native launcher read and create tensors on devices other than the CPU."""
     offset, addresses = torch_functions()
-    *_, wrap, _, device_index, view = addresses
-    return bool(offset and wrap and device_index and view)
+    *_, wrap, _, device_index = addresses
+    return bool(offset and wrap and device_index)
 
 
 def tensor_offset() -> int | None:

@@ -196,10 +196,12 @@ def load(
     kernels = Kernels(chosen, code, launches)
     graphs = len(kernels) >= graphs_from
     if native and (functions := chosen.native()) is not None:
-        free_inputs = [b for i, b in enumerate(plan.inputs) if i not in bound]
+        arguments = [
+            b for i, b in enumerate(launcher.packed_buffers(plan.inputs, plan.packed_inputs)) if i not in bound
+        ]
         call = gpu_native.load(
             plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, gpu, bound, kernels.flag,
-            refuse_late, lambda n, value: launcher.aligned(launcher.admit(n, free_inputs[n], value, gpu)), graphs,
+            refuse_late, lambda n, value: launcher.aligned(launcher.admit(n, arguments[n], value, gpu)), graphs,
             kernels, cache,
         )  # fmt: skip
         if call is not None:

@@ -137,8 +137,8 @@ def load(
 
     native_launcher: Launcher = module.Launcher(
         ctypes.cast(entry.mlc_gpu_entry, ctypes.c_void_p).value,
-        tuple(launcher.buffer_row(i, plan.inputs[i]) for i in free_inputs),
-        tuple(launcher.buffer_row(len(plan.inputs) + i, b) for i, b in enumerate(plan.outputs)),
+        launcher.buffer_rows(plan.inputs, plan.packed_inputs, free_inputs),
+        launcher.buffer_rows(plan.outputs, plan.packed_outputs, range(len(plan.outputs)), len(plan.inputs)),
         tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
         launches.offsets,
         launches.arena,
@@ -150,7 +150,6 @@ def load(
         (tuple(bound.values()), state, memory, slots, owner),
         invalid,
         launcher.written_rows(plan, free_inputs),
-        launcher.shared_rows(plan),
         extension.device_type(device),
         device.index or 0,
         extension.dtype_code(DTYPES["u8"]),

@@ -91,6 +91,11 @@ static int run(Launcher* l, PyObject* const* arguments, void** buffers) {
 static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buffers, PyObject** substitutes) {
   for (Py_ssize_t i = 0; i < l->n_inputs; i++) {
     void** address = &buffers[l->inputs[i].position];
+    if (is_within_pack(l->inputs, i)) {
+      if (arguments[i] == Py_None) continue;
+      return PyErr_Format(PyExc_TypeError, "argument %zd is part of argument %zd, and is to be None", i,
+                          l->inputs[i].pack);
+    }
     if (!read_tensor(l, &l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, substitutes))
       return NULL;
   }
@@ -99,12 +104,12 @@ static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buf
   for (Py_ssize_t i = 0; i < l->n_written; i++)
     PyTuple_SET_ITEM(results, l->written[2 * i], Py_NewRef(arguments[l->written[2 * i + 1]]));
   int ok = 1;
-  for (Py_ssize_t i = 0; i < l->n_shared && ok; i++) ok = new_shared_outputs(l, &l->shared[i], buffers, results);
   for (Py_ssize_t i = 0; i < l->n_outputs && ok; i++) {
-    if (PyTuple_GET_ITEM(results, l->places[i]) != NULL) continue;
-    PyObject* output = new_output(l, &l->outputs[i], &buffers[l->outputs[i].position]);
+    void** address = &buffers[l->outputs[i].position];
+    PyObject* output = is_within_pack(l->outputs, i) ? Py_NewRef(Py_None) : new_output(l, &l->outputs[i], address);
     if ((ok = output != NULL)) PyTuple_SET_ITEM(results, l->places[i], output);
   }
+  if (ok) place_pieces(l->inputs, l->n_inputs, buffers), place_pieces(l->outputs, l->n_outputs, buffers);
   ok = ok && run(l, arguments, buffers) && (*substitutes == NULL || write_back(l, arguments, *substitutes));
   if (!ok) Py_CLEAR(results);
   return results;
@@ -131,10 +136,11 @@ static PyObject* launch(PyObject* self, PyObject* const* arguments, size_t flags
 
 static int read_spec(Spec* s, PyObject* row) {
   int may_be_negated, code;
-  Py_ssize_t bytes;
-  if (!PyArg_ParseTuple(row, "nO!O!Oinp", &s->position, &PyTuple_Type, &s->shape, &PyTuple_Type, &s->stride, &s->dtype,
-                        &code, &bytes, &may_be_negated))
+  Py_ssize_t bytes, begin;
+  if (!PyArg_ParseTuple(row, "nO!O!Oinpnn", &s->position, &PyTuple_Type, &s->shape, &PyTuple_Type, &s->stride,
+                        &s->dtype, &code, &bytes, &may_be_negated, &s->pack, &begin))
     return 0;
+  s->begin = begin;
   s->code = code, s->bytes = bytes, s->may_be_negated = may_be_negated, s->ndim = PyTuple_GET_SIZE(s->shape);
   s->extents = PyMem_Calloc(2 * s->ndim + 1, sizeof(int64_t));
   if (s->extents == NULL) return 0;
@@ -148,42 +154,11 @@ static int read_spec(Spec* s, PyObject* row) {
 static Spec* read_specs(PyObject* rows, Py_ssize_t* n) {
   *n = PyTuple_GET_SIZE(rows);
   Spec* specs = PyMem_Calloc(*n + 1, sizeof(Spec));
-  for (Py_ssize_t i = 0; specs != NULL && i < *n; i++)
+  for (Py_ssize_t i = 0; specs != NULL && i < *n; i++) {
     if (!read_spec(&specs[i], PyTuple_GET_ITEM(rows, i))) break;
-  return specs;
-}
-
-// Read a row (code, numel, item_bytes, ((output, start), ...)).
-static int read_shared(Shared* shared, PyObject* row, Py_ssize_t n_outputs) {
-  PyObject* pieces;
-  int code;
-  long long numel, item_bytes;
-  if (!PyArg_ParseTuple(row, "iLLO!", &code, &numel, &item_bytes, &PyTuple_Type, &pieces)) return 0;
-  shared->code = code, shared->numel = numel, shared->item_bytes = item_bytes;
-  shared->pieces = PyMem_Calloc(PyTuple_GET_SIZE(pieces) + 1, sizeof(Piece));
-  if (shared->pieces == NULL) return PyErr_NoMemory() != NULL;
-  for (; shared->n_pieces < PyTuple_GET_SIZE(pieces); shared->n_pieces++) {
-    Piece* piece = &shared->pieces[shared->n_pieces];
-    long long start;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(pieces, shared->n_pieces), "nL", &piece->output, &start)) return 0;
-    piece->start = start;
-    if (piece->output < 0 || piece->output >= n_outputs) {
-      PyErr_SetString(PyExc_ValueError, "a shared allocation is for an output that does not exist");
-      return 0;
-    }
+    if (specs[i].pack > i) PyErr_Format(PyExc_ValueError, "pack %zd comes after its part %zd", specs[i].pack, i);
   }
-  return 1;
-}
-
-static int read_all_shared(Launcher* l, PyObject* rows) {
-  l->shared = PyMem_Calloc(PyTuple_GET_SIZE(rows) + 1, sizeof(Shared));
-  if (l->shared == NULL) return PyErr_NoMemory() != NULL;
-  for (; l->n_shared < PyTuple_GET_SIZE(rows); l->n_shared++)
-    if (!read_shared(&l->shared[l->n_shared], PyTuple_GET_ITEM(rows, l->n_shared), l->n_outputs)) {
-      l->n_shared++;  // its pieces are freed with the launcher
-      return 0;
-    }
-  return 1;
+  return specs;
 }
 
 // Read pairs (result, argument) in ascending order of results, and find the results that are outputs.
@@ -211,16 +186,16 @@ static int read_written(Launcher* l, PyObject* rows) {
 
 static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   unsigned long long entry, status = 0;
-  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *invalid, *fail = Py_None, *shared, *written;
+  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *invalid, *fail = Py_None, *written;
   Py_ssize_t arena, huge;
   int threads, release, device = CPU, device_index = 0, byte_code = 0;
-  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOOOO!O!|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOOOO!|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                         &PyTuple_Type, &constants, &PyTuple_Type, &offsets, &arena, &PyTuple_Type, &sizes, &threads,
-                        &release, &huge, &admit, &owned, &invalid, &PyTuple_Type, &written, &PyTuple_Type, &shared,
-                        &device, &device_index, &byte_code, &status, &fail))
+                        &release, &huge, &admit, &owned, &invalid, &PyTuple_Type, &written, &device, &device_index,
+                        &byte_code, &status, &fail))
     return NULL;
-  int is_elsewhere = device != CPU || status || PyTuple_GET_SIZE(shared);
-  if (is_elsewhere && (!torch.offset || !torch.wrap || !torch.device_index || !torch.view)) {
+  int is_elsewhere = device != CPU || status;
+  if (is_elsewhere && (!torch.offset || !torch.wrap || !torch.device_index)) {
     PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives tensors on other devices");
     return NULL;
   }
@@ -241,7 +216,6 @@ static PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) 
   l->sizes = PyMem_Calloc(n_sizes + 1, sizeof(long long));
   if (!l->inputs || !l->outputs || !l->buffers || !l->offsets || !l->sizes) PyErr_NoMemory();
   if (!PyErr_Occurred()) read_written(l, written);
-  if (!PyErr_Occurred()) read_all_shared(l, shared);
   if (!PyErr_Occurred()) integers(offsets, l->offsets, l->n_temporaries);
   for (Py_ssize_t i = 0; i < n_sizes && !PyErr_Occurred(); i++)
     l->sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
@@ -284,8 +258,6 @@ static void deallocate(PyObject* self) {
   clear(self);
   free_specs(l->inputs, l->n_inputs);
   free_specs(l->outputs, l->n_outputs);
-  for (Py_ssize_t i = 0; i < l->n_shared; i++) PyMem_Free(l->shared[i].pieces);
-  PyMem_Free(l->shared);
   PyMem_Free(l->written);
   PyMem_Free(l->places);
   PyMem_Free(l->buffers);
@@ -311,10 +283,10 @@ static PyTypeObject launcher_type = {
 // ---- the module
 
 static PyObject* set_torch_functions(PyObject* module, PyObject* args) {
-  unsigned long long a[13];
+  unsigned long long a[12];
   PyObject *tensor, *parameter, *empty_strided;
-  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
-                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10, a + 11, a + 12))
+  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
+                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10, a + 11))
     return NULL;
   Py_XSETREF(torch.tensor, Py_NewRef(tensor));
   Py_XSETREF(torch.parameter, Py_NewRef(parameter));
@@ -326,7 +298,7 @@ static PyObject* set_torch_functions(PyObject* module, PyObject* args) {
 static PyMethodDef methods[] = {
     {"use", set_torch_functions, METH_VARARGS,
      "use(Tensor, Parameter, empty_strided, offset, (device_type, layout, dtype, dim, sizes, strides, data, empty, "
-     "destroy, wrap, max_threads, device_index, view)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
+     "destroy, wrap, max_threads, device_index)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
     {0}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "mlc_launcher", NULL, -1, methods};

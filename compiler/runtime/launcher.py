@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError
 from compiler.runtime import extension, memory, store
+from compiler.runtime.packs import Pack, with_pieces, within_packs
 
 log = logging.getLogger("mlcomp")
 
@@ -48,8 +49,8 @@ class Buffer:
 class Plan:
     """All buffers of an entry in the order of its pointers: inputs, outputs, then temporaries at offsets `temporaries`
     in an arena of `arena` bytes. The last `zeros` temporaries are zero before and after. `sizes` is passed through.
-    Outputs `together`, by position, are released together, so that they may share an allocation. `written` pairs each
-    result that is an input, which the entry writes, with that input; all other results are the outputs, in order."""
+    `written` pairs each result that is an input, which the entry writes, with that input; all other results are the
+    outputs, in order. The pieces of `packed_inputs` and `packed_outputs` are passed as packs.py says."""
 
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
@@ -57,8 +58,9 @@ class Plan:
     arena: int = 0
     sizes: tuple[int, ...] = ()
     zeros: int = 0
-    together: frozenset[int] = frozenset()
     written: tuple[tuple[int, int], ...] = ()
+    packed_inputs: tuple[Pack, ...] = ()
+    packed_outputs: tuple[Pack, ...] = ()
 
 
 Launcher = Callable[..., tuple[torch.Tensor, ...]]
@@ -210,12 +212,12 @@ def load(
     if module is None:
         return load_ctypes(path, plan, bound, threads, invalid)
     free_inputs = [i for i in range(len(plan.inputs)) if i not in bound]
-    first_output = len(plan.inputs)
+    expected = packed_buffers(plan.inputs, plan.packed_inputs)
     byte_count = sum(map(bytes_of, (*plan.inputs, *plan.outputs))) + plan.arena
     launcher: Launcher = module.Launcher(
         ctypes.cast(entry(path), ctypes.c_void_p).value,
-        tuple(buffer_row(i, plan.inputs[i]) for i in free_inputs),
-        tuple(buffer_row(first_output + i, buffer) for i, buffer in enumerate(plan.outputs)),
+        buffer_rows(plan.inputs, plan.packed_inputs, free_inputs),
+        buffer_rows(plan.outputs, plan.packed_outputs, range(len(plan.outputs)), len(plan.inputs)),
         tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
         plan.temporaries,
         plan.arena,
@@ -223,11 +225,10 @@ def load(
         threads,
         byte_count >= GIL_RELEASE_BYTES,
         huge,
-        lambda position, value: admit(position, plan.inputs[free_inputs[position]], value),
+        lambda position, value: admit(position, expected[free_inputs[position]], value),
         tuple(bound.values()),
         invalid,
         written_rows(plan, free_inputs),
-        (),
     )
     return launcher
 
@@ -244,13 +245,36 @@ def _native(cache: Path | None) -> Any:  # the extension module, or None
         return None
 
 
-def buffer_row(position: int, buffer: Buffer) -> tuple[object, ...]:
+Row = tuple[object, ...]
+
+
+def packed_buffers(buffers: Sequence[Buffer], packs: Sequence[Pack]) -> list[Buffer]:
+    """The buffers, with each pack at the position of its first piece."""
+    numel = {pack.pieces[0][0]: pack.numel for pack in packs}
+    return [replace(b, shape=(numel[n],), stride=(1,)) if n in numel else b for n, b in enumerate(buffers)]
+
+
+def buffer_rows(
+    buffers: Sequence[Buffer], packs: Sequence[Pack], passed: Sequence[int], first: int = 0
+) -> tuple[Row, ...]:
+    """The buffers `passed`, which a call takes or returns, as rows for launcher.c; `first` is the position of the
+    first of all."""
+    places = {i: n for n, i in enumerate(passed)}
+    pieces = {
+        i: (places[pack.pieces[0][0]], start * DTYPES[buffers[i].dtype].itemsize)
+        for pack in packs for i, start in pack.pieces
+    }  # fmt: skip
+    expected = packed_buffers(buffers, packs)
+    return tuple(_buffer_row(first + i, expected[i], *pieces.get(i, (-1, 0))) for i in passed)
+
+
+def _buffer_row(position: int, buffer: Buffer, pack: int, begin: int) -> Row:
     """A buffer as a row for launcher.c. Only views of complex tensors are lazily negated, and those are not dense."""
     dtype = DTYPES[buffer.dtype]
     is_dense = buffer.stride == _dense_strides(buffer.shape) and math.prod(buffer.shape) > 1
     may_be_negated = dtype.is_floating_point and not is_dense
     code = extension.dtype_code(dtype)
-    return position, buffer.shape, buffer.stride, dtype, code, bytes_of(buffer), may_be_negated
+    return position, buffer.shape, buffer.stride, dtype, code, bytes_of(buffer), may_be_negated, pack, begin
 
 
 def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -286,15 +310,23 @@ def python_launcher(
 ) -> Launcher:
     """A function of the unbound inputs that calls `run`, and `invalid` with its arguments if `run` returns true."""
     free_inputs = [i for i in range(len(plan.inputs)) if i not in bound]
+    expected, within = packed_buffers(plan.inputs, plan.packed_inputs), within_packs(plan.packed_inputs)
+    fresh, outside = packed_buffers(plan.outputs, plan.packed_outputs), within_packs(plan.packed_outputs)
 
     def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
         if len(arguments) != len(free_inputs):
             raise TypeError(f"expected {len(free_inputs)} arguments, got {len(arguments)}")
-        numbered = enumerate(zip(free_inputs, arguments, strict=True))
-        values = {**bound} | {i: admit(n, plan.inputs[i], value, device) for n, (i, value) in numbered}
+        values: dict[int, Any] = {**bound}
+        for n, (i, argument) in enumerate(zip(free_inputs, arguments, strict=True)):
+            if i not in within:
+                values[i] = admit(n, expected[i], argument, device)
+            elif argument is not None:
+                raise TypeError(f"argument {n} is part of another argument, and is to be None")
+        values = with_pieces(values, plan.packed_inputs, plan.inputs)
         values |= {i: aligned(values[i]) for _, i in plan.written}  # `run` may copy others, whose copies are then lost
-        results: list[Any] = [empty(b, device) for b in plan.outputs]
-        if run([values[i] for i in range(len(plan.inputs))], tuple(results)):
+        results: list[Any] = [None if n in outside else empty(b, device) for n, b in enumerate(fresh)]
+        outputs = with_pieces(dict(enumerate(results)), plan.packed_outputs, plan.outputs)
+        if run([values[i] for i in range(len(plan.inputs))], tuple(outputs[n] for n in range(len(results)))):
             invalid(*arguments)
         for (result, argument), (_, i) in zip(written_rows(plan, free_inputs), plan.written, strict=True):
             if values[i] is not arguments[argument]:
@@ -316,34 +348,6 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def empty(b: Buffer, device: torch.device = CPU) -> torch.Tensor:
     return torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype], device=device)
-
-
-# An allocation on a GPU costs about 2 us of host time and its release 1; a view of one costs a third of that. Larger
-# outputs are allocated alone: their kernels run longer, and memory that is fragmented may lack room for all of them.
-MOST_SHARED_BYTES = 16 << 20
-SHARED_ALIGNMENT = 512  # in bytes, as that of torch's allocations
-
-SharedRow = tuple[int, int, int, tuple[tuple[int, int], ...]]
-
-
-def shared_rows(plan: Plan) -> tuple[SharedRow, ...]:
-    """The allocations for outputs `together` as rows for launcher.c, one for each dtype that several of them have: the
-    code of the dtype, the number of elements, bytes of an element, and each output with its first element."""
-    starts: dict[str, list[tuple[int, int]]] = {}
-    ends: dict[str, int] = {}
-    for n in sorted(plan.together):
-        buffer = plan.outputs[n]
-        item_bytes = DTYPES[buffer.dtype].itemsize
-        if not 0 < (span := memory.element_span(buffer.shape, buffer.stride)) * item_bytes <= MOST_SHARED_BYTES:
-            continue
-        start = ends.get(buffer.dtype, 0)
-        starts.setdefault(buffer.dtype, []).append((n, start))
-        ends[buffer.dtype] = start + memory.aligned(span, SHARED_ALIGNMENT // item_bytes)
-    return tuple(
-        (extension.dtype_code(DTYPES[name]), ends[name], DTYPES[name].itemsize, tuple(pieces))
-        for name, pieces in starts.items()
-        if len(pieces) > 1
-    )
 
 
 def written_rows(plan: Plan, free_inputs: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -31,7 +31,6 @@ static struct {
   PyObject* (*wrap)(AtTensor*);  // null: allocate outputs by empty_strided
   int (*max_threads)(void);
   int (*device_index)(AtTensor*, int32_t*);  // null: only the CPU is supported
-  int (*view)(AtTensor*, int64_t, const int64_t*, const int64_t*, int64_t, AtTensor**);  // null: only the CPU is supported
 } torch;
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_neg, *name_data_ptr;
@@ -44,19 +43,11 @@ typedef struct {
   int may_be_negated;         // the memory of a lazily negated view does not have its elements
   int64_t ndim, numel, bytes;
   int64_t* extents;           // ndim sizes, then ndim strides
+  // Of a piece of a pack: the argument or output that is the pack, which precedes it or is itself, and the first byte
+  // of the piece in it. -1: no piece.
+  Py_ssize_t pack;
+  int64_t begin;
 } Spec;
-
-typedef struct {
-  Py_ssize_t output;
-  int64_t start;              // in elements from the beginning of the allocation
-} Piece;
-
-typedef struct {              // one allocation for several outputs of a dtype
-  int32_t code;
-  int64_t numel, item_bytes;
-  Py_ssize_t n_pieces;
-  Piece* pieces;
-} Shared;
 
 typedef struct {
   PyObject_HEAD
@@ -79,8 +70,6 @@ typedef struct {
   const int* status;
   PyObject* fail;
   PyObject* invalid;  // invalid(*arguments) raises the error for data that the entry rejects
-  Py_ssize_t n_shared;
-  Shared* shared;
   // Results that are arguments, which the entry writes: for each the result and the argument. `places` are the results
   // that are outputs.
   Py_ssize_t n_written, *written, *places;
@@ -190,32 +179,13 @@ static PyObject* new_output(const Launcher* l, const Spec* s, void** address) {
   return tensor;
 }
 
-// Allocate outputs that share memory, as views of one tensor, which lives as long as any of them.
-static int new_shared_outputs(const Launcher* l, const Shared* shared, void** buffers, PyObject* results) {
-  const int64_t stride = 1;
-  AtTensor* whole;
-  void* start;
-  if (torch.empty(1, &shared->numel, &stride, shared->code, l->device, l->device_index, &whole)) {
-    PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for %zd outputs",
-                 (long long)(shared->numel * shared->item_bytes), shared->n_pieces);
-    return 0;
-  }
-  torch.data(whole, &start);
-  for (Py_ssize_t i = 0; i < shared->n_pieces && !PyErr_Occurred(); i++) {
-    const Piece* piece = &shared->pieces[i];
-    const Spec* s = &l->outputs[piece->output];
-    AtTensor* t;
-    if (torch.view(whole, s->ndim, s->extents, s->extents + s->ndim, piece->start, &t)) {
-      PyErr_Format(PyExc_RuntimeError, "cannot make a view of shared memory for output %zd", piece->output);
-      break;
-    }
-    PyObject* tensor = torch.wrap(t);
-    torch.destroy(t);
-    if (tensor != NULL) PyTuple_SET_ITEM(results, l->places[piece->output], tensor);
-    buffers[s->position] = (char*)start + piece->start * shared->item_bytes;
-  }
-  torch.destroy(whole);
-  return !PyErr_Occurred();
+// Whether argument or output `i` is a piece of a pack other than the one at whose place the pack is.
+static int is_within_pack(const Spec* specs, Py_ssize_t i) { return specs[i].pack >= 0 && specs[i].pack != i; }
+
+// Replace the addresses of packs by those of their pieces.
+static void place_pieces(const Spec* specs, Py_ssize_t n, void** buffers) {
+  for (Py_ssize_t i = n - 1; i >= 0; i--)  // a pack's own place is its first, and is replaced last
+    if (specs[i].pack >= 0) buffers[specs[i].position] = (char*)buffers[specs[specs[i].pack].position] + specs[i].begin;
 }
 
 static char* new_arena(int64_t bytes) {

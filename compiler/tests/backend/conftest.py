@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compiler import backend
-from compiler.backend import FallbackWarning
+from compiler.backend import FallbackWarning, saved_packs
 from compiler.backend.options import CompiledRegion
 from compiler.execution.executable import Executable
 
@@ -35,6 +35,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
 
     monkeypatch.setattr(backend, "_build", kept)
     return found
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each saved tensor is handed over by itself, so that hooks see it."""
+    monkeypatch.setattr(saved_packs, "pack", lambda *_: None)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from compiler.execution.views import with_views
 from compiler.ir import aten
 from compiler.ir.sizes import bind, numbers
 from compiler.runtime import launcher
+from compiler.runtime.packs import with_pieces
 from compiler.tests.meaning import fresh_seed
 
 Function = Callable[..., Any]
@@ -43,6 +44,12 @@ class Interpreted:
     def launch(self, *arguments: Tensor) -> Any:
         program, given = self.captured.program, iter(arguments)
         tensors = [self.captured.constants[i.name] if i.constant else next(given) for i in program.inputs]
+        if self.captured.packed_inputs:
+            layouts = [
+                launcher.Buffer(i.name, "", numbers(i.type.shape, {}), numbers(i.type.strides, {}))
+                for i in program.inputs
+            ]
+            tensors = [*with_pieces(dict(enumerate(tensors)), self.captured.packed_inputs, layouts).values()]
         sizes = bind(program.sizes, [(i.name, i.type.shape) for i in program.inputs], [x.shape for x in tensors])
         for n, (i, x) in enumerate(zip(program.inputs, tensors, strict=True)):
             lies = numbers(i.type.shape, sizes), numbers(i.type.strides, sizes)

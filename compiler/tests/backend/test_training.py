@@ -95,7 +95,7 @@ def test_batches_of_any_size_are_trained_on() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"seed {seed}")
 
 
-def test_a_loss_keeps_scores_and_no_logarithms_of_them() -> None:
+def test_a_loss_keeps_scores_and_no_logarithms_of_them(unpacked: None) -> None:
     """Backward makes a log_softmax again from the scores, which are kept as they were made, rounded."""
     torch.manual_seed(seed := fresh_seed())
     x, w = torch.randn(24, 16), torch.randn(50, 16)
@@ -137,7 +137,7 @@ def test_what_is_kept_in_another_shape_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["only saved", "also a result"])
-def test_what_rows_are_normalised_of_is_saved_in_rows(seen: bool) -> None:
+def test_what_rows_are_normalised_of_is_saved_in_rows(seen: bool, unpacked: None) -> None:
     """In eager what lies across its rows goes on so from sum to sum; a result of the function is to lie as there."""
     torch.manual_seed(seed := fresh_seed())
     patches, w = torch.randn(2, 16, 3, 5), torch.randn(16, 16)

@@ -15,9 +15,10 @@ import torch
 from compiler.errors import InvalidData
 from compiler.runtime import build, extension, faults, gpu, gpu_native
 from compiler.runtime.gpu_native import Functions
-from compiler.runtime.launcher import MOST_SHARED_BYTES, Buffer, Launcher, Plan, shared_rows
+from compiler.runtime.launcher import Buffer, Launcher, Plan
 from compiler.runtime.launches import Buffer as Memory
 from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
+from compiler.runtime.packs import Pack
 from compiler.tests.fake_gpu import FakeDriver
 from compiler.tests.meaning import fresh_seed
 
@@ -114,45 +115,39 @@ def test_values_constants_and_temporaries(driver: NativeDriver, cache: Path, see
     assert driver.count("launched") == 3 + 3 * 3
 
 
-def test_outputs_released_together_share_an_allocation(driver: NativeDriver, cache: Path, seed: int) -> None:
+def test_pieces_of_packs_are_read_and_written(driver: NativeDriver, cache: Path, seed: int) -> None:
+    """Of three arguments the first and last are in a pack, as are of three outputs the last two, one behind a gap."""
     padded = Buffer("p", "f32", (10, 10), (16, 1))
-    outputs = (vector("z"), vector("u"), padded, Buffer("e", "f32", (0,), (1,)), Buffer("i", "i32", (N,), (1,)))
-    plan = Plan(PLAN.inputs, (*outputs, vector("v")), together=frozenset(range(5)))
-    sizes = Memory("p", 4 * 154), Memory("e", 0), Memory("i", 4 * N), Memory("v", 4 * N)
-    launches = LaunchPlan(memory("x", "y"), (*memory("z", "u"), *sizes), (add(0, 1, 2), add(0, 2, 3), add(1, 1, 7)))
-    x, y = torch.randn(2, 128)[:, :N]
-    z, u, p, e, i, v = load(driver, cache, launches, plan)(x, y)
-    assert torch.allclose(z, x + y) and torch.allclose(u, 2 * x + y) and torch.allclose(v, 2 * y), f"seed {seed}"
-    whole = z.untyped_storage().data_ptr()
-    assert [t.untyped_storage().data_ptr() == whole for t in (z, u, p, e, i, v)] == [True] * 3 + [False] * 3
-    assert [t.storage_offset() for t in (z, u, p)] == [0, 128, 256]
-    assert (p.shape, p.stride(), i.dtype, e.shape) == ((10, 10), (16, 1), torch.int32, (0,))
+    plan = Plan(
+        (vector("x"), vector("y"), vector("w")), (vector("z"), vector("u"), padded),
+        packed_inputs=(Pack(256, ((0, 128), (2, 0))),), packed_outputs=(Pack(384, ((1, 256), (2, 0))),),
+    )  # fmt: skip
+    sums = (add(0, 1, 3), add(2, 3, 4), add(1, 1, 5))
+    launches = LaunchPlan(memory("x", "y", "w"), (*memory("z", "u"), Memory("p", 4 * 154)), sums)
+    call, given, y = load(driver, cache, launches, plan), torch.randn(256), torch.randn(N)
+    z, made, rest = call(given, y, None)
+    assert torch.allclose(z, given[128 : 128 + N] + y) and rest is None, f"seed {seed}"
+    assert torch.allclose(made[256 : 256 + N], given[:N] + z) and torch.allclose(made[:N], 2 * y), f"seed {seed}"
 
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_written_arguments_are_results(driver: NativeDriver, cache: Path, offset: int, seed: int) -> None:
     """Result 1 is argument 1 with the sum in it, also if the kernels work on an aligned copy."""
-    plan = Plan(PLAN.inputs, (vector("z"), vector("u")), written=((1, 1),), together=frozenset((0, 1)))
+    pack = Pack(256, ((0, 0), (1, 128)))
+    plan = Plan(PLAN.inputs, (vector("z"), vector("u")), written=((1, 1),), packed_outputs=(pack,))
     launches = LaunchPlan(memory("x", "y"), memory("z", "u"), (add(0, 0, 2), add(0, 2, 3), add(0, 1, 1)))
     call = load(driver, cache, launches, plan)
     x, y = torch.randn(N), torch.randn(N + 8)[offset : offset + N]
     expected = x + y
-    z, written, u = call(x, y)
-    assert written is y and torch.allclose(y, expected), f"seed {seed}"
-    assert torch.allclose(z, 2 * x) and torch.allclose(u, 3 * x), f"seed {seed}"
+    whole, written, within = call(x, y)
+    assert written is y and torch.allclose(y, expected) and within is None, f"seed {seed}"
+    assert torch.allclose(whole[:N], 2 * x) and torch.allclose(whole[128 : 128 + N], 3 * x), f"seed {seed}"
 
 
 def test_a_written_argument_that_does_not_exist_is_refused(driver: NativeDriver, cache: Path) -> None:
     for written in (((3, 0),), ((1, 0), (0, 1))):
         with pytest.raises(ValueError, match="a written argument, or the result that it is, does not exist"):
             load(driver, cache, plan=Plan(PLAN.inputs, (vector("z"),), written=written))
-
-
-def test_large_outputs_do_not_share_an_allocation() -> None:
-    small, large = vector("s"), Buffer("l", "f32", (MOST_SHARED_BYTES // 4 + 1,), (1,))
-    rows = shared_rows(Plan((), (small, large, small, large), together=frozenset(range(4))))
-    assert [pieces for *_, pieces in rows] == [((0, 0), (2, 128))]
-    assert shared_rows(Plan((), (small, large), together=frozenset(range(2)))) == ()
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from compiler.errors import CompilerError, ToolchainError
 from compiler.runtime import build, detect, extension, launcher
 from compiler.runtime.launcher import Buffer, Plan
+from compiler.runtime.packs import Pack
 
 HEAD = """
 static void body(void** buffers, const long long* sizes, int threads);
@@ -101,6 +103,49 @@ def test_outputs_take_their_strides_and_dtypes(load: Load) -> None:
     a, b, c = load(HEAD + "}", plan)()
     assert (a.dtype, a.shape, a.stride()) == (torch.bfloat16, (2, 3), (1, 2))
     assert (b.dtype, b.shape) == (torch.bool, (0, 4)) and (c.dtype, c.shape) == (torch.int64, ())
+
+
+# Of three inputs, the last two are in a pack, in the other order; so are the first and last of three outputs.
+PACKS = Plan(
+    (f32("x", 3), f32("y", 2), Buffer("z", "f32", (2, 2), (1, 3))), (f32("a", 3), f32("b", 3), f32("c", 2)),
+    packed_inputs=(Pack(10, ((1, 8), (2, 1))),), packed_outputs=(Pack(8, ((0, 0), (2, 6))),),
+)  # fmt: skip
+# a = x + 1, b = 2 x, c = y + the diagonal of z.
+PIECES = f"""{HEAD}
+  const float *x = (const float*)buffers[0], *y = (const float*)buffers[1], *z = (const float*)buffers[2];
+  float *a = (float*)buffers[3], *b = (float*)buffers[4], *c = (float*)buffers[5];
+  for (int i = 0; i < 3; i++) a[i] = x[i] + 1, b[i] = 2 * x[i];
+  for (int i = 0; i < 2; i++) c[i] = y[i] + z[4 * i];
+}}"""
+
+
+def test_pieces_of_packs_are_read_and_written(load: Load, seed: int) -> None:
+    call, x, given = load(PIECES, PACKS), torch.randn(3), torch.randn(10)
+    for pack in (given, torch.cat([torch.zeros(5), given])[5:]):
+        made, b, within = call(x, pack, None)
+        assert within is None and (made.shape, made.stride(), made.storage_offset()) == ((8,), (1,), 0)
+        assert torch.equal(made[:3], x + 1) and torch.equal(b, 2 * x), f"seed {seed}"
+        assert torch.allclose(made[6:], given[8:] + given[1:6:4]), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a tensor for a piece", "no pack", "a short pack", "another type", "every second element"]
+)
+def test_what_is_no_pack_is_refused(load: Load, wrong: str) -> None:
+    pack, piece = torch.zeros(10), None
+    arguments: dict[str, tuple[Any, Any]] = {
+        "a tensor for a piece": (pack, torch.zeros(2, 2)), "no pack": (piece, piece),
+        "a short pack": (pack[1:], piece), "another type": (pack.double(), piece),
+        "every second element": (torch.zeros(20)[::2], piece),
+    }  # fmt: skip
+    with pytest.raises((TypeError, ValueError), match=r"argument [12]"):
+        load(PIECES, PACKS)(torch.zeros(3), *arguments[wrong])
+
+
+def test_a_pack_precedes_its_pieces(cache: Path) -> None:
+    with pytest.raises(ValueError, match="pack 2 comes after its part 1"):
+        plan = replace(PACKS, packed_inputs=(Pack(10, ((2, 1), (1, 8))),))
+        launcher.load(build.build(PIECES, cache=cache), plan, cache=cache)
 
 
 @pytest.mark.parametrize("dtype", launcher.DTYPES)

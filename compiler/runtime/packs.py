@@ -1,0 +1,56 @@
+"""Packs: one-dimensional tensors that hold several tensors, which one program makes and another reads.
+
+Each tensor that is passed on costs host time: to allocate it or make a view, to save it for a backward pass, and to
+check it. Of a pack, only the pack is. An argument or a result is the pack at the position of its first piece, and None
+at the positions of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from compiler.runtime import memory
+
+ALIGNMENT = 512  # of pieces, in bytes, as that of torch's allocations on GPUs
+
+
+class Layout(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def stride(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A one-dimensional tensor of `numel` elements. `pieces` has the position of each tensor in it, and its first
+    element, in ascending order of positions."""
+
+    numel: int
+    pieces: tuple[tuple[int, int], ...]
+
+
+def starts(spans: Sequence[int], item_bytes: int) -> tuple[tuple[int, ...], int]:
+    """The first elements of pieces of these numbers of elements, and the number of elements of their pack."""
+    out, end = [], 0
+    for span in spans:
+        out.append(end)
+        end += memory.aligned(span, ALIGNMENT // item_bytes)
+    return tuple(out), end
+
+
+def within_packs(packs: Iterable[Pack]) -> frozenset[int]:
+    """The positions at which there is None."""
+    return frozenset(n for pack in packs for n, _ in pack.pieces[1:])
+
+
+def with_pieces(values: Mapping[int, Any], packs: Iterable[Pack], layouts: Sequence[Layout]) -> dict[int, Any]:
+    """Values by position, with the pieces of each pack as views of it."""
+    out = dict(values)
+    for pack in packs:
+        first = values[pack.pieces[0][0]]
+        for n, start in pack.pieces:
+            out[n] = first.as_strided(layouts[n].shape, layouts[n].stride, first.storage_offset() + start)
+    return out

@@ -1,0 +1,265 @@
+"""Saved tensors that a forward program hands over to its backward program in packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import checkpoint
+
+from compiler.backend import saved_packs
+from compiler.execution.executable import Executable
+from compiler.frontend.results import View
+from compiler.ir.expr import static
+from compiler.runtime.packs import Pack
+from compiler.tests.meaning import fresh_seed
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.fixture
+def seed() -> int:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    return seed
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of tensors in each pack that is made by copying."""
+    found: list[int] = []
+    copy = saved_packs.packed
+
+    def packed(tensors: Sequence[Tensor], *layout: Any) -> Tensor:
+        found.append(len(tensors))
+        return copy(tensors, *layout)
+
+    monkeypatch.setattr(saved_packs, "packed", packed)
+    yield found
+
+
+def packed_shapes(made: Executable) -> set[tuple[int, ...]]:
+    """The shapes of the results in packs."""
+    packed = {k for pack in made.captured.packed_results for k, _ in pack.pieces}
+    results = [v for k, v in enumerate(made.captured.views or ()) if k in packed and isinstance(v, View)]
+    return {tuple(map(static, v.shape)) for v in results}
+
+
+def run(f: Any, *inputs: Tensor, **options: Any) -> list[Tensor]:
+    """The results of a compiled function, and the gradients of their sums by those inputs that have any."""
+    compiled: Any = torch.compile(f, backend="mlcomp", options={"fallback": "error", **options})
+    return gradients(compiled, *inputs)
+
+
+def gradients(f: Any, *inputs: Tensor) -> list[Tensor]:
+    results = f(*inputs)
+    wanted = [x for x in inputs if x.requires_grad]
+    return [*results, *torch.autograd.grad([x.sum() for x in results], wanted)]
+
+
+def equal(ours: Sequence[Tensor], eager: Sequence[Tensor], seed: int) -> None:
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text: f"seed {seed}: {text}")
+
+
+def layers(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
+    return (((x @ w).sin() @ v).cos().exp(),)
+
+
+def operands() -> tuple[Tensor, Tensor, Tensor]:
+    x, w, v = ((torch.randn(*s) / 2).requires_grad_() for s in ((3, 4), (4, 5), (5, 6)))
+    return x, w, v
+
+
+@pytest.mark.parametrize("target", [None, "sm_90a"])
+def test_saved_tensors_are_one(made: list[Executable], copies: list[int], target: str | None, seed: int) -> None:
+    inputs, saved = operands(), list[tuple[int, ...]]()
+
+    def note(x: Tensor) -> Tensor:
+        saved.append(tuple(x.shape))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        ours = run(layers, *inputs, **({"target": target} if target else {}))
+    equal(ours, gradients(layers, *inputs), seed)
+    forward, backward = made
+    (pack,) = forward.captured.packed_results
+    assert (pack.numel,) in saved and not copies and len(pack.pieces) > 1
+    assert [p.numel for p in backward.captured.packed_inputs] == [pack.numel]
+
+
+def test_what_is_returned_is_in_no_pack(made: list[Executable], seed: int) -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        returned = (x @ w).exp()
+        return returned, ((returned @ v).sin() @ v.t()).cos()
+
+    inputs = operands()
+    equal(run(f, *inputs), gradients(f, *inputs), seed)
+    assert packed_shapes(made[0]) == {(3, 6), (3, 5)}  # operands of sin and cos; `returned` is saved too
+    assert not any(x.captured.packed_results for x in made[1:])
+
+
+def test_a_value_with_a_returned_view_is_in_no_pack(made: list[Executable], seed: int) -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w).exp()
+        return y[1:], ((y @ v).sin() @ v.t()).cos()
+
+    inputs = operands()
+    equal(run(f, *inputs), gradients(f, *inputs), seed)
+    assert packed_shapes(made[0]) == {(3, 6), (3, 5)}
+
+
+def test_nothing_is_packed_if_an_input_is_read_from_the_beginning_of_its_memory(made: list[Executable]) -> None:
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        y = x @ w
+        z = checkpoint(lambda y: y.as_strided((3, 4), (1, 3), 0).cos() * y, y, use_reentrant=False)
+        return ((z @ w).sin() @ w,)
+
+    run(f, x, w)
+    assert not made[0].captured.packed_results
+
+
+@pytest.mark.parametrize("bound", [64 << 10, 40])
+def test_large_tensors_are_saved_alone(
+    made: list[Executable], bound: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_packs, "MOST_BYTES_ON_CPU", bound)
+    inputs = operands()
+    equal(run(layers, *inputs), gradients(layers, *inputs), seed)
+    assert bool(made[0].captured.packed_results) == (bound > 40)
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a copy": torch.clone,
+    "amid its memory": lambda x: torch.cat([x.new_zeros(3), x])[3:],
+    "with gaps": lambda x: torch.stack([x, x], 1)[:, 0],
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_hooks_may_move_packs(move: str, seed: int) -> None:
+    inputs = operands()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: MOVES[move](x) if x.dim() == 1 else x):
+        ours = run(layers, *inputs)
+    equal(ours, gradients(layers, *inputs), seed)
+
+
+@pytest.mark.filterwarnings("ignore::compiler.backend.FallbackWarning")
+def test_graphs_in_parts_copy_to_packs(copies: list[int], seed: int) -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
+        y = (x @ w).sin()
+        positive = (y.detach() > 0).view(torch.uint8)  # refused: a program does not read bits as another type
+        return (((y @ v).cos() @ v.t()).exp() * positive,)
+
+    inputs = operands()
+    compiled: Any = torch.compile(f, backend="mlcomp")
+    equal(gradients(compiled, *inputs), gradients(f, *inputs), seed)
+    assert copies
+
+
+def test_batches_of_tangents_run_in_eager(seed: int) -> None:
+    inputs, tangents = operands(), torch.randn(7, 3, 6)
+
+    def jacobian(f: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(f(*inputs)[0], inputs, tangents, is_grads_batched=True)
+
+    compiled: Any = torch.compile(layers, backend="mlcomp")
+    equal(jacobian(compiled), jacobian(layers), seed)
+
+
+def test_statistics_are_written_and_gradients_accumulate(made: list[Executable], seed: int) -> None:
+    parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Softplus()]
+    model = nn.Sequential(*parts)
+    start, x = {k: v.clone() for k, v in model.state_dict().items()}, torch.randn(2, 3, 8, 8)
+    values: list[list[Tensor]] = []
+    for f in (model, torch.compile(model, backend="mlcomp", options={"fallback": "error"})):
+        model.load_state_dict(start)
+        model.zero_grad()
+        for _ in range(2):
+            loss = f(x).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        values.append([p.grad for p in model.parameters() if p.grad is not None] + [*model.buffers()])
+        values[-1] = [t.clone() for t in values[-1]]
+    for ours, eager in zip(values[1], values[0], strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-2, msg=lambda text: f"seed {seed}: {text}")
+    assert made[0].captured.packed_results
+
+
+class Indexed(torch.autograd.Function):
+    """cos, with a gradient that reads rows of a saved tensor at saved places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(x @ x.t(), x @ x.flip(0).t(), places)
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
+        first, second, places = ctx.saved_tensors
+        return first[places] @ tangent + second @ tangent, None
+
+
+@pytest.mark.parametrize("target", [None, "sm_90a"])
+def test_invalid_data_beside_a_pack_is_told(made: list[Executable], target: str | None) -> None:
+    x, w = torch.randn(4, 5, requires_grad=True), torch.randn(5, 5, requires_grad=True)
+    options = {"target": target} if target else {}
+
+    def f(x: Tensor, w: Tensor, places: Tensor) -> Any:
+        return Indexed.apply(((x @ w).sin() @ w).cos(), places)  # type: ignore[no-untyped-call]
+
+    compiled: Any = torch.compile(f, backend="mlcomp", options={"fallback": "error", **options})
+    result = compiled(x, w, torch.tensor([1, 0, 3, 99]))
+    with pytest.raises(IndexError, match="index 99 is out of range"):
+        result.sum().backward()
+    assert made[-1].captured.packed_inputs
+
+
+class Saves(torch.autograd.Function):
+    """cos, with a gradient that is a saved value, whatever the tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x @ torch.eye(4))
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> Tensor:
+        (saved,) = ctx.saved_tensors
+        assert isinstance(saved, Tensor)
+        return saved
+
+
+def test_a_gradient_may_be_a_saved_tensor(seed: int) -> None:
+    x, w, v = operands()
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
+        y: Tensor = Saves.apply(x)  # type: ignore[no-untyped-call]
+        return (((y @ w).sin() @ v).cos(),)
+
+    equal(run(f, x, w, v), gradients(f, x, w, v), seed)
+
+
+def test_views_of_pieces_are_no_results_of_a_program() -> None:
+    """Such a graph keeps its pack as an input, of which eager makes the view."""
+    graph = Graph()
+    whole, other = graph.placeholder("whole"), graph.placeholder("other")
+    piece = graph.call_function(torch.ops.aten.as_strided.default, (whole, (2, 3), (3, 1), 4))
+    turned = graph.call_function(torch.ops.aten.t.default, (piece,))
+    made = graph.call_function(torch.ops.aten.mul.Tensor, (piece, other))
+    whole.meta[saved_packs.PACKED] = (((2, 3), (3, 1), 4),)
+    whole.meta["val"], other.meta["val"] = torch.empty(12, device="meta"), torch.empty(2, 3, device="meta")
+    for results, opens in (((made,), True), ((made, turned), False)):
+        copied, copies = Graph(), dict[Node, Node]()
+        copied.graph_copy(graph, copies)
+        copied.output(tuple(copies[n] for n in results))
+        module = GraphModule({}, copied)
+        opened, origins, packs = saved_packs.opened_inputs(module)
+        assert (opened is not module) == opens and origins == (0, 1)
+        assert packs == ((Pack(12, ((0, 4),)),) if opens else ())
