@@ -382,8 +382,9 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
         cacheable = graph_cache.CachedGraph(
             captured, min(devices), len(regions.calls(graph)), tuple(taken_positions), result_positions
         )
-    result_packs = saved_packs.packs_of(opened, outputs, computed)
-    captured, sources = saved_packs.with_packs(captured, result_packs, input_packs, taken_positions, origins)
+    captured, sources = saved_packs.captured_with_packs(
+        captured, saved_packs.packs_of(opened, outputs, computed), input_packs, taken_positions, origins
+    )
     launch = _build_launch(captured, target, options, report, len(regions.calls(graph)), cacheable)
     unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if size_positions else None)
     takes_all_inputs = sources == [*range(len(placeholders))] and not size_positions

@@ -139,7 +139,7 @@ def opened_results(forward: GraphModule) -> tuple[tuple[Pack, ...], Callable[[Bo
     """Let a graph return the pieces of its packs after its other results. Changes the graph.
 
     Returns the packs by the positions of these results, and a function that makes of a function with these results one
-    with packs. Where the program has made a pack, as `Captured.packed_results` says, that is returned as it is.
+    with packs, of which a program may have made all or a part, as `Captured.packed_results` says.
     """
     output = graphs.output(forward)
     outputs = list(output.args[0])
@@ -171,10 +171,14 @@ def opened_results(forward: GraphModule) -> tuple[tuple[Pack, ...], Callable[[Bo
 
 
 def _whole(parts: Sequence[Any], pieces: Sequence[Piece], numel: int) -> Tensor:
-    if parts[0] is None or parts[1] is None:
-        whole: Tensor = next(x for x in parts if x is not None)
-        return whole
-    return packed(parts, pieces, numel)
+    """The pack of `parts`: what a program has put into one is None, but for the pack itself, and the rest is copied."""
+    whole: Tensor | None = next((x for x in parts if x is not None and x.shape == (numel,)), None)
+    if whole is None:
+        return packed(parts, pieces, numel)
+    for x, piece in zip(parts, pieces, strict=True):
+        if x is not None and x is not whole:
+            whole.as_strided(*piece).copy_(x)
+    return whole
 
 
 def given_packs(backward: GraphModule) -> Callable[[Boxed], Boxed]:
@@ -250,18 +254,18 @@ def _root(node: Node) -> Node:
 
 
 def packs_of(graph: GraphModule, outputs: Sequence[Any], computed: Sequence[Node]) -> tuple[Pack, ...]:
-    """The packs of a graph's results by positions in `computed`; those with a piece that is also another result are
-    left out, as are those with a piece that the program does not compute."""
+    """The packs of a graph's results by positions in `computed`, without pieces that are also other results or that
+    the program does not compute."""
     packs: Sequence[Pack] = graphs.output(graph).meta.get(PACKED, ())
     position = {n: k for k, n in enumerate(computed) if outputs.count(n) == 1}
-    return tuple(
-        Pack(pack.numel, tuple((position[outputs[n]], start) for n, start in pack.pieces))
+    kept = [
+        Pack(pack.numel, tuple((position[outputs[n]], start) for n, start in pack.pieces if outputs[n] in position))
         for pack in packs
-        if all(outputs[n] in position for n, _ in pack.pieces)
-    )
+    ]
+    return tuple(pack for pack in kept if pack.pieces)
 
 
-def with_packs(
+def captured_with_packs(
     captured: Captured,
     result_packs: tuple[Pack, ...],
     input_packs: Sequence[Pack],

@@ -61,7 +61,7 @@ def packed_outputs(
     """Packs of results as packs of outputs, which are the buffers not in `inputs`; and the results in these packs.
 
     A result in a pack is all of an output, in any shape but with the same order of elements in memory, and shares it
-    with no other result. Packs with other results are left out.
+    with no other result. Other results are left out.
     """
     fresh = [n for n in range(len(buffers)) if n not in inputs]
     restrided, steps = _steps(buffers, views, sizes, inputs)
@@ -74,9 +74,12 @@ def packed_outputs(
         spans = element_span(shape, strides), element_span(buffers[n].shape, buffers[n].stride)
         if layout is None or (offset == 0 and spans == (math.prod(shape), math.prod(buffers[n].shape))):
             output_of[k] = fresh.index(n)
-    kept = [pack for pack in packed_results if all(k in output_of for k, _ in pack.pieces)]
-    outputs = (Pack(x.numel, tuple(sorted((output_of[k], start) for k, start in x.pieces))) for x in kept)
-    return tuple(outputs), frozenset(k for pack in kept for k, _ in pack.pieces)
+    kept = [
+        Pack(pack.numel, tuple(sorted((output_of[k], start) for k, start in pack.pieces if k in output_of)))
+        for pack in packed_results
+    ]
+    within = frozenset(k for pack in packed_results for k, _ in pack.pieces if k in output_of)
+    return tuple(pack for pack in kept if pack.pieces), within
 
 
 def _steps(

@@ -150,6 +150,20 @@ def test_hooks_may_move_packs(move: str, seed: int) -> None:
     equal(ours, gradients(layers, *inputs), seed)
 
 
+@pytest.mark.parametrize("made_in_pack", [(), (0,), (1,), (0, 2), (0, 1, 2)])
+def test_what_a_program_did_not_put_into_a_pack_is_copied(made_in_pack: tuple[int, ...]) -> None:
+    values = [torch.randn(3), torch.randn(2, 2).t(), torch.randn(4)]
+    pieces: list[saved_packs.Piece] = [((3,), (1,), 0), ((2, 2), (1, 2), 8), ((4,), (1,), 16)]
+    parts: list[Tensor | None] = [*values]
+    whole = torch.zeros(24)
+    for k in made_in_pack:
+        whole.as_strided(*pieces[k]).copy_(values[k])
+        parts[k] = whole if k == made_in_pack[0] else None
+    made = saved_packs._whole(parts, pieces, 24)
+    assert (made is whole) == bool(made_in_pack)
+    assert all(torch.equal(made.as_strided(*piece), x) for piece, x in zip(pieces, values, strict=True))
+
+
 @pytest.mark.filterwarnings("ignore::compiler.backend.FallbackWarning")
 def test_graphs_in_parts_copy_to_packs(copies: list[int], seed: int) -> None:
     def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
