@@ -324,6 +324,7 @@ def _specialise(graph: GraphModule, inputs: list[Any], options: Options) -> Boxe
     try:
         static_graph = frontend.specialised(graph, inputs)
         quantization.copy_marks(graph, static_graph)
+        saved_packs.copy_marks(graph, static_graph)
     except Exception as problem:
         return _run_in_eager(graph, problem, options)
     try:

@@ -23,7 +23,7 @@ from compiler.frontend import graphs
 # A function of the list of a graph's inputs, which it may empty.
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _aten = torch.ops.aten
-_WRITES = (_aten.copy_.default, _aten.set_.source_Tensor)
+WRITES = (_aten.copy_.default, _aten.set_.source_Tensor)
 INTO = "into"  # key in an output's meta: maps the position of each result to be written to the placeholder of its input
 
 
@@ -42,7 +42,7 @@ def unsupported_mutation(graph: GraphModule) -> Unsupported | None:
     """Why a graph must run in eager: a call changes an input in another way, for instance by resizing its memory."""
     for node in graph.graph.nodes:
         op = node.target
-        if isinstance(op, OpOverload) and op._schema.is_mutable and op not in _WRITES:
+        if isinstance(op, OpOverload) and op._schema.is_mutable and op not in WRITES:
             return Unsupported(str(op), node.args, "changes its argument in place")
     return None
 
@@ -54,7 +54,7 @@ def separate_writes(graph: GraphModule, saves: bool = False) -> Writes:
     """
     placeholders = graphs.placeholders(graph)
     output = graphs.output(graph)
-    new_values, new_memories = (_remove_writes(graph, op) for op in _WRITES)
+    new_values, new_memories = (_remove_writes(graph, op) for op in WRITES)
     new_values = {placeholder: rewrite_as_puts(graph, value, placeholder) for placeholder, value in new_values.items()}
 
     def preserved(x: Any) -> Any:

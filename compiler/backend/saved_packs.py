@@ -9,6 +9,7 @@ neither is executed.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from compiler.backend import passthrough, saved_rows
-from compiler.backend.input_writes import INTO, Boxed
+from compiler.backend import passthrough, regions, saved_rows
+from compiler.backend.input_writes import INTO, WRITES, Boxed
 from compiler.frontend import Captured, graphs
 from compiler.frontend.types import IR_DTYPES
 from compiler.runtime import memory
@@ -48,14 +49,15 @@ def pack(forward: GraphModule, backward: GraphModule, results: int, for_gpu: boo
     """Pack the tensors that `forward` returns after its first `results` outputs. Changes both graphs.
 
     Unchanged are inputs and their views, tensors that are not all of their memory or share it with another output, and
-    tensors of more than `MOST_BYTES`. There are no packs if a size is symbolic, or if the backward graph calls
-    `as_strided` on an input, which counts from the beginning of its memory.
+    tensors of more than `MOST_BYTES`. There are no packs if a size is symbolic, if the backward graph calls
+    `as_strided` on an input, which counts from the beginning of its memory, or if a call of the forward graph cannot be
+    compiled: then the graph runs in parts, and packs would be made by copying.
     """
     output = graphs.output(forward)
     outputs = list(output.args[0])
     saved = outputs[results:]
     memories = Counter(graphs.memory_of(n) for n in (*graphs.placeholders(forward), *outputs))
-    if not all(map(_is_static, saved)) or _addresses_inputs(backward):
+    if not all(map(_is_static, saved)) or _addresses_inputs(backward) or _runs_in_parts(forward):
         return
     reader_of = dict(zip(saved, graphs.placeholders(backward), strict=False))  # in this order, before the tangents
     groups: dict[tuple[torch.dtype, torch.device], list[Node]] = {}
@@ -98,6 +100,11 @@ def _addresses_inputs(backward: GraphModule) -> bool:
     nested = [m for m in backward.modules() if isinstance(m, GraphModule) and m is not backward]
     in_nested = any(saved_rows.depends_on_strides(n) for m in nested for n in m.graph.nodes)
     return in_nested or any(graphs.memory_of(x) in inputs for x in addressed)
+
+
+def _runs_in_parts(forward: GraphModule) -> bool:
+    calls = [n for n in forward.graph.nodes if n.op == "call_function" and n.target not in (operator.getitem, *WRITES)]
+    return any(graphs.tensors_in(n.meta.get("val")) and regions.is_refused_for_all_sizes(n) for n in calls)
 
 
 def _span(x: Tensor) -> int:
@@ -201,10 +208,11 @@ def given_packs(backward: GraphModule) -> Callable[[Boxed], Boxed]:
 
 
 def copy_marks(source: GraphModule, target: GraphModule) -> None:
-    """Mark the packs among the inputs of a graph that was traced from another one."""
+    """Mark the packs among the inputs and the results of a graph that was traced from another one."""
     for old, new in zip(graphs.placeholders(source), graphs.placeholders(target), strict=True):
         if PACKED in old.meta:
             new.meta[PACKED] = old.meta[PACKED]
+    graphs.output(target).meta[PACKED] = graphs.output(source).meta.get(PACKED, ())
 
 
 def opened_inputs(backward: GraphModule) -> tuple[GraphModule, tuple[int, ...], tuple[Pack, ...]]:

@@ -150,6 +150,16 @@ def test_hooks_may_move_packs(move: str, seed: int) -> None:
     equal(ours, gradients(layers, *inputs), seed)
 
 
+@pytest.mark.filterwarnings("ignore::compiler.backend.SpecialisationWarning")
+def test_programs_for_other_strides_have_packs(made: list[Executable], seed: int) -> None:
+    """The backward program refuses the weights, which a hook transposes in memory."""
+    inputs = operands()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x.t().contiguous().t() if x.dim() == 2 else x):
+        ours = run(layers, *inputs)
+    equal(ours, gradients(layers, *inputs), seed)
+    assert len(made) == 3 and all(x.captured.packed_inputs for x in made[1:])
+
+
 @pytest.mark.parametrize("made_in_pack", [(), (0,), (1,), (0, 2), (0, 1, 2)])
 def test_what_a_program_did_not_put_into_a_pack_is_copied(made_in_pack: tuple[int, ...]) -> None:
     values = [torch.randn(3), torch.randn(2, 2).t(), torch.randn(4)]
@@ -164,16 +174,26 @@ def test_what_a_program_did_not_put_into_a_pack_is_copied(made_in_pack: tuple[in
     assert all(torch.equal(made.as_strided(*piece), x) for piece, x in zip(pieces, values, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::compiler.backend.FallbackWarning")
-def test_graphs_in_parts_copy_to_packs(copies: list[int], seed: int) -> None:
-    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
-        y = (x @ w).sin()
-        positive = (y.detach() > 0).view(torch.uint8)  # refused: a program does not read bits as another type
-        return (((y @ v).cos() @ v.t()).exp() * positive,)
+def in_parts(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
+    y = (x @ w).sin()
+    positive = (y.detach() > 0).view(torch.uint8)  # refused: a program does not read bits as another type
+    return (((y @ v).cos() @ v.t()).exp() * positive,)
 
-    inputs = operands()
-    compiled: Any = torch.compile(f, backend="mlcomp")
-    equal(gradients(compiled, *inputs), gradients(f, *inputs), seed)
+
+@pytest.mark.filterwarnings("ignore::compiler.backend.FallbackWarning")
+def test_graphs_in_parts_have_no_packs(made: list[Executable], copies: list[int], seed: int) -> None:
+    inputs, compiled = operands(), torch.compile(in_parts, backend="mlcomp")
+    equal(gradients(compiled, *inputs), gradients(in_parts, *inputs), seed)
+    assert made and not copies and not any(x.captured.packed_inputs for x in made)
+
+
+@pytest.mark.filterwarnings("ignore::compiler.backend.FallbackWarning")
+def test_what_runs_in_parts_all_the_same_is_copied(
+    copies: list[int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_packs, "_runs_in_parts", lambda _: False)
+    inputs, compiled = operands(), torch.compile(in_parts, backend="mlcomp")
+    equal(gradients(compiled, *inputs), gradients(in_parts, *inputs), seed)
     assert copies
 
 
