@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
 from torch._functorch import config as functorch
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -160,7 +161,19 @@ def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], op
             keep_inference_input_mutations=True,
             decompositions=frontend.decompositions(),
         )
-        return autocast.disable_in_backward(trace, functools.partial(partition, for_gpu=_is_for_gpu(inputs, options)))
+        try:
+            return autocast.disable_in_backward(
+                trace, functools.partial(partition, for_gpu=_is_for_gpu(inputs, options))
+            )
+        except (CompilerError, TorchDynamoException):
+            raise
+        except Exception as problem:  # of PyTorch's own, such as a kernel for shapes that fails where eager does not
+            if not options.fallback:
+                raise
+            count = sum(n.op.startswith("call_") for n in module.graph.nodes)
+            reason = f"the graph cannot be traced: {type(problem).__name__}: {problem}".partition("\n")[0]
+            options.on_report(Report(count, eager=Counter({reason: count})))
+            return graph.forward
 
 
 def _boxed(run: Boxed) -> Boxed:

@@ -189,6 +189,22 @@ def test_the_fallback_is_seen() -> None:
     torch.testing.assert_close(made, unsupported(x))
 
 
+def test_a_graph_that_cannot_be_traced_runs_in_eager() -> None:
+    """PyTorch's shape function of this op raises for an empty batch, which eager resizes."""
+    x = torch.ones(0, 2, 3, 4, requires_grad=True)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=3, mode="nearest").sin()
+
+    with pytest.warns(
+        FallbackWarning, match="2 of 2 calls .* the graph cannot be traced: TypeError: cond must be a bool"
+    ):
+        made = torch.compile(f, backend="mlcomp")(x)
+    assert made.shape == (0, 2, 9, 12)
+    with pytest.raises(Exception, match="cond must be a bool"):
+        torch.compile(f, backend="mlcomp", options={"fallback": "error"})(x)
+
+
 def test_without_the_fallback_it_is_an_error() -> None:
     for meaning in (False, "error"):
         torch._dynamo.reset()
