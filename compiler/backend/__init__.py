@@ -390,6 +390,7 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
     taken_positions = [k for k, n in enumerate(placeholders) if n.name in taken_names]
     size_positions = [k for k in taken_positions if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
     offsets = passthrough.required_offsets(placeholders, frontend.offsets(reduced))
+    offsets = {origins[k]: offset for k, offset in offsets.items()}
     cacheable = None
     if not size_positions and not offsets and set(outputs) <= set(computed) and graph_cache.is_cacheable(captured):
         result_positions = tuple(map(computed.index, outputs))
