@@ -257,8 +257,10 @@ def packed_buffers(buffers: Sequence[Buffer], packs: Sequence[Pack]) -> list[Buf
 def buffer_rows(
     buffers: Sequence[Buffer], packs: Sequence[Pack], passed: Sequence[int], first: int = 0
 ) -> tuple[Row, ...]:
-    """The buffers `passed`, which a call takes or returns, as rows for launcher.c; `first` is the position of the
-    first of all."""
+    """Those buffers that a call takes or returns (`passed`, by position) as rows for launcher.c.
+
+    `first` is the position of `buffers[0]` among all buffers of the entry.
+    """
     places = {i: n for n, i in enumerate(passed)}
     pieces = {
         i: (places[pack.pieces[0][0]], start * DTYPES[buffers[i].dtype].itemsize)

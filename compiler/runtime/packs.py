@@ -1,8 +1,8 @@
-"""Packs: one-dimensional tensors that hold several tensors, which one program makes and another reads.
+"""Packs: one-dimensional tensors that each hold several tensors, which one program makes and another reads.
 
-Each tensor that is passed on costs host time: to allocate it or make a view, to save it for a backward pass, and to
-check it. Of a pack, only the pack is. An argument or a result is the pack at the position of its first piece, and None
-at the positions of the others.
+Each tensor that is passed on costs host time: it is allocated, saved for the backward pass and checked. A pack costs
+that once. Among the arguments or the results of a call it is at the position of its first piece, and None is at the
+positions of the others.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class Pack:
-    """A one-dimensional tensor of `numel` elements. `pieces` has the position of each tensor in it, and its first
-    element, in ascending order of positions."""
+    """A one-dimensional tensor of `numel` elements.
+
+    `pieces` has, for each tensor in it, the tensor's position among the arguments or results and its first element in
+    the pack, in ascending order of positions.
+    """
 
     numel: int
     pieces: tuple[tuple[int, int], ...]
 
 
 def starts(spans: Sequence[int], item_bytes: int) -> tuple[tuple[int, ...], int]:
-    """The first elements of pieces of these numbers of elements, and the number of elements of their pack."""
+    """Lay out a pack: where its pieces of `spans` elements start, and its number of elements."""
     out, end = [], 0
     for span in spans:
         out.append(end)
