@@ -2,14 +2,22 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
-from conformance.tests.pretence import FAKE, ROOT
+from conformance.tests.pretence import FAKE, ROOT, keep_imports
 
 
 @pytest.fixture
-def box(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def imports() -> Iterator[None]:
+    """Keep, when `pytester` is done, what runs inside this process have imported."""
+    yield
+    keep_imports()
+
+
+@pytest.fixture
+def box(imports: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with the pretended runner; its lock and its logs are its own."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
     monkeypatch.setenv("TMPDIR", str(pytester.path))

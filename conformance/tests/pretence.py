@@ -1,13 +1,14 @@
 """A runner that only pretends, and what the tests of the plugin share around it."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-# Imported here so that runs inside this process, whose own imports pytester forgets, share one copy of each module.
-import conformance.run.session
+import conformance
 
 ROOT = Path(conformance.__file__).resolve().parent.parent
 
@@ -145,13 +146,46 @@ def shape_file(box: pytest.Pytester, *cases: str, name: str = "mine.toml") -> Pa
 def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0, bare: bool = False) -> pytest.RunResult:
     """Run the plugin on what `words` say; its reports have a place, unless it is `bare`."""
     parallel = [] if workers is None else ["-n", str(workers)]
-    run = box.runpytest_subprocess if workers else box.runpytest_inprocess  # xdist hands on the outer run's sys.path
     # Hypothesis is left out because importing it takes longer than all the rest of such a run, pytest-randomly, where
     # it is installed, because the order is looked at.
     named = [] if "--mlcomp-report" in words or bare else ["--mlcomp-report", "reports"]
     runner = [] if "--mlcomp-runner" in words else ["--mlcomp-runner", "fake"]
     plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest", "-p", "no:randomly"]
-    return run(*plugins, "--mlcomp", *runner, *named, *parallel, *words)
+    arguments = [*plugins, "--mlcomp", *runner, *named, *parallel, *words]
+    # xdist hands on the outer run's sys.path
+    return box.runpytest_subprocess(*arguments) if workers else in_process(box, *arguments)
+
+
+def in_process(box: pytest.Pytester, *words: str) -> pytest.RunResult:
+    """Run pytest inside this process, and remember what it imports but for the modules of the box."""
+    imported = _Imported()
+    result = box.runpytest_inprocess(*words, plugins=[imported])
+    for name, module in imported.modules.items():
+        if not (getattr(module, "__file__", None) or "").startswith(str(box.path)):
+            _imported.setdefault(name, module)
+    keep_imports()
+    return result
+
+
+# pytester forgets what a run imports, at the end of the run and of its test. But torch and others keep what their
+# modules registered: imported again, torch._dynamo fails, and classes exist twice.
+_imported: dict[str, ModuleType] = {}
+
+
+def keep_imports() -> None:
+    """Import again, without executing them, the modules that runs inside this process have imported."""
+    for name, module in _imported.items():
+        sys.modules.setdefault(name, module)
+
+
+class _Imported:
+    """A plugin that notes the modules that there are at the end of a run."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}
+
+    def pytest_unconfigure(self) -> None:
+        self.modules = dict(sys.modules)
 
 
 def report(box: pytest.Pytester, name: str = "run.json") -> Any:

@@ -15,7 +15,7 @@ from conformance.report import environment
 from conformance.run import settings
 from conformance.shapes import files
 from conformance.shapes.cases import TIERS
-from conformance.tests.pretence import FAKE, PERF, ROOT, case, mlcomp, report, shape_file, verdicts
+from conformance.tests.pretence import FAKE, PERF, ROOT, case, in_process, mlcomp, report, shape_file, verdicts
 
 pytest_plugins = ["pytester"]
 
@@ -430,7 +430,7 @@ def test_a_malformed_file_names_its_line(box: pytest.Pytester) -> None:
 )
 def test_wrong_words_are_usage_errors(box: pytest.Pytester, words: list[str], message: str) -> None:
     shape_file(box, case("fine"))
-    result = box.runpytest_inprocess("-p", "conformance.plugin", "--mlcomp", "mine.toml", *words)
+    result = in_process(box, "-p", "conformance.plugin", "--mlcomp", "mine.toml", *words)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert message in result.stderr.str() + result.stdout.str()
 
@@ -441,7 +441,7 @@ VALUED = [name for name, option in OPTIONS.items() if option.get("action") != "s
 @pytest.mark.parametrize("name", VALUED)
 def test_an_empty_value_is_a_usage_error(box: pytest.Pytester, name: str) -> None:
     shape_file(box, case("fine"))
-    result = box.runpytest_inprocess("-p", "conformance.plugin", "--mlcomp", "mine.toml", f"--mlcomp-{name}=")
+    result = in_process(box, "-p", "conformance.plugin", "--mlcomp", "mine.toml", f"--mlcomp-{name}=")
     said = result.stderr.str()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert f"--mlcomp-{name}: the value is empty" in said or f"--mlcomp-{name}: invalid" in said

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import compiler
 from conformance.tests.pretence import PERF, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]
-LOADED = compiler.headers  # here with what it imports: what a run inside this process loads itself, pytester forgets
 AGAINST = ("--mlcomp-bench", "quick", "--mlcomp-baseline", "main", "--mlcomp-fail-on", "slower,coverage")
 
 

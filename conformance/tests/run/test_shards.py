@@ -7,12 +7,10 @@ import json
 
 import pytest
 
-import compiler
 from conformance.run import merge, shards
 from conformance.tests.pretence import FAKE, PERF, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]
-LOADED = compiler.headers  # as in test_regressions
 
 
 def test_docstring_examples() -> None:
