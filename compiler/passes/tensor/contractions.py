@@ -61,8 +61,9 @@ def _reuse_count(factor: Expr, axes: tuple[Axis, ...]) -> float:
 
 
 def count(extents: Iterable[Expr]) -> float:
-    """The number of points; infinite if a size is unknown."""
-    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
+    """The number of points; infinite if a size is unknown and none is 0."""
+    sizes = [int(n.value) if isinstance(n, Const) else math.inf for n in extents]
+    return 0 if 0 in sizes else math.prod(sizes)
 
 
 def is_long(a: Axis) -> bool:

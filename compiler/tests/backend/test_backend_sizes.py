@@ -30,6 +30,14 @@ def test_sizes_that_are_never_fixed() -> None:
     agree(f, *((torch.randn(n, m),) for n, m in ((2, 3), (4, 5), (7, 2))), seed=seed, dynamic=True)
 
 
+@pytest.mark.filterwarnings("error::compiler.backend.SpecialisationWarning")
+def test_attention_over_an_empty_batch_of_any_length() -> None:
+    """Random program 301132.6143: no rows times an unknown length are none, not an unknown number."""
+    seed = seeded()
+    calls = [(torch.randn(0, n, 4), torch.randn(0, m, 4), torch.randn(0, m, 4)) for n, m in ((4, 17), (5, 9))]
+    agree(nn.functional.scaled_dot_product_attention, *calls, seed=seed, dynamic=True)
+
+
 def test_one_program_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = seeded()
     made: list[frontend.Captured] = []
