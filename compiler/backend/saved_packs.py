@@ -24,7 +24,7 @@ from compiler.backend.input_writes import INTO, WRITES, Boxed
 from compiler.frontend import Captured, graphs
 from compiler.frontend.types import IR_DTYPES
 from compiler.runtime import memory
-from compiler.runtime.packs import Pack, starts, within_packs
+from compiler.runtime.packs import Pack, moved, starts, within_packs
 
 # The most bytes of a piece. On GPUs, kernels that write larger tensors run longer than what is saved on the host, and
 # memory that is fragmented may lack room for all of them; on CPUs, large allocations are mapped anew by each call.
@@ -249,7 +249,7 @@ def opened_inputs(backward: GraphModule) -> tuple[GraphModule, tuple[int, ...], 
         Pack(p.meta["val"].numel(), tuple((inputs.index(copies[v]), pieces[v][2]) for v in users))
         for p, users in views.items()
     )
-    return made, tuple(origins), tuple(pack for pack in packs if pack.pieces)
+    return made, tuple(origins), packs
 
 
 def _root(node: Node) -> Node:
@@ -264,13 +264,9 @@ def _root(node: Node) -> Node:
 def packs_of(graph: GraphModule, outputs: Sequence[Any], computed: Sequence[Node]) -> tuple[Pack, ...]:
     """The packs of a graph's results by positions in `computed`, without pieces that are also other results or that
     the program does not compute."""
-    packs: Sequence[Pack] = graphs.output(graph).meta.get(PACKED, ())
     position = {n: k for k, n in enumerate(computed) if outputs.count(n) == 1}
-    kept = [
-        Pack(pack.numel, tuple((position[outputs[n]], start) for n, start in pack.pieces if outputs[n] in position))
-        for pack in packs
-    ]
-    return tuple(pack for pack in kept if pack.pieces)
+    packs: Sequence[Pack] = graphs.output(graph).meta.get(PACKED, ())
+    return moved(packs, {n: position[x] for n, x in enumerate(outputs) if x in position})
 
 
 def captured_with_packs(
@@ -287,12 +283,7 @@ def captured_with_packs(
     """
     names = [i.name for i in captured.program.inputs]
     inputs = [names.index(name) for name in captured.arguments]
-    input_of = dict(zip(taken_positions, inputs, strict=True))
-    taken = [
-        Pack(pack.numel, tuple(sorted((input_of[k], start) for k, start in pack.pieces if k in input_of)))
-        for pack in input_packs
-    ]
-    packs = tuple(pack for pack in taken if pack.pieces)
+    packs = moved(input_packs, dict(zip(taken_positions, inputs, strict=True)))
     within = within_packs(packs)
     sources = [None if n in within else origins[k] for k, n in zip(taken_positions, inputs, strict=True)]
     return replace(captured, packed_inputs=packs, packed_results=result_packs), sources

@@ -15,7 +15,7 @@ from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import numbers
 from compiler.runtime.launcher import Buffer, Launcher
 from compiler.runtime.memory import element_span
-from compiler.runtime.packs import Pack
+from compiler.runtime.packs import Pack, moved
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from the start of the whole value
 
@@ -74,12 +74,8 @@ def packed_outputs(
         spans = element_span(shape, strides), element_span(buffers[n].shape, buffers[n].stride)
         if layout is None or (offset == 0 and spans == (math.prod(shape), math.prod(buffers[n].shape))):
             output_of[k] = fresh.index(n)
-    kept = [
-        Pack(pack.numel, tuple(sorted((output_of[k], start) for k, start in pack.pieces if k in output_of)))
-        for pack in packed_results
-    ]
     within = frozenset(k for pack in packed_results for k, _ in pack.pieces if k in output_of)
-    return tuple(pack for pack in kept if pack.pieces), within
+    return moved(packed_results, output_of), within
 
 
 def _steps(

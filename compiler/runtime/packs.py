@@ -44,6 +44,15 @@ def starts(spans: Sequence[int], item_bytes: int) -> tuple[tuple[int, ...], int]
     return tuple(out), end
 
 
+def moved(packs: Iterable[Pack], position: Mapping[int, int]) -> tuple[Pack, ...]:
+    """The packs with their pieces at other positions; pieces without one are left out, as are packs without pieces."""
+    out = (
+        Pack(pack.numel, tuple(sorted((position[n], start) for n, start in pack.pieces if n in position)))
+        for pack in packs
+    )
+    return tuple(pack for pack in out if pack.pieces)
+
+
 def within_packs(packs: Iterable[Pack]) -> frozenset[int]:
     """The positions at which there is None."""
     return frozenset(n for pack in packs for n, _ in pack.pieces[1:])
