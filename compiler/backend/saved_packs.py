@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from compiler.backend import passthrough, regions, saved_rows
 from compiler.backend.input_writes import INTO, WRITES, Boxed
 from compiler.frontend import Captured, graphs
 from compiler.frontend.types import IR_DTYPES
-from compiler.runtime import memory
+from compiler.runtime import launcher, memory
 from compiler.runtime.packs import Pack, moved, starts, within_packs
 
 # The most bytes of a piece. On GPUs, kernels that write larger tensors run longer than what is saved on the host, and
@@ -48,24 +47,28 @@ def packed(tensors: Sequence[Tensor], pieces: Sequence[Piece], numel: int) -> Te
 def pack(forward: GraphModule, backward: GraphModule, results: int, for_gpu: bool) -> None:
     """Pack the tensors that `forward` returns after its first `results` outputs. Changes both graphs.
 
-    Unchanged are inputs and their views, tensors that are not all of their memory or share it with another output, and
-    tensors of more than `MOST_BYTES`. There are no packs if a size is symbolic, if the backward graph calls
-    `as_strided` on an input, which counts from the beginning of its memory, or if a call of the forward graph cannot be
-    compiled: then the graph runs in parts, and packs would be made by copying.
+    Tensors that share memory, such as the queries, keys and values of an attention, share it in the pack too. Unchanged
+    are inputs and their views, tensors that share memory with another output, and memories of more than `MOST_BYTES`.
+    There are no packs if a size is symbolic, if the backward graph calls `as_strided` on an input, which counts from
+    the beginning of its memory, or if a call of the forward graph cannot be compiled: then the graph runs in parts, and
+    packs would be made by copying.
     """
     output = graphs.output(forward)
     outputs = list(output.args[0])
     saved = outputs[results:]
-    memories = Counter(graphs.memory_of(n) for n in (*graphs.placeholders(forward), *outputs))
     if not all(map(_is_static, saved)) or _addresses_inputs(backward) or _runs_in_parts(forward):
         return
     reader_of = dict(zip(saved, graphs.placeholders(backward), strict=False))  # in this order, before the tangents
-    groups: dict[tuple[torch.dtype, torch.device], list[Node]] = {}
+    sharers: dict[object, list[Node]] = {}
     for n in saved:
-        if memories[graphs.memory_of(n)] == 1 and _may_be_packed(n, MOST_BYTES if for_gpu else MOST_BYTES_ON_CPU):
-            x = n.meta["val"]
-            groups.setdefault((x.dtype, x.device), []).append(n)
-    wholes = [_pack_group(forward, group) for group in groups.values() if len(group) > 1]
+        sharers.setdefault(graphs.memory_of(n), []).append(n)
+    outside = {graphs.memory_of(n) for n in (*graphs.placeholders(forward), *outputs[:results])}
+    groups: dict[tuple[torch.dtype, torch.device], list[list[Node]]] = {}
+    for shared, nodes in sharers.items():
+        if shared not in outside and _may_be_packed(nodes, MOST_BYTES if for_gpu else MOST_BYTES_ON_CPU):
+            x = nodes[0].meta["val"]
+            groups.setdefault((x.dtype, x.device), []).append(nodes)
+    wholes = [_pack_group(forward, group) for group in groups.values() if sum(map(len, group)) > 1]
     if not wholes:
         return
     _read_from_packs(backward, wholes, reader_of)
@@ -82,15 +85,17 @@ def _is_static(node: object) -> bool:
     return all(isinstance(n, int) for n in (*x.shape, *x.stride(), x.storage_offset()))
 
 
-def _may_be_packed(node: Node, most: int) -> bool:
-    """Whether a value is all of its memory, and that is of at most `most` bytes."""
-    x = node.meta["val"]
+def _may_be_packed(sharers: Sequence[Node], most: int) -> bool:
+    """Whether the memory of these values can be part of a pack, and is of at most `most` bytes."""
+    values = [n.meta["val"] for n in sharers]
+    item_bytes = values[0].element_size()
     # AOTAutograd hands those of this mark over apart from the others.
-    if node.op != "call_function" or x.dtype not in IR_DTYPES or node.meta.get("saved_tensor_with_no_vc_check"):
+    if not all(n.op == "call_function" and not n.meta.get("saved_tensor_with_no_vc_check") for n in sharers):
         return False
-    span, size = _span(x) * x.element_size(), x.numel() * x.element_size()
-    is_whole = x.storage_offset() == 0 and span == size == x.untyped_storage().nbytes()
-    return 0 < span <= most and (is_whole or not saved_rows.is_view(node))
+    if len(set(sharers)) < len(sharers) or len({x.dtype for x in values}) > 1 or values[0].dtype not in IR_DTYPES:
+        return False
+    are_aligned = all(x.storage_offset() * item_bytes % launcher.ALIGNMENT == 0 for x in values)
+    return are_aligned and 0 < _span(values) * item_bytes <= most
 
 
 def _addresses_inputs(backward: GraphModule) -> bool:
@@ -107,19 +112,25 @@ def _runs_in_parts(forward: GraphModule) -> bool:
     return any(graphs.tensors_in(n.meta.get("val")) and regions.is_refused_for_all_sizes(n) for n in calls)
 
 
-def _span(x: Tensor) -> int:
-    return memory.element_span(tuple(x.shape), tuple(x.stride()))
+def _span(sharers: Sequence[Tensor]) -> int:
+    """The elements of the memory that tensors share: up to its end, since a program writes all of it."""
+    ends = [int(x.storage_offset()) + memory.element_span(tuple(x.shape), tuple(x.stride())) for x in sharers]
+    return max(*ends, int(sharers[0].untyped_storage().nbytes()) // sharers[0].element_size())
 
 
-def _pack_group(forward: GraphModule, group: Sequence[Node]) -> Any:
-    """The call that packs tensors of one element type."""
-    values: list[Any] = [n.meta["val"] for n in group]
-    begins, numel = starts([_span(x) for x in values], values[0].element_size())
-    pieces = tuple(((*x.shape,), (*x.stride(),), start) for x, start in zip(values, begins, strict=True))
+def _pack_group(forward: GraphModule, group: Sequence[Sequence[Node]]) -> Any:
+    """The call that packs tensors of one element type, of which those of one memory are together in `group`."""
+    values: list[list[Any]] = [[n.meta["val"] for n in sharers] for sharers in group]
+    begins, numel = starts([_span(sharers) for sharers in values], values[0][0].element_size())
+    pieces = tuple(
+        ((*x.shape,), (*x.stride(),), begin + x.storage_offset())
+        for sharers, begin in zip(values, begins, strict=True)
+        for x in sharers
+    )
     with forward.graph.inserting_before(graphs.output(forward)):
-        node = forward.graph.call_function(packed, (tuple(group), pieces, numel))
-    with values[0].fake_mode:
-        node.meta = {"val": values[0].new_empty(numel)}
+        node = forward.graph.call_function(packed, (tuple(itertools.chain(*group)), pieces, numel))
+    with values[0][0].fake_mode:
+        node.meta = {"val": values[0][0].new_empty(numel)}
     return node
 
 

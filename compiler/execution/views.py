@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -60,22 +58,33 @@ def packed_outputs(
 ) -> tuple[tuple[Pack, ...], frozenset[int]]:
     """Packs of results as packs of outputs, which are the buffers not in `inputs`; and the results in these packs.
 
-    A result in a pack is all of an output, in any shape but with the same order of elements in memory, and shares it
-    with no other result. Other results are left out.
+    An output is in a pack if all results that are views of it are, where its memory would put them. Other results are
+    left out.
     """
     fresh = [n for n in range(len(buffers)) if n not in inputs]
     restrided, steps = _steps(buffers, views, sizes, inputs)
-    uses = Counter(n for n, _ in steps)
-    output_of: dict[int, int] = {}
-    for k, (n, layout) in enumerate(steps):
-        if n not in fresh or n in restrided or uses[n] > 1:
-            continue
-        shape, strides, offset = layout or (buffers[n].shape, buffers[n].stride, 0)
-        spans = element_span(shape, strides), element_span(buffers[n].shape, buffers[n].stride)
-        if layout is None or (offset == 0 and spans == (math.prod(shape), math.prod(buffers[n].shape))):
-            output_of[k] = fresh.index(n)
-    within = frozenset(k for pack in packed_results for k, _ in pack.pieces if k in output_of)
-    return moved(packed_results, output_of), within
+    offsets = [layout[2] if layout else 0 for _, layout in steps]
+    results_of = {n: [k for k, (source, _) in enumerate(steps) if source == n] for n in fresh if n not in restrided}
+    packs: list[Pack] = []
+    within: set[int] = set()
+    for pack in packed_results:
+        start_of = dict(pack.pieces)
+        begins_of = {
+            n: {start_of[k] - offsets[k] if k in start_of else -1 for k in results} for n, results in results_of.items()
+        }
+        pieces = [
+            (n, begin) for n, begins in begins_of.items() if len(begins) == 1
+            for begin in begins if begin >= 0 and _is_free(pack, begin, buffers[n], results_of[n])
+        ]  # fmt: skip
+        within |= {k for n, _ in pieces for k in results_of[n]}
+        packs += moved([Pack(pack.numel, tuple(pieces))], {n: k for k, n in enumerate(fresh)})
+    return tuple(packs), frozenset(within)
+
+
+def _is_free(pack: Pack, begin: int, buffer: Buffer, results: Collection[int]) -> bool:
+    """Whether the pack has room for a buffer at `begin`, in which no results but its own start."""
+    end = begin + element_span(buffer.shape, buffer.stride)
+    return end <= pack.numel and all(k in results for k, start in pack.pieces if begin <= start < end)
 
 
 def _steps(

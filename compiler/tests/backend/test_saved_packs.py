@@ -13,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from compiler.backend import saved_packs
 from compiler.execution.executable import Executable
+from compiler.execution.views import packed_outputs
 from compiler.frontend.results import View
-from compiler.ir.expr import static
+from compiler.ir.expr import Const, const, static
+from compiler.runtime.launcher import Buffer
 from compiler.runtime.packs import Pack
 from compiler.tests.meaning import fresh_seed
 
@@ -42,11 +44,11 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield found
 
 
-def packed_shapes(made: Executable) -> set[tuple[int, ...]]:
+def packed_shapes(made: Executable) -> list[tuple[int, ...]]:
     """The shapes of the results in packs."""
     packed = {k for pack in made.captured.packed_results for k, _ in pack.pieces}
     results = [v for k, v in enumerate(made.captured.views or ()) if k in packed and isinstance(v, View)]
-    return {tuple(map(static, v.shape)) for v in results}
+    return sorted(tuple(map(static, v.shape)) for v in results)
 
 
 def run(f: Any, *inputs: Tensor, **options: Any) -> list[Tensor]:
@@ -92,6 +94,76 @@ def test_saved_tensors_are_one(made: list[Executable], copies: list[int], target
     assert [p.numel for p in backward.captured.packed_inputs] == [pack.numel]
 
 
+def attention(which: Sequence[int]) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor]]:
+    """An attention whose queries, keys and values are those of three parts of one product."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
+        parts = [part.reshape(2, 3, 2, -1).transpose(1, 2) for part in (x @ w).chunk(3, 2)]
+        queries, keys, values = (parts[n] for n in which)
+        y = nn.functional.scaled_dot_product_attention(queries, keys, values)
+        return ((y.transpose(1, 2).flatten(2) @ v).cos().exp(),)
+
+    return f
+
+
+def attention_operands(width: int) -> list[Tensor]:
+    return [(torch.randn(*s) / 2).requires_grad_() for s in ((2, 3, 4), (4, 6 * width), (2 * width, 6))]
+
+
+@pytest.mark.parametrize("target", [None, "sm_90a"])
+@pytest.mark.parametrize("which", [(0, 1, 2), (1, 2, 2), (2, 2, 2)])
+def test_saved_views_share_memory_in_a_pack(
+    made: list[Executable], copies: list[int], which: tuple[int, ...], target: str | None, seed: int
+) -> None:
+    inputs, saved = attention_operands(4), list[Tensor]()
+
+    def note(x: Tensor) -> Tensor:
+        saved.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        ours = run(attention(which), *inputs, **({"target": target} if target else {}))
+    equal(ours, gradients(attention(which), *inputs), seed)
+    assert not copies and packed_shapes(made[0]).count((2, 2, 3, 4)) == len({*which}) + 1  # and the result
+    assert all(x.dim() < 4 for x in saved)
+
+
+def test_saved_views_that_a_gpu_cannot_read_at_once_are_in_no_pack(made: list[Executable], seed: int) -> None:
+    inputs = attention_operands(3)  # keys begin 24 bytes after queries
+    equal(run(attention((0, 1, 2)), *inputs), gradients(attention((0, 1, 2)), *inputs), seed)
+    assert packed_shapes(made[0]).count((2, 2, 3, 3)) == 1  # the result
+
+
+def view(source: int, offset: int, *shape: int, row: int = 8) -> View:
+    """A result of this shape, with rows of `row` elements, in a buffer of 3 rows of 8."""
+    return View(source, numbers(8, 1), numbers(0)[0], numbers(*shape), numbers(row, 1), numbers(offset)[0])
+
+
+def numbers(*values: int) -> tuple[Const, ...]:
+    return tuple(map(const, values))
+
+
+@pytest.mark.parametrize(
+    ("results", "pieces", "outputs"),
+    [
+        ((view(0, 0, 3, 4), view(0, 4, 3, 4)), {0: 32, 1: 36}, ((0, 32),)),
+        ((view(0, 4, 3, 4), view(1, 0, 3, 8)), {0: 36, 1: 0}, ((0, 32), (1, 0))),
+        ((view(0, 0, 3, 4), view(0, 4, 3, 4)), {0: 32}, ()),  # the other result is outside
+        ((view(0, 0, 3, 4), view(0, 4, 3, 4)), {0: 0, 1: 32}, ()),  # they share no memory in the pack
+        ((view(0, 4, 3, 4),), {0: 0}, ()),  # the memory would begin before the pack
+        ((view(0, 0, 3, 4),), {0: 48}, ()),  # ... and end after it
+        ((view(0, 0, 3, 4), view(1, 0, 3, 8)), {0: 0, 1: 16}, ((1, 16),)),  # ... and hold another result
+    ],
+)
+def test_outputs_are_in_a_pack_if_their_memory_fits(
+    results: tuple[View, ...], pieces: dict[int, int], outputs: tuple[tuple[int, int], ...]
+) -> None:
+    buffers = [Buffer(str(k), "f32", (3, 8), (8, 1)) for k in range(2)]
+    packs, within = packed_outputs([Pack(64, tuple(pieces.items()))], buffers, results, {})
+    assert packs == ((Pack(64, outputs),) if outputs else ())
+    assert within == {k for k, x in enumerate(results) if x.source in dict(outputs)}
+
+
 def test_what_is_returned_is_in_no_pack(made: list[Executable], seed: int) -> None:
     def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         returned = (x @ w).exp()
@@ -99,7 +171,7 @@ def test_what_is_returned_is_in_no_pack(made: list[Executable], seed: int) -> No
 
     inputs = operands()
     equal(run(f, *inputs), gradients(f, *inputs), seed)
-    assert packed_shapes(made[0]) == {(3, 6), (3, 5)}  # operands of sin and cos; `returned` is saved too
+    assert packed_shapes(made[0]) == [(3, 5), (3, 6), (3, 6)]  # operands of sin and cos; `returned` is saved too
     assert not any(x.captured.packed_results for x in made[1:])
 
 
@@ -110,7 +182,7 @@ def test_a_value_with_a_returned_view_is_in_no_pack(made: list[Executable], seed
 
     inputs = operands()
     equal(run(f, *inputs), gradients(f, *inputs), seed)
-    assert packed_shapes(made[0]) == {(3, 6), (3, 5)}
+    assert packed_shapes(made[0]) == [(3, 5), (3, 6), (3, 6)]
 
 
 def test_nothing_is_packed_if_an_input_is_read_from_the_beginning_of_its_memory(made: list[Executable]) -> None:
