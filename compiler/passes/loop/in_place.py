@@ -1,9 +1,9 @@
 """Write an output in the memory of an input that it may overwrite.
 
 A scatter whose base is that input then needs no copy of it: only its updates are stored. This is done if no kernel
-reads the input after the one that starts the output; otherwise the output keeps its own memory. That kernel itself may
-read it if it reads each element just where it replaces it, as an optimizer's step does, unless a check of data may stop
-the program: then its arguments stay as they were.
+reads the input after the one that starts the output, or that one can follow all that do; otherwise the output keeps its
+own memory. The kernel itself may read the input if it reads each element just where it replaces it, as an optimizer's
+step does, unless a check of data may stop the program then or later: then its arguments stay as they were.
 """
 
 from __future__ import annotations
@@ -22,22 +22,19 @@ from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_m
 def in_place(program: Program, into: Mapping[str, str], checks_report_later: bool = False) -> Program:
     """Return the program with each output named in `into` written in the memory of its input, if possible."""
     inputs = {t.name: t for t in program.inputs}
-    replaces = checks_report_later or not _has_checks(program)
     for name, place in into.items():
-        program = _place_output(program, name, inputs[place], replaces) or program
+        program = _place_output(program, name, inputs[place], checks_report_later) or program
     return program
 
 
-def _place_output(program: Program, name: str, place: Tensor, replaces: bool) -> Program | None:
-    """The program with the tensor `name` in the memory of `place`; None if that is not possible.
-
-    `replaces` allows a kernel that replaces elements of `place` that it reads.
-    """
+def _place_output(program: Program, name: str, place: Tensor, checks_report_later: bool) -> Program | None:
+    """The program with the tensor `name` in the memory of `place`; None if that is not possible."""
+    program = _write_late(program, name, place, checks_report_later)
     writers = [k for k in program.kernels if name in k.writes]
     source = copied_buffer(writers[0]) if len(writers) == 2 else None
     if source in {t.name for t in program.temps}:
-        placed = _place_output(program, str(source), place, replaces)
-        return _place_output(placed, name, place, replaces) if placed is not None else None
+        placed = _place_output(program, str(source), place, checks_report_later)
+        return _place_output(placed, name, place, checks_report_later) if placed is not None else None
     first, match_axes = writers[0], _same_axes
     if source == place.name:
         program = program.replace(kernels=tuple(k for k in program.kernels if k is not writers[0]))
@@ -46,7 +43,8 @@ def _place_output(program: Program, name: str, place: Tensor, replaces: bool) ->
     later = program.kernels[program.kernels.index(first) :]
     if any(place in k.params for k in later[1:]) or old.dtype is not place.dtype:
         return None
-    if place in first.params and (len(writers) != 1 or not replaces or not _replaces_elements(first, name, place.name)):
+    may_replace = len(writers) == 1 and (checks_report_later or not any(map(_has_checks, later)))
+    if place in first.params and not (may_replace and _replaces_elements(first, name, place.name)):
         return None
     if not _has_disjoint_elements(place) or not _has_aligned_row_ends(place):
         return None
@@ -54,10 +52,24 @@ def _place_output(program: Program, name: str, place: Tensor, replaces: bool) ->
     return store_in(program, name, place, axes) if axes is not None else None
 
 
-def _has_checks(program: Program) -> bool:
-    """Whether a call may fail."""
-    nodes = (n for k in program.kernels for s in k.body for n in s.walk())
-    return any(isinstance(n, Op) and n.name == "require" for n in nodes)
+def _write_late(program: Program, name: str, place: Tensor, checks_report_later: bool) -> Program:
+    """The program with the only kernel that writes `name` after all that read `place` or may stop the program, if that
+    is possible."""
+    writers = [k for k in program.kernels if name in k.writes]
+    first = program.kernels.index(writers[0])
+    later = program.kernels[first + 1 :]
+    waits_for = [place in k.params or (_has_checks(k) and not checks_report_later) for k in later]
+    count = max((n + 1 for n, waits in enumerate(waits_for) if waits), default=0)
+    passed, rest = later[:count], later[count:]
+    made, read = {*writers[0].writes}, {p.name for p in writers[0].params}
+    if len(writers) > 1 or any(made & {p.name for p in k.params} or read & {*k.writes} for k in passed):
+        return program
+    return program.replace(kernels=(*program.kernels[:first], *passed, writers[0], *rest))
+
+
+def _has_checks(kernel: Kernel) -> bool:
+    """Whether a kernel may stop the program."""
+    return any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
 
 
 def _replaces_elements(kernel: Kernel, name: str, place: str) -> bool:

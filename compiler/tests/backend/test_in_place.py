@@ -229,9 +229,9 @@ def test_a_step_of_an_optimizer_replaces_what_it_reads(target: str, copied: list
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(("target", "copies"), [("sm_90a", 0), ("cpu", 2)])
+@pytest.mark.parametrize(("target", "copies"), [("sm_90a", 0), ("cpu", 1)])
 def test_statistics_of_a_batch_are_updated_in_place(target: str, copies: int, copied: list[list[torch.dtype]]) -> None:
-    """On a CPU they are copied behind the check of the labels: a call that fails leaves its arguments as they were."""
+    """On a CPU the floating ones are copied after the check of the labels: a call that fails changes no argument."""
     theirs = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(8 * 16, 5)
     )

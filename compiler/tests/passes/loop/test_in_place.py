@@ -56,3 +56,56 @@ def test_checks_that_report_later_let_elements_be_replaced() -> None:
     program = IRS["loop"].parse(STEP.format(body="\n                ".join(body)))
     assert "p" not in in_place(program, {"y": "p"}).kernels[0].writes
     assert "p" in in_place(program, {"y": "p"}, checks_report_later=True).kernels[0].writes
+
+
+KERNELS = {
+    "writer": """
+    with kernel("writer", [p, y{more_params}], writes=[y{more_writes}]):
+        for i in parallel(8):
+            {more_body}y[i] = p[i] + 1.0""",
+    "reader": """
+    with kernel("reader", [p, z], writes=[z]):
+        for i in parallel(8):
+            z[i] = p[7 - i]""",
+    "user": """
+    with kernel("user", [p, t, z], writes=[z]):
+        for i in parallel(8):
+            z[i] = p[7 - i] + t[i]""",
+    "check": """
+    with kernel("check", [q, z], writes=[z]):
+        for i in parallel(8):
+            z[i] = require(q[i] > 0.0, q[i])""",
+    "changer": """
+    with kernel("changer", [p, q], writes=[q]):
+        for i in parallel(8):
+            q[i] = p[7 - i]""",
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "names", "reads_q", "writes_t"),
+    [
+        ("writer, reader", "reader, writer", False, False),
+        ("writer, check", "check, writer", False, False),
+        ("writer, reader, check", "reader, check, writer", False, False),
+        ("writer, user", "", False, True),
+        ("writer, changer", "changer, writer", False, False),
+        ("writer, changer", "", True, False),
+    ],
+)
+def test_a_kernel_follows_those_that_read_what_it_replaces(
+    order: str, names: str, reads_q: bool, writes_t: bool
+) -> None:
+    """... unless those read what it makes, or write what it reads."""
+    more = {
+        "more_params": ", t" * writes_t + ", q" * reads_q,
+        "more_writes": ", t" * writes_t,
+        "more_body": "t[i] = p[i]\n            " if writes_t else "t0 = q[i]\n            " if reads_q else "",
+    }
+    outputs = "y: f32[8], z: f32[8]" if "changer" not in order else "y: f32[8]"
+    temps = "\n    t: f32[8]" if writes_t else ""
+    body = "".join(KERNELS[name].format(**more) if name == "writer" else KERNELS[name] for name in order.split(", "))
+    program = IRS["loop"].parse(f"\ndef f(p: f32[8], q: f32[8], *, {outputs}):{temps}{body}\n")
+    made = in_place(program, {"y": "p"})
+    assert ("y" not in [t.name for t in made.outputs]) == bool(names)
+    assert [k.name for k in made.kernels] == (names or order).split(", ")
