@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import compiler
-from conformance.fuzz import check
+from conformance.fuzz import check, runs
 from conformance.fuzz.program import Program
 from conformance.shapes.cases import Arg
 
@@ -54,6 +55,20 @@ def test_what_pytorch_itself_does_otherwise_is_not_counted() -> None:
     lines = ("t0 = x0.abs() + 5", "t1 = t0.expand(3, -1, -1)", "t2 = t1.detach()", "t1.zero_()")
     row = check.check_program(replace(PLAIN, lines=lines, results=("t2", "t1"), index=20), OPTIONS, told)
     assert row.verdict == "torch", (SEED, row)
+
+
+@pytest.mark.parametrize(("gradient", "kind"), [(0.0, "zeros"), (2.0, "gradient")])
+def test_zeros_where_eager_has_no_gradient_are_pytorchs(gradient: float, kind: str) -> None:
+    """PyTorch's own compiler cannot run the program, which changes a saved tensor, and eager and ours can."""
+    x, y, z = (Arg(name, (1, 1), "f32", inputs={"kind": "ones"}) for name in ("x0", "x1", "x2"))
+    program = Program(
+        SEED, 0, (x, y, z), ("t0 = (x0.abs() + 0.5) ** x1.clamp(-2, 2)", "x1 += x2"), ("t0",), gradients=("x0", "x2")
+    )
+    expected = runs.Run((), (), (torch.ones(1), None))
+    ours = runs.Run((), (), (torch.ones(1), torch.tensor([gradient])))
+    (found,) = check.differences_of_runs(ours, expected, expected)
+    assert (found.kind, found.tensor) == (kind, "gradient 1")
+    assert check.same_as_aot(program, found, "cpu") == (kind == "zeros")
 
 
 def test_rounding_that_a_program_magnifies_is_not_counted() -> None:
