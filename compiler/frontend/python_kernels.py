@@ -19,6 +19,7 @@ from compiler.passes.torch_to_tensor.lower import RULES
 Formula = Callable[..., Any]
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _RESIZING = tuple(name for name in RULES if name.startswith(("aten.upsample_", "aten._upsample_")))
+_NEAREST = tuple(name for name in _RESIZING if "nearest" in name and "backward" not in name)
 
 
 @contextlib.contextmanager
@@ -46,8 +47,25 @@ def resizing_as_one_op(inputs: Sequence[Any]) -> contextlib.AbstractContextManag
     """While entered, resizing and its gradients are traced as single ops, which have rules, if the sizes are known."""
     if any(isinstance(x, torch.SymInt) for x in inputs):
         return contextlib.nullcontext()
-    overloads = [op for op in map(_overload, _RESIZING) if op is not None]
-    return replaced_kernels({op: {key: None for key in _KEYS if key in op.py_kernels} for op in overloads})
+    formulas: dict[Any, dict[DispatchKey, Formula | None]] = {
+        op: {key: None for key in _KEYS if key in op.py_kernels} for op in map(_overload, _RESIZING) if op is not None
+    }
+    for op in map(_overload, _NEAREST):
+        if op is not None and DispatchKey.Meta in op.py_kernels:
+            formulas[op][DispatchKey.Meta] = _for_empty_batches(op.py_kernels[DispatchKey.Meta])
+    return replaced_kernels(formulas)
+
+
+def _for_empty_batches(shape_function: Formula) -> Formula:
+    """torch's shape function of resizing by nearest neighbours (2.11 to 2.13) raises for no images, eager does not."""
+
+    def formula(x: torch.Tensor, output_size: Sequence[int], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.shape[0] == 0 and 0 not in x.shape[1:]:
+            return x.new_empty((*x.shape[:2], *output_size))
+        result: torch.Tensor = shape_function(x, output_size, *args, **kwargs)
+        return result
+
+    return formula
 
 
 def _overload(name: str) -> Any:

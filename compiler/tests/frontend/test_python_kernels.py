@@ -57,3 +57,18 @@ def test_sizes_that_vary_are_resized_too() -> None:
     for n in (4, 7, 12):
         x = torch.randn(1, 2, n, n + 2)
         torch.testing.assert_close(compiled(x), resized("bilinear")(x))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_no_images_are_resized(mode: str, axes: int) -> None:
+    """PyTorch's shape functions raise for them."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=3, mode=mode).sin()
+
+    x = torch.ones(0, 2, *(4, 5, 6)[:axes], requires_grad=True)
+    result = torch.compile(program, backend="mlcomp", options={"fallback": "error"})(x)
+    assert result.shape == program(x).shape
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert gradient.shape == x.shape
