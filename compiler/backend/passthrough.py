@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx import Graph, GraphModule, Node
 
 
 def is_passed_on(node: Node) -> bool:
@@ -34,33 +33,45 @@ def result_assembler(outputs: list[Any], computed: list[Node], placeholders: lis
     Any result that is in neither is recomputed by the graph's calls.
     """
     position_of = {n: k for k, n in enumerate((*placeholders, *computed))}
-    recomputed = {n: _recomputation(x, position_of) for n, x in enumerate(outputs) if x not in position_of}
+    constants = {n: x for n, x in enumerate(outputs) if not isinstance(x, Node)}
+    recomputed = {n: x for n, x in enumerate(outputs) if isinstance(x, Node) and x not in position_of}
+    recompute = _recomputation(list(recomputed.values()), position_of) if recomputed else None
     positions = [position_of.get(x, 0) for x in outputs]
 
     def assemble(inputs: list[Any], computed_results: Sequence[Any]) -> list[Any]:
         values = (*inputs, *computed_results)
         results = [values[k] for k in positions]
-        for n, make in recomputed.items():
-            results[n] = make(values)
+        for n, x in constants.items():
+            results[n] = x
+        if recompute is not None:
+            for n, x in zip(recomputed, recompute(values), strict=True):
+                results[n] = x
         return results
 
     return assemble
 
 
-def _recomputation(output: Any, position_of: Mapping[Node, int]) -> Callable[[Sequence[Any]], Any]:
-    """A function that computes a result of the graph from the values of nodes at these `position_of`."""
-    if not isinstance(output, Node):
-        return lambda values: output
+def _recomputation(nodes: Sequence[Node], position_of: Mapping[Node, int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that computes nodes of one graph from the values of those at these positions."""
+    needed: dict[Node, None] = {}
 
-    def again(node: Node, values: Sequence[Any]) -> Any:
-        if node in position_of:
-            return values[position_of[node]]
-        if node.op == "get_attr":
-            return operator.attrgetter(node.target)(node.graph.owning_module)  # type: ignore[arg-type]
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, values))
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+    def visit(node: Node) -> None:
+        if node not in needed:
+            for n in node.all_input_nodes if node not in position_of else ():
+                visit(n)
+            needed[node] = None
 
-    return lambda values: again(output, values)
+    for node in nodes:
+        visit(node)
+    taken, graph = [n for n in needed if n in position_of], Graph()
+    copies = {n: graph.placeholder(n.name) for n in taken}
+    for node in needed:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[n] for n in nodes))
+    forward = GraphModule(nodes[0].graph.owning_module or {}, graph).forward
+    taken_positions = [position_of[n] for n in taken]
+    return lambda values: forward(*(values[k] for k in taken_positions))
 
 
 def required_offsets(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:

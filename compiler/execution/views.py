@@ -29,13 +29,17 @@ def with_views(
     """A launcher of the results, as views of the `buffers` that `launch` returns; `launch` itself if no view is needed.
 
     Buffers whose positions are in `inputs` are arguments, which are results unchanged. So are the results `packed`, of
-    which `launch` returns packs or None.
+    which `launch` returns packs or None; where several share a buffer, the others are None.
     """
     restrided, steps = _steps(buffers, views, sizes, inputs)
+    constant: dict[int, int | None] = {
+        n: numbers((v,), sizes)[0] for n, v in enumerate(views) if not isinstance(v, View)
+    }
+    sources = [n for n, _ in steps]
+    constant |= {k: None for k in packed if sources.index(sources[k]) < k}
     steps = [(n, None if k in packed else layout) for k, (n, layout) in enumerate(steps)]
     if steps == [(n, None) for n in range(len(buffers))]:
         return launch
-    constant = {n: numbers((v,), sizes)[0] for n, v in enumerate(views) if not isinstance(v, View)}
 
     def run(*arguments: Any) -> tuple[Any, ...]:
         outputs: Sequence[torch.Tensor] = launch(*arguments)
