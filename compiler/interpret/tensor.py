@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +25,8 @@ from compiler.ir.expr import COMBINE, Const, Expr, Load, names
 from compiler.ir.linear import factors_of
 from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, Scatter, equations
 from compiler.ir.text import show
+
+MOST_BETWEEN = 256  # most places between the candidates for the place of an update at which it is looked for
 
 T = TypeVar("T")
 
@@ -311,17 +314,41 @@ def _scatter(algebra: TensorAlgebra[T], equation: Scatter, free: tuple[Span, ...
         index.append(at)
     value = algebra.full(value_of(equation.value, inner), points.shape)
     out = algebra.scatter(equation.op, base, tuple(index), algebra.rearrange(value, lambda x: x[mask]), equation.dtype)
-    undecided = np.broadcast_to(possible & ~taken, points.shape)
-    for which in range(max(map(len, places), default=1) if undecided.any() else 0):
-        found = [np.broadcast_to(w[which % len(w)], points.shape) for w in places]
-        out = _scatter_undecided(algebra, equation.op, out, found, value, undecided)
+    moved = [np.broadcast_to(np.any([w != where[0] for w in where], axis=0), points.shape) for where in places]
+    maybe_elsewhere = mask & np.logical_or.reduce([np.zeros(points.shape, bool), *moved])
+    undecided = np.broadcast_to(possible & ~taken, points.shape) | maybe_elsewhere
+    for found, inside in _reached(places, shape, undecided, maybe_elsewhere):
+        values = algebra.rearrange(value, itemgetter(inside))
+        out = algebra.scatter_undecided(equation.op, out, tuple(at[inside] for at in found), values)
     return out
 
 
-def _scatter_undecided(algebra: TensorAlgebra[T], op: str, out: T, index: list[Array], value: T, undecided: Array) -> T:
-    """The updates at undecided points, as far as they are in bounds."""
-    sizes = algebra.shape(out)
-    inside = undecided & np.logical_and.reduce([(at >= 0) & (at < n) for at, n in zip(index, sizes, strict=True)])
-    return algebra.scatter_undecided(
-        op, out, tuple(at[inside] for at in index), algebra.rearrange(value, lambda x: x[inside])
-    )
+def _reached(
+    candidates: list[list[Array]], sizes: tuple[int, ...], undecided: Array, moves: Array
+) -> Iterator[tuple[list[Array], Array]]:
+    """Where undecided updates may come: places for all of them, and which of them come there.
+
+    These are their candidates, and of the places between these, unless there are many, those where others that may move
+    come from: sorting nearly equal values otherwise exchanges their places.
+    """
+    if not undecided.any():
+        return
+    points, first = undecided.shape, [c[0] for c in candidates]
+    for which in range(max(map(len, candidates), default=1)):
+        found = [np.broadcast_to(c[which % len(c)], points) for c in candidates]
+        yield found, undecided & _all([(at >= 0) & (at < n) for at, n in zip(found, sizes, strict=True)], points)
+    low = [np.minimum.reduce(c).clip(0, n) for c, n in zip(candidates, sizes, strict=True)]
+    high = [np.maximum.reduce(c).clip(-1, n - 1) for c, n in zip(candidates, sizes, strict=True)]
+    counts = [int((b - a).max(initial=-1)) + 1 for a, b in zip(low, high, strict=True)]
+    origins = np.zeros(sizes, bool)
+    origins[tuple(np.broadcast_to(at, points)[moves] for at in first)] = True
+    for steps in itertools.product(*map(range, counts)) if moves.any() and math.prod(counts) <= MOST_BETWEEN else ():
+        found = [np.broadcast_to(a + step, points) for a, step in zip(low, steps, strict=True)]
+        inside = moves & _all([at <= b for at, b in zip(found, high, strict=True)], points)
+        seen = _all([np.any([at == x for x in c], axis=0) for at, c in zip(found, candidates, strict=True)], points)
+        yield found, inside & ~seen & origins[tuple(np.where(inside, at, 0) for at in found)]
+
+
+def _all(conditions: list[Array], points: tuple[int, ...]) -> Array:
+    out: Array = np.logical_and.reduce([np.ones(points, bool), *conditions])
+    return out
