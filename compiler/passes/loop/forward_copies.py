@@ -28,10 +28,16 @@ def forward_copies(program: Program) -> Program:
 
 
 def is_written_once_read_once(program: Program, k: Kernel, name: str) -> bool:
-    """Whether one other kernel sets the temporary without reading it, and only this one reads it."""
+    """Whether one other kernel sets the temporary without reading it, and only this one reads it.
+
+    It must be possible to set it where this kernel stores its results: these may be inputs that are overwritten, and
+    are then read by no kernel in between.
+    """
     users = [x for x in program.kernels if x is not k and any(p.name == name for p in x.params)]
     if len(users) != 1 or not any(t.name == name for t in program.temps) or name not in users[0].writes:
         return False
+    between = program.kernels[program.kernels.index(users[0]) : program.kernels.index(k)]
     every = [n for s in users[0].body for n in s.walk()]
     stores = [n for n in every if isinstance(n, Store) and n.buffer == name]
-    return all(s.op == "set" for s in stores) and not any(isinstance(n, Load) and n.buffer == name for n in every)
+    is_set = all(s.op == "set" for s in stores) and not any(isinstance(n, Load) and n.buffer == name for n in every)
+    return is_set and not any({*k.writes} & {p.name for p in x.params} for x in between)

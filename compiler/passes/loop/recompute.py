@@ -94,7 +94,7 @@ def _find_chain(program: Program, last: Kernel) -> _Chain | None:
 def _fuse_producers(program: Program, last: Kernel, temps: list[Tensor]) -> _Chain | None:
     """The kernel with the producers of these temporaries inside; they have an element for each row and column."""
     before = _producers(program, last, temps)
-    if len(before) == TOO_MANY_KERNELS:
+    if len(before) == TOO_MANY_KERNELS or any(_is_overwritten(program, k, last) for k in before):
         return None
     fused, found = last, None
     for n, producer in enumerate(before, 1):
@@ -120,6 +120,13 @@ def _producers(program: Program, last: Kernel, temps: list[Tensor]) -> list[Kern
             break
         before.append(max(producers, key=program.kernels.index))
     return before
+
+
+def _is_overwritten(program: Program, k: Kernel, last: Kernel) -> bool:
+    """Whether a kernel before `last` overwrites what `k` reads, so that `k` cannot run later."""
+    used = {p.name for p in k.params}
+    between = program.kernels[program.kernels.index(k) + 1 : program.kernels.index(last)]
+    return any(used & {*x.writes} for x in between)
 
 
 def _count_elements(t: Tensor) -> int:
