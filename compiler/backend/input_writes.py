@@ -118,7 +118,7 @@ def with_copies(run: Boxed, positions: Sequence[int]) -> Boxed:
 
     def run_and_write(inputs: list[Any]) -> Sequence[Any]:
         written = [inputs[k] for k in positions]
-        if any(map(torch.is_inference, written)) and not torch.is_inference_mode_enabled():
+        if not torch.is_inference_mode_enabled() and any(map(torch.is_inference, written)):
             raise RuntimeError(
                 "an in-place update of a tensor that was made in inference mode, outside of it: clone the tensor first"
             )
