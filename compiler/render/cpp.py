@@ -35,6 +35,7 @@ from compiler.render.integer_ranges import data_variables, ranges_of
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # flags that the text requires, besides others
 PART = 16_000  # characters; g++ compiles them in half a second
+MAX_VECTOR_BITS = 512  # of vectors that are passed by value, in registers
 LARGE_ARRAY = 32 * 1024  # bytes; larger arrays do not go on the stack, which is small in threads
 
 # header: the functions that it declares, as far as the text calls them.
@@ -263,7 +264,7 @@ def _outline_parallel_loop(w: Writer, s: k.For) -> list[str]:
     free = {n.name: n.dtype for n in nodes if isinstance(n, Var) and n.name not in bound}
     buffers = [b for b in w.buffers if b in c.accessed_buffers(s.body)]
     params = _buffer_parameters(w, s.body, buffers, c.written_buffers(s.body))
-    params += [f"const {variable_type(w, name, dtype)} {w.names[name]}" for name, dtype in free.items()]
+    params += [f"const {_parameter_type(w, name, dtype)} {w.names[name]}" for name, dtype in free.items()]
     may_fail = c.has_requirements(s.body)
     params += [_FAILED_PARAMETER] * may_fail
     name, var = f"{w.function}_{w.names[s.var]}", w.names[s.var]
@@ -291,6 +292,16 @@ def _outline_parallel_loop(w: Writer, s: k.For) -> list[str]:
     count = w.plain((s.stop - s.start + (s.step - 1)) // s.step)
     start = w.call("mlc_parallel", "threads", count, f"[=](long from, long to) {{ {name}({argument_list}); }}").text
     return [start + ";", *[_RETURN_IF_FAILED] * may_fail]
+
+
+def _parameter_type(w: Writer, name: str, dtype: DType) -> str:
+    """The type of a variable that is passed to a function; large vectors are passed by reference.
+
+    Of two calls with a vector of 128 bytes behind other parameters on the stack, GCC 12 may align it in one only.
+    """
+    item_bits = w.masks[name] if dtype.kind == "bool" and dtype.lanes > 1 else dtype.bits
+    is_large = dtype.lanes > 1 and dtype.lanes * item_bits > MAX_VECTOR_BITS
+    return variable_type(w, name, dtype) + "&" * is_large
 
 
 def _returns_if_false(s: k.If) -> bool:

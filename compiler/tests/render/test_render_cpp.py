@@ -260,3 +260,18 @@ def test_what_a_cpu_cannot_do_is_refused() -> None:
         text = f"def f(*, y: f32[8]):\n    with function('f', [y], writes=[y]):\n        {line}\n"
         with pytest.raises(ValueError, match=message):
             cpp.render(kernel_text.parse(text), target="cpu")
+
+
+@pytest.mark.parametrize(("dtype", "lanes", "by_reference"), [("i64", 16, True), ("i64", 8, False), ("i32", 16, False)])
+def test_large_vectors_are_passed_by_reference(dtype: str, lanes: int, by_reference: bool) -> None:
+    """GCC 12 passes them by value at another place than the callee expects."""
+    vector = f"{dtype}x{lanes}"
+    text = f"""
+def f(x: {dtype}[{lanes}], *, y: {dtype}[8, {lanes}]):
+    with function("f", [x, y], writes=[y]):
+        v: {vector} = x[0, {vector}]
+        for i in range(0, 8, 1, parallel):
+            y[i * {lanes}] = v
+"""
+    made = cpp.render(kernel_text.parse(text), target="cpu")
+    assert f"const {vector}{'&' * by_reference} v," in made
