@@ -35,7 +35,7 @@ from compiler.render.integer_ranges import data_variables, ranges_of
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # flags that the text requires, besides others
 PART = 16_000  # characters; g++ compiles them in half a second
-MAX_VECTOR_BITS = 512  # of vectors that are passed by value, in registers
+MAX_VECTOR_BITS = 128  # of vectors that are passed by value: all x86-64 CPUs have registers for these
 LARGE_ARRAY = 32 * 1024  # bytes; larger arrays do not go on the stack, which is small in threads
 
 # header: the functions that it declares, as far as the text calls them.
@@ -297,7 +297,8 @@ def _outline_parallel_loop(w: Writer, s: k.For) -> list[str]:
 def _parameter_type(w: Writer, name: str, dtype: DType) -> str:
     """The type of a variable that is passed to a function; large vectors are passed by reference.
 
-    Of two calls with a vector of 128 bytes behind other parameters on the stack, GCC 12 may align it in one only.
+    A vector that has no register is passed on the stack. Behind other parameters there, GCC 12 may align it in one of
+    two calls only.
     """
     item_bits = w.masks[name] if dtype.kind == "bool" and dtype.lanes > 1 else dtype.bits
     is_large = dtype.lanes > 1 and dtype.lanes * item_bits > MAX_VECTOR_BITS

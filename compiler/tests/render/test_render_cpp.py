@@ -262,7 +262,9 @@ def test_what_a_cpu_cannot_do_is_refused() -> None:
             cpp.render(kernel_text.parse(text), target="cpu")
 
 
-@pytest.mark.parametrize(("dtype", "lanes", "by_reference"), [("i64", 16, True), ("i64", 8, False), ("i32", 16, False)])
+@pytest.mark.parametrize(
+    ("dtype", "lanes", "by_reference"), [("i64", 16, True), ("i64", 4, True), ("i64", 2, False), ("i32", 4, False)]
+)
 def test_large_vectors_are_passed_by_reference(dtype: str, lanes: int, by_reference: bool) -> None:
     """GCC 12 passes them by value at another place than the callee expects."""
     vector = f"{dtype}x{lanes}"
