@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from compiler.analysis import access
 from compiler.ir import loop, tile
-from compiler.ir.expr import Const, Expr, Load, Var, static, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Var, static, substitute
 from compiler.ir.index import Ranges, extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
@@ -79,6 +79,11 @@ def bound(kernel: Kernel) -> set[str]:
     """The names that a kernel of Loop IR binds: loops, values and scalars."""
     named = (s for s in within(kernel.body) if isinstance(s, loop.For | Let | Init))
     return {s.var if isinstance(s, loop.For) else s.name for s in named}
+
+
+def has_checks(kernel: Kernel) -> bool:
+    """Whether a kernel checks data, and so may stop the program."""
+    return any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
 
 
 def accumulated(body: Body) -> dict[str, str]:

@@ -53,25 +53,17 @@ def result_assembler(outputs: list[Any], computed: list[Node], placeholders: lis
 
 def _recomputation(nodes: Sequence[Node], position_of: Mapping[Node, int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A function that computes nodes of one graph from the values of those at these positions."""
-    needed: dict[Node, None] = {}
-
-    def visit(node: Node) -> None:
-        if node not in needed:
-            for n in node.all_input_nodes if node not in position_of else ():
-                visit(n)
-            needed[node] = None
-
-    for node in nodes:
-        visit(node)
-    taken, graph = [n for n in needed if n in position_of], Graph()
-    copies = {n: graph.placeholder(n.name) for n in taken}
-    for node in needed:
-        if node not in copies:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph = Graph()
+    copies = {n: graph.placeholder(n.name) for n in position_of}
+    graph.graph_copy(nodes[0].graph, copies)  # all but these
     graph.output(tuple(copies[n] for n in nodes))
+    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output"))
+    taken = [k for n, k in position_of.items() if copies[n].users]
+    for n in position_of:
+        if not copies[n].users:
+            graph.erase_node(copies[n])
     forward = GraphModule(nodes[0].graph.owning_module or {}, graph).forward
-    taken_positions = [position_of[n] for n in taken]
-    return lambda values: forward(*(values[k] for k in taken_positions))
+    return lambda values: forward(*(values[k] for k in taken))
 
 
 def required_offsets(placeholders: Sequence[Node], offsets: Mapping[str, int]) -> dict[int, int]:

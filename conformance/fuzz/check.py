@@ -371,14 +371,14 @@ def _first_line(error: BaseException) -> str:
 
 def same_as_aot(program: Program, difference: Difference, device: str) -> bool:
     """Return whether PyTorch's backend `aot_eager` has the same kind of difference, of the same tensor if it is of one,
-    so that it is a bug of PyTorch. So are zeros in place of no gradient if it fails: it does if a saved tensor changes
-    later."""
+    so that it is a bug of PyTorch. Zeros in place of no gradient are one also if it fails, as it does if a saved tensor
+    is changed later."""
     try:
         compiled = fresh_compiled(program, backend="aot_eager")
         if difference.altered_program is None:
-            sought = {(difference.kind, difference.tensor)} | (
-                {("exception", "")} if difference.kind == ZEROS else set()
-            )
+            sought = {(difference.kind, difference.tensor)}
+            if difference.kind == ZEROS:
+                sought.add(("exception", ""))
             return any((d.kind, d.tensor) in sought for d in differences(program, compiled, device))
         broken = first_broken_relation(program, compiled, device)
     except RefusedProgram:

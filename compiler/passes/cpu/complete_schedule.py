@@ -11,9 +11,10 @@ from typing import Any
 
 from compiler.analysis import vectors
 from compiler.analysis.long_sums import long_sums
+from compiler.analysis.nests import has_checks
 from compiler.analysis.remainders import again_problem, remainder
 from compiler.ir import tile
-from compiler.ir.expr import Op, const, fresh, static
+from compiler.ir.expr import const, fresh, static
 from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, Kernel, Program, within
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -38,9 +39,8 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
     Remainders of column blocks and vectors are computed by an overlapping block or vector where that is correct and
     cheap. Raises ScheduleError for a step that does not apply.
     """
-    checked = any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
-    has_checks = any(isinstance(s, Checks) for s in schedule.steps)
-    checks = Schedule((CHECKS,) if checked and not has_checks else ())
+    is_given = any(isinstance(s, Checks) for s in schedule.steps)
+    checks = Schedule((CHECKS,) if has_checks(kernel) and not is_given else ())
     summed = any(isinstance(s, Accum) for s in within(kernel.body))
     if not summed and not any(isinstance(s, Pack | Tensorize | Bind) for s in schedule.steps):
         return schedule + checks

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.analysis.nests import perfect
+from compiler.analysis.nests import has_checks, perfect
 from compiler.analysis.replacement import replacing_store
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Op, Var, dim, static
+from compiler.ir.expr import Const, Load, Var, dim, static
 from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
@@ -43,7 +43,7 @@ def _place_output(program: Program, name: str, place: Tensor, checks_report_late
     later = program.kernels[program.kernels.index(first) :]
     if any(place in k.params for k in later[1:]) or old.dtype is not place.dtype:
         return None
-    may_replace = len(writers) == 1 and (checks_report_later or not any(map(_has_checks, later)))
+    may_replace = len(writers) == 1 and (checks_report_later or not any(map(has_checks, later)))
     if place in first.params and not (may_replace and _replaces_elements(first, name, place.name)):
         return None
     if not _has_disjoint_elements(place) or not _has_aligned_row_ends(place):
@@ -58,18 +58,13 @@ def _write_late(program: Program, name: str, place: Tensor, checks_report_later:
     writers = [k for k in program.kernels if name in k.writes]
     first = program.kernels.index(writers[0])
     later = program.kernels[first + 1 :]
-    waits_for = [place in k.params or (_has_checks(k) and not checks_report_later) for k in later]
+    waits_for = [place in k.params or (has_checks(k) and not checks_report_later) for k in later]
     count = max((n + 1 for n, waits in enumerate(waits_for) if waits), default=0)
     passed, rest = later[:count], later[count:]
     made, read = {*writers[0].writes}, {p.name for p in writers[0].params}
     if len(writers) > 1 or any(made & {p.name for p in k.params} or read & {*k.writes} for k in passed):
         return program
     return program.replace(kernels=(*program.kernels[:first], *passed, writers[0], *rest))
-
-
-def _has_checks(kernel: Kernel) -> bool:
-    """Whether a kernel may stop the program."""
-    return any(isinstance(n, Op) and n.name == "require" for s in kernel.body for n in s.walk())
 
 
 def _replaces_elements(kernel: Kernel, name: str, place: str) -> bool:
