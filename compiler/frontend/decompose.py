@@ -21,7 +21,6 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler.errors import Unsupported
 from compiler.frontend import (
@@ -37,9 +36,11 @@ from compiler.frontend import (
     norm_gradients,
     samples,
     selections,
+    shape_functions,
     special,
     windows,
 )
+from compiler.frontend.layouts import Layout, ensure_layout, op_layouts, to_layout
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 # Calls that only check or record something about the trace.
@@ -81,7 +82,8 @@ def decompositions() -> Decompositions:
     for accepts, names in ((_are_of_one_type, _OF_ONE_TYPE), (_are_floats, _OF_FLOATS)):
         table |= {_overload(name): _if_types_fit(accepts, table[_overload(name)]) for name in names}
     del table[torch.ops.aten.bernoulli.default]  # its decomposition draws other numbers than the op
-    return {op: definition for op, definition in table.items() if str(op) not in RULES}
+    table = {op: definition for op, definition in table.items() if str(op) not in RULES}
+    return table | shape_functions.corrections(table)
 
 
 # Ops that torch decomposes only on request.
@@ -129,74 +131,12 @@ def _with_op_layout(op: Any, definition: Callable[..., Any]) -> Callable[..., An
         if outputs is NotImplemented:
             return outputs
         results, spec = pytree.tree_flatten(outputs)
-        layouts = _op_layouts(op, args, kwargs)
+        layouts = op_layouts(op, args, kwargs)
         if len(results) != len(layouts):
             return outputs
-        return pytree.tree_unflatten(list(map(_to_layout, results, layouts)), spec)
+        return pytree.tree_unflatten(list(map(to_layout, results, layouts)), spec)
 
     return in_op_layout
-
-
-_Layout = tuple[list[int], list[int]]  # sizes and strides of a tensor
-
-
-def _layout_of(x: torch.Tensor) -> _Layout:
-    """Sizes and strides; if they are symbolic, those of the example, so that no guard is added."""
-    return [*map(_hint_of, x.shape)], [*map(_hint_of, x.stride())]
-
-
-def _hint_of(n: Any) -> Any:
-    return n.node.hint if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) else n
-
-
-def _op_layouts(op: Any, args: Any, kwargs: Any) -> list[_Layout | None]:
-    """Sizes and strides of the op's results, from its meta kernel on that device; empty if torch cannot tell."""
-
-    def empty(x: Any) -> Any:
-        return (
-            torch.empty_strided(*_layout_of(x), dtype=x.dtype, device=x.device)
-            if isinstance(x, torch.Tensor)
-            else _hint_of(x)
-        )
-
-    with _disable_current_modes(), FakeTensorMode():
-        try:
-            outputs = op(*pytree.tree_map(empty, args), **pytree.tree_map(empty, kwargs))
-        except (RuntimeError, TypeError):  # no kernel for this, or a size that has no example
-            return []
-        return [_layout_of(x) if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(outputs)]
-
-
-def _to_layout(x: Any, layout: _Layout | None) -> Any:
-    """Copy a tensor to the promised order of axes in memory, at storage offset 0, unless it is stored so already."""
-    if not isinstance(x, torch.Tensor) or layout is None or len(layout[0]) != x.dim():
-        return x
-    sizes, strides = layout
-    order = sorted(range(x.dim()), key=lambda axis: -strides[axis])
-    is_dense = math.prod(sizes) > 0 and _is_dense(sizes, strides, order)
-    if not is_dense or (_hint_of(x.storage_offset()) == 0 and _is_dense(*_layout_of(x), order)):
-        return x
-    inverse = [order.index(axis) for axis in range(x.dim())]
-    return x.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
-
-
-def with_layout_of(x: Any, like: Any) -> Any:
-    """The tensor with the order of axes in memory that `like` has."""
-    return _to_layout(x, _layout_of(like)) if isinstance(like, torch.Tensor) else x
-
-
-def _ensure_layout(x: Any, layout: _Layout | None) -> Any:
-    return x if layout is None or _layout_of(x) == layout else _to_layout(x, layout)
-
-
-def _is_dense(sizes: list[int], strides: list[int], order: list[int]) -> bool:
-    """Whether a tensor is dense with its axes in this order."""
-    expected = 1
-    for axis in reversed(order):
-        if sizes[axis] > 1 and strides[axis] != expected:
-            return False
-        expected *= sizes[axis]
-    return True
 
 
 def _overload(name: str) -> Any:
@@ -317,7 +257,7 @@ def expand(graph: GraphModule) -> GraphModule:
 
 def retrace(
     graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None,
-    interpreter_class: type[RetracingInterpreter] | None = None, layouts: Sequence[_Layout | None] = (),
+    interpreter_class: type[RetracingInterpreter] | None = None, layouts: Sequence[Layout | None] = (),
     pre_dispatch: bool = True,
 ) -> GraphModule:  # fmt: skip
     """Trace the graph anew on fake examples; its attribute tensors keep their values.
@@ -332,7 +272,7 @@ def retrace(
         interpreter = (interpreter_class or RetracingInterpreter)(graph)
         interpreter.attribute_values = dict(zip(tensors, inputs[len(examples) :], strict=True))
         results = interpreter.run(*inputs[: len(examples)])
-        return [*map(_ensure_layout, results, layouts)] if layouts else results
+        return [*map(ensure_layout, results, layouts)] if layouts else results
 
     with torch.no_grad(), torch._C._DisableAutocast(), mode:
         fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
@@ -360,7 +300,7 @@ def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     return retrace(graph, fakes, mode, layouts=_result_layouts(graph, inputs))
 
 
-def _result_layouts(graph: GraphModule, inputs: Sequence[Any]) -> list[_Layout | None]:
+def _result_layouts(graph: GraphModule, inputs: Sequence[Any]) -> list[Layout | None]:
     """Sizes and strides of each result for these inputs; None if it shares memory with an input or another result."""
     size_of: dict[Any, int] = {}
     examples = [n.meta.get("val") for n in graphs.placeholders(graph)]
@@ -368,7 +308,7 @@ def _result_layouts(graph: GraphModule, inputs: Sequence[Any]) -> list[_Layout |
         pairs = zip(example.shape, x.shape, strict=True) if isinstance(example, torch.Tensor) else [(example, x)]
         size_of |= {n.node.expr: m for n, m in pairs if isinstance(n, torch.SymInt)}
 
-    def layout_of(x: Any) -> _Layout | None:
+    def layout_of(x: Any) -> Layout | None:
         if not isinstance(x, torch.Tensor) or holders[_storage_of(x)] > 1:
             return None
         numbers = [n.node.expr.subs(size_of) if isinstance(n, torch.SymInt) else n for n in (*x.shape, *x.stride())]

@@ -17,8 +17,8 @@ from compiler.frontend.decompose import (
     decompositions,
     replace_inplace_detach,
     retrace,
-    with_layout_of,
 )
+from compiler.frontend.layouts import with_layout_of
 
 _MOST_STEPS = 64  # the most steps of a scan that are unrolled
 

@@ -24,6 +24,7 @@ from compiler.interpret.bounded import (
     Accuracy,
     Bounded,
     Errors,
+    deviation,
     distance,
     errors,
     make_bounded,
@@ -116,7 +117,7 @@ def _without_lost_values(v: Array, e: Errors) -> Errors:
 def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
     """The sum over the last dimension."""
     n = x.v.shape[-1]
-    e1, e2, common = errors(x)
+    e1, e2, common = _errors_in_sum(x, dtype)
     propagated = e1.sum(-1), e2.sum(-1), common.sum(-1)
     if n == 0 or not dtype.is_float:
         return make_bounded(v, *propagated)
@@ -129,6 +130,14 @@ def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
     return _rounded_sum(
         v, propagated, absolute, multiplicity * mean_square, accuracy.rounds(n), all_integers, computed_type
     )
+
+
+def _errors_in_sum(x: Bounded, dtype: DType) -> Errors:
+    """The errors of terms. An integer's error is a jump, and one rounding may decide many: they do not cancel."""
+    if dtype.is_float:
+        return errors(x)
+    shape = x.v.shape
+    return np.broadcast_to(worst_error(x), shape), np.zeros(shape), np.broadcast_to(deviation(x), shape)
 
 
 def _row_numbers(x: Array) -> Array:
@@ -348,13 +357,13 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
     computed_type = accuracy.computes(dtype)
     rounds = np.asarray([accuracy.rounds(n + 1) for n in range(v.shape[axis])])
     rounds = rounds.reshape([-1 if d == axis else 1 for d in range(v.ndim)])
-    e1, e2, common = errors(x)
     with np.errstate(all="ignore"):
         match op:
-            case "sum" if not dtype.is_float:
-                return make_bounded(v, e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis))
             case "sum":
+                e1, e2, common = _errors_in_sum(x, dtype)
                 propagated = e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis)
+                if not dtype.is_float:
+                    return make_bounded(v, *propagated)
                 terms = _finite(x.v)
                 squares = (terms.cumsum(axis) ** 2 + terms**2).cumsum(axis) / np.maximum(rounds, 1)
                 along = np.moveaxis(terms, axis, -1)
@@ -421,6 +430,7 @@ def scatter(
     with np.errstate(all="ignore"):
         size, sizes = np.abs(base.v.astype(np.float64)), np.abs(value.v.astype(np.float64))
         if op == "sum":
+            before, update = _errors_in_sum(base, dtype), _errors_in_sum(value, dtype)
             propagated = (
                 at("sum", before[0], update[0]),
                 at("sum", before[1], update[1]),

@@ -415,8 +415,8 @@ def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> B
         widens = source.is_float and source.bits < target.bits
         is_exact = widens or source is boolean or (source.is_float and accuracy.algebra)
         return out if is_exact else rounded(out, accuracy.computes(target), 1.0, True)
-    if x.e1 is None:
-        return Bounded(v)
+    if x.e1 is None or source is boolean:
+        return Bounded(v, x.e1, x.e2, x.shared)
     ends = [distance(scalar.cast(m, source, target, exact=True), v) for m in _interval_ends(x.v, worst_error(x))]
     usual = [distance(scalar.cast(m, source, target, exact=True), v) for m in _interval_ends(x.v, tolerance(x))]
     e1 = np.maximum.reduce(ends) + np.where(np.isinf(worst_error(x)), np.inf, 0.0)

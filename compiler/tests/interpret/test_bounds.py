@@ -436,23 +436,3 @@ def test_what_is_rounded_may_be_larger_than_the_exact_value() -> None:
     for computed in (v + e1, v - e1):
         y = scalar.cast(computed, dt.f64, dt.bf16).astype(np.float64)
         assert (np.abs(y - v) <= bounded.worst_error(b)).all()
-
-
-def test_updates_whose_place_is_undecided_may_be_at_any_of_several() -> None:
-    """Three numbers are equal but for rounding, so that what belongs to one of them may be put where another is."""
-    text = """
-def f(x: f32[6], g: f32[6]):
-    with kernel("f"):
-        e[i: 6]: f32 = x[i] / 3.0 * 3.0
-        order[i: 6]: i64 = ascending(i, [e[r] for r in range(6)])
-        y[i: 6]: f32 = scatter(set, 0.0, [([order[k]], g[k]) for k in range(6)])
-        z[i: 6]: f32 = scatter(sum, 0.0, [([order[k]], g[k]) for k in range(6)])
-    result(y, f32[6])
-    result(z, f32[6])
-"""
-    x, g = np.array([7, 1, 7, 7, 2, 9], np.float32), np.array([1, 2, 4, 8, 16, 32], np.float32)
-    _, made = run(text, x, g)
-    for bound in made:
-        assert (bounded.tolerance(bound)[[1, 5]] == 0).all()
-        for k in (0, 2, 3):
-            assert all(abs(v - bound.v[k]) <= bounded.tolerance(bound)[k] for v in (4.0, 8.0, 16.0))

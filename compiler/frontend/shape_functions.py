@@ -1,0 +1,64 @@
+"""Ops whose results are declared with other sizes or strides than their kernels give them, traced with the right ones.
+
+PyTorch declares the results of these ops by definitions in Python: the strides of pointwise ops by the last call in the
+definition instead of the op's own arguments, and (2.11) the sizes of norms along a dimension counted from the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from compiler.frontend.layouts import layout_of, op_layouts, to_layout
+
+_aten = torch.ops.aten
+# Pointwise ops of two tensors, with the strides that all such kernels choose from their arguments.
+_POINTWISE = (
+    _aten.copysign.Tensor, _aten.floor_divide.default, _aten.logaddexp.default, _aten.logical_and.default,
+    _aten.logical_or.default, _aten.logical_xor.default, _aten.heaviside.default, _aten.xlogy.Tensor,
+    _aten.special_xlog1py.default,
+)  # fmt: skip
+
+_corrected: ContextVar[Any] = ContextVar("_corrected", default=None)  # the op that is being traced by its correction
+
+
+def corrections(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Decompositions that trace these ops with the right sizes and strides, by the op or its decomposition in `table`.
+
+    They return NotImplemented for calls that are declared right, if the op has no decomposition.
+    """
+    pointwise = {op: functools.partial(_with_strides, op, table.get(op)) for op in _POINTWISE}
+    return {**pointwise, _aten.linalg_vector_norm.default: _norm}
+
+
+@contextmanager
+def _inside(op: Any) -> Iterator[None]:
+    token = _corrected.set(op)
+    try:
+        yield
+    finally:
+        _corrected.reset(token)
+
+
+def _with_strides(op: Any, definition: Callable[..., Any] | None, a: Any, b: Any, **kwargs: Any) -> Any:
+    """The op with the strides that `add` has for its arguments."""
+    plain = (lambda *_, **__: NotImplemented) if definition is None else definition
+    is_mixed = all(isinstance(x, torch.Tensor) for x in (a, b)) and a.stride() != b.stride()
+    if not is_mixed or _corrected.get() is op:
+        return plain(a, b, **kwargs)
+    (right,) = op_layouts(_aten.add.Tensor, (a, b), {}) or [None]
+    with _inside(op):
+        result = op(a, b, **kwargs)
+    return to_layout(result, right) if right != layout_of(result) else result
+
+
+def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The norm, with dimensions counted from the start."""
+    if not dim or min(dim) >= 0:
+        return NotImplemented
+    return _aten.linalg_vector_norm(x, ord, [d % x.dim() for d in dim] if x.dim() else dim, keepdim, dtype=dtype)

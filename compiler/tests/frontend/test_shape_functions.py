@@ -1,0 +1,46 @@
+"""Ops that PyTorch declares with other strides or sizes than their kernels give them have those of their kernels."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+OPS: list[Callable[..., torch.Tensor]] = [
+    torch.copysign, torch.floor_divide, torch.heaviside, torch.logaddexp, torch.logical_and, torch.logical_or,
+    torch.logical_xor, torch.special.xlog1py, torch.xlogy,
+]  # fmt: skip
+
+
+def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return torch.compile(function, backend="mlcomp", options={"fallback": "error"})
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+def test_pointwise_results_have_the_strides_of_eager(op: Callable[..., torch.Tensor]) -> None:
+    rows, columns = torch.rand(5, 3) + 0.5, (torch.rand(3, 5) + 0.5).t()
+    for a, b in ((rows, columns), (columns, rows), (rows[0], columns), (columns, rows[:, :1])):
+        torch._dynamo.reset()
+        expected, result = op(a, b), compiled(op)(a, b)
+        assert result.stride() == expected.stride()
+        torch.testing.assert_close(result, expected)
+
+
+def test_numbers_have_no_strides() -> None:
+    x = torch.arange(-3, 3)
+    assert torch.equal(compiled(lambda x: x // -2)(x), x // -2)
+
+
+def test_strides_are_those_of_eager_for_sizes_that_vary() -> None:
+    function = compiled(lambda a, b: torch.xlogy(a, b.abs() + 0.5))
+    for n in (5, 7):
+        a, b = torch.rand(3, n).t(), torch.rand(n, 3)
+        torch._dynamo.mark_dynamic(a, 0)
+        torch._dynamo.mark_dynamic(b, 0)
+        assert function(a, b).stride() == torch.xlogy(a, b).stride() == (1, n)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 1)])
+def test_norms_along_the_last_dimension_of_size_1_lose_it(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    result = compiled(lambda x: torch.linalg.vector_norm(x, 2, -1))(x)
+    torch.testing.assert_close(result, x.abs().squeeze(-1))
