@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
-from compiler.backend import saved_images, saved_indices, saved_order, saved_packs, saved_rows
+from compiler.backend import saved_constants, saved_images, saved_indices, saved_order, saved_packs, saved_rows
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
@@ -51,6 +51,7 @@ def partition(
     with functorch.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _describe_random_calls(backward)
+    saved_constants.hold(forward, backward, options["num_fwd_outputs"])
     saved_order.make_rows_contiguous(forward, backward, options["num_fwd_outputs"])
     if for_gpu:
         saved_images.put_channels_innermost(forward, backward, options["num_fwd_outputs"])

@@ -189,8 +189,6 @@ def opened_results(forward: GraphModule) -> tuple[tuple[Pack, ...], Callable[[Bo
 
 def _whole(parts: Sequence[Any], pieces: Sequence[Piece], numel: int) -> Tensor:
     """The pack of `parts`: what a program has put into one is None, but for the pack itself, and the rest is copied."""
-    if parts[0] is not None and parts[0].shape == (numel,) and [*parts[1:]] == [None] * (len(parts) - 1):
-        return parts[0]  # type: ignore[no-any-return]
     whole: Tensor | None = next((x for x in parts if x is not None and x.shape == (numel,)), None)
     if whole is None:
         return packed(parts, pieces, numel)

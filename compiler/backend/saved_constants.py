@@ -1,0 +1,43 @@
+"""Constants that a forward graph saves for its backward graph: the backward graph holds them itself.
+
+Attention saves the seeds of its dropout, two numbers for each call, which are zeros if there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from compiler import frontend
+from compiler.frontend import graphs
+
+
+def hold(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """Remove constants from the outputs of `forward` after its first `results`, and from the inputs of `backward`."""
+    with _disable_current_modes():  # AOTAutograd's fake mode makes constants fake
+        frontend.without_dropout(forward)
+    output = graphs.output(forward)
+    outputs = list(output.args[0])
+    saved: list[Any] = []
+    # The inputs are in this order, before the tangents.
+    for n, reader in zip(outputs[results:], graphs.placeholders(backward), strict=False):
+        if isinstance(n, Node) and n.op == "get_attr":
+            _replace(backward, reader, str(n.target), forward.get_buffer(str(n.target)))
+        else:
+            saved.append(n)
+    output.args = ((*outputs[:results], *saved),)
+    forward.recompile()
+    backward.recompile()
+
+
+def _replace(graph: GraphModule, reader: Node, name: str, constant: Tensor) -> None:
+    """Replace an input by a constant, which is held once under its name."""
+    graph.register_buffer(name, constant)
+    with graph.graph.inserting_before(reader):
+        held = graph.graph.get_attr(name)
+    held.meta = {"val": reader.meta["val"]}
+    reader.replace_all_uses_with(held)
+    graph.graph.erase_node(reader)

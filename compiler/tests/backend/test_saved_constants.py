@@ -1,0 +1,53 @@
+"""Constants that a forward graph saves: the seeds of an attention without dropout, two zeros for each call."""
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+
+from compiler.backend import saved_constants
+from compiler.frontend import graphs
+
+_aten = torch.ops.aten
+
+
+def attention_graphs(dropout: float) -> tuple[GraphModule, GraphModule]:
+    """Two calls of an attention that only GPUs have, and a graph that reads their seeds."""
+    forward, backward = Graph(), Graph()
+    with FakeTensorMode():
+        example = torch.empty(2, 4, 8, 16)
+        seed = torch.empty((), dtype=torch.int64)
+    x = forward.placeholder("primals_1")
+    x.meta["val"] = example
+    seeds: list[Any] = []
+    for _ in range(2):
+        call = forward.call_function(
+            _aten._scaled_dot_product_efficient_attention.default, (x, x, x, None, True, dropout)
+        )
+        out, *numbers = (forward.call_function(operator.getitem, (call, k)) for k in (0, 2, 3))
+        out.meta["val"] = example
+        for n in numbers:
+            n.meta["val"] = seed
+        seeds += numbers
+    forward.output((out, x, *seeds))
+    read = [backward.placeholder(n.name) for n in (x, *seeds)]
+    tangent = backward.placeholder("tangents_1")
+    for n, p in zip((x, *seeds, out), (*read, tangent), strict=True):
+        p.meta["val"] = n.meta["val"]
+    backward.output((backward.call_function(_aten.add.Tensor, (tangent, read[1])), *read[2:]))
+    return GraphModule({}, forward), GraphModule({}, backward)
+
+
+@pytest.mark.parametrize(("dropout", "saved"), [(0.0, 1), (0.5, 5)])
+def test_seeds_are_saved_only_if_there_is_dropout(dropout: float, saved: int) -> None:
+    forward, backward = attention_graphs(dropout)
+    saved_constants.hold(forward, backward, results=1)
+    forward.graph.lint()
+    backward.graph.lint()
+    assert len(graphs.output(forward).args[0]) == 1 + saved
+    assert [p.name for p in graphs.placeholders(backward)][-1] == "tangents_1"
+    assert len(graphs.placeholders(backward)) == saved + 1
+    assert len(list(backward.buffers())) == (0 if dropout else 1)
