@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from compiler import frontend
 from compiler.backend import (
     autocast,
+    autograd_node,
     complex_graphs,
     dynamo,
     graph_cache,
@@ -162,9 +163,8 @@ def _trace_and_compile(graph: GraphModule | GmWrapper, inputs: Sequence[Any], op
             decompositions=frontend.decompositions(),
         )
         try:
-            return autocast.disable_in_backward(
-                trace, functools.partial(partition, for_gpu=_is_for_gpu(inputs, options))
-            )
+            partition_graph = functools.partial(partition, for_gpu=_is_for_gpu(inputs, options))
+            return autograd_node.with_plain_node(autocast.disable_in_backward(trace, partition_graph))
         except (CompilerError, TorchDynamoException):
             raise
         except Exception as problem:  # of PyTorch's own, such as a kernel for shapes that fails where eager does not
