@@ -271,6 +271,15 @@ template <typename V, typename R, typename X, int... I>
 MLC_INLINE V mlc_pick(const R* p, X index, mlc_indices<I...>) {
   return V{p[index[I]]...};
 }
+// A vector of which the compiler does not know that it was in memory, if it is widened to 64 bits: GCC 12 fails on what
+// it makes of elements that it finds to be in order, a masked extension of memory.
+template <typename T, typename V>
+MLC_INLINE V mlc_hidden(V v) {
+#ifdef MLC_AVX512
+  if constexpr (sizeof(T) == 8 && sizeof(mlc_lane<V>) <= 2 && sizeof(V) >= 4) asm("" : "+x"(v));
+#endif
+  return v;
+}
 // base[index[i]]
 template <typename T, typename S, typename X>
 MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather(const S* base, X index) {
@@ -278,7 +287,8 @@ MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather(const S* base, X index) {
   if constexpr (mlc_is_scalar<X>)
     return mlc_from_raw<T, S>(((const R*)base)[index]);
   else
-    return mlc_from_raw<T, S>(mlc_pick<mlc_vec<R, mlc_lanes<X>>>((const R*)base, index, mlc_count<mlc_lanes<X>>()));
+    return mlc_from_raw<T, S>(
+        mlc_hidden<T>(mlc_pick<mlc_vec<R, mlc_lanes<X>>>((const R*)base, index, mlc_count<mlc_lanes<X>>())));
 }
 // base[index[i]] where the mask is set, else `other`; lanes that are not set read nothing.
 template <typename T, typename S, typename X, typename M>

@@ -92,7 +92,7 @@ def test_a_graph_may_be_kept_unless_it_is_differentiated_twice() -> None:
     gradients = torch.autograd.grad(y, given, create_graph=True)
     torch.testing.assert_close(gradients, first)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradients[0].sum().backward()
+        torch.autograd.backward(gradients[0].sum())
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         for _ in range(2):
             torch.autograd.grad(y, given)
