@@ -34,6 +34,7 @@ from compiler.frontend import (
     linalg,
     margins,
     norm_gradients,
+    recurrent_cells,
     samples,
     selections,
     shape_functions,
@@ -66,7 +67,8 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten._neg_view.default] = torch.neg  # no kernel reads lazily negated memory
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     families = (
-        definitions, distances, embeddings, floats, incomplete_gamma, linalg, margins, samples, selections, windows,
+        definitions, distances, embeddings, floats, incomplete_gamma, linalg, margins, recurrent_cells, samples,
+        selections, windows,
     )  # fmt: skip
     own_definitions = {name: definition for family in families for name, definition in family.DEFINITIONS.items()}
     table |= {
