@@ -37,6 +37,7 @@ from compiler.backend import (
     dynamo,
     graph_cache,
     input_writes,
+    messages,
     passthrough,
     quantization,
     regions,
@@ -81,7 +82,7 @@ def mlcomp(
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
     """
-    parsed = parse_options(options or {}, mode, _warn_of_eager)
+    parsed = parse_options(options or {}, mode, messages.warn_of_eager)
     with garbage.paused():
         if any(isinstance(x, list | tuple | dict) for x in inputs):  # compiled autograd: a whole backward pass
             return flatten_graph_inputs(graph, inputs, functools.partial(_trace_and_compile, options=parsed))
@@ -223,7 +224,7 @@ def _compile_flat_graph(
         if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
             refusals = regions.refused_calls(graph, options.target is not None)
             if not any(map(regions.is_refused_for_all_sizes, refusals)):
-                _warn_of_sizes("sizes", problem)
+                messages.warn_of_sizes("sizes", problem)
                 return _specialise_per_call(graph, options)
         return _compile_in_parts(graph, problem, options)
 
@@ -233,14 +234,22 @@ def _is_symbolic(x: torch.Tensor) -> bool:
 
 
 def _compile_in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
-    """Compile the regions of a graph that can be compiled; run the rest in eager."""
-    if not options.fallback or isinstance(problem, MemoryLimitError):
+    """Compile the regions of a graph that can be compiled; run the rest in eager: without a fallback only views."""
+    if isinstance(problem, MemoryLimitError):
         raise problem
     report = Report(len(regions.calls(graph)))
     refusals = {} if isinstance(problem, ToolchainError) else regions.refused_calls(graph, options.target is not None)
+    if not (options.fallback or (refusals and all(map(regions.is_view, refusals)))):
+        raise problem
     report.eager.update(str(refusals[n]) for n in regions.calls(graph) if n in refusals)
-    run = _compile_regions(regions.split(graph, refusals), options, report) if refusals else None
-    run = run or _compile_halves(graph, problem, options, report)
+    parts = regions.split(graph, refusals, regions.MIN_CALLS if options.fallback else 1) if refusals else None
+    try:
+        if parts is not None:
+            run = _compile_regions(parts, options, report)
+        else:
+            run = _compile_halves(graph, problem, options, report)
+    except CompilerError as problem_of_part:
+        raise problem from problem_of_part
     options.on_report(report)
     return run
 
@@ -267,11 +276,11 @@ def _compile_regions(graph: GraphModule, options: Options, report: Report) -> Bo
 
 def _compile_halves(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
     """Compile the halves of a graph that fails although no call is refused; run it in eager if no attempt is left."""
-    if isinstance(problem, MemoryLimitError):
+    if not options.fallback or isinstance(problem, MemoryLimitError):
         raise problem
     count = len(regions.calls(graph))
     if count < 2 * regions.MIN_CALLS or not report.attempts or isinstance(problem, ToolchainError):
-        report.eager[_describe_problem(problem)] += count
+        report.eager[messages.describe_problem(problem)] += count
         return lambda inputs: graph.forward(*inputs)
     report.attempts -= 1
     return _compile_regions(regions.halves(graph), options, report)
@@ -281,33 +290,8 @@ def _run_in_eager(graph: GraphModule, problem: Exception, options: Options) -> B
     if not options.fallback:
         raise problem
     count = len(regions.calls(graph))
-    options.on_report(Report(count, eager=Counter({_describe_problem(problem): count})))
+    options.on_report(Report(count, eager=Counter({messages.describe_problem(problem): count})))
     return lambda inputs: graph.forward(*inputs)
-
-
-def _warn_of_eager(report: Report) -> None:
-    if report.eager:
-        count = report.calls - sum(r.calls for r in report.regions)
-        reasons = "; ".join(f"{reason} ({n} calls)" if n > 1 else reason for reason, n in report.eager.items())
-        warnings.warn(
-            f"mlcomp runs {count} of {report.calls} calls of a graph in eager: {reasons}", FallbackWarning, stacklevel=2
-        )
-
-
-def _describe_problem(problem: Exception) -> str:
-    """The message of a refusal; for any other exception also its type and the pass that raised it."""
-    if isinstance(problem, CompilerError):
-        return str(problem)
-    notes = "".join(f", {note}" for note in getattr(problem, "__notes__", ()))
-    return f"{type(problem).__name__}: {problem}{notes}; this is a bug in mlcomp"
-
-
-def _warn_of_sizes(subject: str, problem: Exception) -> None:
-    warnings.warn(
-        f"mlcomp recompiles a graph for other {subject}: {_describe_problem(problem)}",
-        SpecialisationWarning,
-        stacklevel=3,
-    )
 
 
 def _specialise_per_call(graph: GraphModule, options: Options) -> Boxed:
@@ -354,7 +338,7 @@ def _recompiler(graph: GraphModule, options: Options) -> OnRefusal:
         if tangents.has_batch(inputs):
             return graph.forward(*inputs)  # type: ignore[no-any-return]
         if not recompiled:
-            _warn_of_sizes("arguments", _Refused(str(problem)))
+            messages.warn_of_sizes("arguments", _Refused(str(problem)))
             recompiled.append(_specialise_per_call(graph, options))
         arguments = [x.resolve_neg() if type(x) is torch.Tensor and x.layout is torch.strided else x for x in inputs]
         return recompiled[0](arguments)

@@ -85,8 +85,11 @@ def is_refused_for_all_sizes(node: Node) -> bool:
     return not has_rule or node.target in _REFUSED_BY_TYPE
 
 
-def split(graph: GraphModule, eager_calls: Mapping[Node, object]) -> GraphModule:
-    """The graph with its regions as submodules `region_0` and so on, called between the calls in `eager_calls`."""
+def split(graph: GraphModule, eager_calls: Mapping[Node, object], min_calls: int = MIN_CALLS) -> GraphModule:
+    """The graph with its regions as submodules `region_0` and so on, called between the calls in `eager_calls`.
+
+    Each has at least `min_calls` calls that compute.
+    """
     stages: dict[Node, int] = {}
     last = 0  # the last stage of a call that may draw random numbers
     for node in graph.graph.nodes:
@@ -101,7 +104,7 @@ def split(graph: GraphModule, eager_calls: Mapping[Node, object]) -> GraphModule
             last = stages[node] if ordered else last
         else:
             stages[node] = max([0, *(stage + cut for stage, cut in input_stages)])
-    return _form_regions(graph, {n: (stage, _producer(n) in eager_calls) for n, stage in stages.items()}, MIN_CALLS)
+    return _form_regions(graph, {n: (stage, _producer(n) in eager_calls) for n, stage in stages.items()}, min_calls)
 
 
 def halves(graph: GraphModule) -> GraphModule:
@@ -211,7 +214,11 @@ def _producer(node: Node) -> Node:
 def _computes(node: Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem or not tensors_in(_value(node)):
         return False
-    return not (isinstance(node.target, OpOverload) and node.target.is_view)
+    return not is_view(node)
+
+
+def is_view(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _may_be_random(node: Node) -> bool:

@@ -54,7 +54,10 @@ class RecordedGraph:
 
 
 def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[FuzzResult, bool]:
-    """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds."""
+    """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds.
+
+    A graph that is compiled in parts only, around views of bits, has no stages: the finding is then "unsupported".
+    """
     target = compiler.target(options["target"])
     finding, cleared = UNKNOWN, False
     lowerings: list[compiler.Lowering] = []
@@ -74,6 +77,8 @@ def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[
             tell("the graphs, by their last stage")
             cleared = not options.get("lost") and _equals_last_stages(program, target)
     except Exception as error:  # torch cannot make a graph, or a pass fails on it
+        if isinstance(error, compiler.Unsupported) and not options.get("lost"):
+            return FuzzResult(verdict="unsupported", detail=str(error)), False
         finding = replace(finding, why=f"{type(error).__name__}: {error}")
     if not cleared:
         finding = replace(
@@ -111,6 +116,8 @@ def _first_bad(
     prepared = subject_of(specialise_if_needed(recorded))
     lowered = ladder.climb(prepared.program, target)
     lowerings.append(lowered.lowering)
+    if isinstance(lowered.error, compiler.Unsupported):
+        raise lowered.error
     with torch.no_grad():
         row = ladder.judge(prepared, lowered, stage_options, tell)
     if row.verdict == "pass":

@@ -165,6 +165,8 @@ def _attribute(program: Program, difference: Difference, options: Mapping[str, A
         if difference.kind == "value" and same_as_aot(program, difference, device):
             return torch_finding
         return rows.FuzzResult(detail=f"within the bounds of each graph: {difference.message}")
+    if blamed.verdict == "unsupported":
+        return blamed
     return replace(blamed, kind=difference.kind, detail=difference.message)
 
 
