@@ -195,3 +195,18 @@ def test_unusual_graphs_keep_the_general_node(function: Callable[..., Any]) -> N
         results = made(x)
         results = results if isinstance(results, tuple) else (results,)
         assert not any(map(is_plain, results))
+
+
+def test_a_function_may_turn_gradients_off() -> None:
+    def last_of_all(x: Tensor) -> Tensor:
+        y = x.exp()
+        torch.set_grad_enabled(False)
+        return y
+
+    function = compiled(last_of_all)
+    (x,) = inputs((4, 3))
+    for _ in range(3):
+        with torch.enable_grad():
+            y = function(x)
+            assert y.requires_grad and not torch.is_grad_enabled()
+        assert torch.is_grad_enabled()
