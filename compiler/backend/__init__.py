@@ -234,7 +234,10 @@ def _is_symbolic(x: torch.Tensor) -> bool:
 
 
 def _compile_in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
-    """Compile the regions of a graph that can be compiled; run the rest in eager: without a fallback only views."""
+    """Compile the regions of a graph that can be compiled; run the rest in eager.
+
+    Without a fallback, the rest may only be views; if it is not, or a region cannot be compiled, `problem` is raised.
+    """
     if isinstance(problem, MemoryLimitError):
         raise problem
     report = Report(len(regions.calls(graph)))
@@ -248,7 +251,7 @@ def _compile_in_parts(graph: GraphModule, problem: Exception, options: Options) 
             run = _compile_regions(parts, options, report)
         else:
             run = _compile_halves(graph, problem, options, report)
-    except CompilerError as problem_of_part:
+    except Unsupported as problem_of_part:  # not a limit of memory
         raise problem from problem_of_part
     options.on_report(report)
     return run
