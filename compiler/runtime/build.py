@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,10 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
 
 
 KERNEL_FLAGS = kernel_flags()
+
+_CRASH = (
+    "internal compiler error"  # in messages of GCC: most often one of its optimisations fails, of which -O1 has few
+)
 
 # Entries that this process has verified or written: checking again costs microseconds.
 _built: dict[tuple[object, ...], Path] = {}
@@ -153,21 +158,34 @@ def _compile(
             *(flag for flag in flags if not flag.startswith(_LINKER_PREFIXES)),
             *(f"-I{folder}" for folder in include),
         ]
-        # Libraries follow the text that needs them: linkers with --as-needed drop those not needed so far.
         linker_flags = [flag for flag in flags if flag.startswith(_LINKER_PREFIXES)]
-        command = [tool.path, *options, str(text), "-o", str(product), *linker_flags]
-        if {*LIBRARIES} <= {*linker_flags}:
-            texts = split(source) if split is not None else [source]
-            code, messages = _compile_and_link([tool.path, *options], texts, work, product, linker_flags)
-            if code != 0 and len(texts) > 1:  # for messages about the text as it is
-                code, messages = _compile_and_link([tool.path, *options], [source], work, product, linker_flags)
-        else:
-            code, messages = _run(command, work)
+        called = [tool.path, *options]
+        code, messages = _compile_texts(called, source, split, work, linker_flags)
+        if code != 0 and _CRASH in messages:
+            code, _ = _compile_texts([*called, "-O1"], source, split, work, linker_flags)
+            if code == 0:
+                warnings.warn(f"{tool.path} failed by a bug of its own; a kernel is compiled with -O1", stacklevel=2)
         if code != 0:
             saved, cleaned = refused_path(path, ".cpp"), re.sub(r"\S*/\.build-\w+/", "", messages)
-            raise refusal(command[0], "a kernel", code, cleaned, source, saved, _retry_advice(command, saved))
+            command = [*called, str(text), "-o", str(product), *linker_flags]
+            raise refusal(tool.path, "a kernel", code, cleaned, source, saved, _retry_advice(command, saved))
         store.publish(text, path.with_suffix(".cpp"))
         store.publish(product, path)
+
+
+def _compile_texts(
+    compiler: list[str], source: str, split: Callable[[str], list[str]] | None, folder: Path, linker_flags: list[str]
+) -> tuple[int, str]:
+    """Compile the text, in parts if it can be split, to kernel.so. Returns exit status and messages."""
+    text, product = folder / "kernel.cpp", folder / "kernel.so"
+    if not {*LIBRARIES} <= {*linker_flags}:
+        # Libraries follow the text that needs them: linkers with --as-needed drop those not needed so far.
+        return _run([*compiler, str(text), "-o", str(product), *linker_flags], folder)
+    texts = split(source) if split is not None else [source]
+    code, messages = _compile_and_link(compiler, texts, folder, product, linker_flags)
+    if code != 0 and len(texts) > 1:  # for messages about the text as it is
+        code, messages = _compile_and_link(compiler, [source], folder, product, linker_flags)
+    return code, messages
 
 
 def _compile_and_link(
