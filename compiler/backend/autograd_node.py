@@ -61,8 +61,8 @@ def _is_plain(general: Any, args: Sequence[Any]) -> bool:
     unusual = (
         meta.num_mutated_inp_runtime_indices, meta.num_outputs_aliased, meta.num_intermediate_bases,
         meta.is_rng_op_functionalized, meta.num_graphsafe_rng_states, meta.num_backward_tokens,
-        len(meta.tokens), len(meta.mutated_graph_handled_indices_seen_by_autograd),
-        len(meta.indices_of_inputs_that_requires_grad_with_mutations_in_bw), len(meta.dynamic_saved_tensors_idxs),
+        meta.tokens, meta.mutated_graph_handled_indices_seen_by_autograd,
+        meta.indices_of_inputs_that_requires_grad_with_mutations_in_bw, meta.dynamic_saved_tensors_idxs,
         meta.dynamic_outputs, meta.grad_enabled_mutation is not None, general.num_symints_saved_for_bw,
     )  # fmt: skip
     if any(unusual) or general.maybe_subclass_metadata is not None or len(meta.input_info) != len(args):

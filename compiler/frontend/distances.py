@@ -15,8 +15,7 @@ _MOST_ROWS = 64  # the most rows whose pairs are computed as a matrix
 def _distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
     """Distances of each row of `a` from each row of `b`, from their differences."""
     differences = a.unsqueeze(-2) - b.unsqueeze(-3)
-    last = differences.dim() - 1  # torch 2.11 traces -1 wrong if it has size 1
-    norms: Tensor = torch.linalg.vector_norm(differences, p, dim=last)
+    norms: Tensor = torch.linalg.vector_norm(differences, p, dim=-1)
     return norms
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compiler.frontend.layouts import layout_of, op_layouts, to_layout
+from compiler.frontend.layouts import ensure_layout, op_layouts
 
 _aten = torch.ops.aten
 # Pointwise ops of two tensors, with the strides that all such kernels choose from their arguments.
@@ -54,7 +54,7 @@ def _with_strides(op: Any, definition: Callable[..., Any] | None, a: Any, b: Any
     (right,) = op_layouts(_aten.add.Tensor, (a, b), {}) or [None]
     with _inside(op):
         result = op(a, b, **kwargs)
-    return to_layout(result, right) if right != layout_of(result) else result
+    return ensure_layout(result, right)
 
 
 def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:

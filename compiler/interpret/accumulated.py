@@ -420,7 +420,7 @@ def scatter(
     v = at(op, base.v, value.v)
     if base.e1 is None and value.e1 is None and (not dtype.is_float or op == "set" or op in _PICK):
         return Bounded(v)
-    before, update = errors(base), errors(value)
+    before, update = (_errors_in_sum(x, dtype) if op == "sum" else errors(x) for x in (base, value))
     if op not in ("sum", "prod"):  # any of several values may be kept: the largest error covers it
         how = "set" if op == "set" else "max"
         return make_bounded(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
@@ -430,7 +430,6 @@ def scatter(
     with np.errstate(all="ignore"):
         size, sizes = np.abs(base.v.astype(np.float64)), np.abs(value.v.astype(np.float64))
         if op == "sum":
-            before, update = _errors_in_sum(base, dtype), _errors_in_sum(value, dtype)
             propagated = (
                 at("sum", before[0], update[0]),
                 at("sum", before[1], update[1]),

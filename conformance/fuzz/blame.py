@@ -56,7 +56,7 @@ class RecordedGraph:
 def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[FuzzResult, bool]:
     """Return the first bad stage and pass of any graph, with the repro folder; and whether all is within bounds.
 
-    A graph that is compiled in parts only, around views of bits, has no stages: the finding is then "unsupported".
+    For a graph that views bits as another element type, which has no stages, the finding is "unsupported".
     """
     target = compiler.target(options["target"])
     finding, cleared = UNKNOWN, False
@@ -77,7 +77,7 @@ def blame_program(program: Program, options: Mapping[str, Any], tell: Callable[[
             tell("the graphs, by their last stage")
             cleared = not options.get("lost") and _equals_last_stages(program, target)
     except Exception as error:  # torch cannot make a graph, or a pass fails on it
-        if isinstance(error, compiler.Unsupported) and not options.get("lost"):
+        if _is_of_bit_view(error) and not options.get("lost"):
             return FuzzResult(verdict="unsupported", detail=str(error)), False
         finding = replace(finding, why=f"{type(error).__name__}: {error}")
     if not cleared:
@@ -116,13 +116,18 @@ def _first_bad(
     prepared = subject_of(specialise_if_needed(recorded))
     lowered = ladder.climb(prepared.program, target)
     lowerings.append(lowered.lowering)
-    if isinstance(lowered.error, compiler.Unsupported):
+    if lowered.error is not None and _is_of_bit_view(lowered.error):
         raise lowered.error
     with torch.no_grad():
         row = ladder.judge(prepared, lowered, stage_options, tell)
     if row.verdict == "pass":
         return None
     return replace(UNKNOWN, first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass, why=row.detail)
+
+
+def _is_of_bit_view(error: Exception) -> bool:
+    """Whether no stages exist because a graph views bits as another element type: it is compiled in parts only."""
+    return isinstance(error, compiler.Unsupported) and error.op == "aten.view.dtype"
 
 
 def record_graphs(program: Program) -> list[RecordedGraph]:
