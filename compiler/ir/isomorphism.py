@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from compiler.ir import kernel as k
 from compiler.ir import loop, loop_text, tile
-from compiler.ir.expr import Load, Var
+from compiler.ir.expr import Load, Var, fresh
 from compiler.ir.node import Node, mapped
 from compiler.ir.roles import Advance, Mbarrier, Mbarriers, Ring
 from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Program, Store
@@ -63,6 +63,13 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
         return copy
 
     return go(node)
+
+
+def free_name(kernel: Kernel, name: str) -> Kernel:
+    """The kernel, whose own variable of this name, if it has one, has another, so that it can get a buffer of the name."""
+    if name not in names(kernel) or any(p.name == name for p in kernel.params):
+        return kernel
+    return renamed(kernel, {name: fresh(name, {*names(kernel)})})
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -13,6 +13,7 @@ from typing import Any
 from compiler.analysis.nests import perfect, store_after_lets
 from compiler.ir import loop
 from compiler.ir.expr import Cast, Expr, Load, Select, Var, cast, const, dim, loads, substitute
+from compiler.ir.isomorphism import free_name
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import Tensor
@@ -89,7 +90,7 @@ def _store_parts_in_place(program: Program, k: Kernel, store: Store, pieces: lis
 
 def _store_to_whole(k: Kernel, store: Store, part: _Part, pieces: list[_Part], whole: Tensor) -> Kernel:
     """The kernel with stores to its part of the whole instead of to the temporary."""
-    name = part.load.buffer
+    name, k = part.load.buffer, free_name(k, whole.name)
 
     def rule(s: Any) -> Store | None:
         if not isinstance(s, Store) or s.buffer != name:

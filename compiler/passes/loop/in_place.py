@@ -14,6 +14,7 @@ from compiler.analysis.nests import has_checks, perfect
 from compiler.analysis.replacement import replacing_store
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, dim, static
+from compiler.ir.isomorphism import free_name
 from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Kernel, Program, Store
 from compiler.ir.tensor import ALIGNMENT, Tensor, is_static, memory_order, row_major
@@ -86,6 +87,7 @@ def store_in(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) 
         return n.replace(buffer=place.name, index=tuple(n.index[d] if d >= 0 else dim(0) for d in axes))
 
     def changed(k: Kernel) -> Kernel:
+        k = free_name(k, place.name)
         return k.replace(
             params=tuple(place if p.name == name else p for p in k.params if p.name != place.name),
             writes=tuple(place.name if w == name else w for w in k.writes),
