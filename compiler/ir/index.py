@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 from compiler.ir.dtype import boolean, i64, integer_range
-from compiler.ir.expr import Cast, Const, Expr, Load, N, Op, Select, Size, Var, canonical, op
+from compiler.ir.expr import Cast, Const, Expr, Load, N, Op, Select, Size, Var, canonical, const, op
 from compiler.ir.linear import (
     Linear,
     exact_quotient,
@@ -22,6 +22,7 @@ from compiler.ir.linear import (
     from_linear,
     has_sizes,
     linear,
+    monomial,
     multiples,
     multiplied,
     only_sizes,
@@ -87,6 +88,14 @@ def range_below(extent: Expr, ranges: Ranges) -> Range:
     return 0, None if high is None else high - 1
 
 
+class _Known(dict[str, Range]):
+    """Ranges of variables, with those found of expressions: each is asked for many times in nested quotients."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        super().__init__(ranges)
+        self.found: dict[Expr, Range] = {}
+
+
 def value_range(e: Expr, ranges: Ranges) -> Range:
     """Bounds of an integer expression in 64-bit arithmetic."""
     match e:
@@ -96,6 +105,15 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return least, most
         case Var(name):
             return ranges.get(name, (None, None))
+    known = ranges if type(ranges) is _Known else _Known(ranges)
+    found = known.found.get(e)
+    if found is None:
+        found = known.found[e] = _find_range(e, known)
+    return found
+
+
+def _find_range(e: Expr, ranges: _Known) -> Range:
+    match e:
         case Op("add" | "sub" | "neg" | "mul"):
             return _linear_range(e, ranges)
         case Op("floordiv", (a, Const(int() as d))) if d > 0:
@@ -275,9 +293,9 @@ _MAX_RESULTS = 1 << 12  # results kept per set of ranges
 
 
 @functools.lru_cache(maxsize=32)
-def _simplified(ranges: frozenset[tuple[str, Range]]) -> dict[tuple[Expr, bool], Expr]:
+def _simplified(ranges: frozenset[tuple[str, Range]]) -> tuple[dict[tuple[Expr, bool], Expr], _Known]:
     """Cache of simplified expressions: passes simplify the same indices repeatedly inside the same loops."""
-    return {}
+    return {}, _Known(dict(ranges))
 
 
 @overload
@@ -290,9 +308,10 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
     Indices are far from 2**63, so `x + 1 > x` holds for them. Data may wrap around, so it is left alone unless `node`
     itself is an `index`.
     """
-    known = _simplified(frozenset(ranges.items()))
+    known, ranges = _simplified(frozenset(ranges.items()))
     if len(known) > _MAX_RESULTS:
         known.clear()
+        ranges.found.clear()
 
     def go(n: Node, index: bool) -> Node:
         if not isinstance(n, Expr):
@@ -389,18 +408,24 @@ def _fold_digits(form: Linear, ranges: Ranges, index: bool) -> Linear:
     """Fold `(a // d) * d * c + (a % d) * c` to `a * c`; repeatedly, because a sum may hold a whole chain of digits."""
     terms, rest = form
     for atom, c in terms.items():
-        match atom:
-            case Op("mod", (a, Const(int() as d))) if d > 0:
-                quotient = next((q for q in _quotients(a, d, ranges, index) if terms.get(q) == c * d), None)
-                if quotient is not None:
-                    left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
-                    return _fold_digits(plus((left, rest), times(linear(a), c), 1), ranges, index)
-            case Op("mod", (a, d)) if only_sizes(d):
-                scaled = times(linear(op("floordiv", a, d) * d), c)
+        for a, d, others in _remainders(atom):
+            quotients = _quotients(a, int(d.value), ranges, index) if isinstance(d, Const) else (op("floordiv", a, d),)
+            for quotient in quotients:
+                scaled = times(linear(quotient * d * others), c)
                 if all(terms.get(k) == v for k, v in scaled[0].items()):
                     left = {k: v for k, v in terms.items() if k is not atom and k not in scaled[0]}
-                    return _fold_digits(plus((left, rest), times(linear(a), c), 1), ranges, index)
+                    return _fold_digits(plus((left, rest), times(linear(a * others), c), 1), ranges, index)
     return form
+
+
+def _remainders(atom: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """The ways to write a term as `(a % d) * others`."""
+    factors = factors_of(atom)
+    for n, x in enumerate(factors):
+        match x:
+            case Op("mod", (a, d)) if (isinstance(d, Const) and d.value > 0) or only_sizes(d):
+                others = factors[:n] + factors[n + 1 :]
+                yield a, d, monomial(others) if others else const(1)
 
 
 def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:

@@ -66,10 +66,11 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
 
 
 def free_name(kernel: Kernel, name: str) -> Kernel:
-    """The kernel, whose own variable of this name, if it has one, has another, so that it can get a buffer of the name."""
+    """The kernel with its own variable of this name, if it has one, renamed, so that a buffer may have the name."""
     if name not in names(kernel) or any(p.name == name for p in kernel.params):
         return kernel
-    return renamed(kernel, {name: fresh(name, {*names(kernel)})})
+    made: Kernel = renamed(kernel, {name: fresh(name, {*names(kernel)})})
+    return made
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -89,24 +89,27 @@ class _Builder:
         rows = {a.name for a in self.nest.rows}
         sweeps = [e for e in self.group.equations if isinstance(e, Reduce | Scan)]
         roots = [e for e in self.group.equations if e in sweeps or not self._readers(e.name)]
+        evaluated = [self._evaluated_with(r) for r in roots]
         out = set()
         for e in self.group.equations:
             own = {self.nest.names[e.name, a.name] for a in e.axes}
             is_expensive = isinstance(e, Map) and cost(e.value) >= WORTH_KEEPING
-            if is_expensive and sweeps and own > rows and sum(self._evaluates(r, e.name) for r in roots) > 1:
+            if is_expensive and sweeps and own > rows and sum(e.name in names for names in evaluated) > 1:
                 out.add(e.name)
         return out
 
     def _readers(self, name: str) -> list[Equation]:
         return [e for e in self.group.equations if name in reads(e)]
 
-    def _evaluates(self, e: Equation, name: str) -> bool:
-        """Whether evaluating `e` evaluates `name` in the same loop."""
-        return any(
-            n == name or (isinstance(self.made[n], Map) and self._evaluates(self.made[n], name))
-            for n in reads(e)
-            if n in self.made
-        )
+    def _evaluated_with(self, root: Equation) -> set[str]:
+        """The names that evaluating `root` evaluates in the same loop."""
+        found: set[str] = set()
+        waiting = [root]
+        while waiting:
+            new = [n for n in reads(waiting.pop()) if n in self.made and n not in found]
+            found |= {*new}
+            waiting += [self.made[n] for n in new if isinstance(self.made[n], Map)]
+        return found
 
     def kernels(self, tensors: dict[str, Tensor]) -> list[Kernel]:
         match self.group.equations:
@@ -176,7 +179,7 @@ class _Builder:
         if e.name in self.kept:
             scope.body.append(Store(e.name, index, Var(total, e.dtype)))
         for m in self.group.equations:
-            if isinstance(m, Map) and m.name in self.kept and self._evaluates(m, e.name):
+            if isinstance(m, Map) and m.name in self.kept and e.name in self._evaluated_with(m):
                 self._value(m, self._index(m, inner), scope)
         self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nest_loops(axes, ["scan"], scope.body)]
         self.done[e.name] = scope

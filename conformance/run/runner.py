@@ -32,7 +32,7 @@ MOST_TOGETHER = 16  # cases whose texts are built together
 NATIVE_STAGES = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages run by PyTorch or natively, not interpreted
 MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # limit of a child, and of all children as a share of the machine's memory
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
-FUZZ_SECONDS, REDUCE_SECONDS = 120.0, 60.0
+FUZZ_SECONDS, REDUCE_SECONDS = 300.0, 60.0
 FILES_SECONDS = 60.0
 
 

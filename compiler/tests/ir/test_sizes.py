@@ -19,6 +19,7 @@ from compiler.tests.ir.test_index import Values, value
 
 S, T = Size("s", i64, 1, None, 5), Size("t", i64, 1, 6, 3)
 A, B, C = Var("i"), Var("j"), Var("k")
+DIGITS = C % 7 % T * S + C % 7 // T * T * S
 EXTENTS = {"i": S, "j": T, "k": S * T * 4}
 RANGES = {name: extent_range(e) for name, e in EXTENTS.items()}
 
@@ -37,7 +38,20 @@ POINTS = points()
 
 def drawn(rng: random.Random, depth: int) -> Expr:
     if depth == 0:
-        return rng.choice([A, B, C, S, T, const(rng.randint(0, 9)), A * T + B, (A * T + B) * 4 + 1, C // 4])
+        return rng.choice(
+            [
+                A,
+                B,
+                C,
+                S,
+                T,
+                const(rng.randint(0, 9)),
+                A * T + B,
+                (A * T + B) * 4 + 1,
+                C // 4,
+                C % 7 % T * S + C % 7 // T * T * S,
+            ]
+        )
     a, b = drawn(rng, depth - 1), drawn(rng, depth - 1)
     how = rng.choice(["add", "sub", "mul", "floordiv", "mod", "mod", "floordiv", "min", "max"])
     if how in ("floordiv", "mod"):
@@ -66,6 +80,7 @@ def test_simplified_indices_are_equal_at_every_size() -> None:
         ((A * T + B) // T, A), ((A * T + B) % T, B), (C // 4 // T * T + C // 4 % T, C // 4), (S * 4 // 4, S),
         (op("lt", A, S), "True"), (op("lt", A * T + B, S * T), "True"), (op("ge", S, 1), "True"),
         (op("lt", A, T), "i < t"), (op("lt", A + 1, S), "i + 1 < s"), (op("le", T, 6), "True"),
+        (C // T // 4 * T * 4 + C % T + C // T % 4 * T, C), (DIGITS, C % 7 * S),
         (C // (T * 4) % S, "k // (t * 4)"), (T * S * 3 + 2 * (S * T), "s * t * 5"),
     ],
 )  # fmt: skip
