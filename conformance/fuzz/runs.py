@@ -30,7 +30,7 @@ def call(function: Callable[..., Any], arguments: Sequence[Any], needs: Sequence
     leaves = [x for x, need in zip(prepared, needs, strict=True) if need]
     with torch.set_grad_enabled(bool(leaves)):
         outputs = tuple(pytree.tree_leaves(function(*prepared)))
-    gradients: tuple[Tensor | None, ...] = ()
+    gradients: tuple[Tensor | None, ...] = (None,) * len(leaves)
     differentiable = [x for x in outputs if x.requires_grad]
     if differentiable and leaves:
         gradients = torch.autograd.grad(differentiable, leaves, [weights(x) for x in differentiable], allow_unused=True)

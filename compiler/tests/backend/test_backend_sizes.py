@@ -151,6 +151,11 @@ def test_numbers_among_the_arguments() -> None:
     agree(lambda x, k: x * k, (x, 2), (x, 3), (x, 0.5), (x, 0.25))
 
 
+@pytest.mark.filterwarnings("error::compiler.backend.SpecialisationWarning")
+def test_a_varying_number_of_the_first_elements_of_one() -> None:
+    agree(lambda x, k: x.sum(0, keepdim=True).topk(k), *((torch.randn(n), 1) for n in (5, 9, 4)), dynamic=True)
+
+
 @pytest.mark.filterwarnings("error::compiler.backend.FallbackWarning")
 def test_whole_numbers_that_change_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []

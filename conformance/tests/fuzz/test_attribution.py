@@ -57,6 +57,12 @@ def test_what_pytorch_itself_does_otherwise_is_not_counted() -> None:
     assert row.verdict == "torch", (SEED, row)
 
 
+def test_a_result_without_gradient_is_pytorchs_if_it_has_none_there_either() -> None:
+    lines = ("t0 = x0.detach()", "t0.add_(x0)")
+    row = check.check_program(replace(PLAIN, lines=lines, results=("t0",), gradients=("x0",), index=21), OPTIONS, told)
+    assert (row.verdict, row.kind) == ("torch", "gradient"), (SEED, row)
+
+
 @pytest.mark.parametrize(("gradient", "kind"), [(0.0, "zeros"), (2.0, "gradient")])
 def test_zeros_where_eager_has_no_gradient_are_pytorchs(gradient: float, kind: str) -> None:
     """PyTorch's own compiler cannot run the program, which changes a saved tensor, and eager and ours can."""
