@@ -33,7 +33,7 @@ class _State:
 def predecessors(launches: Sequence[Launch]) -> list[int]:
     """For each launch, the earlier launches that it must follow: they touch what it changes, or change what it touches.
 
-    >>> before([Launch(frozenset("x"), frozenset("x")), Launch(frozenset("xy"), frozenset("y"))])
+    >>> predecessors([Launch(frozenset("x"), frozenset("x")), Launch(frozenset("xy"), frozenset("y"))])
     [0, 1]
     """
     masks, users, writers, all_launches = [], dict[str, int](), dict[str, int](), 0
