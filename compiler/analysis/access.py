@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from compiler.ir import loop, tile
 from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, both, dim, loads, names, op
-from compiler.ir.index import Ranges, conjuncts, range_below, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import Ranges, conjuncts, range_below
 
 LOOPS = (loop.For, tile.For)
 

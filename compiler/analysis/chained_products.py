@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from compiler.analysis.online_softmax import KEY, For, NotRecognised, Reader, Scores, nest_of, require
 from compiler.ir.dtype import STORAGE_ONLY, DType, f32
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, loads, names, op
-from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Store
+from compiler.ir.value_ranges import conjuncts
 
 
 @dataclass(frozen=True)

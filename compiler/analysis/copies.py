@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Var, both, const, op, static
-from compiler.ir.index import range_below, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.multiples import divides
 from compiler.ir.ranges import Range
 from compiler.ir.roles import One, Role
 from compiler.ir.statement import If, Kernel, Let, Stmt, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import range_below, value_range
 
 WIDEST = 16  # bytes per access
 WORD = 4  # bytes per register

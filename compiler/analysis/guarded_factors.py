@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from compiler.ir.dtype import HALVES, STORAGE_ONLY, compute, i8, i64
 from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, names, select
-from compiler.ir.index import conjuncts
 from compiler.ir.linear import Linear, linear
+from compiler.ir.value_ranges import conjuncts
 
 
 def unwidened(factor: Expr) -> Expr:

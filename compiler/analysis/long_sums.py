@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from compiler.analysis.vectors import scalars
 from compiler.ir import tile
 from compiler.ir.expr import Var, sizes_in
-from compiler.ir.index import extent_range, value_range
 from compiler.ir.multiples import ceildiv
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Stmt, within
+from compiler.ir.value_ranges import extent_range, value_range
 
 # An f32 sum of equal terms, the worst case, is off by up to 2**-25 of itself per addition: 6e-5 for LONG additions.
 LONG = 2048  # sequential additions that are acceptable

@@ -10,10 +10,10 @@ from typing import TypeVar
 from compiler.analysis import access
 from compiler.ir import loop, tile
 from compiler.ir.expr import Const, Expr, Load, Op, Var, static, substitute
-from compiler.ir.index import Ranges, extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import Ranges, extent_range
 
 F = TypeVar("F", loop.For, tile.For)
 Body = tuple[Stmt, ...]

@@ -21,9 +21,9 @@ from compiler.analysis.size_hints import number
 from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, identity, loads, names, op, select, substitute
-from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
+from compiler.ir.value_ranges import conjuncts
 
 For = loop.For | tile.For
 # Stands for the variables of all loops over keys.

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from compiler.ir.expr import Expr, Op
-from compiler.ir.index import value_range
 from compiler.ir.linear import Linear, from_linear, linear
 from compiler.ir.ranges import Range
+from compiler.ir.value_ranges import value_range
 from compiler.targets.target import Instruction
 
 

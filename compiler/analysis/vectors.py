@@ -12,11 +12,12 @@ from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
 from compiler.ir.dtype import DType, i32, i64
 from compiler.ir.expr import Const, Expr, Var, const, names
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.multiples import ceildiv
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import value_range
 
 NARROWEST = 4  # fewer lanes do not pay
 MARKS = ("past", "rolled", "owned")  # mutually exclusive ways to emit a loop over vectors

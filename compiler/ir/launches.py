@@ -7,9 +7,9 @@ from typing import TypeGuard
 
 from compiler.ir import tile
 from compiler.ir.expr import Var
-from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, Init, Let, Stmt, within
+from compiler.ir.value_ranges import value_range
 
 Body = tuple[Stmt, ...]
 

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, static, type_error, variables
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range
+from compiler.ir.value_ranges import extent_range
 
 
 class Axis(Node):

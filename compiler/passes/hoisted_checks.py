@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compiler.ir import kernel as k
 from compiler.ir.dtype import boolean
 from compiler.ir.expr import Const, Expr, Op, Var, names, op
-from compiler.ir.index import value_range
+from compiler.ir.value_ranges import value_range
 
 Body = tuple[k.Stmt, ...]
 

@@ -15,8 +15,8 @@ from compiler.ir import kernel as k
 from compiler.ir import rewrite
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, fresh, names, substitute
-from compiler.ir.index import value_range
 from compiler.ir.node import Node
+from compiler.ir.value_ranges import value_range
 from compiler.passes.hoisted_checks import Ahead
 from compiler.passes.vectorized_checks import ByPieces
 

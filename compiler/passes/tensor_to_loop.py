@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from compiler.ir import expr, loop
 from compiler.ir.expr import Expr, Load, Select, Var, canonical, identity, select, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, within
 from compiler.ir.tensor import Axis, Equation, Group, Map, Order, Reduce, Scan, Scatter, Tensor, reads, row_major, shape
 from compiler.ir.tensor import Program as TensorProgram
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.loop.in_place import in_place
 from compiler.passes.tensor.costs import WORTH_KEEPING, cost
 from compiler.passes.tensor.shared_loops import Nest, nest

@@ -24,9 +24,9 @@ from compiler.ir.expr import (
     op,
     substitute,
 )
-from compiler.ir.index import value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.node import Node
+from compiler.ir.value_ranges import value_range
 
 Body = tuple[k.Stmt, ...]
 Limits = dict[Expr, list[Expr]]  # by exclusive upper bound, the vectors of indices that must be at least 0 and below it

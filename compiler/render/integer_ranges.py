@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, substitute
-from compiler.ir.index import conjuncts, value_range
 from compiler.ir.ranges import Range, either
+from compiler.ir.value_ranges import conjuncts, value_range
 
 WARP = 32
 MOST_ROUNDS = 16  # iterations after which a counter that still grows is given up

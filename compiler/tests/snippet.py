@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from compiler.ir import tile, tile_text
 from compiler.ir.expr import Load, static
-from compiler.ir.index import value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Program, Stmt, Store
+from compiler.ir.value_ranges import value_range
 
 Shapes = dict[str, tuple[int, ...]]
 

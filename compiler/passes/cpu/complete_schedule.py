@@ -15,8 +15,8 @@ from compiler.analysis.nests import has_checks
 from compiler.analysis.remainders import again_problem, remainder
 from compiler.ir import tile
 from compiler.ir.expr import const, fresh, static
-from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, Kernel, Program, within
+from compiler.ir.value_ranges import value_range
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.instruction_options import Operands, instructions_with_columns, operands, with_options
 from compiler.passes.tile.nests import fill_width_of, loops_in, ranges_of, vector_loops_filling

@@ -35,11 +35,12 @@ from compiler.ir.expr import (
     select,
     static,
 )
-from compiler.ir.index import range_below, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import span
+from compiler.ir.value_ranges import range_below, value_range
 from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.lane_places import load_at, place, quotient
 from compiler.passes.cpu.lane_sums import combine, declarations

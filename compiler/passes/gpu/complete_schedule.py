@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Load, loads
-from compiler.ir.index import value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import value_range
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.fragment_prefetch import with_prefetch
 from compiler.passes.gpu.launches import launches

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, const
-from compiler.ir.index import Ranges, simplify
+from compiler.ir.index import simplify
 from compiler.ir.launches import is_bound
 from compiler.ir.layout import Digit, Fragment
 from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import Ranges
 
 WARP = 32
 

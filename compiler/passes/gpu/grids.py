@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const
-from compiler.ir.index import extent_range
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.scope import Scope

@@ -10,10 +10,11 @@ from compiler.analysis.argmax import extreme, sought
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
-from compiler.ir.index import range_below, simplify
+from compiler.ir.index import simplify
 from compiler.ir.layout import ThreadMap
 from compiler.ir.multiples import divides
 from compiler.ir.statement import If, Stmt, Store
+from compiler.ir.value_ranges import range_below
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import (
     array_of,

@@ -8,8 +8,9 @@ from itertools import takewhile
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, op, select
-from compiler.ir.index import range_below, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt
+from compiler.ir.value_ranges import range_below, value_range
 from compiler.passes.gpu import copies, stages, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered

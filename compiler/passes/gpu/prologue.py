@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, fresh, names
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.layout import Fragment
 from compiler.ir.multiples import multiple
 from compiler.ir.ranges import Range
+from compiler.ir.value_ranges import value_range
 from compiler.passes.gpu import fragments
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.scope import WARP

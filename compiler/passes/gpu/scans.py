@@ -10,10 +10,11 @@ from compiler.analysis.nests import totalled
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identity, names, op, substitute
-from compiler.ir.index import range_below, simplify
+from compiler.ir.index import simplify
 from compiler.ir.layout import ThreadMap
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.value_ranges import range_below
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, thread_of
 from compiler.passes.gpu.lanes import Body, ThreadBody, thread_body, thread_map_of

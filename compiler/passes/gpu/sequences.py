@@ -8,9 +8,10 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import boolean
 from compiler.ir.expr import Const, Expr, Op, Var, const, op
-from compiler.ir.index import range_below, simplify
+from compiler.ir.index import simplify
 from compiler.ir.roles import Mbarriers, RingStmt, Wait
 from compiler.ir.statement import If, Stmt, within
+from compiler.ir.value_ranges import range_below
 from compiler.passes.gpu import wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import barrier, lowered

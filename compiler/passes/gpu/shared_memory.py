@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from compiler.analysis.copies import panel
 from compiler.ir.expr import Const, Expr, const, op, static
-from compiler.ir.index import Ranges, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import Linear, from_linear, linear
 from compiler.ir.tensor import Tensor, span
+from compiler.ir.value_ranges import Ranges, value_range
 from compiler.targets.layout import swizzle_mask
 
 PIECE = 16  # bytes that a swizzle permutes as a unit

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Load, Var, const, fresh, loads, substitute
-from compiler.ir.index import extent_range, range_below, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment, ThreadMap
 from compiler.ir.ranges import Range
 from compiler.ir.roles import Role
 from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store, within
+from compiler.ir.value_ranges import extent_range, range_below, value_range
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP
 from compiler.schedule.gpu.matmul import KEPT_PREPARING

@@ -12,11 +12,11 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op, static
-from compiler.ir.index import value_range
 from compiler.ir.launches import cluster_loop, is_bound
 from compiler.ir.roles import Arrive, One, RingStmt
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, span
+from compiler.ir.value_ranges import value_range
 from compiler.passes.gpu import (
     barriers,
     block_groups,

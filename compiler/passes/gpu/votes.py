@@ -16,10 +16,10 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i32, i64
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
-from compiler.ir.index import range_below
 from compiler.ir.multiples import is_constant_multiple, power
 from compiler.ir.statement import If, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import range_below
 from compiler.passes.gpu import lanes
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import array_of, is_global, lowered, place_of

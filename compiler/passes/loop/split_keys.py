@@ -22,9 +22,10 @@ from compiler.analysis.online_softmax import KEY, For, Online, Scores, guarded
 from compiler.ir import loop
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Expr, Load, Var, cast, dim, fresh, identity, op, static, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.loop.costs import key_parts
 from compiler.passes.loop.fuse_attention import private_temporaries
 from compiler.targets.target import Target

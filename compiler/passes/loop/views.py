@@ -15,11 +15,12 @@ from itertools import combinations, permutations
 from compiler.analysis.nests import loop_ranges
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Op, const, names, op, static
-from compiler.ir.index import Ranges, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import accesses
 from compiler.ir.statement import Accum, Kernel, Program, Store, within
 from compiler.ir.tensor import Tensor, adjacent, joined, memory_order, row_major
+from compiler.ir.value_ranges import Ranges
 
 ROW_BYTES = 128  # bytes of a row of a tile: an axis made of whole tiles needs no end of its own
 MOST_AXES = 5  # of a tensor map, and of temporaries whose axes are permuted

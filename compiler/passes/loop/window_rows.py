@@ -18,11 +18,12 @@ from compiler.analysis.guarded_factors import steady, unwidened, zero
 from compiler.analysis.nests import bound, loop_ranges, perfect, size, wrap
 from compiler.ir import isomorphism, loop
 from compiler.ir.expr import Expr, Load, Var, cast, const, fresh, loads, names, op, select, static
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, Kernel, Let, Program, Stmt, Store, within
 from compiler.ir.tensor import Tensor, is_static, row_major
+from compiler.ir.value_ranges import value_range
 from compiler.schedule import space
 from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.targets.target import Target

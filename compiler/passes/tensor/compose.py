@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, is_short, loads, requiring, substitute
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
@@ -37,6 +37,7 @@ from compiler.ir.tensor import (
     shape,
     with_expressions,
 )
+from compiler.ir.value_ranges import value_range
 from compiler.passes.tensor.closed_forms import closed_form, element, sum_of_one_hot
 from compiler.passes.tensor.contractions import is_concatenation, multiplies_concatenation
 from compiler.passes.tensor.windows import narrow_windows

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Op, Select, cast, const, identity, substitute
-from compiler.ir.index import Ranges, conjuncts, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.tensor import Axis, Program, Reduce, axis_ranges
+from compiler.ir.value_ranges import Ranges, conjuncts, value_range
 
 
 def narrow_windows(program: Program) -> Program:

@@ -8,9 +8,10 @@ from compiler.analysis import chained_products as recognised
 from compiler.analysis.nests import loop_ranges
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, cast, const, dim, identity, loads, op, select, static, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.statement import Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.tile.nests import SERIAL, Body
 from compiler.passes.tile.places import Places, check_private, pieces, without_buffers
 from compiler.schedule.block_steps import Chain

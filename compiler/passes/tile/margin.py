@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from compiler.analysis.guarded_factors import block, unwidened, zero
 from compiler.ir import tile
 from compiler.ir.expr import Cast, Expr, Load, Select, both, cast, const, names, op, select, substitute
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.value_ranges import value_range
 from compiler.passes.tile.nests import loop_variables, loops_along, loops_in, ranges_of, ranges_within
 from compiler.schedule.steps import Margin, ScheduleError
 

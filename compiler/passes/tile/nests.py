@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from compiler.ir import tile
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, op, substitute
-from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.value_ranges import extent_range, value_range
 from compiler.schedule.steps import ScheduleError, Step
 
 SERIAL = tile.Bind("serial")

@@ -9,9 +9,9 @@ from compiler.analysis.nests import loop_ranges
 from compiler.analysis.online_softmax import reach
 from compiler.ir.dtype import DType, f32
 from compiler.ir.expr import Expr, Var, dim, op, static
-from compiler.ir.index import extent_range
 from compiler.ir.multiples import is_constant_multiple
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.tile.places import Places, pieces
 from compiler.schedule.block_steps import Online
 

@@ -11,11 +11,12 @@ from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.vectors import fitting_width, vector_problem
 from compiler.ir import rewrite, tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, cast, dim, names, op, substitute, variables
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import value_range
 from compiler.passes.tile.nests import (
     Body,
     Loops,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from compiler.analysis.long_sums import added_to
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Var, identity, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Accum, Init, Kernel, Stmt
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.tile.nests import SERIAL, loop_variables, pieces
 from compiler.schedule.steps import PartialSums, ScheduleError
 

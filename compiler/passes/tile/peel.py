@@ -6,10 +6,11 @@ from compiler.analysis.guarded_factors import at_least_zero
 from compiler.ir import tile
 from compiler.ir.dtype import boolean
 from compiler.ir.expr import Const, Expr, Op, Select, Var, dim, names, op, substitute
-from compiler.ir.index import conjuncts, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import Linear, from_linear, linear, plus, times
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
+from compiler.ir.value_ranges import conjuncts
 from compiler.schedule.steps import Peel, ScheduleError
 
 TRUE = Const(True, boolean)

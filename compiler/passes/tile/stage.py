@@ -9,12 +9,12 @@ from compiler.analysis import access
 from compiler.analysis.guarded_factors import zero
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Select, both, const, names, op, select, substitute
-from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, has_sizes, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import If, Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.value_ranges import extent_range, value_range
 from compiler.passes.tile.gpu.stage_copy import stage_by_copy
 from compiler.passes.tile.nests import (
     Body,

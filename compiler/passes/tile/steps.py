@@ -10,10 +10,11 @@ from typing import Any
 from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
 from compiler.ir.expr import Const, Var, const, names, op, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.tile import tensorize
 from compiler.passes.tile.chain import chain
 from compiler.passes.tile.checks import checks

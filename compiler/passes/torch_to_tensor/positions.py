@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from compiler.ir.aten import Type
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, requiring, static
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor, aligned_rows, row_major, scaled
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, dims
 
 Source = Callable[[Index], Sequence[Expr | int]]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir.expr import Expr, both, cast, const, op, product, select, static
 from compiler.ir.expr import dim as as_dim
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
+from compiler.ir.value_ranges import value_range
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
     Index,

@@ -9,8 +9,8 @@ from compiler.analysis import access
 from compiler.errors import Unsupported
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var
-from compiler.ir.index import value_range
 from compiler.ir.node import Node
+from compiler.ir.value_ranges import value_range
 from compiler.render.triton import operations
 from compiler.render.triton.values import (
     ATOM,

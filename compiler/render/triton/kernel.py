@@ -14,9 +14,10 @@ from compiler.analysis.guarded_factors import unwidened
 from compiler.ir import tile
 from compiler.ir.dtype import DType, bf16, boolean, f16, f32, i64
 from compiler.ir.expr import Expr, Load, Size, Var, dim, identity, names, product, substitute
-from compiler.ir.index import range_below, simplify
+from compiler.ir.index import simplify
 from compiler.ir.launches import is_bound
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
+from compiler.ir.value_ranges import range_below
 from compiler.render.triton.expression import count_uses, mask, store, value
 from compiler.render.triton.lanes import Dot, accumulations, lane_depth, match_dot, matmul_loops
 from compiler.render.triton.operations import COMBINERS

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Op, fresh
-from compiler.ir.index import value_range
 from compiler.ir.multiples import power
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import value_range
 from compiler.render.triton.values import LOOSE, NONE, RESERVED, Axes, Value
 
 LONGEST_UNNAMED = 90  # characters; longer expressions are given a name

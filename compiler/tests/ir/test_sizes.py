@@ -8,13 +8,14 @@ import pytest
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Size, Var, const, hint, op, substitute
-from compiler.ir.index import Below, extent_range, simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.loop_text import parse as parse_loop
 from compiler.ir.loop_text import show as show_loop
 from compiler.ir.sizes import SizeError, bind, fixed, numbers, unbound
 from compiler.ir.stages import IRS
 from compiler.ir.tensor import row_major
 from compiler.ir.text import TextError, show
+from compiler.ir.value_ranges import Below, extent_range, value_range
 from compiler.tests.ir.test_index import Values, value
 
 S, T = Size("s", i64, 1, None, 5), Size("t", i64, 1, 6, 3)

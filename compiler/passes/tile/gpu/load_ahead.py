@@ -5,9 +5,9 @@ from __future__ import annotations
 from compiler.analysis.guarded_factors import zero
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, both, dim, loads, names, op, select, substitute
-from compiler.ir.index import value_range
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.value_ranges import value_range
 from compiler.passes.tile.nests import (
     find_input,
     find_nest,

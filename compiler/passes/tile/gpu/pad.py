@@ -9,12 +9,13 @@ from compiler.analysis.guarded_factors import block, guarded, unwidened, zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
-from compiler.ir.index import conjuncts, simplify
+from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import conjuncts
 from compiler.passes.tile.nests import Body, find_nest, max_length, padded_strides, ranges_of
 from compiler.schedule.steps import Pad, ScheduleError
 

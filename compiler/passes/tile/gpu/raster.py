@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, dim, names, op, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import simplify
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel
+from compiler.ir.value_ranges import extent_range
 from compiler.passes.tile.nests import find_nest
 from compiler.schedule.steps import Raster, ScheduleError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
-from compiler.ir.index import value_range
 from compiler.ir.rewrite import bodies, replaced
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import value_range
 from compiler.passes.tile.nests import SERIAL, Body, copy_nest, find_nest, loop_variables, padded_strides, ranges_of
 from compiler.schedule.steps import ScheduleError, SplitReduction
 

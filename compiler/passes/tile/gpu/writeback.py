@@ -6,10 +6,10 @@ from compiler.analysis.guarded_factors import at_least_zero, zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, both, loads, names, select, substitute
-from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store, within
+from compiler.ir.value_ranges import conjuncts
 from compiler.passes.tile.gpu.buffer_boxes import box
 from compiler.passes.tile.nests import (
     Body,

@@ -19,10 +19,10 @@ from compiler.analysis.nests import loop_ranges, size
 from compiler.analysis.vectors import fitting_width, most_unroll
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, cast, dim, names, static, substitute
-from compiler.ir.index import value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import value_range
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import cpu as cost

@@ -16,11 +16,12 @@ from compiler.analysis import access
 from compiler.analysis.nests import as_stored, iterations, loop_ranges, perfect, rows_of, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, loads, names, substitute
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import simplify
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, known_bytes
+from compiler.ir.value_ranges import value_range
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
 from compiler.schedule.name_suffixes import numbered

@@ -9,10 +9,10 @@ from compiler.analysis import access
 from compiler.analysis.nests import iterations, loop_ranges, paths_of, rows_of, sides, size
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
-from compiler.ir.index import extent_range, value_range
 from compiler.ir.multiples import divides
 from compiler.ir.statement import Kernel, Stmt, Store, within
 from compiler.ir.tensor import Tensor
+from compiler.ir.value_ranges import extent_range, value_range
 from compiler.schedule import names as naming
 from compiler.schedule.steps import Collapse, Step, StoreAt
 from compiler.targets.target import Target
