@@ -39,6 +39,7 @@ from compiler.frontend import (
     selections,
     shape_functions,
     special,
+    undeclared_views,
     windows,
 )
 from compiler.frontend.layouts import Layout, ensure_layout, op_layouts, to_layout
@@ -210,9 +211,10 @@ def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
         graph = expand(graph)
         if not any(graphs.mutates(n) for n in graph.graph.nodes):
             return graph
+    undeclared_views.declare(graph)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own copying uses what torch deprecates
-        functional = exported.run_decompositions(decompositions())
+        functional = exported.run_decompositions(decompositions() | undeclared_views.DEFINITIONS)
     updated = _updated_targets(functional.graph_signature)
     if updated:
         raise Unsupported("in-place update", updated, "a program must leave its inputs and weights as they are")
