@@ -82,7 +82,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "timeout": {
         "type": float,
         "metavar": "SECONDS",
-        "help": "time limit of one item (default: the case's, else 120, for a benchmark or random program 300)",
+        "help": "time limit of one item (default: the case's, else 120, for a benchmark 300, for a random program 300)",
     },
     "report": {
         "metavar": "DIR",

@@ -27,7 +27,8 @@ NAMED = {
         f"runs {WORDS[ladder.RUNS]} times on the same buffers",
         f"{generate.LEAST} to {generate.MOST_CALLS} calls of torch",
         f"{asked.BATCH} per item",
-        f"else {runner.CHECK_SECONDS:g}, for a benchmark {runner.BENCH_SECONDS:g}",
+        f"else {runner.CHECK_SECONDS:g}, for a benchmark {runner.BENCH_SECONDS:g}, "
+        f"for a random program {runner.FUZZ_SECONDS:g}",
         "for {}, {} and {};".format(*gate.ARCHITECTURES),
     ),
     SHAPES: (f"at most {schema.VALUES_LIMIT:,} sizes", f"(at most {expand.NIGHTLY_LIMIT:,} rows)"),
