@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from compiler.errors import Unsupported
+from compiler.passes.torch_to_tensor.contract import einsum_labels
 
 _aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ DEFINITIONS: dict[Any, Callable[..., Any]] = {_aten.broadcast_tensors.default: _
 def declare(graph: GraphModule) -> None:
     """Replace dropout that is off by its argument, and einsum that only orders axes by a permutation, in place.
 
-    Raises Unsupported for an einsum of one operand that is neither that nor a sum.
+    Raises Unsupported for an einsum of one operand that takes a diagonal.
     """
     for node in list(graph.graph.nodes):
         match node.target, node.args:
@@ -36,16 +37,19 @@ def declare(graph: GraphModule) -> None:
                 node.replace_all_uses_with(x)
                 graph.graph.erase_node(node)
             case _aten.einsum.default, (equation, (x,), *_):
-                axes = _permutation(node, equation)
+                axes = _permutation(node, equation, x)
                 if axes is not None:
                     node.target, node.args = _aten.permute.default, (x, axes)
     graph.recompile()
 
 
-def _permutation(node: Node, equation: str) -> list[int] | None:
-    """The order of the operand's axes in the result, if the equation has all of them; None if it sums over some."""
-    operand, arrow, result = equation.replace(" ", "").partition("->")
-    result = result if arrow else "".join(sorted(c for c in operand if operand.count(c) == 1))
-    if "." in equation or len({*operand}) < len(operand):
-        raise Unsupported(str(node.target), (equation,), "may be a view of its operand, and tensors change in place")
-    return [operand.index(c) for c in result] if len(result) == len(operand) else None
+def _permutation(node: Node, equation: str, x: Node) -> list[int] | None:
+    """The order of the operand's axes in the result, if that has all of them; None if the equation sums over some."""
+
+    def refuse(reason: str) -> Unsupported:
+        return Unsupported(str(node.target), (equation,), reason)
+
+    (operand,), result = einsum_labels(equation, [x.meta["val"].dim()], refuse)
+    if len({*operand}) < len(operand):
+        raise refuse("may be a view of its operand, and tensors change in place")
+    return [operand.index(label) for label in result] if len(result) == len(operand) else None

@@ -140,8 +140,7 @@ def _fold_digits(form: Linear, ranges: Ranges, index: bool) -> Linear:
     terms, rest = form
     for atom, c in terms.items():
         for a, d, others in _remainders(atom):
-            quotients = _quotients(a, int(d.value), ranges, index) if isinstance(d, Const) else (op("floordiv", a, d),)
-            for quotient in quotients:
+            for quotient in _quotients(a, d, ranges, index):
                 scaled = times(linear(quotient * d * others), c)
                 if all(terms.get(k) == v for k, v in scaled[0].items()):
                     left = {k: v for k, v in terms.items() if k is not atom and k not in scaled[0]}
@@ -159,10 +158,12 @@ def _remainders(atom: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
                 yield a, d, monomial(others) if others else const(1)
 
 
-def _quotients(a: Expr, d: int, ranges: Ranges, index: bool) -> Iterator[Expr]:
-    """The ways to write `a // d`; one is `(x + e * y) // (d * e)` if `a` is `x // e + y`."""
-    yield op("floordiv", a, d)
-    terms, rest = linear(a)
+def _quotients(a: Expr, by: Expr, ranges: Ranges, index: bool) -> Iterator[Expr]:
+    """The ways to write `a // by`; for a number, one is `(x + e * y) // (by * e)` if `a` is `x // e + y`."""
+    yield op("floordiv", a, by)
+    if not isinstance(by, Const):
+        return
+    d, (terms, rest) = int(by.value), linear(a)
     for atom, c in terms.items():
         match atom:
             case Op("floordiv", (x, Const(int() as e))) if c == 1 and e > 0:

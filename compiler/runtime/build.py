@@ -69,9 +69,8 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
 
 KERNEL_FLAGS = kernel_flags()
 
-_CRASH = (
-    "internal compiler error"  # in messages of GCC: most often one of its optimisations fails, of which -O1 has few
-)
+# In messages of GCC. Most often one of its optimisations fails, of which -O1 has few.
+_CRASH = "internal compiler error"
 
 # Entries that this process has verified or written: checking again costs microseconds.
 _built: dict[tuple[object, ...], Path] = {}

@@ -129,7 +129,7 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None = None) -
 def einsum(b: Builder, equation: str, tensors: Sequence[Value], path: Sequence[int] | None = None) -> Value:
     """Contract operands from left to right, two at a time; labels that no later operand needs are summed at once."""
     del path  # only an order of evaluation
-    terms, result = _labels(b, equation, tensors)
+    terms, result = einsum_labels(equation, [x.rank for x in tensors], b.refuse)
     value, labels = tensors[0], terms[0]
     for n in range(1, len(tensors) or 1):
         needed = set(result).union(*terms[n + 1 :])
@@ -139,13 +139,18 @@ def einsum(b: Builder, equation: str, tensors: Sequence[Value], path: Sequence[i
     return _contract(b, [(value, labels)], result) if len(tensors) == 1 else value
 
 
-def _labels(b: Builder, equation: str, tensors: Sequence[Value]) -> tuple[list[list[str]], list[str]]:
-    """The labels of each operand's dimensions and of the result's; those of `...` are numbered from the end."""
+def einsum_labels(
+    equation: str, ranks: Sequence[int], refuse: Callable[[str], Exception]
+) -> tuple[list[list[str]], list[str]]:
+    """The labels of each operand's dimensions and of the result's; those of `...` are numbered from the end.
+
+    Raises what `refuse` makes of a reason if the operands are not of these ranks.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     parts = left.split(",")
-    if len(parts) != len(tensors):
-        raise b.refuse(f"{len(parts)} operands in {equation!r}, but {len(tensors)} tensors")
-    terms = [_term_labels(b, p, x.rank) for p, x in zip(parts, tensors, strict=True)]
+    if len(parts) != len(ranks):
+        raise refuse(f"{len(parts)} operands in {equation!r}, but {len(ranks)} tensors")
+    terms = [_term_labels(p, rank, refuse) for p, rank in zip(parts, ranks, strict=True)]
     ellipsis_labels = sorted({x for t in terms for x in t if x.isdigit()}, key=int, reverse=True)
     if arrow:
         before, dots, after = right.partition("...")
@@ -154,11 +159,11 @@ def _labels(b: Builder, equation: str, tensors: Sequence[Value]) -> tuple[list[l
     return terms, ellipsis_labels + sorted(x for x in set(labels) if labels.count(x) == 1)
 
 
-def _term_labels(b: Builder, part: str, rank: int) -> list[str]:
+def _term_labels(part: str, rank: int, refuse: Callable[[str], Exception]) -> list[str]:
     before, dots, after = part.partition("...")
     count = rank - len(before) - len(after)
     if count < 0 or (count and not dots):
-        raise b.refuse(f"{part!r} does not fit a tensor of rank {rank}")
+        raise refuse(f"{part!r} does not fit a tensor of rank {rank}")
     return [*before, *(str(n) for n in reversed(range(count))), *after]
 
 

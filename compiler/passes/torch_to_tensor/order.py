@@ -32,15 +32,8 @@ from compiler.passes.torch_to_tensor.first import (
     pick_in_turn,
     strict_order,
 )
-from compiler.passes.torch_to_tensor.positions import (
-    clamp_index,
-    is_empty,
-    is_wide,
-    map_view,
-    one_dim,
-    stored_element,
-    zeros,
-)
+from compiler.passes.torch_to_tensor.positions import clamp_index, is_empty, is_wide, one_dim, stored_element, zeros
+from compiler.passes.torch_to_tensor.views import expand_to
 
 # Costs in comparisons of a counting sum. A step of a bisection costs ten of them on a CPU, where counting is
 # vectorised, and two or three on a GPU.
@@ -77,11 +70,9 @@ def _first_elements(b: Builder, self: Value, along: int, shape: Shape, descendin
     index_like = Value("", dt.i64, shape, dt.i64)
     if is_empty(shape):
         return zeros(b, shape, self), zeros(b, shape, index_like)
-    d = one_dim(b, along, self.rank) if self.rank else 0
-    if not self.rank or not is_wide(self.shape[d]):
-        only = map_view(b, self, shape, lambda at: (*at[:d], dim(0), *at[d + 1 :])) if shape != self.shape else self
-        return only, zeros(b, shape, index_like)
-    self = ensure_stored_dtype(b, self)
+    if not self.rank or not is_wide(self.shape[one_dim(b, along, self.rank)]):
+        return expand_to(b, self, shape), zeros(b, shape, index_like)
+    self, d = ensure_stored_dtype(b, self), one_dim(b, along, self.rank)
     precedes = strict_order(descending)
     if b.order_equations and is_wide(shape[d]):
         return _sort_equation(b, self, d, shape, descending)

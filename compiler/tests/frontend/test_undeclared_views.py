@@ -38,6 +38,7 @@ def _after_a_broadcast(x: torch.Tensor) -> torch.Tensor:
         pytest.param(_after_a_broadcast, id="broadcast"),
         pytest.param(lambda x: (F.dropout(x, 0.5, False).mul_(3), x * 1)[1], id="dropout that is off"),
         pytest.param(lambda x: (torch.einsum("ij->ji", x)[0].mul_(3), x * 1)[1], id="einsum"),
+        pytest.param(lambda x: (torch.einsum("...j->j...", x)[0].mul_(3), x * 1)[1], id="einsum of all axes"),
         pytest.param(lambda x: (torch.einsum("ji", x), x.mul_(3))[0] * 1, id="einsum, whose operand changes"),
         pytest.param(lambda x: (torch.einsum("ij->i", x), x.mul_(3))[0] * 1, id="einsum that sums"),
     ],
@@ -48,7 +49,7 @@ def test_writes_are_seen(function: Callable[[torch.Tensor], torch.Tensor]) -> No
     torch.testing.assert_close(run(captured, x), function(x * 2))
 
 
-def test_an_einsum_whose_axes_are_not_known_is_refused_beside_writes() -> None:
+def test_an_einsum_that_takes_a_diagonal_is_refused_beside_writes() -> None:
     with pytest.raises(Unsupported, match=r"aten\.einsum\.default.*may be a view of its operand"):
         frontend.capture(lambda x: torch.einsum("ii->i", x * 2).mul_(3), [torch.ones(3, 3)])
     frontend.capture(lambda x: torch.einsum("ii->i", x), [torch.ones(3, 3)])
