@@ -15,7 +15,7 @@ import functools
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from compiler.backend import (
     autocast,
     autograd_node,
     complex_graphs,
+    devices,
     dynamo,
     graph_cache,
     input_writes,
@@ -53,7 +54,7 @@ from compiler.backend.options import SpecialisationWarning as SpecialisationWarn
 from compiler.backend.options import TuningWarning as TuningWarning
 from compiler.backend.partition import partition
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
-from compiler.execution import executable, gpu_programs, named
+from compiler.execution import executable, gpu_programs
 from compiler.execution.tuning import command
 from compiler.frontend import graphs, margins, python_kernels
 from compiler.runtime import detect, garbage, gpu_memory, store
@@ -188,7 +189,7 @@ def _build_cached(cached: graph_cache.CachedGraph, graph: GraphModule, options: 
     report = Report(cached.calls)
     with compile_lock:
         launch = _build_launch(
-            cached.captured, _limited_target({cached.device}, options), options, report, cached.calls
+            cached.captured, _limited_target(torch.device(cached.device), options), options, report, cached.calls
         )
     options.on_report(report)
 
@@ -361,10 +362,9 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
     reduced = frontend.with_results(opened, computed, drop=True)
-    reduced_inputs = graphs.placeholders(reduced)
-    values = [n.meta.get("val") for n in (*reduced_inputs, *computed)]
-    devices = {str(x.device) for x in values if isinstance(x, torch.Tensor)}
-    target = _limited_target(devices, options)
+    input_values, result_values = ([n.meta.get("val") for n in x] for x in (graphs.placeholders(reduced), computed))
+    device = devices.common_device(input_values, result_values)
+    target = _limited_target(device, options)
     destinations = {
         computed.index(x): placeholder.name
         for x, placeholder in _written_results(opened)
@@ -376,24 +376,27 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
     captured = replace(captured, guards=())  # Dynamo checks what torch assumed about sizes before each call
     taken_positions = [k for k, n in enumerate(placeholders) if n.name in taken_names]
     size_positions = [k for k in taken_positions if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
+    is_on_gpu = device.type != "cpu"
+    numbers = [origins[k] for k in taken_positions if is_on_gpu and devices.is_number(placeholders[k].meta.get("val"))]
     offsets = passthrough.required_offsets(placeholders, frontend.offsets(reduced))
     offsets = {origins[k]: offset for k, offset in offsets.items()}
     cacheable = None
-    if not size_positions and not offsets and set(outputs) <= set(computed) and graph_cache.is_cacheable(captured):
+    is_plain = not size_positions and not offsets and not numbers
+    if is_plain and set(outputs) <= set(computed) and graph_cache.is_cacheable(captured):
         result_positions = tuple(map(computed.index, outputs))
         cacheable = graph_cache.CachedGraph(
-            captured, min(devices), len(regions.calls(graph)), tuple(taken_positions), result_positions
+            captured, str(device), len(regions.calls(graph)), tuple(taken_positions), result_positions
         )
     captured, sources = saved_packs.captured_with_packs(
         captured, saved_packs.packs_of(opened, outputs, computed), input_packs, taken_positions, origins
     )
     launch = _build_launch(captured, target, options, report, len(regions.calls(graph)), cacheable)
-    unit = torch.zeros(1, dtype=torch.uint8, device=_device_of(values) if size_positions else None)
+    unit = torch.zeros(1, dtype=torch.uint8, device=device) if size_positions else None
     takes_all_inputs = sources == [*range(len(placeholders))] and not size_positions
     assemble = None if outputs == computed else passthrough.result_assembler(outputs, computed, placeholders)
 
     def arguments(inputs: list[Any]) -> list[Any]:
-        if not size_positions:
+        if unit is None:
             return [None if k is None else inputs[k] for k in sources]
         # A size is passed as the shape of an expanded tensor. No shape is negative; 0 is refused too, as no program is
         # compiled for it.
@@ -402,7 +405,8 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
             passthrough.check_offsets(inputs, offsets)
-            results = launch(*inputs) if takes_all_inputs else launch(*arguments(inputs))
+            given = devices.moved_numbers(inputs, numbers, device) if numbers else inputs
+            results = launch(*given) if takes_all_inputs else launch(*arguments(given))
         except (TypeError, ValueError) as problem:
             return on_refusal(inputs, problem)
         if assemble is None:
@@ -453,25 +457,9 @@ def _build(captured: frontend.Captured, target: Target, checks: str, tuned: bool
     return executable.build_captured(captured, target, cache=store.process_folder(), check_indices=checks)
 
 
-def _device_of(values: Sequence[Any]) -> torch.device:
-    return next(x.device for x in values if isinstance(x, torch.Tensor))
-
-
-def _limited_target(devices: Set[str], options: Options) -> Target:
-    """The target for the devices of all tensors of a graph; raises Unsupported for several or unknown devices."""
-    return executable.with_memory_limit(options.target or _target_of(devices), options.memory_limit)
-
-
-def _target_of(devices: Set[str]) -> Target:
-    kinds = {torch.device(x).type for x in devices} or {"cpu"}
-    if len(devices) > 1 or not kinds <= regions.TARGETS.keys():
-        raise Unsupported("device", sorted(devices), "all tensors of a graph must be on the CPU or on one GPU")
-    target = named.target(regions.TARGETS[kinds.pop()])
-    if target.kind == "cuda" and not gpu_programs.on_gpu(target):
-        raise Unsupported(
-            "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or the GPU is too old"
-        )
-    return target
+def _limited_target(device: torch.device, options: Options) -> Target:
+    """The target for the tensors of a graph, unless the options name one, with their limit of memory."""
+    return executable.with_memory_limit(options.target or devices.target_for(device), options.memory_limit)
 
 
 dynamo.allow_reregistration(mlcomp)

@@ -21,13 +21,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from compiler import frontend
+from compiler.backend import devices
 from compiler.backend.input_writes import Boxed
 from compiler.errors import CompilerError, Unsupported
 from compiler.frontend.graphs import output, placeholders, tensors_in
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 
 MIN_CALLS = 2
-TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by device type
 
 
 def calls(graph: GraphModule) -> list[Node]:
@@ -151,13 +151,15 @@ def _form_regions(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], m
 
 def _call_refusal(node: Node, graph: GraphModule, device: str) -> CompilerError | None:
     """Why a call cannot be compiled by itself; None if it can, or if it fails by anything but a refusal."""
-    tensors = [x for n in (node, *node.all_input_nodes) for x in tensors_in(_value(n))]
-    other_devices = sorted({str(x.device) for x in tensors} - {device})
+    results = tensors_in(_value(node))
+    operands = [x for n in node.all_input_nodes for x in tensors_in(_value(n))]
+    needed = (*results, *(x for x in operands if not devices.is_number(x)))
+    other_devices = sorted({str(x.device) for x in needed} - {device})
     if device and other_devices:
         return Unsupported(
             str(node.target), other_devices, f"all tensors of a region must be on one device, here {device}"
         )
-    if not tensors or str(node.target) in frontend.IGNORED:
+    if not (results or operands) or str(node.target) in frontend.IGNORED:
         return Unsupported(str(node.target), (), "computes no tensor")
     single = _single_call_graph(node, graph)
     try:
@@ -238,7 +240,7 @@ def _value(node: Node) -> Any:
 def _main_device(graph: GraphModule) -> str:
     """The device with the most computed tensors among those that a target exists for; "" if there is none."""
     computed = [x for n in graph.graph.nodes if n.op == "call_function" for x in tensors_in(_value(n))]
-    count = Counter(str(x.device) for x in computed if x.device.type in TARGETS)
+    count = Counter(str(x.device) for x in computed if x.device.type in devices.TARGETS)
     return count.most_common(1)[0][0] if count else ""
 
 

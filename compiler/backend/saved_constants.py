@@ -17,15 +17,16 @@ from compiler.frontend import graphs
 
 def hold(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Remove constants from the outputs of `forward` after its first `results`, and from the inputs of `backward`."""
+    readers = {n.name: n for n in graphs.placeholders(backward)}  # numbers come first, but last among the outputs
+    names = [n.name if isinstance(n, Node) else None for n in graphs.output(forward).args[0]]
     with _disable_current_modes():  # AOTAutograd's fake mode makes constants fake
         frontend.without_dropout(forward)
     output = graphs.output(forward)
     outputs = list(output.args[0])
     saved: list[Any] = []
-    # The inputs are in this order, before the tangents.
-    for n, reader in zip(outputs[results:], graphs.placeholders(backward), strict=False):
-        if isinstance(n, Node) and n.op == "get_attr":
-            _replace(backward, reader, str(n.target), forward.get_buffer(str(n.target)))
+    for n, name in zip(outputs[results:], names[results:], strict=True):
+        if isinstance(n, Node) and n.op == "get_attr" and name in readers:
+            _replace(backward, readers[name], str(n.target), forward.get_buffer(str(n.target)))
         else:
             saved.append(n)
     output.args = ((*outputs[:results], *saved),)

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
-from compiler.backend import saved_constants
+from compiler.backend import mlcomp, saved_constants
 from compiler.frontend import graphs
 
 _aten = torch.ops.aten
@@ -51,3 +53,20 @@ def test_seeds_are_saved_only_if_there_is_dropout(dropout: float, saved: int) ->
     assert [p.name for p in graphs.placeholders(backward)][-1] == "tangents_1"
     assert len(graphs.placeholders(backward)) == saved + 1
     assert len(list(backward.buffers())) == (0 if dropout else 1)
+
+
+@pytest.mark.filterwarnings("ignore:mlcomp recompiles")
+def test_seeds_are_found_beside_sizes() -> None:
+    """A forward graph returns sizes after the tensors that it saves; the backward graph takes them first."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+        masked = mask.expand(*q.shape[:3], k.shape[2])
+        return _aten._scaled_dot_product_efficient_attention(q, k, v, masked, True, 0.0, False, scale=0.25)[0]
+
+    inputs = [torch.randn(1, 2, n, 4, requires_grad=True) for n in (9, 8, 8)]
+    inputs += [torch.randn(1, 1, 1, 8, requires_grad=True)]
+    compiled = torch.compile(attention, backend=mlcomp, dynamic=True, options={"fallback": "error"})
+    made = torch.autograd.grad(compiled(*inputs).square().sum(), inputs)
+    q, k, v, mask = inputs
+    wanted = F.scaled_dot_product_attention(q, k, v, mask, scale=0.25)
+    torch.testing.assert_close(made, torch.autograd.grad(wanted.square().sum(), inputs))
