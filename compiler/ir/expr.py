@@ -197,7 +197,10 @@ def like(value: Expr | bool | int | float, other: Expr) -> Expr:
 
 
 def op(name: str, *args: Expr | bool | int | float) -> Expr:
-    """`OPS[name]` applied to `args`, with types checked, integer literals folded and integer identities dropped."""
+    """`OPS[name]` applied to `args`, with types checked, integer literals folded and integer identities dropped.
+
+    A float minus itself becomes `abs(x) * 0.0`.
+    """
     model = next((a for a in reversed(args) if isinstance(a, Expr)), None)
     if model is None:
         raise TypeError(f"{name}: no argument has a type")
@@ -213,11 +216,22 @@ def _op(name: str, exprs: tuple[Expr, ...]) -> Expr:
         return Const(-exprs[0].value, exprs[0].dtype)
     if name == "require" and isinstance(exprs[0], Const) and exprs[0].value:
         return exprs[1]
+    if exprs[-1].dtype.is_float and exprs[-1].dtype.lanes == 1 and _cancels(name, exprs):
+        return Op("mul", (_op("abs", exprs[:1]), Const(0.0, exprs[0].dtype)))
     if exprs[-1].dtype.is_integer and exprs[-1].dtype.lanes == 1:
         folded = _fold(name, exprs)
         if folded is not None:
             return folded
     return Op(name, exprs)
+
+
+def _cancels(name: str, args: tuple[Expr, ...]) -> bool:
+    """Whether a number is subtracted from itself: 0, or NaN if it is not finite.
+
+    As a difference, a compiler could contract it with a product: `x * y - x * y` to `fma(x, y, -(x * y))`, which is the
+    rounding error of the product.
+    """
+    return (name == "sub" and args[0] is args[1]) or (name == "add" and args[1] is _op("neg", args[:1]))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -38,7 +38,11 @@ def is_used(lines: Iterable[str], name: str) -> bool:
 def later_value(value: Number, call: int) -> Number:
     """Return the number for a later call: integers stay integers, and numbers with few significant bits keep few.
 
-    >>> later_value(2, 1), later_value(0.25, 2), later_value(2, 0)
-    (3, 1.25, 2)
+    Others are halved, so that probabilities and the like stay in their range.
+
+    >>> later_value(2, 1), later_value(0.25, 2), later_value(2, 0), later_value(0.0, 1)
+    (3, 0.0625, 2, 0.5)
     """
-    return value + (call if isinstance(value, int) else call / 2)
+    if isinstance(value, int):
+        return value + call
+    return value / 2**call if value else call / 2

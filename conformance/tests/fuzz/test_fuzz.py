@@ -374,6 +374,18 @@ def test_what_cancels_is_held_to_the_bounds_of_the_graphs(
     assert blame._equals_last_stages(made, compiler.target("cpu")) is alike, f"seed {SEED}"
 
 
+@pytest.mark.parametrize(("off", "alike"), [(1e-7, True), (1e-2, False)])
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_bounds_are_known_of_gradients_that_autograd_copies_or_adds_to(
+    off: float, *, alike: bool, is_returned: bool
+) -> None:
+    result = torch.randn(3, 4, generator=torch.Generator().manual_seed(SEED))
+    bounded = compiler.Bounded(result.double().numpy(), *(np.full((3, 4), 1e-6) for _ in range(3)))
+    known = [(torch.randn(3, 4), compiler.Bounded(np.zeros((3, 4)))), (result, bounded)]
+    gradient = result + runs.weights(result) if is_returned else result.t().contiguous().t()
+    assert blame._is_within_bounds(gradient, gradient + off, known) is alike, f"seed {SEED}"
+
+
 def test_bounds_are_known_of_views_of_what_a_graph_gave() -> None:
     whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(SEED))
     bounded = compiler.Bounded(whole.double().numpy(), *(np.random.default_rng(SEED).random((3, 4, 6))))
