@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -26,7 +25,7 @@ def hold(forward: GraphModule, backward: GraphModule, results: int) -> None:
     saved: list[Any] = []
     for n, name in zip(outputs[results:], names[results:], strict=True):
         if isinstance(n, Node) and n.op == "get_attr" and name in readers:
-            _replace(backward, readers[name], str(n.target), forward.get_buffer(str(n.target)))
+            _replace(backward, readers[name], n)
         else:
             saved.append(n)
     output.args = ((*outputs[:results], *saved),)
@@ -34,11 +33,13 @@ def hold(forward: GraphModule, backward: GraphModule, results: int) -> None:
     backward.recompile()
 
 
-def _replace(graph: GraphModule, reader: Node, name: str, constant: Tensor) -> None:
-    """Replace an input by a constant, which is held once under its name."""
-    graph.register_buffer(name, constant)
+def _replace(graph: GraphModule, reader: Node, constant: Node) -> None:
+    """Replace an input by a constant of another graph, which is held once under its name."""
+    name, holder = str(constant.target), constant.graph.owning_module
+    assert holder is not None
+    graph.register_buffer(name, holder.get_buffer(name))
     with graph.graph.inserting_before(reader):
         held = graph.graph.get_attr(name)
-    held.meta = {"val": reader.meta["val"]}
+    held.meta = {"val": constant.meta["val"]}
     reader.replace_all_uses_with(held)
     graph.graph.erase_node(reader)

@@ -81,7 +81,9 @@ def _dropout_probability(node: Node) -> Any:
 
 
 def _zeros_like(graph: GraphModule, example: torch.Tensor, constants: dict[str, Node]) -> Node:
-    """Zeros of the type and shape of `example`, held by the graph once for each."""
+    """Zeros of the shape of `example`, held by the graph once for each. Seeds are i64, also where those of flash
+    attention are u64."""
+    example = example.to(torch.int64) if example.dtype is torch.uint64 else example
     key = f"no_dropout_{str(example.dtype).removeprefix('torch.')}_{'_'.join(map(str, example.shape))}"
     if key not in constants:
         graph.register_buffer(

@@ -16,12 +16,12 @@ from compiler.frontend import graphs
 _aten = torch.ops.aten
 
 
-def attention_graphs(dropout: float) -> tuple[GraphModule, GraphModule]:
+def attention_graphs(dropout: float, dtype: torch.dtype) -> tuple[GraphModule, GraphModule]:
     """Two calls of an attention that only GPUs have, and a graph that reads their seeds."""
     forward, backward = Graph(), Graph()
     with FakeTensorMode():
         example = torch.empty(2, 4, 8, 16)
-        seed = torch.empty((), dtype=torch.int64)
+        seed = torch.empty((), dtype=dtype)
     x = forward.placeholder("primals_1")
     x.meta["val"] = example
     seeds: list[Any] = []
@@ -43,16 +43,19 @@ def attention_graphs(dropout: float) -> tuple[GraphModule, GraphModule]:
     return GraphModule({}, forward), GraphModule({}, backward)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])  # of flash attention they are u64
 @pytest.mark.parametrize(("dropout", "saved"), [(0.0, 1), (0.5, 5)])
-def test_seeds_are_saved_only_if_there_is_dropout(dropout: float, saved: int) -> None:
-    forward, backward = attention_graphs(dropout)
+def test_seeds_are_saved_only_if_there_is_dropout(dropout: float, saved: int, dtype: torch.dtype) -> None:
+    forward, backward = attention_graphs(dropout, dtype)
     saved_constants.hold(forward, backward, results=1)
     forward.graph.lint()
     backward.graph.lint()
     assert len(graphs.output(forward).args[0]) == 1 + saved
     assert [p.name for p in graphs.placeholders(backward)][-1] == "tangents_1"
     assert len(graphs.placeholders(backward)) == saved + 1
-    assert len(list(backward.buffers())) == (0 if dropout else 1)
+    assert [x.dtype for x in backward.buffers()] == ([] if dropout else [torch.int64])
+    held = [n.meta["val"].dtype for n in backward.graph.nodes if n.op == "get_attr"]
+    assert held == ([] if dropout else [torch.int64] * 4)
 
 
 @pytest.mark.filterwarnings("ignore:mlcomp recompiles")
