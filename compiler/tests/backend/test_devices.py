@@ -75,6 +75,25 @@ def test_only_results_on_the_cpu_run_in_eager() -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("mode", ["reduce-overhead", "captured by the user"])
+def test_numbers_in_cuda_graphs(mode: str) -> None:
+    def f(x: Tensor, c: float) -> Tensor:
+        return (x * c).sin() @ x + c
+
+    compiled = torch.compile(f, backend=mlcomp, mode=mode if mode == "reduce-overhead" else None)
+    x = torch.randn(8, 8, device="cuda")
+    for value in (1.5, 2.5, -3.25, 0.0, 4.0, 1.5):
+        torch.testing.assert_close(compiled(x, value), f(x, value), rtol=1e-4, atol=1e-4)
+    if mode != "reduce-overhead":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = compiled(x, 0.75)
+        x.copy_(torch.randn(8, 8))
+        graph.replay()
+        torch.testing.assert_close(made, f(x, 0.75), rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_learning_rates_may_change(name: str, as_tensor: bool) -> None:
