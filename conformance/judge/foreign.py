@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import compiler
 from conformance import rows
@@ -33,6 +34,7 @@ FORMULA_TOLERANCE = (
     2.0  # tolerance in units of the error bound of eager's formula, as a backend may use another formula
 )
 MOST_RESULT_ELEMENTS = 1 << 21  # most elements in the results of the call on a large row
+MOST_VALUE_ELEMENTS = 1 << 26  # most elements of any value in between, such as all pairs of the elements of a row
 MOST_RESULTS = 100  # most results of that call: torch traces tens of thousands of parts for minutes
 LARGE_ROW_SEED = 1 << 32  # added to the run's seed for the data of the large row
 REFILL_SEED = 1 << 33  # added to the run's seed for the new data in the storage of the first call
@@ -143,7 +145,7 @@ def _judge_large_row(prepared: Subject, backend: str, seed: int) -> Verdict:
         )
         case = replace(prepared.case, dims=dims, params=params, args=args, enlarged=())
         function, arguments = inputs.bind(case, inputs.make(case, seed + LARGE_ROW_SEED))
-        if not _has_small_results(function, arguments):
+        if not _is_small(function, arguments):
             continue
         large = subject.prepare(case, seed + LARGE_ROW_SEED)
         built = systems.build_through_torch(backend, large.original_function, _copy_tensors(large.arguments))
@@ -152,14 +154,29 @@ def _judge_large_row(prepared: Subject, backend: str, seed: int) -> Verdict:
     return Verdict(True, 0.0)
 
 
-def _has_small_results(function: inputs.Function, arguments: Tensors) -> bool:
-    """Return whether eager accepts arguments of these sizes and the results are small enough to judge."""
+class _LargestValue(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the most elements of any result of a call."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(x.numel() for x in pytree.tree_leaves(made) if torch.is_tensor(x))])
+        return made
+
+
+def _is_small(function: inputs.Function, arguments: Tensors) -> bool:
+    """Return whether eager accepts arguments of these sizes and all values are small enough to judge."""
+    largest = _LargestValue()  # type: ignore[no-untyped-call]
+
+    def measured(*args: torch.Tensor) -> Any:
+        with largest:
+            return function(*args)
+
     try:
-        results = pytree.tree_leaves(inputs.trace_shapes(function, arguments))
-        if (
-            len(results) > MOST_RESULTS
-            or sum(y.numel() for y in results if isinstance(y, torch.Tensor)) > MOST_RESULT_ELEMENTS
-        ):
+        results = pytree.tree_leaves(inputs.trace_shapes(measured, arguments))
+        elements = sum(y.numel() for y in results if isinstance(y, torch.Tensor))
+        if len(results) > MOST_RESULTS or elements > MOST_RESULT_ELEMENTS or largest.elements > MOST_VALUE_ELEMENTS:
             return False
         with torch.no_grad():
             function(*_copy_tensors(arguments))

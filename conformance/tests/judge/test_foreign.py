@@ -139,5 +139,11 @@ def test_every_case_whose_sizes_have_names_has_a_row_for_which_small_buffers_do_
 
 def test_a_large_row_of_too_many_results_is_not_taken() -> None:
     few, many = torch.zeros(foreign.MOST_RESULTS, 1), torch.zeros(foreign.MOST_RESULTS + 1, 1)
-    assert foreign._has_small_results(lambda x: x.split(1), (few,))
-    assert not foreign._has_small_results(lambda x: x.split(1), (many,))
+    assert foreign._is_small(lambda x: x.split(1), (few,))
+    assert not foreign._is_small(lambda x: x.split(1), (many,))
+
+
+def test_a_large_row_of_too_many_pairs_is_not_taken() -> None:
+    few, many = torch.zeros(1 << 8, 1), torch.zeros((1 << 13) + 1, 1)
+    assert foreign._is_small(lambda x: (x - x.t()).amax(), (few,))
+    assert not foreign._is_small(lambda x: (x - x.t()).amax(), (many,))
