@@ -16,6 +16,7 @@ from compiler.passes.torch_to_tensor.reduce import Element, convert_elements, mo
 
 # The default `eps` of `rms_norm`: the rounding unit, of f32 for 16-bit types.
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-23, "f16": 2.0**-23}
+_LEAST_INTEGER = -(1 << 62)  # of PyTorch's symbolic integers; less is the address of a symbol
 
 
 def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
@@ -99,9 +100,16 @@ def _check_types(b: Builder, input: Value, *parameters: Value | None) -> None:
 
 
 def _normalized_axes(b: Builder, input: Value, normalized_shape: Shape, *parameters: Value | None) -> tuple[int, ...]:
-    """The last axes of the input; refused unless `normalized_shape`, and the parameters' shapes, are their sizes."""
-    shape = tuple(map(dim, normalized_shape))
-    first = input.rank - len(shape)
+    """The last axes of the input; refused unless `normalized_shape`, and the parameters' shapes, are their sizes.
+
+    Where PyTorch 2.11 records the address of a symbol for a size (`_fused_rms_norm` of sizes that vary, on GPUs), that
+    size is the input's.
+    """
+    first = input.rank - len(normalized_shape)
+    shape = tuple(
+        input.shape[k] if isinstance(n, Const) and n.value < _LEAST_INTEGER and k >= 0 else n
+        for k, n in enumerate(map(dim, normalized_shape), first)
+    )
     if not shape or input.shape[max(first, 0) :] != shape:
         raise b.refuse(f"normalized_shape is [{', '.join(map(show, shape))}], which does not end the shape of {input}")
     for x in parameters:
