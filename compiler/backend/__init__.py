@@ -375,9 +375,9 @@ def _compile_program(graph: GraphModule, options: Options, on_refusal: OnRefusal
     )
     captured = replace(captured, guards=())  # Dynamo checks what torch assumed about sizes before each call
     taken_positions = [k for k, n in enumerate(placeholders) if n.name in taken_names]
-    size_positions = [k for k in taken_positions if isinstance(placeholders[k].meta.get("val"), torch.SymInt)]
-    is_on_gpu = device.type != "cpu"
-    numbers = [origins[k] for k in taken_positions if is_on_gpu and devices.is_number(placeholders[k].meta.get("val"))]
+    examples = {k: placeholders[k].meta.get("val") for k in taken_positions}
+    size_positions = [k for k, x in examples.items() if isinstance(x, torch.SymInt)]
+    numbers = [origins[k] for k, x in examples.items() if devices.is_number(x) and x.device != device]
     offsets = passthrough.required_offsets(placeholders, frontend.offsets(reduced))
     offsets = {origins[k]: offset for k, offset in offsets.items()}
     cacheable = None

@@ -7,7 +7,7 @@ float that varies from call to call as one, and so may a user pass a learning ra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -18,7 +18,7 @@ from compiler.targets.target import Target
 TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by device type
 
 
-def is_number(x: Any) -> bool:
+def is_number(x: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a CPU tensor without axes."""
     return isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.dim() == 0
 

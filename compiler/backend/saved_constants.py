@@ -16,7 +16,7 @@ from compiler.frontend import graphs
 
 def hold(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Remove constants from the outputs of `forward` after its first `results`, and from the inputs of `backward`."""
-    readers = {n.name: n for n in graphs.placeholders(backward)}  # numbers come first, but last among the outputs
+    readers = graphs.placeholders_by_name(backward)  # numbers come first, but last among the outputs
     names = [n.name if isinstance(n, Node) else None for n in graphs.output(forward).args[0]]
     with _disable_current_modes():  # AOTAutograd's fake mode makes constants fake
         frontend.without_dropout(forward)

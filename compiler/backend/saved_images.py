@@ -34,7 +34,7 @@ def put_channels_innermost(forward: GraphModule, backward: GraphModule, results:
     that are viewed or share memory with another output, and those whose channels are not a multiple of 16 bytes.
     """
     outputs: Sequence[Any] = graphs.output(forward).args[0]
-    placeholders = {n.name: n for n in graphs.placeholders(backward)}
+    placeholders = graphs.placeholders_by_name(backward)
     memory = [memory_of(n) for n in (*graphs.placeholders(forward), *outputs)]
     images = {n.name for graph in (forward, backward) for n in _images(graph)}
     for node in dict.fromkeys(n for n in outputs[results:] if isinstance(n, Node) and n.name in images):

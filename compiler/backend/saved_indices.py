@@ -43,7 +43,7 @@ def save_narrow_indices(forward: GraphModule, backward: GraphModule, results: in
     """
     output = graphs.output(forward)
     outputs = list(output.args[0])
-    readers = {n.name: n for n in graphs.placeholders(backward)}
+    readers = graphs.placeholders_by_name(backward)
     memories = [memory_of(n) for n in outputs]
     for k, node in enumerate(outputs[results:], results):
         kind = _narrow_kind(node) if isinstance(node, Node) and memories.count(memory_of(node)) == 1 else None

@@ -33,7 +33,7 @@ def make_rows_contiguous(forward: GraphModule, backward: GraphModule, results: i
     """
     output = graphs.output(forward)
     outputs = list(output.args[0])
-    readers = {n.name: n for n in graphs.placeholders(backward)}
+    readers = graphs.placeholders_by_name(backward)
     memories = [memory_of(n) for n in graphs.placeholders(forward)]
     memories += [memory_of(n) for n in outputs]
     for k, node in enumerate(outputs[results:], results):

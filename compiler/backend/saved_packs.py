@@ -58,7 +58,8 @@ def pack(forward: GraphModule, backward: GraphModule, results: int, for_gpu: boo
     saved = outputs[results:]
     if not all(map(_is_static, saved)) or _addresses_inputs(backward) or _runs_in_parts(forward):
         return
-    reader_of = dict(zip(saved, graphs.placeholders(backward), strict=False))  # in this order, before the tangents
+    # Tensors are in this order, before the tangents. Names differ where an earlier pass saves a value in another form.
+    reader_of = dict(zip(saved, graphs.placeholders(backward), strict=False))
     sharers: dict[object, list[Node]] = {}
     for n in saved:
         sharers.setdefault(graphs.memory_of(n), []).append(n)

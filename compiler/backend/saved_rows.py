@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
+from compiler.frontend import graphs
 from compiler.frontend.graphs import memory_of
 from compiler.frontend.types import IR_DTYPES
 from compiler.ir.expr import dim, static
@@ -34,7 +35,7 @@ def align_rows(forward: GraphModule, backward: GraphModule, results: int) -> Non
     """
     listed: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     outputs = [n for n in listed if isinstance(n, Node)]
-    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    placeholders = graphs.placeholders_by_name(backward)
     memory = [memory_of(n) for n in outputs]
     for node in dict.fromkeys(n for n in listed[results:] if isinstance(n, Node)):
         placeholder = placeholders.get(node.name)

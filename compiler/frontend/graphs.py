@@ -24,6 +24,11 @@ def placeholders(graph: GraphModule) -> list[Node]:
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 
+def placeholders_by_name(graph: GraphModule) -> dict[str, Node]:
+    """The inputs of the graph by name: those of a backward graph have the names of what the forward graph saves."""
+    return {n.name: n for n in placeholders(graph)}
+
+
 def output(graph: GraphModule) -> Any:  # a Node, but torch's type of its arguments is too general
     """The node whose first argument is what the graph returns."""
     return graph.graph.output_node()
