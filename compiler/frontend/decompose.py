@@ -346,7 +346,10 @@ class RetracingInterpreter(Interpreter):
 
 
 def _missing_decompositions(graph: GraphModule) -> Decompositions:
-    """Decompositions for ops without a rule: from the table, or the op's own; empty if nothing is left to decompose."""
+    """Decompositions for ops without a rule, from the table or the op's own, and for calls with wrong sizes.
+
+    Empty if nothing is left to decompose.
+    """
     called = {n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload)}
     missing = {op for op in called if str(op) not in RULES and str(op) not in IGNORED | ASSERTIONS}
     table = decompositions()
@@ -354,7 +357,8 @@ def _missing_decompositions(graph: GraphModule) -> Decompositions:
         op: functools.partial(_decompose_by_op, op) for op in missing if op not in table and op._can_decompose()
     }
     extra |= {op: definitions.OTHERS[str(op)] for op in missing if str(op) in definitions.OTHERS}
-    return {**table, **extra} if extra or missing & table.keys() else {}
+    are_sizes_right = not any(map(shape_functions.may_have_wrong_sizes, graph.graph.nodes))
+    return {} if are_sizes_right and not extra and not missing & table.keys() else {**table, **extra}
 
 
 def _decompose_by_op(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from compiler.frontend.layouts import ensure_layout, op_layouts
 
@@ -57,8 +58,17 @@ def _with_strides(op: Any, definition: Callable[..., Any] | None, a: Any, b: Any
     return ensure_layout(result, right)
 
 
+def may_have_wrong_sizes(node: Node) -> bool:
+    """Return whether a call's result may be declared with wrong sizes. Tracing it with its correction mends them."""
+    return node.target is _aten.linalg_vector_norm.default and _counts_from_end(*node.args[2:3])
+
+
+def _counts_from_end(dim: Any = None) -> bool:
+    return bool(dim) and min(dim) < 0
+
+
 def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """The norm, with dimensions counted from the start."""
-    if not dim or min(dim) >= 0:
+    if not _counts_from_end(dim):
         return NotImplemented
     return _aten.linalg_vector_norm(x, ord, [d % x.dim() for d in dim] if x.dim() else dim, keepdim, dtype=dtype)

@@ -86,13 +86,15 @@ def perturb(x: Any) -> Any:
     """Return a `widen` tensor; f64 tensors are perturbed by up to four roundings.
 
     There is no wider dtype for the reference of an f64 program, so the effect of this perturbation on a result is used
-    as its tolerance. Integers are not perturbed, so that functions that are discontinuous there do not jump.
+    as its tolerance. Integers are not perturbed, so that functions that are discontinuous there do not jump, and equal
+    elements, or those of equal size, are perturbed equally, so that the first of several maxima stays the first.
     """
     if not isinstance(x, Tensor):
         return x
     wide = widen(x)
     if x.dtype is torch.float64:
         memory = torch.empty(0, dtype=torch.float64).set_(wide.untyped_storage())  # elements may overlap
-        perturbed = memory * (1 + 2**-50 * (2 * torch.rand_like(memory) - 1))
-        memory.copy_(torch.where(memory == memory.round(), memory, perturbed))
+        sizes, positions = torch.unique(memory.abs(), return_inverse=True)
+        factors = 1 + 2**-50 * (2 * torch.rand_like(sizes) - 1)
+        memory.copy_(torch.where(memory == memory.round(), memory, memory * factors[positions]))
     return wide

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import compiler
+
 OPS: list[Callable[..., torch.Tensor]] = [
     torch.copysign, torch.floor_divide, torch.heaviside, torch.logaddexp, torch.logical_and, torch.logical_or,
     torch.logical_xor, torch.special.xlog1py, torch.xlogy,
@@ -44,3 +46,15 @@ def test_norms_along_the_last_dimension_of_size_1_lose_it(shape: tuple[int, ...]
     x = torch.randn(shape)
     result = compiled(lambda x: torch.linalg.vector_norm(x, 2, -1))(x)
     torch.testing.assert_close(result, x.abs().squeeze(-1))
+
+
+def test_exported_norms_lose_their_dimension() -> None:
+    """0.5 is an order of which PyTorch exports no simpler form."""
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            norm: torch.Tensor = torch.linalg.vector_norm(x, 0.5, -3)
+            return norm
+
+    x = torch.randn(1, 8, 5)
+    torch.testing.assert_close(compiler.compile(Norm(), (x,))(x), Norm()(x))

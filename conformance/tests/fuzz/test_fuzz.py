@@ -66,6 +66,15 @@ def test_eager_runs_every_program_and_f64_agrees(drawn: list[Program]) -> None:
             assert [*check.differences_of_runs(made, made, right)] == [], (SEED, as_line(program))
 
 
+def test_the_reference_of_f64_keeps_ties() -> None:
+    x = torch.tensor([0.3, -0.3, 0.3, 1.0, -1.7, 1.7], dtype=torch.float64)
+    perturbed = runs.perturb(x)
+    assert 0 < abs(perturbed[0] - x[0]) < 1e-15
+    assert perturbed[0] == -perturbed[1] == perturbed[2]
+    assert perturbed[3] == 1
+    assert perturbed[4] == -perturbed[5]
+
+
 def test_programs_have_everything_that_is_promised() -> None:
     many = [generate.program(3, index) for index in range(120)]  # the same ones in each run
     text = " ".join(map(as_line, many))
