@@ -6,6 +6,7 @@ temporary files. Only the parent watches time and memory, so code in the child c
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -30,6 +31,8 @@ PATIENCE_SECONDS = 2.0  # of waiting for the machine lock before that is reporte
 FAMILY_SECONDS = 0.25  # interval at which the memory of the child's own children (compilers) is included
 OUTPUT_LIMIT = 64 * 2**20
 TAIL_BYTES = 4000
+STACK_BYTES = 2**16  # more than faulthandler prints
+FRAMES = 15  # of each stack
 STACK_SECONDS = 0.2
 MESSAGE_LIMIT = 2**30
 BOOTSTRAP = (
@@ -354,7 +357,15 @@ def _end_process_group(child: _Child) -> None:
 def _output_tail(child: _Child) -> str:
     descriptor = child.log.fileno()
     size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").strip("\0\n")
+    output = os.pread(descriptor, STACK_BYTES, max(0, size - STACK_BYTES)).decode(errors="replace")
+    return _shorten_stacks(output)[-TAIL_BYTES:].strip("\0\n")
+
+
+def _shorten_stacks(output: str) -> str:
+    """Leave the most recent calls of each stack that faulthandler printed, and not its list of extension modules."""
+    frame = r"  File .*, line (?:\d+|\?\?\?) in .*\n"
+    output = re.sub(rf"((?:{frame}){{{FRAMES}}})(?:{frame})+", r"\1  ...\n", output)
+    return re.sub(r"^Extension modules: .*\n?", "", output, flags=re.MULTILINE)
 
 
 def _resident_bytes(pid: int) -> int:

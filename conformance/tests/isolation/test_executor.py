@@ -32,6 +32,8 @@ def scribble():
         except OSError: pass
     time.sleep(60)
 def hang(): time.sleep(60)
+def hang_deep(calls=80): return hang_deep(calls - 1) if calls else hang()
+def segfault_deep(calls=80): return segfault_deep(calls - 1) if calls else segfault()
 def hang_in_c(): ctypes.CDLL(None).pause()
 def hog():
     kept = []
@@ -103,6 +105,14 @@ def test_a_hang_is_killed_and_says_where(executor: Executor, victim: str) -> Non
     assert "no answer within 0.3 s" in reply.message
     assert f"in {victim}" in reply.output
     assert executor.call("victims:double", 1, timeout=20).value == 2
+
+
+@pytest.mark.parametrize("innermost", ["hang", "segfault"])
+def test_a_deep_stack_is_shown_from_its_most_recent_call(executor: Executor, innermost: str) -> None:
+    output = executor.call(f"victims:{innermost}_deep", timeout=1).output
+    assert f"in {innermost}\n" in output
+    assert f"in {innermost}_deep\n  ..." in output
+    assert "Extension modules" not in output
 
 
 def test_output_is_kept_apart_and_shown_on_a_crash(executor: Executor) -> None:
