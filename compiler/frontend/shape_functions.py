@@ -1,7 +1,8 @@
 """Ops whose results are declared with other sizes or strides than their kernels give them, traced with the right ones.
 
 PyTorch declares the results of these ops by definitions in Python: the strides of pointwise ops by the last call in the
-definition instead of the op's own arguments, and (2.11) the sizes of norms along a dimension counted from the end.
+definition instead of the op's own arguments, those of batch norms on a CPU as those of their input, and (2.11) the
+sizes of norms along a dimension counted from the end.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.fx import Node
 
-from compiler.frontend.layouts import ensure_layout, op_layouts
+from compiler.frontend.layouts import ensure_layout, layout_of, op_layouts
 
 _aten = torch.ops.aten
 # Pointwise ops of two tensors, with the strides that all such kernels choose from their arguments.
@@ -23,6 +25,10 @@ _POINTWISE = (
     _aten.copysign.Tensor, _aten.floor_divide.default, _aten.logaddexp.default, _aten.logical_and.default,
     _aten.logical_or.default, _aten.logical_xor.default, _aten.heaviside.default, _aten.xlogy.Tensor,
     _aten.special_xlog1py.default,
+)  # fmt: skip
+_BATCH_NORMS = (
+    _aten._native_batch_norm_legit_no_training.default, _aten._native_batch_norm_legit_functional.default,
+    _aten._native_batch_norm_legit.no_stats,
 )  # fmt: skip
 
 _corrected: ContextVar[Any] = ContextVar("_corrected", default=None)  # the op that is being traced by its correction
@@ -34,7 +40,8 @@ def corrections(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[.
     They return NotImplemented for calls that are declared right, if the op has no decomposition.
     """
     pointwise = {op: functools.partial(_with_strides, op, table.get(op)) for op in _POINTWISE}
-    return {**pointwise, _aten.linalg_vector_norm.default: _norm}
+    batch_norms = {op: functools.partial(_batch_norm, op) for op in _BATCH_NORMS}
+    return {**pointwise, **batch_norms, _aten.linalg_vector_norm.default: _norm}
 
 
 @contextmanager
@@ -56,6 +63,16 @@ def _with_strides(op: Any, definition: Callable[..., Any] | None, a: Any, b: Any
     with _inside(op):
         result = op(a, b, **kwargs)
     return ensure_layout(result, right)
+
+
+def _batch_norm(op: Any, x: torch.Tensor, *args: Any) -> Any:
+    """The normalised input is contiguous or, with the channels last, as the input."""
+    right = layout_of(torch.empty_like(x, memory_format=suggest_memory_format(x)))
+    if x.device.type != "cpu" or layout_of(x) == right or _corrected.get() is op:
+        return NotImplemented
+    with _inside(op):
+        normalised, *others = op(x, *args)
+    return ensure_layout(normalised, right), *others
 
 
 def may_have_wrong_sizes(node: Node) -> bool:

@@ -176,7 +176,7 @@ def native_group_norm(
     del N, HxW  # given by the input
     _check_types(b, input, weight, bias)
     if C % group:
-        raise b.refuse(f"{C} channels do not make {group} equal groups")
+        raise b.refuse(f"{show(input.shape[1])} channels do not make {group} equal groups")
     per_group = C // group
     space = input.shape[2:]
     split = (input.shape[0], dim(group), dim(per_group), *space)

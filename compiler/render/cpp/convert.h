@@ -79,6 +79,12 @@ MLC_INLINE mlc_vec<I, mlc_lanes<V>> mlc_truncate(V x) {
 
 template <typename T, typename V>
 MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_convert(V v) {
+#ifdef MLC_AVX512
+  // GCC 12 and 13 make one instruction of the load of part of a register, its widening and a mask behind it, and then
+  // cannot print it.
+  if constexpr (!mlc_is_scalar<V> && !mlc_is_float<V> && sizeof(V) < 16 && sizeof(mlc_lane<V>) < sizeof(T))
+    return mlc_opaque(mlc_cast<T>(v));
+#endif
   if constexpr (!mlc_is_float<V> || mlc_same<T, float> || mlc_same<T, double>)
     return mlc_cast<T>(v);
   else if constexpr (sizeof(T) >= 4)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import compiler
 
@@ -39,6 +40,29 @@ def test_strides_are_those_of_eager_for_sizes_that_vary() -> None:
         torch._dynamo.mark_dynamic(a, 0)
         torch._dynamo.mark_dynamic(b, 0)
         assert function(a, b).stride() == torch.xlogy(a, b).stride() == (1, n)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (4, 5, 3, 2)])
+def test_batch_norms_of_a_cpu_are_contiguous(shape: tuple[int, ...], training: bool) -> None:
+    mean, variance = torch.zeros(5), torch.ones(5)
+    x = torch.randn(shape).transpose(0, 1).contiguous().transpose(0, 1)
+    assert not x.is_contiguous()
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, mean.clone(), variance.clone(), training=training)
+
+    result = compiled(norm)(x)
+    assert result.is_contiguous()
+    torch.testing.assert_close(result, norm(x))
+    if training:
+        assert compiled(lambda x: F.batch_norm(x, None, None, training=True))(x).is_contiguous()
+
+
+def test_batch_norms_keep_channels_last() -> None:
+    x = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)
+    result = compiled(lambda x: F.batch_norm(x, None, None, training=True))(x)
+    assert result.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 1)])
