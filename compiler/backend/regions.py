@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -24,7 +23,7 @@ from compiler import frontend
 from compiler.backend import devices
 from compiler.backend.input_writes import Boxed
 from compiler.errors import CompilerError, Unsupported
-from compiler.frontend.graphs import output, placeholders, tensors_in
+from compiler.frontend.graphs import fake_mode_of, output, placeholders, tensors_in
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 
 MIN_CALLS = 2
@@ -128,14 +127,14 @@ def _form_regions(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], m
     copied, table = Graph(), dict[Node, Node]()
     ordered = [n for n in graph.graph.nodes if n.op in ("placeholder", "get_attr")]
     ordered += sorted((n for n in graph.graph.nodes if n in stages), key=lambda n: stages[n])
-    modes = [v.fake_mode for n in ordered if isinstance(v := _value(n), FakeTensor)]
+    mode = fake_mode_of(ordered)
     for n in ordered:
         table[n] = copied.node_copy(n, table.__getitem__)
         attribute = (
             operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None
         )  # or a graph: a branch of a cond
-        if isinstance(attribute, torch.Tensor) and n.meta.get("val") is None and modes:
-            table[n].meta["val"] = modes[0].from_tensor(attribute, static_shapes=True)
+        if isinstance(attribute, torch.Tensor) and n.meta.get("val") is None and mode:
+            table[n].meta["val"] = mode.from_tensor(attribute, static_shapes=True)
     copied.node_copy(output(graph), table.__getitem__)
     groups: dict[int, list[Node]] = {}
     for n, (stage, cut) in stages.items():

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -66,8 +65,7 @@ def without_complex(graph: GraphModule) -> GraphModule:
 def as_real(graph: GraphModule) -> GraphModule:
     """The graph on real numbers; raises Unsupported."""
     inputs = [n.meta.get("val") for n in graphs.placeholders(graph)]
-    node_values = [n.meta.get("val") for n in graph.graph.nodes]
-    mode = next((v.fake_mode for v in node_values if isinstance(v, FakeTensor)), None)
+    mode = graphs.fake_mode_of(graph.graph.nodes)
     if mode is None:
         raise Unsupported("complex numbers", (), "a graph without tensors")
     graph = _with_real_attributes(graph)

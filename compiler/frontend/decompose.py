@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _should_decompose_because_unsafe_op, get_decompositions
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Interpreter, Node
@@ -248,9 +248,9 @@ def expand(graph: GraphModule) -> GraphModule:
     op that torch knows.
     """
     # Placeholders of plain numbers have no example once a trace has inlined the numbers.
-    examples = [n.meta.get("val", 0) for n in graphs.placeholders(graph)]
-    modes = [v.fake_mode for v in examples if isinstance(v, FakeTensor)]
-    mode = modes[0] if modes else FakeTensorMode()
+    placeholders = graphs.placeholders(graph)
+    examples = [n.meta.get("val", 0) for n in placeholders]
+    mode = graphs.fake_mode_of(placeholders) or FakeTensorMode()
     for _ in range(8):
         table = _missing_decompositions(graph)
         if not table:

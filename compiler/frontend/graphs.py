@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, map_arg
 
 # Ops that update running statistics without saying so in their schemas, and the argument that enables the update.
@@ -32,6 +34,11 @@ def placeholders_by_name(graph: GraphModule) -> dict[str, Node]:
 def output(graph: GraphModule) -> Any:  # a Node, but torch's type of its arguments is too general
     """The node whose first argument is what the graph returns."""
     return graph.graph.output_node()
+
+
+def fake_mode_of(nodes: Iterable[Node]) -> FakeTensorMode | None:
+    """The mode in which the values of these nodes were made up; None if none of them is a tensor."""
+    return next((v.fake_mode for n in nodes if isinstance(v := n.meta.get("val"), FakeTensor)), None)
 
 
 def refresh_views(graph: GraphModule) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch._higher_order_ops.flex_attention import math_attention
 from torch._higher_order_ops.scan import scan_op
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from compiler.frontend import graphs
@@ -59,8 +58,9 @@ def without_higher_order(graph: GraphModule) -> GraphModule:
     """Expand the higher-order ops of a graph that have a definition."""
     if not any(n.op == "call_function" and n.target in _DEFINITIONS for n in graph.graph.nodes):
         return graph
-    examples = [n.meta.get("val", 0) for n in graphs.placeholders(graph)]
-    mode = next((v.fake_mode for v in examples if isinstance(v, FakeTensor)), None)
+    placeholders = graphs.placeholders(graph)
+    examples = [n.meta.get("val", 0) for n in placeholders]
+    mode = graphs.fake_mode_of(placeholders)
     if mode is None:
         return graph
     expanded = retrace(
