@@ -151,7 +151,11 @@ def page(programs: Sequence[rows.Fuzz], seed: int) -> str:
     """Return the page as Markdown: the findings, and the counts of unsupported ops."""
     lines = ["# Random programs", f"{counts(programs)}; seed {seed}."]
     lines += [f"```\n{finding(row)}\n```" for row in programs if row.verdict == "fail"]
-    refused = Counter(row.detail.splitlines()[0] for row in programs if row.verdict == "unsupported")
-    listed = [[n, reason] for reason, n in refused.most_common()]
-    lines += ["## Refused by name", tables.table(listed, ["programs", "what"])] if refused else []
+    refused: dict[str, list[int]] = {}  # the numbers of the programs, by the reason
+    for row in programs:
+        if row.verdict == "unsupported":
+            refused.setdefault(row.detail.splitlines()[0], []).append(row.index)
+    by_count = sorted(refused.items(), key=lambda item: -len(item[1]))
+    listed = [[len(indices), min(indices), reason] for reason, indices in by_count]
+    lines += ["## Refused by name", tables.table(listed, ["programs", "first", "what"])] if refused else []
     return "\n\n".join(lines) + "\n"
