@@ -58,15 +58,18 @@ def execute(
             kwargs = {k: _argument_value(a, env, dtype, k) for k, a in call.kwargs}
             if dtype is not None:
                 args = _keep_original_rounding(call, args, types)
-            result = _call(call, args, kwargs, translate_error)
+            result = _call(call, args, kwargs, translate_error, in_f64=dtype is torch.float64)
             results = result if isinstance(result, tuple | list) else (result,) if call.outputs else ()
             env |= {n: _to_dtype(r, dtype) for n, r in zip(call.outputs, results, strict=True)}
     return tuple(env[name] for name in program.outputs)
 
 
-def _call(call: Call, args: list[Any], kwargs: dict[str, Any], translate_error: ErrorTranslator | None) -> Any:
+def _call(
+    call: Call, args: list[Any], kwargs: dict[str, Any], translate_error: ErrorTranslator | None, in_f64: bool
+) -> Any:
+    function = _IN_F64.get(call.op) if in_f64 else None
     try:
-        return resolve(call.op)(*args, **kwargs)
+        return (function or resolve(call.op))(*args, **kwargs)
     except Exception as error:
         if translate_error is None:
             raise
@@ -78,6 +81,22 @@ def resolve(op: str) -> Callable[..., Any]:
     namespace, name, overload = op.split(".")
     function: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     return function
+
+
+def _lstm_layer(
+    x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor, h: torch.Tensor,
+    c: torch.Tensor, reverse: bool, batch_sizes: Sequence[int], mode: int, hidden_size: int, num_layers: int,
+    has_biases: bool, *_: bool,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """`mkldnn_rnn_layer` for one layer of an LSTM in one direction; the last result is for training."""
+    params = [w_ih, w_hh, *([b_ih, b_hh] if has_biases else [])]
+    steps = x.flip(0) if reverse else x
+    y, h, c = torch.lstm(steps, (h, c), params, has_biases, num_layers, 0.0, False, False, False)
+    return y.flip(0) if reverse else y, h, c, None
+
+
+# Ops that have no f64 kernel.
+_IN_F64: dict[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.default": _lstm_layer}
 
 
 class FirstOfEqual(TorchDispatchMode):

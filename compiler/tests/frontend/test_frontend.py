@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler import frontend
 from compiler.errors import CompilerError, Unsupported
 from compiler.ir import aten, aten_text, tensor
 from compiler.passes.torch_to_tensor import lower
+
+LSTM = 2  # as torch's calls of oneDNN name it
 
 
 def run(captured: frontend.Captured, *inputs: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
@@ -285,3 +288,19 @@ def test_a_part_may_be_taken_more_than_once() -> None:
     captured = frontend.from_graph(torch.fx.GraphModule({}, graph))
     (found,) = frontend.execute(captured.program, [given])
     assert torch.equal(found, parts[1] * parts[1])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_an_lstm_without_an_f64_kernel_runs_in_f64(reverse: bool, has_biases: bool) -> None:
+    shapes = (5, 2, 3), (16, 3), (16, 4), (16,), (16,), (1, 2, 4), (1, 2, 4)
+    given = tuple(map(torch.randn, shapes))
+
+    def layer(*tensors: torch.Tensor) -> Any:
+        options = (reverse, (), LSTM, 4, 1, has_biases, False, False, False)
+        return torch.ops.aten.mkldnn_rnn_layer(*tensors, *options)[:3]
+
+    captured = frontend.from_graph(make_fx(layer, tracing_mode="fake")(*given))
+    tensors = captured.inputs(given)
+    in_f32, in_f64 = (frontend.execute(captured.program, tensors, dtype) for dtype in (None, torch.float64))
+    torch.testing.assert_close(in_f32, tuple(x.float() for x in in_f64))
