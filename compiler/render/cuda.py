@@ -32,7 +32,7 @@ HEADERS = {
     "float8": "from_f8e4m3 to_f8e4m3 from_f8e5m2 to_f8e5m2",
     "halves": "scaled_halves widened",
     "arithmetic": "add sub mul mul_plain div div_large isnan signbit max min negated abs sign shl shr ones floordiv "
-    "remainder quotient rest truncdiv fmod gcd round",
+    "remainder index_floordiv index_mod quotient rest truncdiv fmod gcd round",
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),

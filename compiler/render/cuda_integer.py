@@ -77,7 +77,7 @@ def _render_integer(w: Writer, e: Expr) -> tuple[Code, bool]:
             return _infix(w, e, c.INFIX[name], a, b)
         case Op("shr", (a, Const(int() as count))) if 0 <= count < 32 and fits_int32(range_in(a, w.ranges)):
             return Code(f"{render_integer(w, a)[0].at(UNARY)} >> {count}", c.SHIFT), True
-        case Op("floordiv" | "mod" as name, (a, divisor)) if (range_in(divisor, w.ranges)[0] or 0) > 0:
+        case Op("floordiv" | "mod" as name, (a, divisor)) if _is_positive(w, divisor) or not is_data(e, w.wrapping):
             return _division(w, name, a, divisor)
         case Op(name, (a, b)) if name in _MIN_MAX:
             return _call(w, f"mlc_{name}", a, b)
@@ -130,11 +130,16 @@ def _may_wrap(w: Writer, e: Expr) -> bool:
     return is_data(e, w.wrapping) and not is_bounded(range_in(e, w.ranges))
 
 
+def _is_positive(w: Writer, e: Expr) -> bool:
+    return (range_in(e, w.ranges)[0] or 0) > 0
+
+
 def _division(w: Writer, name: str, a: Expr, divisor: Expr) -> tuple[Code, bool]:
-    """Division by a positive number. A dividend known to be nonnegative takes half the instructions, unsigned."""
+    """Division that cannot overflow. That of a nonnegative number by a positive one takes half the instructions,
+    unsigned."""
     low, _ = range_in(a, w.ranges)
-    if low is not None and low >= 0:
+    if low is not None and low >= 0 and _is_positive(w, divisor):
         function = "mlc_quotient" if name == "floordiv" else "mlc_rest"
     else:
-        function = "mlc_floordiv" if name == "floordiv" else "mlc_remainder"
+        function = "mlc_index_floordiv" if name == "floordiv" else "mlc_index_mod"
     return _call(w, function, a, divisor)

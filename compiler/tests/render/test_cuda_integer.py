@@ -12,7 +12,7 @@ PLACES = [
     (256, 16, 4096, "(i * 256 + t) // 3", "mlc_quotient(i * 256 + t, 3)"),
     (256, 16, 4096, "(i * 256 + t) % 7", "mlc_rest(i * 256 + t, 7)"),
     (256, 16, 4096, "max(t - 3, 0)", "mlc_max(t - 3, 0)"),
-    (256, 16, 4096, "(t - 5) // 2 + 3", "mlc_floordiv(t - 5, 2) + 3"),
+    (256, 16, 4096, "(t - 5) // 2 + 3", "mlc_index_floordiv(t - 5, 2) + 3"),
     (256, 16, 4096, "min(max(p[t], 0), 15) * 16 + t", "(int)mlc_min(mlc_max(p[t], 0l), 15l) * 16 + t"),
     (256, 16, 4096, "p[t] + t", "mlc_add(p[t], (long)t)"),
     # beyond 2**31 elements, or on the way there
@@ -91,4 +91,24 @@ def f(p: i64[32], *, y: i64[32]):
         y[t] = {value}
 """
     text = cuda.render(kernel_text.parse(source), target="sm_90a")
-    assert max(text.count(function) for function in ("mlc_max(", "mlc_add(", "mlc_floordiv(")) == 100
+    assert max(text.count(function) for function in ("mlc_max(", "mlc_add(", "mlc_index_floordiv(")) == 100
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("t // (n - 3)", "mlc_index_floordiv((long)t, n - 3)"),
+        ("(t - 7) % (n + 1)", "mlc_index_mod((long)(t - 7), n + 1)"),
+        ("p[t] // (n - 3)", "mlc_floordiv(p[t], n - 3)"),
+        ("p[t] % (n + 1)", "mlc_index_mod(p[t], n + 1)"),
+        ("t // p[t]", "mlc_floordiv((long)t, p[t])"),
+    ],
+)
+def test_only_data_divided_by_what_may_be_negative_can_overflow(value: str, written: str) -> None:
+    source = f"""
+def f(n: size[2, inf, 9], p: i64[32], *, y: i64[32]):
+    with function("f", [p, y], writes=[y], grid=[1], block=[32, 1, 1]):
+        t: i64 = thread.x
+        y[t] = {value}
+"""
+    assert f"y[t] = {written};" in cuda.render(kernel_text.parse(source), target="sm_90a")

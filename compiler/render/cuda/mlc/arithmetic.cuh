@@ -260,6 +260,20 @@ MLC_DEVICE T mlc_floordiv(T x, T y) {
     const T q = mlc_truncdiv(x, y);
     return mlc_fmod(x, y) != T(0) && (x < T(0)) != (y < T(0)) ? (T)(q - T(1)) : q;
 }
+// Floor division that cannot overflow, such as that of indices. The branches of `mlc_floordiv` by a variable make NVCC's
+// time grow exponentially with the number of divisions in an expression.
+template <typename T>
+MLC_DEVICE T mlc_index_floordiv(T x, T y) {
+    if (y == T(0)) return T(0);
+    const T q = x / y, r = x - q * y;
+    return q - (T)((r != T(0)) & ((r < T(0)) != (y < T(0))));
+}
+template <typename T>
+MLC_DEVICE T mlc_index_mod(T x, T y) {
+    if (y == T(0)) return T(0);
+    const T r = x % y;
+    return (r != T(0)) & ((r < T(0)) != (y < T(0))) ? r + y : r;
+}
 // The greatest common divisor of the magnitudes, by Euclid.
 template <typename T>
 MLC_DEVICE T mlc_gcd(T x, T y) {
