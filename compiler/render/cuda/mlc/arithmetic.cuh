@@ -265,7 +265,7 @@ MLC_DEVICE T mlc_floordiv(T x, T y) {
 template <typename T>
 MLC_DEVICE T mlc_index_floordiv(T x, T y) {
     if (y == T(0)) return T(0);
-    const T q = x / y, r = x - q * y;
+    const T q = mlc_dividend(x) / y, r = x - q * y;
     return q - (T)((r != T(0)) & ((r < T(0)) != (y < T(0))));
 }
 template <typename T>
