@@ -139,7 +139,7 @@ def holds_in_eager(relation: Relation, program: Program, device: str) -> bool:
     eager = function(program)
     try:
         return not violation(relation, run(eager, program, device), run(eager, relation.program, device))
-    except (RuntimeError, IndexError, NotImplementedError):
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return False
 
 
