@@ -197,6 +197,7 @@ def test_another_order_a_part_and_margins_are_told_from_what_they_are_not(monkey
 
 
 def test_a_relation_whose_data_eager_refuses_does_not_hold() -> None:
-    drawn = program("t0 = torch.nn.functional.cross_entropy(x0, x1)", args=(SQUARE, Arg("x1", (6,), "i64")))
+    labels = Arg("x1", (6,), "i64", inputs={"kind": "index", "below": 6})
+    drawn = program("t0 = torch.nn.functional.cross_entropy(x0, x1)", args=(SQUARE, labels))
     fewer_scores = replace(drawn, altered=Altered({}, {"x0": (0,)}, (0, 3, 4)))
     assert not relations.holds_in_eager(relations.Relation("slice", fewer_scores, (0,), ((),)), drawn, "cpu")
