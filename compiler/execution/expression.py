@@ -80,14 +80,35 @@ class _Hoist(ast.NodeTransformer):
         self.inputs: list[Any] = []
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        match node.func:
-            case ast.Attribute(ast.Name("torch"), name) if name in _INPUTS:
-                self.inputs.append(self._value(node))
-                return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
-            case ast.Attribute(ast.Name("nn") | ast.Attribute(ast.Name("torch"), "nn"), name) if _is_module(name):
-                module_name = f"module{len(self.scope)}"
-                self.scope[module_name] = self._value(node).eval().requires_grad_(False)
-                return ast.copy_location(ast.Name(module_name, ast.Load()), node)
+        if _makes_input(node):
+            self.inputs.append(self._value(node))
+            return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
+        if _makes_module(node):
+            module_name = f"module{len(self.scope)}"
+            self.scope[module_name] = self._value(node).eval().requires_grad_(False)
+            return ast.copy_location(ast.Name(module_name, ast.Load()), node)
+        return self.generic_visit(node)
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        return self._visit_loop(node, node.elt)
+
+    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+        return self._visit_loop(node, node.elt)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        return self._visit_loop(node, node.elt)
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        return self._visit_loop(node, node.key, node.value)
+
+    def _visit_loop(self, node: Any, *results: ast.expr) -> ast.AST:
+        """Refuse calls that would make another tensor or module in each turn. What is looped over is made once."""
+        first, *nested = node.generators
+        for call in (inner for part in (*results, *first.ifs, *nested) for inner in ast.walk(part)):
+            if isinstance(call, ast.Call) and (_makes_input(call) or _makes_module(call)):
+                raise CompilerError(
+                    f"{ast.unparse(call)} is called in a loop, each time for another value: write it out"
+                )
         return self.generic_visit(node)
 
     def _value(self, node: ast.Call) -> Any:
@@ -98,9 +119,19 @@ class _Hoist(ast.NodeTransformer):
             raise CompilerError(f"PyTorch does not run {ast.unparse(node)}: {_first_line(problem)}") from problem
 
 
-def _is_module(name: str) -> bool:
-    attribute = getattr(torch.nn, name, None)
-    return isinstance(attribute, type) and issubclass(attribute, torch.nn.Module)
+def _makes_input(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Attribute(ast.Name("torch"), name):
+            return name in _INPUTS
+    return False
+
+
+def _makes_module(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Attribute(ast.Name("nn") | ast.Attribute(ast.Name("torch"), "nn"), name):
+            attribute = getattr(torch.nn, name, None)
+            return isinstance(attribute, type) and issubclass(attribute, torch.nn.Module)
+    return False
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,16 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "shapes": (["-c", "torch.randn(3, 3) @ torch.randn(4, 4)"], 1, ["PyTorch does not run", "3x3 and 4x4"]),
     "input": (["-c", "torch.randn(-3) + 1"], 1, ["PyTorch does not run torch.randn(-3)", "negative dimension"]),
     "module": (["-c", "nn.Linear(3)(torch.randn(3))"], 1, ["PyTorch does not run nn.Linear(3)", "out_features"]),
+    "inputs in a loop": (
+        ["-c", "torch.stack([torch.randn(3) for _ in range(2)])"],
+        1,
+        ["torch.randn(3) is called in a loop"],
+    ),
+    "modules in a loop": (
+        ["-c", "sum(nn.Linear(3, 3)(torch.ones(3)) for _ in range(2))"],
+        1,
+        ["nn.Linear(3, 3) is called in a loop"],
+    ),
     "data": (
         ["-c", "torch.randn(3).sum().item()"],
         1,
