@@ -69,8 +69,9 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
 
 KERNEL_FLAGS = kernel_flags()
 
-# In messages of GCC. Most often one of its optimisations fails, of which -O1 has few.
+# In messages of GCC. Most often one of its optimisations fails, of which -O1 has few and -O0 none.
 _CRASH = "internal compiler error"
+_SAFER_LEVELS = ("-O1", "-O0")
 
 # Entries that this process has verified or written: checking again costs microseconds.
 _built: dict[tuple[object, ...], Path] = {}
@@ -161,9 +162,12 @@ def _compile(
         called = [tool.path, *options]
         code, messages = _compile_texts(called, source, split, work, linker_flags)
         if code != 0 and _CRASH in messages:
-            code, _ = _compile_texts([*called, "-O1"], source, split, work, linker_flags)
-            if code == 0:
-                warnings.warn(f"{tool.path} failed by a bug of its own; a kernel is compiled with -O1", stacklevel=2)
+            for level in _SAFER_LEVELS:
+                code, _ = _compile_texts([*called, level], source, split, work, linker_flags)
+                if code == 0:
+                    crash = f"{tool.path} failed by a bug of its own; a kernel is compiled with {level}"
+                    warnings.warn(crash, stacklevel=2)
+                    break
         if code != 0:
             saved, cleaned = refused_path(path, ".cpp"), re.sub(r"\S*/\.build-\w+/", "", messages)
             command = [*called, str(text), "-o", str(product), *linker_flags]
