@@ -95,7 +95,11 @@ def module_calls(case: Case) -> dict[str, str]:
 
 def _source_and_modules(case: Case) -> tuple[str, dict[str, str]]:
     values = {**case.dims, **case.params, **case.consts, "dtype": case.dtype}
-    return modules.extract_modules(program_source(case.op, case.expr, [arg.name for arg in case.args], values))
+    program = program_source(case.op, case.expr, [arg.name for arg in case.args], values)
+    try:
+        return modules.extract_modules(program)
+    except ValueError as error:
+        raise CaseError(case, "expr", str(error)) from error
 
 
 def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:

@@ -36,6 +36,7 @@ FAULTS = {
     'module = "collections:OrderedDict"': "makes a OrderedDict, no torch.nn.Module",
     'module = "torch.nn:Linear"\ninit = { out = 3 }': "init: the module cannot be made: TypeError",
     'expr = "nn.Linear(3)(x)"': "expr: the module cannot be made: TypeError",
+    'expr = "sum(nn.Linear(3, 3)(x) for _ in range(2))"': "expr: nn.Linear(3, 3) is called in a loop",
     'module = "torch.nn:ReLU"\ndtypes = ["i64"]': "a module has no weights of i64",
     'expr = "x.view(7)"': "expr: PyTorch itself does not run it: RuntimeError: shape '[7]' is invalid",
     'expr = "x + torch.ones(10**12)"': "expr: PyTorch itself does not run it: RuntimeError",
