@@ -76,10 +76,9 @@ def test_a_kernel_that_is_really_slower_is_found(box: pytest.Pytester, monkeypat
     found = {row["op"]: row["against"] for row in report(box)["benches"]}
     assert found["worse"]["verdict"] == "SLOWER" and found["worse"]["speedup"] < 0.7, found
     assert found["better"]["verdict"] == "FASTER" and found["better"]["speedup"] > 1.4, found
-    # Beside other tests, and at another address, equal code may really differ by a few percent.
-    assert 0.8 < found["twin"]["speedup"] < 1.25 and found["twin"]["rounds"], found
+    assert found["twin"]["verdict"] in ("SAME", "AMBIGUOUS") and found["twin"]["rounds"], found
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["mlcomp: against main: * SLOWER*", "slower than the baseline: *", "worse*SLOWER*"])
+    result.stdout.fnmatch_lines(["mlcomp: against main: *1 SLOWER*", "slower than the baseline: *", "worse*SLOWER*"])
     assert report(box, "regressions.md").index("| worse") < report(box, "regressions.md").index("| better")
 
 
