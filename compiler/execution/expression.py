@@ -20,6 +20,7 @@ from compiler.interpret.verdicts import Verdict
 
 # Calls that create an input, rather than being part of the program.
 _INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
+_LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ROUNDS = 5
 _CALLS = 100  # per turn on a GPU
 
@@ -78,38 +79,30 @@ class _Hoist(ast.NodeTransformer):
     def __init__(self, scope: dict[str, Any]) -> None:
         self.scope = scope
         self.inputs: list[Any] = []
+        self._is_in_loop = False
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if not isinstance(node, _LOOPS):
+            return super().generic_visit(node)
+        outermost = node.generators[0]
+        outermost.iter = self.visit(outermost.iter)  # which is evaluated once
+        was_in_loop, self._is_in_loop = self._is_in_loop, True
+        visited = super().generic_visit(node)
+        self._is_in_loop = was_in_loop
+        return visited
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if _makes_input(node):
+        makes_input = _makes_input(node)
+        if not makes_input and not _makes_module(node):
+            return self.generic_visit(node)
+        if self._is_in_loop:
+            raise CompilerError(f"{ast.unparse(node)} is called in a loop, each time for another value: write it out")
+        if makes_input:
             self.inputs.append(self._value(node))
             return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
-        if _makes_module(node):
-            module_name = f"module{len(self.scope)}"
-            self.scope[module_name] = self._value(node).eval().requires_grad_(False)
-            return ast.copy_location(ast.Name(module_name, ast.Load()), node)
-        return self.generic_visit(node)
-
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
-        return self._visit_loop(node, node.elt)
-
-    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
-        return self._visit_loop(node, node.elt)
-
-    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
-        return self._visit_loop(node, node.elt)
-
-    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
-        return self._visit_loop(node, node.key, node.value)
-
-    def _visit_loop(self, node: Any, *results: ast.expr) -> ast.AST:
-        """Refuse calls that would make another tensor or module in each turn. What is looped over is made once."""
-        first, *nested = node.generators
-        for call in (inner for part in (*results, *first.ifs, *nested) for inner in ast.walk(part)):
-            if isinstance(call, ast.Call) and (_makes_input(call) or _makes_module(call)):
-                raise CompilerError(
-                    f"{ast.unparse(call)} is called in a loop, each time for another value: write it out"
-                )
-        return self.generic_visit(node)
+        module_name = f"module{len(self.scope)}"
+        self.scope[module_name] = self._value(node).eval().requires_grad_(False)
+        return ast.copy_location(ast.Name(module_name, ast.Load()), node)
 
     def _value(self, node: ast.Call) -> Any:
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<expression>", "eval")
