@@ -42,8 +42,8 @@ def execute(
     """Run a program by PyTorch's eager kernels, call by call; `translate_error` may translate the exceptions of calls.
 
     With `dtype` (float64 for a reference), all floating-point values have that dtype, also where a call asks for
-    another one. Scalars that tensors are compared with stay rounded to the original dtype of the tensor, and sorts and
-    top-k are stable. Raises CompilerError for a wrong number of tensors.
+    another one. Scalars that tensors are compared with stay rounded to the original dtype of the tensor, sorts and
+    top-k are stable, and sums of products that are zero are +0. Raises CompilerError for a wrong number of tensors.
     """
     if len(tensors) != len(program.inputs):
         raise CompilerError(f"{program.name} takes {len(program.inputs)} tensors, not {len(tensors)}")
@@ -69,7 +69,9 @@ def _call(
 ) -> Any:
     function = _IN_F64.get(call.op) if in_f64 else None
     try:
-        return (function or resolve(call.op))(*args, **kwargs)
+        result = (function or resolve(call.op))(*args, **kwargs)
+        is_signless = in_f64 and call.op.split(".")[1] in _CONTRACTIONS
+        return result + 0.0 if is_signless else result  # -0 + 0 is 0
     except Exception as error:
         if translate_error is None:
             raise
@@ -95,6 +97,11 @@ def _lstm_layer(
     return y.flip(0) if reverse else y, h, c, None
 
 
+# Sums of products. If all of these are -0, torch's sum is -0 or 0, depending on the kernel.
+_CONTRACTIONS = frozenset({
+    "mm", "bmm", "matmul", "einsum", "linear", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "inner",
+    "tensordot", "bilinear", "convolution", "conv1d", "conv2d", "conv3d",
+})  # fmt: skip
 # Ops that have no f64 kernel.
 _IN_F64: dict[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.default": _lstm_layer}
 

@@ -195,9 +195,12 @@ def _equals_last_stages(program: Program, target: compiler.Target) -> bool:
         ]
         output_bounds = oracle.bounds(lowered.equations, exact_or_bounded, compiler.accuracy(lowered.lowering))
         known.extend(zip(outputs, output_bounds, strict=True))
-        results: Sequence[Any] = _WithKnownValues(
-            recorded.graph, dict(zip(prepared.program.outputs, outputs, strict=True))
-        ).run(*inputs)
+        # Torch IR numbers its values anew, so that its names of outputs may be those of other nodes.
+        names = [
+            n.name for n in compiler.sources(compiler.with_results(recorded.graph, _computed_results(recorded.graph)))
+        ]
+        known_values = dict(zip(names, outputs, strict=True))
+        results: Sequence[Any] = _WithKnownValues(recorded.graph, known_values).run(*inputs)
         return results
 
     options = {"fallback": False, "target": target.name}

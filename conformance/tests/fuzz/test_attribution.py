@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import compiler
-from conformance.fuzz import check, runs
+from conformance.fuzz import blame, check, runs
 from conformance.fuzz.program import Program
 from conformance.shapes.cases import Arg
 
@@ -83,3 +83,24 @@ def test_rounding_that_a_program_magnifies_is_not_counted() -> None:
     lines = ("t0 = x0 @ x1.t()", "x2[x2 <= -1] = 1", "t1 = F.rms_norm(F.layer_norm(t0, (5,)), (5,), x2)")
     row = check.check_program(Program(SEED, 0, inputs, lines, ("t1",)), OPTIONS, told)
     assert row.verdict == "pass", (SEED, row)
+
+
+def test_the_sign_of_a_sum_that_is_zero_is_not_counted() -> None:
+    """BLAS gives -0 for a sum of one product that is -0."""
+    zeros, ones = (Arg(name, shape, "f32", inputs={"kind": "zeros" if name == "x0" else "ones"}) for name, shape in
+                   (("x0", (8, 1)), ("x1", (1, 16))))  # fmt: skip
+    lines = ("t0 = x0 @ -x1", "t1 = torch.signbit(t0)", "t2 = torch.copysign(x1, t0)")
+    row = check.check_program(Program(SEED, 0, (zeros, ones), lines, ("t1", "t2")), OPTIONS, told)
+    assert row.verdict == "pass", (SEED, row)
+
+
+def test_graphs_whose_values_get_other_names_are_compared_with_their_last_stages() -> None:
+    """Sizes that vary are values with names, which Torch IR leaves out before it numbers the names."""
+    shapes = ((2, 3, 4), (1, 3, 4), (1, 3, 4), (16, 4), (16, 4))
+    lines = ("t0, t1, t2 = torch.lstm(x0, (x1, x2), [x3, x4], False, 1, 0.0, False, False, False)",)
+    program = Program(
+        SEED, 0, tuple(Arg(f"x{n}", shape, "f64") for n, shape in enumerate(shapes)), lines, ("t2",),
+        points=({"n": 3}, {"n": 5}), varying={name: {1: "n"} for name in ("x0", "x1", "x2")},
+    )  # fmt: skip
+    finding, cleared = blame.blame_program(program, OPTIONS, told)
+    assert cleared, (SEED, finding)
