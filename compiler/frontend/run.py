@@ -97,13 +97,39 @@ def _lstm_layer(
     return y.flip(0) if reverse else y, h, c, None
 
 
+def _native_layer_norm(
+    x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Subtract the mean before multiplying.
+
+    Eager's kernel subtracts a product from another. For an element that equals the mean the difference is a rounding
+    error in place of 0, which makes a difference if it is multiplied by an infinity.
+    """
+    axes = tuple(range(x.ndim - len(shape), x.ndim))
+    mean = x.mean(axes, keepdim=True)
+    reciprocal = ((x - mean).square().mean(axes, keepdim=True) + eps).rsqrt()
+    result = (x - mean) * reciprocal
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias, mean, reciprocal
+
+
+def _layer_norm(
+    x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    eps: float = 1e-5, *_: bool,
+) -> torch.Tensor:  # fmt: skip
+    return _native_layer_norm(x, shape, weight, bias, eps)[0]
+
+
 # Sums of products. If all of these are -0, torch's sum is -0 or 0, depending on the kernel.
 _CONTRACTIONS = frozenset({
     "mm", "bmm", "matmul", "einsum", "linear", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "inner",
     "tensordot", "bilinear", "convolution", "conv1d", "conv2d", "conv3d",
 })  # fmt: skip
-# Ops that have no f64 kernel.
-_IN_F64: dict[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.default": _lstm_layer}
+# Ops that have no f64 kernel, or one with another formula.
+_IN_F64: dict[str, Callable[..., Any]] = {
+    "aten.mkldnn_rnn_layer.default": _lstm_layer, "aten.native_layer_norm.default": _native_layer_norm,
+    "aten.layer_norm.default": _layer_norm,
+}  # fmt: skip
 
 
 class FirstOfEqual(TorchDispatchMode):

@@ -304,3 +304,20 @@ def test_an_lstm_without_an_f64_kernel_runs_in_f64(reverse: bool, has_biases: bo
     tensors = captured.inputs(given)
     in_f32, in_f64 = (frontend.execute(captured.program, tensors, dtype) for dtype in (None, torch.float64))
     torch.testing.assert_close(in_f32, tuple(x.float() for x in in_f64))
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "native_layer_norm"])
+def test_the_reference_of_a_norm_is_0_at_the_mean(name: str) -> None:
+    whole, weight, bias = torch.randint(-9, 9, (5, 7)).double(), torch.randn(8).double(), torch.randn(8).double()
+    x = torch.cat([whole * 7, whole.sum(1, keepdim=True)], 1)  # the last is the mean
+
+    def norm(x: torch.Tensor, *others: torch.Tensor) -> Any:
+        found = getattr(torch.ops.aten, name)(x, [8], *(others or (None, None)), 1e-5)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    for given in ((x,), (x, weight, bias)):
+        captured = frontend.from_graph(make_fx(norm, pre_dispatch=True, tracing_mode="fake")(*given))
+        assert f"aten.{name}.default" in aten_text.show(captured.program)
+        (found,) = frontend.execute(captured.program, captured.inputs(given), torch.float64)
+        torch.testing.assert_close(found, F.layer_norm(x, (8,), *given[1:]))
+        assert torch.equal(found[:, 7], bias[7].expand(5) if given[1:] else torch.zeros(5).double())
