@@ -5,10 +5,11 @@
 
 A twin of a kernel is the same text, built and loaded a second time in the way that a stored kernel is. `record` races
 the kernel of each benchmark against N twins, one after the other, with the protocol of `--mlcomp-bench quick` for
-stored kernels and without stopping early. `judge` composes runs from these races; a run has one race of every kernel
-and is judged as a benchmark run is. First it judges the recorded runs (run n has the n-th race of each kernel), then
-`--runs` runs resampled from the recorded races in blocks of rounds, since a disturbance lasts longer than a round. A
-planted slowdown multiplies the times of one random kernel of a run; each of PLANTED_SLOWDOWNS is planted in turn.
+stored kernels and without stopping early. `judge` composes runs from these races; a run has one race of every kernel,
+and another one where a verdict is confirmed, and is judged as a benchmark run is. First it judges the recorded runs
+(run n has the n-th race of each kernel, confirmed by the one before), then `--runs` runs resampled from the recorded
+races in blocks of rounds, since a disturbance lasts longer than a round. A planted slowdown multiplies the times of one
+random kernel of a run; each of PLANTED_SLOWDOWNS is planted in turn.
 """
 
 from __future__ import annotations
@@ -82,6 +83,12 @@ def judge_race(logs: Sequence[float] | Logs, looks: int, effect: float) -> Basel
     return stored.judge(samples, BaselineComparison(), effect)
 
 
+def judge_kernel(race: Logs, another: Logs, looks: int, effect: float) -> BaselineComparison:
+    """Judge a race as a benchmark run does, which confirms some verdicts by another race."""
+    first = judge_race(race, looks, effect)
+    return stored.confirm(first, judge_race(another, looks, effect)) if first.verdict in stored.TO_CONFIRM else first
+
+
 def resample(rows: Logs, rng: np.random.Generator) -> Logs:
     """Resample one of the races, chosen at random, in blocks of BLOCK rounds; the result has as many rounds."""
     race: Logs = rows[rng.integers(len(rows))]
@@ -106,18 +113,23 @@ def judge(races: dict[str, Logs], runs: int, effect: float) -> list[str]:
     rng = np.random.default_rng(0)
     recorded = min(len(rows) for rows, _ in kernels)
     lines = [f"{len(kernels)} kernels; least effect {effect:.1%}, bar {stored.threshold(effect):.2%}"]
-    twins = [[judge_race(rows[n], looks, effect) for rows, looks in kernels] for n in range(recorded)]
+    twins = [[judge_kernel(rows[n], rows[n - 1], looks, effect) for rows, looks in kernels] for n in range(recorded)]
     lines.append(f"twins, {recorded} runs as they were: {_show_counts([v for run in twins for v in verdicts(run)])}")
     counts: Counter[str] = Counter()
     alarmed, planted_counts = 0, {planted: Counter[str]() for planted in PLANTED_SLOWDOWNS}
     for _ in range(runs):
         logs = [resample(rows, rng) for rows, _ in kernels]
-        run = [judge_race(race_logs, looks, effect) for race_logs, (_, looks) in zip(logs, kernels, strict=True)]
+        run = [
+            judge_kernel(race_logs, resample(rows, rng), looks, effect)
+            for race_logs, (rows, looks) in zip(logs, kernels, strict=True)
+        ]
         counts.update(run_verdicts := verdicts(run))
         alarmed += str(Verdict.SLOWER) in run_verdicts
         kernel = int(rng.integers(len(kernels)))
+        rows, looks = kernels[kernel]
         for planted, verdict_counts in planted_counts.items():
-            slowed = judge_race(logs[kernel] + math.log1p(planted), kernels[kernel][1], effect)
+            slowdown = math.log1p(planted)
+            slowed = judge_kernel(logs[kernel] + slowdown, resample(rows, rng) + slowdown, looks, effect)
             verdict_counts[verdicts([*run[:kernel], slowed, *run[kernel + 1 :]])[kernel]] += 1
     lines.append(f"twins, {runs} runs drawn: {_show_counts(counts.elements())}; {alarmed} runs with an alarm")
     lines += [

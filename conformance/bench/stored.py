@@ -17,6 +17,10 @@ r <= b, which includes equal code with a bias of up to half the effect, the verd
 If r >= 1 + e, it is SAME in at most 0.5 %. If r = 1 + e, it is SLOWER as soon as half the width of the interval is
 below log(1 + e) / 2. For r between b and 1 + e, either is possible. The false discovery rate among all SLOWER verdicts
 of a run is controlled by a separate test (`run/regressions.py`); a race continues until it would pass that test too.
+
+**Twice.** Once in some hundred races equal code differs by more than the bar for the whole race, by a bad place in
+memory, which no number of rounds shows. Hence SLOWER and FASTER must hold for two builds of either kernel, which lie at
+different places; else the verdict is AMBIGUOUS.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ LOOKS = (20, 60, 180, 540, 1620)
 BUDGET_NS = 12_000_000_000  # a race undecided by then stays AMBIGUOUS; most are decided at the first looks
 SETS = 3  # copies of the operands that alternate, so that no address of data favours a contestant
 MOST_BYTES = 1 << 28  # larger operands are not copied
+TO_CONFIRM = (Verdict.SLOWER, Verdict.FASTER)  # verdicts that must hold for a second build of each kernel
 MOST_P_VALUE = 1e-5  # a p-value that is significant even among the thousand benchmarks of a run
 
 
@@ -118,6 +123,13 @@ def with_alternating_operands(
     return {name: bind(call) for name, call in calls.items()}
 
 
+def build_again(call: Callable[..., object]) -> compiler.Executable:
+    """Build the text of an executable once more, so that its code lies at another place in memory."""
+    assert isinstance(call, compiler.Executable)
+    text = emitted.self_contained(call.source, compiler.headers(call.code.target))
+    return compiler.rebuild(call, f"{text}\nstruct mlcomp_again;\n")
+
+
 def threshold(effect: float) -> float:
     """Return the slowdown that a SLOWER kernel significantly exceeds: half of the effect to detect."""
     return math.sqrt(1 + effect) - 1
@@ -154,6 +166,16 @@ def judge(samples: Samples, comparison: BaselineComparison, effect: float) -> Ba
         least=(1 + threshold(effect)) * math.sqrt(ratio.high / ratio.low) - 1,
         rounds=ratio.rounds,
     )
+
+
+def confirm(first: BaselineComparison, second: BaselineComparison) -> BaselineComparison:
+    """Return the row of two races between different builds: of the one with the smaller effect if both agree."""
+    p_value = max(first.chance or 0.0, second.chance or 0.0)
+    if second.verdict != first.verdict:
+        why = f"of two builds of each kernel one is {second.verdict}, {second.speedup:.3f}x"
+        return replace(first, verdict=str(Verdict.AMBIGUOUS), why=why, chance=p_value)
+    smaller = min(first, second, key=lambda row: abs(math.log(row.speedup or 1.0)))
+    return replace(smaller, chance=p_value)
 
 
 def _p_value(samples: Samples, effect: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,51 @@ def test_the_longest_race_is_judged() -> None:
     found = stored.judge(duel.Samples((OURS, BASELINE), noise, (1, 1), len(stored.LOOKS)), BaselineComparison(), 0.03)
     assert found.verdict == "SLOWER" and found.chance is not None and found.chance < stored.MOST_P_VALUE
     assert found.least is not None and found.least < 0.025
+
+
+def test_a_verdict_holds_for_two_builds() -> None:
+    def row(verdict: str, speedup: float, chance: float) -> BaselineComparison:
+        return BaselineComparison(verdict=verdict, speedup=speedup, chance=chance, rounds=20)
+
+    slower = row("SLOWER", 0.8, 1e-6)
+    assert stored.confirm(slower, row("SLOWER", 0.9, 1e-7)) == row("SLOWER", 0.9, 1e-6)
+    assert stored.confirm(row("FASTER", 1.2, 1.0), row("FASTER", 1.3, 1.0)).speedup == 1.2
+    lucky = stored.confirm(slower, row("SAME", 1.001, 0.9))
+    assert (lucky.verdict, lucky.speedup, lucky.chance) == ("AMBIGUOUS", 0.8, 0.9)
+    assert lucky.why == "of two builds of each kernel one is SAME, 1.001x"
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_second_build_of_both_kernels_confirms(both: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What differs in one pair of builds only is no finding, and what differs in both is."""
+    made = ours(monkeypatch, tmp_path)
+    built: list[compiler.Executable] = []
+
+    def build_again(call: compiler.Executable, original: Any = stored.build_again) -> compiler.Executable:
+        built.append(original(call))
+        return built[-1]
+
+    def race(calls: dict[str, object], *_: object) -> duel.Samples:
+        seconds = [1.5e-6 if name == OURS and (both or not built) else 1e-6 for name in calls]
+        return duel.Samples(tuple(calls), np.array([seconds] * 20), (1, 1))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1.5).sum(-1)
+
+    def build(name: str, *_: object) -> BuiltFunction:
+        return made if name == systems.OURS else BuiltFunction(name, function)
+
+    monkeypatch.setattr(stored, "build_again", build_again)
+    monkeypatch.setattr(stored, "race", race)
+    subject = Subject(function, INPUTS, lambda: function(INPUTS[0].double()))
+    older = StoredKernel("main", f"{made.call.source}\nstruct older;\n", headers())  # type: ignore[attr-defined]
+    row = benchmark.measure(
+        subject, ["eager"], Settings(stored=older), nullcontext, oracle.quick_compare, build
+    ).against
+    assert row.verdict == ("SLOWER" if both else "AMBIGUOUS"), row
+    assert len(built) == 2 and all(call.source.endswith("struct mlcomp_again;\n") for call in built)
+    for call in built:
+        torch.testing.assert_close(call(*INPUTS), made.call(*INPUTS))
 
 
 def test_operands_take_turns() -> None:
