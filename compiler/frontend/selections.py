@@ -27,7 +27,7 @@ def _drop_dim(parts: list[Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Ten
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     if not x.dim():
         return _scalar_result(x)
-    parts = [part.narrow(dim, k - 1, 1).contiguous() for part in x.sort(dim)]
+    parts = [part.narrow(dim, k - 1, 1).clone(memory_format=torch.contiguous_format) for part in x.sort(dim)]
     return _drop_dim(parts, dim, keepdim)
 
 

@@ -23,12 +23,14 @@ from compiler.interpret.bounded import (
     variance,
     worst_error,
 )
-from compiler.interpret.grid import Grid, Take
+from compiler.interpret.grid import Grid, Take, evaluate
 from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import evaluate_with
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Load, names
 from compiler.ir.tensor import Program
+
+MOST_STEPS = 2  # an index that may be further away from the likeliest one may be anywhere
 
 
 def bounds(
@@ -81,14 +83,22 @@ class Propagation:
     def candidates(self, index: Bounded) -> list[Array]:
         if index.e1 is None:
             return [index.v]
-        step = np.ceil(np.minimum(index.e1, 2.0**31)).astype(np.int64)
-        return [index.v, index.v - step, index.v + step]
+        steps = _steps(index)
+        return [index.v, index.v - steps, index.v + steps]
+
+    def places(self, index: Bounded) -> list[Array]:
+        steps = _steps(index)
+        reach = range(1, min(int(steps.max(initial=0)), MOST_STEPS) + 1)
+        return [index.v, *(index.v + sign * np.minimum(steps, k) for k in reach for sign in (-1, 1))]
 
     def take(self, load: Load, stored: Bounded, takes: list[Take], grid: Grid[Bounded]) -> Bounded:
         found = stored.map(takes[0])
         if len(takes) > 1:
             others = [stored.map(t) for t in takes[1:]]
             step = np.maximum.reduce([distance(o.v, found.v) + worst_error(o) for o in others])
+            for index in load.index:
+                is_far = _steps(evaluate(index, grid)) > MOST_STEPS
+                step = np.where(is_far, np.maximum(step, _spread(found.v, stored)), step) if is_far.any() else step
             e2 = variance(found) + undecided(step)
             return make_bounded(found.v, worst_error(found) + step, e2, shared_deviation(found))
         if found.e1 is None:
@@ -133,3 +143,14 @@ class Propagation:
 
     def scatter_undecided(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
         return accumulated.scatter_undecided(op, base, index, value)
+
+
+def _steps(index: Bounded) -> Array:
+    """How many places an index may be off."""
+    return np.asarray(np.ceil(np.minimum(worst_error(index), 2.0**31)), np.int64)
+
+
+def _spread(found: Array, stored: Bounded) -> Array:
+    """How far any element may be from the ones found."""
+    ends = (np.asarray(pick(stored.v)) for pick in (np.min, np.max))
+    return np.asarray(np.maximum.reduce([distance(end, found) for end in ends]) + np.max(worst_error(stored)))

@@ -7,6 +7,7 @@ everywhere, but their loads must be in bounds only where the side is taken.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,10 @@ class Algebra(Protocol[T]):
         """Where a condition may be true, and where it may be false."""
 
     def candidates(self, index: T) -> list[Array]:
-        """The values that an index may have, the most likely one first."""
+        """The likeliest value of an index, and the ends of the interval in which it may be."""
+
+    def places(self, index: T) -> list[Array]:
+        """The values that an index may have, the likeliest one first; of many, those next to it."""
 
     def take(self, load: Load, stored: T, takes: list[Take], grid: Grid[T]) -> T:
         """The value of `load` from `stored`: elements picked by the first of `takes`, or possibly by another."""
@@ -142,11 +146,13 @@ def _evaluate(e: Expr, grid: Grid[T]) -> T:
 
 
 def _require(cond: T, value: T, dtype: DType, grid: Grid[T]) -> T:
-    """The value, 0 where the condition fails; raises InvalidData if it certainly fails at a point taken."""
-    can_hold, can_fail = grid.algebra.possible(cond)
+    """The value, 0 where the condition certainly fails; raises InvalidData if it does so at a point taken."""
+    can_hold, _ = grid.algebra.possible(cond)
     if not np.all(can_hold if grid.taken is None else can_hold | ~grid.taken):
         raise InvalidData
-    return grid.algebra.select(cond, value, grid.algebra.constant(0, dtype)) if can_fail.any() else value
+    if can_hold.all():
+        return value
+    return grid.algebra.select(grid.algebra.integers(can_hold), value, grid.algebra.constant(0, dtype))
 
 
 def _points(name: str, grid: Grid[T]) -> Array:
@@ -176,13 +182,9 @@ def _load(e: Load, grid: Grid[T]) -> T:
     shape = grid.algebra.shape(stored)
     index = (*grid.private.get(e.buffer, ()), *e.index)
     plan = tuple(_plan_index(i, n, grid) for i, n in zip(index, shape, strict=True))
-    candidate_count = (
-        1 if all(isinstance(p, int | Span) for p in plan) else max(len(p) for p in plan if isinstance(p, list))
-    )
-    takes: list[Take] = []
-    for k in range(candidate_count):
-        chosen = [p if isinstance(p, int | Span) else p[min(k, len(p) - 1)] for p in plan]
-        takes.append(_make_take(e, chosen, shape, grid, k == 0))
+    # An index that is undecided in one dimension may be so in others, and there otherwise.
+    places = itertools.product(*([p] if isinstance(p, int | Span) else p for p in plan))
+    takes = [_make_take(e, chosen, shape, grid, certain=k == 0) for k, chosen in enumerate(places)]
     return grid.algebra.take(e, stored, takes, grid)
 
 
@@ -195,7 +197,7 @@ def _plan_index(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Ar
             span = next((s for s in grid.spans if s.name == name), None)
             if span is not None and span.stop <= extent:
                 return span
-    return grid.algebra.candidates(evaluate(index, grid))
+    return grid.algebra.places(evaluate(index, grid))
 
 
 def _make_take(

@@ -90,6 +90,9 @@ class Plain:
     def candidates(self, index: Array) -> list[Array]:
         return [index]
 
+    def places(self, index: Array) -> list[Array]:
+        return [index]
+
     def take(self, load: Load, stored: Array, takes: list[Take], grid: Grid[Array]) -> Array:
         return takes[0](stored)
 

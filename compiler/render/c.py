@@ -251,8 +251,8 @@ def _determines_type(e: Expr) -> bool:
 
 def _untyped_operand(w: Writer, e: Expr, rank: int) -> str:
     match e:
-        case k.Broadcast(Select() | Op("where") as arg) if arg.dtype.is_integer and arg.dtype.bits < 32:
-            return w.text(e, rank)  # C promotes it to int, with or without a cast
+        case k.Broadcast(arg) if arg.dtype.is_integer and arg.dtype.bits < 32 and not isinstance(arg, Load | Var):
+            return w.text(e, rank)  # C computes it as int, and GCC looks through a cast of that
         case k.Broadcast(arg) if arg.dtype.kind != "bool":
             return w.text(arg, rank)
         case Const(value, dtype) if dtype.lanes > 1 and dtype.kind != "bool":

@@ -8,6 +8,7 @@ backend around the graphs is to blame.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -333,7 +334,11 @@ def _computed_results(graph: GraphModule) -> list[Node]:
 
 
 def _is_passed_on(node: Node) -> bool:
+    """Return whether a result is an input, a view of one, also one of several such as a split's, or no tensor."""
     if node.op == "placeholder" or not isinstance(node.meta.get("val"), Tensor):
         return True
-    is_view = isinstance(node.target, OpOverload) and node.target.is_view
-    return node.op == "call_function" and is_view and all(map(_is_passed_on, node.all_input_nodes))
+    if node.op != "call_function":
+        return False
+    call = node.all_input_nodes[0] if node.target is operator.getitem else node
+    is_view = isinstance(call.target, OpOverload) and call.target.is_view
+    return is_view and all(map(_is_passed_on, call.all_input_nodes))

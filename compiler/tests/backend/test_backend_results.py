@@ -173,6 +173,20 @@ def test_what_is_copied_from_an_argument_begins_its_own_memory() -> None:
     assert made.untyped_storage().nbytes() == 48
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_selected_element_begins_its_own_memory(dynamic: bool) -> None:
+    """An element of sorted ones is contiguous where it lies, but eager returns no part of a larger tensor."""
+
+    def function(x: Tensor, k: int) -> Any:
+        return x.kthvalue(k, -1)
+
+    compiled = torch.compile(function, backend="mlcomp", dynamic=dynamic, options={"fallback": False})
+    for x in (torch.randn(5), torch.randn(4, 5)):
+        for k in (1, 3):
+            for made, expected in zip(compiled(x, k), function(x, k), strict=True):
+                assert torch.equal(made, expected) and made.storage_offset() == 0
+
+
 def test_numbers_among_the_results() -> None:
     def f(x: Tensor) -> tuple[Any, ...]:
         return (x * 2)[1:].shape[0], x + 1, x.shape[1] // 2

@@ -46,3 +46,32 @@ def f(x: f32[6], g: f32[6]):
         assert (bounded.tolerance(bound)[[1, 5]] == 0).all()
         for k in (0, 2, 3):
             assert all(abs(v - bound.v[k]) <= bounded.tolerance(bound)[k] for v in (4.0, 8.0, 16.0))
+
+
+def test_each_index_of_a_load_may_be_off_by_itself() -> None:
+    """A check that an index in bounds passes does not send it to element 0."""
+    text = """
+def f(x: f32[2], a: f32[9, 9]):
+    with kernel("f"):
+        e[i: 2]: i64 = i64(x[i] / 3.0 * 3.0)
+        y[()]: f32 = a[e[0], require(e[1] < 6, e[1])]
+    result(y, f32[()])
+"""
+    a = np.zeros((9, 9), np.float32)
+    a[7, 0], a[8, 4] = 1000, 16
+    (bound,) = run(text, np.array([7, 5], np.float32), a)
+    assert bound.v == 0 and 16 <= bounded.tolerance(bound) < 1000
+
+
+def test_an_index_that_is_far_off_may_be_anywhere() -> None:
+    text = """
+def f(x: f32[()], a: f32[9]):
+    with kernel("f"):
+        e[()]: i64 = i64(x[()] / 3.0 * 3.0) - i64(x[()]) + 4
+        y[()]: f32 = a[min(max(e[()], 0), 8)]
+    result(y, f32[()])
+"""
+    a = np.zeros(9, np.float32)
+    a[1] = 32
+    (bound,) = run(text, np.array(1e8, np.float32), a)
+    assert bound.v == 0 and bounded.tolerance(bound) >= 32

@@ -104,3 +104,15 @@ def test_graphs_whose_values_get_other_names_are_compared_with_their_last_stages
     )  # fmt: skip
     finding, cleared = blame.blame_program(program, OPTIONS, told)
     assert cleared, (SEED, finding)
+
+
+def test_parts_of_an_input_are_no_results_of_a_graph() -> None:
+    """They have the strides of the input, which the last stages of a graph do not know."""
+    x = Arg("x0", (5, 19, 11, 2), "f32", "permuted")
+    lines = ("t0, t1 = x0.split(k0)", "t2 = torch.exp(t1 * 0.7).sum(0)")
+    points = ({"n": 19, "k0": 3}, {"n": 33, "k0": 3})
+    program = Program(
+        SEED, 0, (x,), lines, ("t0", "t2"), points=points, varying={"x0": {1: "n"}}, numbers=("k0",)
+    )  # fmt: skip
+    finding, cleared = blame.blame_program(program, OPTIONS, told)
+    assert cleared, (SEED, finding)
