@@ -251,7 +251,9 @@ def _determines_type(e: Expr) -> bool:
 
 def _untyped_operand(w: Writer, e: Expr, rank: int) -> str:
     match e:
-        case k.Broadcast(arg) if arg.dtype.is_integer and arg.dtype.bits < 32 and not isinstance(arg, Load | Var):
+        case k.Broadcast(arg) if (
+            arg.dtype.is_integer and arg.dtype.bits < 32 and not isinstance(arg, Const | Load | Var)
+        ):
             return w.text(e, rank)  # C computes it as int, and GCC looks through a cast of that
         case k.Broadcast(arg) if arg.dtype.kind != "bool":
             return w.text(arg, rank)
