@@ -12,6 +12,11 @@ Text = Callable[[Drawing], str]
 MOST_PARTS = 256  # most results of one call, as torch traces them one by one
 
 
+def with_sign(name: str) -> str:
+    """A value whose sign is looked at: zeros that are computed become 0, as the sign of some is unspecified."""
+    return name if name.startswith("x") else f"({name} + 0)"
+
+
 def one_slice(d: Drawing, axis: int) -> str:
     """`start:stop:step` that is not empty."""
     n = d.size(axis)
