@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -195,6 +196,7 @@ class Runner:
         if reply.status in (Status.CRASH, Status.TIMEOUT):
             eager_reply = self._call("eager", seed, index, options, timeout=limit)
             if eager_reply.status is reply.status:
+                shutil.rmtree(folder, ignore_errors=True)  # it may have been written before the process was lost
                 return replies.lost_by_torch(unchecked, eager_reply)
             unchecked = replies.with_text(unchecked, eager_reply)
             second_reply = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)

@@ -94,7 +94,9 @@ def fuzz(seed, index, options, tell):
            "detail": "", "why": "", "first_bad_stage": None, "first_bad_pass": None}
     if options.get("lost") and index == 1:
         return row | {"verdict": "fail", "first_bad_stage": "cpp", "first_bad_pass": "render#12"}
-    if index in (1, 5, 9): ctypes.string_at(0)
+    if index in (1, 5, 9):
+        os.makedirs(options["dump"], exist_ok=True)
+        ctypes.string_at(0)
     if index == 7 and "INTERRUPTED" in os.environ: os.kill(os.getppid(), 2)
     if index == 2: return row | {"verdict": "unsupported", "detail": "aten.fancy(x, 3) is not supported"}
     if index == 3: return row | {"verdict": "fail", "kind": "value", "detail": "element [0] is 2", "repro": "there",

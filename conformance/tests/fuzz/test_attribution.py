@@ -116,3 +116,9 @@ def test_parts_of_an_input_are_no_results_of_a_graph() -> None:
     )  # fmt: skip
     finding, cleared = blame.blame_program(program, OPTIONS, told)
     assert cleared, (SEED, finding)
+
+
+def test_results_that_are_views_of_each_other_are_judged_too() -> None:
+    views = replace(PLAIN, lines=("t0 = x0 * 1.5 + 9", "t1 = t0[1:]"), results=("t1", "t0.mT"), gradients=("x0",))
+    named, cleared = blame.blame_program(views, OPTIONS, told)
+    assert cleared, (SEED, named)

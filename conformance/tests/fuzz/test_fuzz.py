@@ -442,14 +442,6 @@ def test_graphs_are_recorded_with_their_inputs() -> None:
     assert torch.equal(met[0].inputs[0], arguments(PLAIN, {})["x0"])
 
 
-def test_results_that_are_views_of_each_other_are_judged_too() -> None:
-    views = replace(
-        PLAIN, lines=(f"t0 = x0 * {CONSTANT} + 9", "t1 = t0[1:]"), results=("t1", "t0.mT"), gradients=("x0",)
-    )
-    named, cleared = blame.blame_program(views, OPTIONS, told)
-    assert cleared, (SEED, named)
-
-
 def test_programs_are_items_and_lost_ones_cost_themselves(box: pytest.Pytester) -> None:
     result = mlcomp(box, "--mlcomp-fuzz", "30", "--mlcomp-seed", "5")
     result.assert_outcomes(passed=1, failed=1)
@@ -467,6 +459,8 @@ def test_programs_are_items_and_lost_ones_cost_themselves(box: pytest.Pytester) 
         "*30 random programs: 25 pass, 3 fail, 1 unsupported, 1 differ or fail in PyTorch itself (1 crash in cpp, *",
     ])  # fmt: skip
     page = next((box.path / "reports").glob("*/fuzz.md")).read_text()
+    repros = {path.name for path in (box.path / "reports").glob("*/repro/*")}
+    assert repros == {"random-5.1-cpu", "random-5.9-cpu"}  # not 5, which PyTorch itself loses
     assert "seed 5" in page and "schedule#7" in page
     assert re.search(r"^\| +1 \| +2 \| .*aten.fancy", page, re.MULTILINE)  # one program, number 2
 
