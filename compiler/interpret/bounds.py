@@ -14,6 +14,7 @@ import numpy as np
 from compiler.interpret import accumulated, bounded, scalar
 from compiler.interpret.accumulated import Moments
 from compiler.interpret.bounded import (
+    ZERO,
     Accuracy,
     Bounded,
     distance,
@@ -94,8 +95,10 @@ class Propagation:
     def take(self, load: Load, stored: Bounded, takes: list[Take], grid: Grid[Bounded]) -> Bounded:
         found = stored.map(takes[0])
         if len(takes) > 1:
-            others = [stored.map(t) for t in takes[1:]]
-            step = np.maximum.reduce([distance(o.v, found.v) + worst_error(o) for o in others])
+            step: Array = ZERO
+            for elsewhere in takes[1:]:
+                error = ZERO if stored.e1 is None else elsewhere(stored.e1)
+                step = np.maximum(step, distance(elsewhere(stored.v), found.v) + error)
             for index in load.index:
                 is_far = _steps(evaluate(index, grid)) > MOST_STEPS
                 step = np.where(is_far, np.maximum(step, _spread(found.v, stored)), step) if is_far.any() else step
