@@ -1,8 +1,8 @@
 """Ops whose results are declared with other sizes or strides than their kernels give them, traced with the right ones.
 
 PyTorch declares the results of these ops by definitions in Python: the strides of pointwise ops by the last call in the
-definition instead of the op's own arguments, those of batch norms on a CPU as those of their input, and (2.11) the
-sizes of norms along a dimension counted from the end.
+definition instead of the op's own arguments, those of batch norms and of `logsigmoid` on a CPU as those of their input,
+and (2.11) the sizes of norms along a dimension counted from the end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def corrections(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[.
     """
     pointwise = {op: functools.partial(_with_strides, op, table.get(op)) for op in _POINTWISE}
     batch_norms = {op: functools.partial(_batch_norm, op) for op in _BATCH_NORMS}
-    return {**pointwise, **batch_norms, _aten.linalg_vector_norm.default: _norm}
+    log_sigmoid = {
+        op: functools.partial(_of_contiguous, op, table.get(op)) for op in (_aten.log_sigmoid_forward.default,)
+    }
+    return {**pointwise, **batch_norms, **log_sigmoid, _aten.linalg_vector_norm.default: _norm}
 
 
 @contextmanager
@@ -73,6 +76,14 @@ def _batch_norm(op: Any, x: torch.Tensor, *args: Any) -> Any:
     with _inside(op):
         normalised, *others = op(x, *args)
     return ensure_layout(normalised, right), *others
+
+
+def _of_contiguous(op: Any, definition: Callable[..., Any] | None, x: torch.Tensor) -> Any:
+    """The op of a copy without gaps, as its kernel for CPUs makes one and returns tensors without gaps."""
+    if x.device.type != "cpu" or x.is_contiguous() or _corrected.get() is op:
+        return NotImplemented if definition is None else definition(x)
+    with _inside(op):
+        return op(x.contiguous())
 
 
 def may_have_wrong_sizes(node: Node) -> bool:

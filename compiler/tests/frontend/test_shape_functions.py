@@ -65,6 +65,17 @@ def test_batch_norms_keep_channels_last() -> None:
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_logsigmoid_of_a_cpu_is_contiguous(dynamic: bool) -> None:
+    function = torch.compile(F.logsigmoid, backend="mlcomp", dynamic=dynamic, options={"fallback": False})
+    for x in (torch.randn(7, 5).t(), torch.randn(4, 5, 3)[..., 1], torch.randn(7, 5)):
+        x = x.requires_grad_()
+        result, expected = function(x), F.logsigmoid(x)
+        assert result.is_contiguous() and expected.is_contiguous()
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (result, expected)))
+
+
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 1)])
 def test_norms_along_the_last_dimension_of_size_1_lose_it(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
