@@ -2,13 +2,14 @@
 
 PyTorch declares the results of these ops by definitions in Python: the strides of pointwise ops by the last call in the
 definition instead of the op's own arguments, those of batch norms and of `logsigmoid` on a CPU as those of their input,
-and (2.11) the sizes of norms along a dimension counted from the end.
+those of some moves of channels-last images on a CPU as contiguous, and (2.11) the sizes of norms along a dimension
+counted from the end.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -30,6 +31,8 @@ _BATCH_NORMS = (
     _aten._native_batch_norm_legit_no_training.default, _aten._native_batch_norm_legit_functional.default,
     _aten._native_batch_norm_legit.no_stats,
 )  # fmt: skip
+# Ops that only move elements, with images whose channels come last in memory if their input has.
+_MOVES = (_aten.roll.default, _aten.channel_shuffle.default, _aten.max_unpool2d.default)
 
 _corrected: ContextVar[Any] = ContextVar("_corrected", default=None)  # the op that is being traced by its correction
 
@@ -41,10 +44,13 @@ def corrections(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[.
     """
     pointwise = {op: functools.partial(_with_strides, op, table.get(op)) for op in _POINTWISE}
     batch_norms = {op: functools.partial(_batch_norm, op) for op in _BATCH_NORMS}
-    log_sigmoid = {
-        op: functools.partial(_of_contiguous, op, table.get(op)) for op in (_aten.log_sigmoid_forward.default,)
+    moves = {op: functools.partial(_move, op, table.get(op)) for op in _MOVES}
+    log_sigmoid = functools.partial(_log_sigmoid, table.get(_aten.log_sigmoid_forward.default))
+    others: dict[Any, Callable[..., Any]] = {
+        _aten.log_sigmoid_forward.default: log_sigmoid,
+        _aten.linalg_vector_norm.default: _norm,
     }
-    return {**pointwise, **batch_norms, **log_sigmoid, _aten.linalg_vector_norm.default: _norm}
+    return {**pointwise, **batch_norms, **moves, **others}
 
 
 @contextmanager
@@ -78,12 +84,29 @@ def _batch_norm(op: Any, x: torch.Tensor, *args: Any) -> Any:
     return ensure_layout(normalised, right), *others
 
 
-def _of_contiguous(op: Any, definition: Callable[..., Any] | None, x: torch.Tensor) -> Any:
-    """The op of a copy without gaps, as its kernel for CPUs makes one and returns tensors without gaps."""
+def _log_sigmoid(definition: Callable[..., Any] | None, x: torch.Tensor) -> Any:
+    """On a CPU the op of a contiguous copy, since its kernel makes one."""
+    op = _aten.log_sigmoid_forward.default
     if x.device.type != "cpu" or x.is_contiguous() or _corrected.get() is op:
         return NotImplemented if definition is None else definition(x)
     with _inside(op):
         return op(x.contiguous())
+
+
+def _move(op: Any, definition: Callable[..., Any] | None, x: torch.Tensor, *args: Any) -> Any:
+    """On a CPU an image whose channels come last has a result whose channels come last."""
+    is_image = x.device.type == "cpu" and x.dim() == 4 and suggest_memory_format(x) is torch.channels_last
+    keeps_format = is_image and (op is not _aten.roll.default or _moves_along_axes(x, *args))
+    if not keeps_format or _corrected.get() is op:
+        return NotImplemented if definition is None else definition(x, *args)
+    with _inside(op):
+        result = op(x, *args)
+    return ensure_layout(result, layout_of(torch.empty_like(result, memory_format=torch.channels_last)))
+
+
+def _moves_along_axes(x: torch.Tensor, shifts: Sequence[Any], axes: Sequence[int] = ()) -> bool:
+    """Whether `roll` moves elements along each of some axes. Else it flattens or copies to contiguous memory."""
+    return bool(axes) and all(isinstance(n, int) and n % x.shape[d] for n, d in zip(shifts, axes, strict=True))
 
 
 def may_have_wrong_sizes(node: Node) -> bool:

@@ -65,6 +65,22 @@ def test_batch_norms_keep_channels_last() -> None:
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
+MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "roll": lambda x: x.roll((1, -2), (1, 3)),
+    "roll of all": lambda x: x.roll(1),
+    "roll of none": lambda x: x.roll((1, 0), (1, 3)),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+    "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_have_the_strides_of_eager(name: str) -> None:
+    for x in (torch.randn(2, 6, 8, 4).to(memory_format=torch.channels_last), torch.randn(2, 4, 6, 8).mT):
+        result, expected = compiled(MOVES[name])(x), MOVES[name](x)
+        assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_logsigmoid_of_a_cpu_is_contiguous(dynamic: bool) -> None:
     function = torch.compile(F.logsigmoid, backend="mlcomp", dynamic=dynamic, options={"fallback": False})
