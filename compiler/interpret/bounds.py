@@ -155,5 +155,7 @@ def _steps(index: Bounded) -> Array:
 
 def _spread(found: Array, stored: Bounded) -> Array:
     """How far any element may be from the ones found."""
+    if not stored.v.size:
+        return ZERO
     ends = (np.asarray(pick(stored.v)) for pick in (np.min, np.max))
     return np.asarray(np.maximum.reduce([distance(end, found) for end in ends]) + np.max(worst_error(stored)))

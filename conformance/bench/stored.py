@@ -18,9 +18,9 @@ If r >= 1 + e, it is SAME in at most 0.5 %. If r = 1 + e, it is SLOWER as soon a
 below log(1 + e) / 2. For r between b and 1 + e, either is possible. The false discovery rate among all SLOWER verdicts
 of a run is controlled by a separate test (`run/regressions.py`); a race continues until it would pass that test too.
 
-**Twice.** Once in some hundred races equal code differs by more than the bar for the whole race, by a bad place in
-memory, which no number of rounds shows. Hence SLOWER and FASTER must hold for two builds of either kernel, which lie at
-different places; else the verdict is AMBIGUOUS.
+**Twice.** Rarely equal code differs by more than the bar for a whole race, which no number of rounds shows: its code or
+its data lie badly in memory. Hence SLOWER and FASTER must hold for two builds of either kernel, which lie at different
+places; else the verdict is AMBIGUOUS.
 """
 
 from __future__ import annotations
