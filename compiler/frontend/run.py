@@ -6,6 +6,7 @@ is raised with the position in the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -106,7 +107,7 @@ def _native_layer_norm(
     error in place of 0, which makes a difference if it is multiplied by an infinity.
     """
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    mean = x.mean(axes, keepdim=True)
+    mean = x.sum(axes, keepdim=True) / max(math.prod(shape), 1)  # 0 of no elements, as in eager
     reciprocal = ((x - mean).square().mean(axes, keepdim=True) + eps).rsqrt()
     result = (x - mean) * reciprocal
     result = result if weight is None else result * weight
