@@ -29,6 +29,7 @@ from compiler.execution.executable import reference as reference
 from compiler.execution.gpu_programs import architecture as architecture
 from compiler.execution.gpu_programs import on_gpu as on_gpu
 from compiler.execution.gpu_programs import tensors_on as tensors_on
+from compiler.execution.loops import LoopTransformer as LoopTransformer
 from compiler.execution.mlir import build_together as build_together
 from compiler.execution.mlir import to_mlir as to_mlir
 from compiler.execution.named import TARGETS as TARGETS

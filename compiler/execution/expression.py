@@ -15,12 +15,11 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError
-from compiler.execution import executable, gpu_programs, named, truth
+from compiler.execution import executable, gpu_programs, loops, named, truth
 from compiler.interpret.verdicts import Verdict
 
 # Calls that create an input, rather than being part of the program.
 _INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
-_LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ROUNDS = 5
 _CALLS = 100  # per turn on a GPU
 
@@ -73,29 +72,18 @@ def _first_line(problem: Exception) -> str:
     return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"
 
 
-class _Hoist(ast.NodeTransformer):
+class _Hoist(loops.LoopTransformer):
     """Replaces calls that create inputs by parameters, and those that create modules by names; evaluates both."""
 
     def __init__(self, scope: dict[str, Any]) -> None:
         self.scope = scope
         self.inputs: list[Any] = []
-        self._is_in_loop = False
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        if not isinstance(node, _LOOPS):
-            return super().generic_visit(node)
-        outermost = node.generators[0]
-        outermost.iter = self.visit(outermost.iter)  # which is evaluated once
-        was_in_loop, self._is_in_loop = self._is_in_loop, True
-        visited = super().generic_visit(node)
-        self._is_in_loop = was_in_loop
-        return visited
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         makes_input = _makes_input(node)
         if not makes_input and not _makes_module(node):
             return self.generic_visit(node)
-        if self._is_in_loop:
+        if self.is_in_loop:
             raise CompilerError(f"{ast.unparse(node)} is called in a loop, each time for another value: write it out")
         if makes_input:
             self.inputs.append(self._value(node))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import compiler
 from conformance.shapes.cases import Case, seed
 from conformance.shapes.toml_values import CaseError, one_line
 
@@ -26,7 +27,6 @@ DTYPES = {
 }  # fmt: skip
 NAMED = "module"  # the name in a program of the module that its case names
 SCOPE: Mapping[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}
-_LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SEED_MODULUS = 2**62  # seeds of weights are reduced modulo this
 
 
@@ -47,27 +47,16 @@ def extract_modules(text: str) -> tuple[str, dict[str, str]]:
     return (ast.unparse(rewritten), extractor.calls) if extractor.calls else (text, {})
 
 
-class _ModuleExtractor(ast.NodeTransformer):
+class _ModuleExtractor(compiler.LoopTransformer):
     def __init__(self, taken: set[str]) -> None:
         self.calls: dict[str, str] = {}
         self._taken = taken
-        self._is_in_loop = False
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        if not isinstance(node, _LOOPS):
-            return super().generic_visit(node)
-        outermost = node.generators[0]
-        outermost.iter = self.visit(outermost.iter)  # which is evaluated once
-        was_in_loop, self._is_in_loop = self._is_in_loop, True
-        visited = super().generic_visit(node)
-        self._is_in_loop = was_in_loop
-        return visited
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         if not (used <= SCOPE.keys() and _is_module(node.func)):
             return self.generic_visit(node)
-        if self._is_in_loop:
+        if self.is_in_loop:
             raise ValueError(f"{ast.unparse(node)} is called in a loop, each time for another module: write it out")
         number = len(self.calls)
         while f"{NAMED}{number}" in self._taken:
