@@ -61,6 +61,8 @@ def check_exported(
         except Exception as error:  # of any part of the compiler
             return _blame_stage(program, options, tell, captured, tensors, (), f"{type(error).__name__}: {error}")
         wrong = _eager_difference(call, tensors, outputs, value_difference)
+        if wrong and _equals_contiguous(call, tensors, outputs, value_difference):
+            return FuzzResult(verdict="torch", kind=KIND, detail=wrong)
         return _blame_stage(program, options, tell, captured, tensors, outputs, wrong) if wrong else FuzzResult()
 
 
@@ -78,6 +80,19 @@ def _eager_difference(
         if message := value_difference(a, b, c):
             return f"result {k}: {message}"
     return ""
+
+
+def _equals_contiguous(
+    call: Callable[..., Any], arguments: Sequence[Tensor], outputs: Sequence[Tensor], value_difference: ValueDifference
+) -> bool:
+    """Return whether results equal those of eager with contiguous operands, from which eager's own then differ."""
+    mode = runs.ContiguousOperands()  # type: ignore[no-untyped-call]
+
+    def with_contiguous(*arguments: Tensor) -> Any:
+        with mode:
+            return call(*arguments)
+
+    return not _eager_difference(with_contiguous, arguments, outputs, value_difference) and not mode.uses_strides
 
 
 def _blame_stage(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -59,6 +60,25 @@ class WideDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         args, kwargs = pytree.tree_map(_widen_dtype, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+class ContiguousOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes contiguous copies of tensors to calls that neither return views nor write to their arguments.
+
+    Values do not change, unless a kernel of PyTorch reads other elements than its operand's (`median` does on the CPU
+    if an operand is expanded), or the program looks at strides by `as_strided`, which sets `uses_strides`.
+    """
+
+    uses_strides = False
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert isinstance(func, OpOverload)
+        self.uses_strides |= func is torch.ops.aten.as_strided.default
+        if all(argument.alias_info is None for argument in func._schema.arguments):
+            args, kwargs = pytree.tree_map_only(Tensor, Tensor.contiguous, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def _widen_dtype(x: object) -> object:

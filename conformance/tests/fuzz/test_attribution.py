@@ -77,6 +77,24 @@ def test_zeros_where_eager_has_no_gradient_are_pytorchs(gradient: float, kind: s
     assert check.same_as_aot(program, found, "cpu") == (kind == "zeros")
 
 
+def test_eager_that_reads_other_elements_than_its_operands_is_pytorchs_bug() -> None:
+    """PyTorch's median of an expanded row is an element of another row."""
+    lines = ("t0 = x0.unsqueeze(1).expand(5, 7)", "t1 = t0.median(1).values")
+    program = Program(SEED, 0, (Arg("x0", (5,), "i32"),), lines, ("t1",))
+    x = torch.arange(5)
+    right = torch.equal(x.unsqueeze(1).expand(5, 7).median(1).values, x)
+    row = check.check_program(program, OPTIONS | {"what": ("export",)}, told)
+    assert (row.verdict, row.kind) == (("pass", "") if right else ("torch", "export")), (SEED, row)
+
+
+def test_a_program_that_looks_at_strides_is_not_run_with_others() -> None:
+    x = torch.randn(3, 4).t()
+    with runs.ContiguousOperands() as mode:  # type: ignore[no-untyped-call]
+        assert torch.equal(x + 1, (x + 1).clone()) and not mode.uses_strides
+        x.as_strided((2,), (1,))
+    assert mode.uses_strides
+
+
 def test_rounding_that_a_program_magnifies_is_not_counted() -> None:
     """The columns of t0 are equal, so that norms divide a rounding by another. The graph has a constant of its own."""
     inputs = (Arg("x0", (16, 64), "f32"), Arg("x1", (5, 64), "f32", "expanded(0)"), Arg("x2", (5,), "f32"))
