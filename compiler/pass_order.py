@@ -59,6 +59,7 @@ from compiler.render.mlir import linalg, tosa
 from compiler.render.triton import program as triton
 from compiler.schedule.steps import Schedule
 from compiler.schedule.steps import show as show_schedule
+from compiler.targets.cpu import FAST_GATHER
 from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
@@ -161,7 +162,10 @@ def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
 
 
 def _requirements(program: kernel.Program, context: Context) -> kernel.Program:
-    return requirements(program, context.target.vector) if context.target.checked else without_requirements(program)
+    target = context.target
+    if not target.checked:
+        return without_requirements(program)
+    return requirements(program, target.vector, by_lane=FAST_GATHER not in target.features)
 
 
 def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:

@@ -16,6 +16,7 @@ import torch
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData, UncheckedWarning
 from compiler.execution import buffers, gpu_programs, mlir, named, stored, triton, views
+from compiler.execution.cpp_flags import flags
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
 from compiler.interpret import kernel as kernel_interpreter
@@ -47,14 +48,6 @@ UNCHECKED = (
     'check_indices="off": an index, target or divisor that is not valid is not noticed: it gives any result, and reads '
     "or writes any memory of the process"
 )
-# g++'s names of the machines that are described rather than detected.
-_MACHINES = {"cpu:avx512": "x86-64-v4", "cpu:avx2": "haswell", "cpu:baseline": "x86-64"}
-
-
-def flags(machine: Target) -> tuple[str, ...]:
-    """Compiler flags for a target."""
-    chosen = build.kernel_flags(machine=_MACHINES.get(machine.name, "native"))
-    return tuple(dict.fromkeys((*cpp.FLAGS, *chosen)))
 
 
 def assembly(lowering: Lowering) -> str:

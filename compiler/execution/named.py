@@ -17,7 +17,7 @@ OLDEST = 80  # the lowest supported compute capability
 # The CPU features that the compiler uses; it ignores the others in /proc/cpuinfo.
 _FEATURES = (
     "sse2", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512dq", "avx512bw", "avx512_bf16", "avx512_fp16",
-    "avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
+    "avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8", detect.FAST_GATHER,
 )  # fmt: skip
 
 

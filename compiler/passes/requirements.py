@@ -24,8 +24,9 @@ Body = tuple[k.Stmt, ...]
 Known = dict[Expr, Var]  # expressions that are in a variable here
 
 
-def requirements(program: k.Program, width: int = 0) -> k.Program:
-    """Name each requirement once, outside loops in which it is invariant; check by vectors of `width` bytes if any:
+def requirements(program: k.Program, width: int = 0, by_lane: bool = True) -> k.Program:
+    """Name each requirement once, outside loops in which it is invariant; check by vectors of `width` bytes if any,
+    where gathers load each lane by itself if `by_lane`:
 
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[require(min(max(index[i], 0), 9) == index[i], min(max(index[i], 0), 9)) * 32 + j, f32x16]
@@ -37,7 +38,7 @@ def requirements(program: k.Program, width: int = 0) -> k.Program:
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[checked * 32 + j, f32x16]
     """
-    return program.replace(functions=tuple(_function(f, width) for f in program.functions))
+    return program.replace(functions=tuple(_function(f, width, by_lane) for f in program.functions))
 
 
 def without_requirements(program: k.Program) -> k.Program:
@@ -49,7 +50,7 @@ def without_requirements(program: k.Program) -> k.Program:
     return program.replace(functions=tuple(f.replace(body=body(f)) for f in program.functions))
 
 
-def _function(f: k.Function, width: int) -> k.Function:
+def _function(f: k.Function, width: int, by_lane: bool) -> k.Function:
     nodes = [n for s in f.body for n in s.walk()]
     if not any(_is_requirement(n) for n in nodes):
         return f
@@ -63,7 +64,7 @@ def _function(f: k.Function, width: int) -> k.Function:
     if ahead:
         body = Ahead(checks.lasts, checks.fresh, ahead).body(body)
     if width:
-        body = ByPieces(checks.lasts, checks.fresh, width, *pieces).body(body)
+        body = ByPieces(checks.lasts, checks.fresh, width, by_lane, *pieces).body(body)
     return f.replace(body=body)
 
 

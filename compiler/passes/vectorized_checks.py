@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from compiler.ir import kernel as k
@@ -37,13 +38,15 @@ class ByPieces:
     """Splits loops into pieces that are each checked at once.
 
     `lasts` tells whether an expression keeps its value while its names are in scope; `width` is in bytes. A piece is
-    `scalars` iterations of a scalar loop, whose inner loops have at most `within` iterations, or `vectors` iterations
-    of a loop over vectors; 0 disables a kind of piece.
+    `scalars` iterations of a scalar loop, whose inner loops have at most `within` iterations, or as many iterations of
+    a loop over vectors as ask for `vectors` vectors; 0 disables a kind of piece. `by_lane` says that a gather loads
+    each lane by itself.
     """
 
     lasts: Callable[[Expr], bool]
     fresh: Callable[[str], str]
     width: int
+    by_lane: bool
     scalars: int
     within: int
     vectors: int
@@ -76,7 +79,7 @@ class ByPieces:
                 return (s.replace(body=self.body(then), orelse=self.body(orelse)),)
             case k.For(body=inner, step=1, mark="" | "parallel") if all(map(self.is_short, inner)):
                 return self.split_into_pieces(s) or (s,)
-            case k.For(body=inner, mark="") if all(isinstance(t, k.Declare | k.Store) for t in inner):
+            case k.For(body=inner, mark="") if all(isinstance(t, k.Declare | k.Assign | k.Store) for t in inner):
                 return self.unroll_vector_loop(s) or (s,)
             case k.For(body=inner):
                 return (s.replace(body=self.body(inner)),)
@@ -158,27 +161,28 @@ class ByPieces:
 
     def unroll_vector_loop(self, f: k.For) -> Body | None:
         """Unroll the loop so that several vectors are checked before any is used; None if that is not possible."""
-        asking = [
-            n for n, s in enumerate(f.body) if isinstance(s, k.Declare) and _match_bounds_check(s.value) is not None
-        ]
-        whole = _end_of_whole_steps(f, self.vectors * f.step)
-        if whole is None or not asking or _used_by_lane(f.body):
+        asking = {
+            n: asks[1]
+            for n, s in enumerate(f.body)
+            if isinstance(s, k.Declare) and (asks := _match_bounds_check(s.value)) is not None
+        }
+        if not asking or not self.vectors or (self.by_lane and _used_by_lane(f.body)):
             return None
-        first, then = f.body[: asking[-1] + 1], f.body[asking[-1] + 1 :]
-        if not all(isinstance(s, k.Declare) and self.lasts(s.value) for s in first) or _has_unchecked_address(first):
+        copies = max(1, self.vectors // max(Counter(asking.values()).values()))
+        whole = _end_of_whole_steps(f, copies * f.step) if copies > 1 else f.stop
+        needed = _needed(f.body, asking)
+        first = tuple(s for n, s in enumerate(f.body) if n in needed and isinstance(s, k.Declare))
+        then = tuple(s for n, s in enumerate(f.body) if n not in needed)
+        if whole is None or not all(self.lasts(s.value) for s in first) or _has_unchecked_address(first):
             return None
         before: list[k.Stmt] = []
         after: list[k.Stmt] = []
         limits: Limits = {}
-        for n in range(self.vectors):
+        for n in range(copies):
             table: dict[Expr, Expr] = {Var(f.var, i64): op("add", Var(f.var, i64), const(n * f.step))} if n else {}
-            for s in first:
-                before.append(self.copy_statement(s, table, limits))
-            for s in then:
-                after.append(self.copy_statement(s, table, limits))
-        made = f.replace(
-            stop=whole, step=self.vectors * f.step, body=(*before, *self.guard_by_limits(limits, tuple(after)))
-        )
+            before += [self.copy_statement(s, table, limits) for s in first]
+            after += [self.copy_statement(s, table, limits) for s in then]
+        made = f.replace(stop=whole, step=copies * f.step, body=(*before, *self.guard_by_limits(limits, tuple(after))))
         return (made, *_remainder(f, whole))
 
     def copy_statement(self, s: k.Stmt, table: dict[Expr, Expr], limits: Limits) -> k.Stmt:
@@ -257,6 +261,17 @@ def _has_unchecked_address(body: Body) -> bool:
         if isinstance(s, k.Declare) and (asked & names(s.value) or _match_bounds_check(s.value) is not None):
             asked.add(s.name)
     return False
+
+
+def _needed(body: Body, asking: Container[int]) -> set[int]:
+    """The positions in a body of the declarations that ask, and of those that they need."""
+    positions: set[int] = set()
+    read: set[str] = set()
+    for n, s in reversed([*enumerate(body)]):
+        if isinstance(s, k.Declare) and (n in asking or s.name in read):
+            positions.add(n)
+            read |= names(s.value)
+    return positions
 
 
 def _summands(e: Expr) -> tuple[Expr, ...]:

@@ -53,6 +53,11 @@ class Gpu:
     l2: int
 
 
+# The feature of instructions that load at indices faster than a load for each element does: Intel's take 3.1 us for
+# 16384 f32, single loads 8.1 (Emerald Rapids). Where microcode keeps them from leaking data, they are several times as
+# slow, and AMD's are about as fast as single loads.
+FAST_GATHER = "fast_gather"
+
 # The least that 64-bit server or laptop processors of the last ten years have; used if the system does not tell.
 SMALLEST_CACHES = {"l1d": 32 << 10, "l2": 256 << 10, "l3": 2 << 20}
 
@@ -63,6 +68,9 @@ def cpu() -> Cpu:
     vendor, model, features = parse_cpuinfo(_read_text(Path("/proc/cpuinfo")))
     if "amx_tile" in features and not _tiles_granted():
         features -= {f for f in features if f.startswith("amx_")}
+    leaks = _read_text(Path("/sys/devices/system/cpu/vulnerabilities/gather_data_sampling")).strip() != "Not affected"
+    if vendor == "GenuineIntel" and "avx2" in features and not leaks:
+        features |= {FAST_GATHER}
     caches = SMALLEST_CACHES | cache_sizes(Path("/sys/devices/system/cpu/cpu0/cache"))
     line = int(_read_text(Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")).strip() or 64)
     return Cpu(vendor, model, features, usable_cores(), caches["l1d"], caches["l2"], caches["l3"], line)

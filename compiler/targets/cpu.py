@@ -89,6 +89,8 @@ TILE_SIDE = 32  # rows and columns of sums: four registers of 16 x 16, beside tw
 # Features that vpdpbusd requires, by the bytes of a vector.
 QUADS = {64: ("avx512_vnni", "avx512f", "avx512vl"), 32: ("avx_vnni", "avx2")}
 
+FAST_GATHER = "fast_gather"  # loads at indices take less than a load for each lane
+
 # Any layout works: the device functions receive every stride, of which those of `contiguous` axes must be 1.
 _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
 MOST_ROWS, MOST_VECTORS, MOST_COLUMNS = 12, 4, 6

@@ -35,15 +35,15 @@ def text(pattern: str, **words: str) -> str:
     return pattern
 
 
-def build(folder: Path, headers: list[str], body: str, machine: str) -> ctypes.CDLL:
-    """Compile `body` after `headers` and load it."""
+def build(folder: Path, headers: list[str], body: str, machine: str, *more: str) -> ctypes.CDLL:
+    """Compile `body` after `headers`, with `more` flags, and load it."""
     if not runs_here(machine):
         pytest.skip(f"this processor cannot run {machine}")
     source, library = folder / "functions.cpp", folder / "functions.so"
     source.write_text("".join(f'#include "{HEADERS}/{name}"\n' for name in headers) + body)
     # As kernels are built, but for -O3, which takes twice as long and is for their loops.
     flags = kernel_flags(optimise="-O2", machine=machine)
-    command = ["g++", *WARNINGS, str(source), "-o", str(library), *flags, "-fvisibility=default"]
+    command = ["g++", *WARNINGS, str(source), "-o", str(library), *flags, *more, "-fvisibility=default"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library))

@@ -4,6 +4,7 @@
 // mlc_f16, long, int, short, signed char, unsigned char, bool. A bool loads as 0 or 1; a store to bool writes v != 0.
 #pragma once
 #include "convert.h"
+#include "gather.h"
 
 template <typename T, int N>
 MLC_INLINE mlc_vec<T, N> mlc_load(const T* p) {
@@ -286,6 +287,8 @@ MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather(const S* base, X index) {
   typedef mlc_raw<S> R;
   if constexpr (mlc_is_scalar<X>)
     return mlc_from_raw<T, S>(((const R*)base)[index]);
+  else if constexpr (mlc_has_gather<R, X>)
+    return mlc_from_raw<T, S>(mlc_gather_raw((const R*)base, index, ~mlc_mask<R, mlc_lanes<X>>{}));
   else
     return mlc_from_raw<T, S>(
         mlc_hidden<T>(mlc_pick<mlc_vec<R, mlc_lanes<X>>>((const R*)base, index, mlc_count<mlc_lanes<X>>())));
@@ -296,6 +299,9 @@ MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather_masked(const S* base, X index, M 
   typedef mlc_raw<S> R;
   if constexpr (mlc_is_scalar<X>)
     return mask ? mlc_from_raw<T, S>(((const R*)base)[index]) : other;
+  else if constexpr (mlc_has_gather<R, X>)
+    return mlc_where(mlc_resize_mask<T>(mask),
+        mlc_from_raw<T, S>(mlc_gather_raw((const R*)base, index, mlc_resize_mask<R>(mask))), other);
   else {
     mlc_vec<R, mlc_lanes<X>> raw = {};
     for (int i = 0; i < mlc_lanes<X>; i++)

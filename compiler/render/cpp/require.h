@@ -2,7 +2,7 @@
 // an index out of range returns at once. Other failures are collected without branches, in one register per width of
 // vectors, and reported at the end; until then the program continues with some value.
 #pragma once
-#include "vector.h"
+#include "gather.h"
 
 struct mlc_failures {
   long one = 0;
@@ -101,11 +101,11 @@ MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
   if (__builtin_expect(mlc_any_outside(x, n), 0)) return all.one = 1, V{};
   return x;
 }
-// The same question of what has just been loaded and is used lane by lane: g++ loads each lane by itself then, and makes
-// no vector of them again as long as there is a branch for each.
+// The same question of what has just been loaded and is used lane by lane, if no instruction gathers at such indices: g++
+// loads each lane by itself then, and makes no vector of them again as long as there is a branch for each.
 template <typename V>
 MLC_INLINE bool mlc_each_outside(V x, V n) {
-  if constexpr (mlc_is_scalar<V>)
+  if constexpr (mlc_is_scalar<V> || mlc_has_gather<float, V>)
     return mlc_any_outside(x, n);
   else {
     typedef mlc_unsigned<mlc_lane<V>> U;

@@ -9,10 +9,10 @@ HEAD = "def f(n: size[0, 999, 9], x: f32[100], i: i64[100], *, y: f32[100], t: i
 FUNCTION = '    with function("f", [x, i, y, t], writes=[y, t], checks=[8, 32, 2, 4]):\n'
 
 
-def passed(body: str, width: int = 32) -> str:
+def passed(body: str, width: int = 32, by_lane: bool = True) -> str:
     """What the pass makes of statements, without the head."""
     text = HEAD + FUNCTION + "".join(f"        {line}\n" for line in body.strip().splitlines())
-    made = kernel_text.show(requirements(kernel_text.parse(text), width))
+    made = kernel_text.show(requirements(kernel_text.parse(text), width, by_lane))
     return "\n".join(line[8:] for line in made.removeprefix(HEAD + FUNCTION).splitlines())
 
 
@@ -83,6 +83,44 @@ def test_a_loop_over_vectors_asks_of_four_before_it_uses_any() -> None:
     assert sum("require(" in line for line in lines[asks + 5 :]) == 1
 
 
+def test_vectors_of_one_iteration_are_asked_of_together() -> None:
+    """Two of one bound, so that two iterations ask of four, and one of another."""
+    at = "i[j{}, i64x8] * broadcast(2, 8)"
+    first, second, other = (at.format(by) for by in ("", " + 8", " + 16"))
+    required = "require(({0} >= broadcast(0, 8)) & ({0} < broadcast({1}, 8)), {0})"
+    made = passed(f"""
+for j in range(0, 64, 16):
+    y[j] = gather(x, {required.format(first, 9)})
+    y[j + 8] = gather(x, {required.format(second, 9)} + {required.format(other, 7)})
+""")
+    lines = made.splitlines()
+    assert lines[0] == "for j in range(0, 64, 32):" and "for" not in "".join(lines[1:])
+    (asks,) = (n for n, line in enumerate(lines) if line.startswith("    if require(valid"))
+    assert "gather(" not in "".join(lines[:asks])
+    assert "".join(lines[:asks]).count("broadcast(9, 8)") == 4 and "".join(lines[:asks]).count("broadcast(7, 8)") == 2
+    stored = [line.split(" = ")[0].strip() for line in lines[asks + 1 :]]
+    assert stored == ["y[j]", "y[j + 8]", "y[j + 16]", "y[j + 16 + 8]"]
+
+
+def test_sums_ask_of_four_vectors_before_they_add_any() -> None:
+    made = passed("s: f32x8 = broadcast(0.0, 8)" + VECTORS.replace("y[j] = ", "s = s + ")).splitlines()
+    assert made[1] == "for j in range(0, 64, 32):"
+    (asks,) = (n for n, line in enumerate(made) if line.startswith("    if require(valid"))
+    assert sum("gather(" in line for line in made[:asks]) == 0
+    assert [line.split(" + ")[0].strip() for line in made[asks + 1 : asks + 5]] == ["s = s"] * 4
+
+
+def test_lanes_that_go_from_memory_to_addresses_are_asked_of_together_where_an_instruction_gathers() -> None:
+    made = passed(LANES, by_lane=False).splitlines()
+    assert made[0] == "for j in range(0, 64, 32):" and sum("require(" in line for line in made) == 1
+
+
+LANES = """
+for j in range(0, 64, 8):
+    y[j] = gather(x, require((i[j, i64x8] >= broadcast(0, 8)) & (i[j, i64x8] < broadcast(9, 8)), i[j, i64x8]))
+"""
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -104,10 +142,7 @@ for j in range(0, 70, 1):
         y[require((i[j] >= 0) & (i[j] < 9), i[j])] += x[k]
 """,
         # lanes that go from memory to addresses
-        """
-for j in range(0, 64, 8):
-    y[j] = gather(x, require((i[j, i64x8] >= broadcast(0, 8)) & (i[j, i64x8] < broadcast(9, 8)), i[j, i64x8]))
-""",
+        LANES,
         # what is found is where the next is
         """
 for j in range(0, 64, 8):

@@ -166,12 +166,15 @@ def expected_access(x: Array, index: Array, flags: Array, width: int, n: int, y:
     return y
 
 
+@pytest.mark.parametrize("gathers", ["", "-DMLC_GATHERS"])
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("dtypes", [("f32", "f64"), ("i8", "u8", "i16"), ("i32", "i64")], ids="-".join)
-def test_memory_access_touches_what_it_must(dtypes: tuple[str, ...], machine: str, tmp_path: Path) -> None:
+def test_memory_access_touches_what_it_must(
+    dtypes: tuple[str, ...], machine: str, gathers: str, tmp_path: Path
+) -> None:
     widths = ("1", "2", "4", "8", "16")
     body = "".join(text(ACCESS, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
-    library = build(tmp_path, ["memory.h"], body, machine)
+    library = build(tmp_path, ["memory.h"], body, machine, *[gathers][: bool(gathers)])
     seed, rng = seeded()
     for dtype in dtypes:
         for width in map(int, widths):

@@ -11,6 +11,7 @@ import torch
 import compiler
 from compiler.errors import ToolchainError
 from compiler.execution import executable
+from compiler.execution.cpp_flags import flags
 from compiler.render import cpp
 from compiler.runtime import build
 from compiler.tests.meaning import fresh_seed
@@ -48,5 +49,5 @@ def test_a_part_that_is_refused_is_told_of_as_the_text_is(monkeypatch: pytest.Mo
     wrong = text.replace("int mlc_entry(", "int mlc_entry(nothing ", 1)
     line = wrong[: wrong.index("int mlc_entry(")].count("\n") + 1
     with pytest.raises(ToolchainError, match=f"kernel.cpp:{line}:"):
-        build.build(wrong, executable.flags(compiler.target("cpu")), cache=tmp_path, include=(executable.HEADERS,),
+        build.build(wrong, flags(compiler.target("cpu")), cache=tmp_path, include=(executable.HEADERS,),
                     split=cpp.parts)  # fmt: skip
