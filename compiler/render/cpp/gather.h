@@ -1,13 +1,12 @@
-// Loads at indices by the processor's own instructions, of elements and indices of 4 or 8 bytes each. They are used where
-// MLC_GATHERS says that they are faster than a load for each lane.
+// Loads at indices by the processor's own instructions, at indices of 4 or 8 bytes. They are used where MLC_GATHERS says
+// that they are faster than a load for each lane.
 #pragma once
-#include "vector.h"
+#include "convert.h"
 
 #if defined(MLC_GATHERS) && defined(__AVX2__)
 // Whether there are such instructions for elements R at indices X.
 template <typename R, typename X>
-constexpr bool mlc_has_gather = (sizeof(R) == 4 || sizeof(R) == 8) && mlc_lanes<X> >= 4 &&
-    (mlc_same<mlc_lane<X>, int> || mlc_same<mlc_lane<X>, long>);
+constexpr bool mlc_has_gather = mlc_lanes<X> >= 4 && (mlc_same<mlc_lane<X>, int> || mlc_same<mlc_lane<X>, long>);
 
 // p[index[i]] of integers where the mask, as wide as they are, is set, else 0; lanes that are not set read nothing.
 template <typename R, typename X, typename M>
@@ -42,7 +41,16 @@ MLC_INLINE M mlc_gather_bits(const R* p, X index, M mask) {
 }
 template <typename R, typename X, typename M>
 MLC_INLINE mlc_vec<R, mlc_lanes<X>> mlc_gather_raw(const R* p, X index, M mask) {
-  return mlc_bitcast<mlc_vec<R, mlc_lanes<X>>>(mlc_gather_bits(p, index, mask));
+  if constexpr (sizeof(R) >= 4)
+    return mlc_bitcast<mlc_vec<R, mlc_lanes<X>>>(mlc_gather_bits(p, index, mask));
+  else {
+    // The aligned 4 bytes that an element lies in: these are in one page of memory, so that they can be read if it can.
+    constexpr int SIZE = sizeof(R), LOG = SIZE == 2 ? 1 : 2, LAST = (1 << LOG) - 1;
+    const int before = ((unsigned long)p & 3) / SIZE;
+    const X place = (index & LAST) + before;
+    auto words = mlc_gather_bits((const int*)(p - before), (index >> LOG) + (place >> LOG), mlc_resize_mask<int>(mask));
+    return mlc_convert<R>(words >> mlc_convert<int>((place & LAST) * (8 * SIZE)));
+  }
 }
 #else
 template <typename R, typename X>

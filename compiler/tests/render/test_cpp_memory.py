@@ -179,10 +179,10 @@ def test_memory_access_touches_what_it_must(
     for dtype in dtypes:
         for width in map(int, widths):
             where = f"{dtype} x {width} on {machine}, seed {seed}"
-            # One element past the start: no access may rest on alignment.
-            x = rng.integers(1, 3, 64 * width + 1).astype(NUMPY[dtype])[1:]
             index, flags = rng.permutation(4 * width)[:width], rng.integers(0, 2, width).astype(np.bool_)
-            for n in {0, 1, width // 2, width - 1, width}:
+            for past, n in enumerate({0, 1, width // 2, width - 1, width}, 1):
+                # So many elements past the start: no access may rest on alignment.
+                x = rng.integers(1, 3, 64 * width + past).astype(NUMPY[dtype])[past:]
                 y, reduced = np.full(20 * width, 9, NUMPY[dtype]), np.zeros(6, NUMPY[dtype])
                 expected = expected_access(x, index, flags, width, n, y)
                 call(library[f"access_{dtype}_{width}"], x, index, flags, y, reduced, n)
