@@ -1,7 +1,7 @@
 """Scaled dot product attention in all of torch's forms, which differ in their arguments and additional results.
 
-All are softmax(query @ key.T * scale + mask) @ value. A query that may attend to no key gets zeros; its logsumexp is
-infinite, so that its gradient is zero.
+All are softmax(query @ key.T * scale + mask) @ value. A query that may attend to no key gets zeros. Its logsumexp is
+infinite, or 0 in the form for CPUs; its scores are -inf, so that either gives a gradient of zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def for_cpu(
     b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
     attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    return _fused_attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return _fused_attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale, logsumexp_if_masked=0.0)
 
 
 def flash(
@@ -66,14 +66,16 @@ def overrideable(
 
 def _fused_attention(
     b: Builder, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
-    scale: float | None, at_end: bool = False,
+    scale: float | None, at_end: bool = False, logsumexp_if_masked: float = math.inf,
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """The attended values, and the logsumexp if it is used; results that serve dropout are not computed.
 
     The declared logsumexp may have more rows than there are queries; those are infinite.
     """
     shape = (*query.shape[:-1], value.shape[-1])
-    attended, logsumexp = _attend(b, shape, query, key, value, mask, dropout, causal, scale, True, at_end)
+    attended, logsumexp = _attend(
+        b, shape, query, key, value, mask, dropout, causal, scale, True, at_end, logsumexp_if_masked
+    )
     declared, rows = b.types[1], query.shape[:-1]
     row_logsumexp = None
     if declared is not None:
@@ -91,14 +93,14 @@ def _fused_attention(
 
 def _attend(
     b: Builder, shape: Shape, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
-    scale: float | None, grouped: bool, at_end: bool = False,
+    scale: float | None, grouped: bool, at_end: bool = False, logsumexp_if_masked: float = math.inf,
 ) -> tuple[Value, Element]:  # fmt: skip
     """The attended values of this shape, and the logsumexp of each query."""
     scores = compute_scores(b, shape[:-2], query, key, mask, dropout, causal, scale, grouped, at_end)
     score_shape = scores.logits.shape
     may_be_masked = mask is not None or (at_end and key.shape[-2] is not query.shape[-2])
     weights, logsumexp = softmax_and_logsumexp(
-        b, score_shape, (len(score_shape) - 1,), scores.logits.at, may_be_masked=may_be_masked
+        b, score_shape, (len(score_shape) - 1,), scores.logits.at, may_be_masked, logsumexp_if_masked
     )
     attended = product(
         b, shape, key.shape[-2:-1],

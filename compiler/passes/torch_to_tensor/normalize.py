@@ -25,12 +25,12 @@ def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Va
 
 
 def softmax_and_logsumexp(
-    b: Builder, shape: Shape, axes: Sequence[int], element: Element, may_be_masked: bool = False
-) -> tuple[Value, Element]:
+    b: Builder, shape: Shape, axes: Sequence[int], element: Element, may_be_masked: bool = False,
+    logsumexp_if_masked: float = math.inf,
+) -> tuple[Value, Element]:  # fmt: skip
     """A softmax, and the logsumexp of each row.
 
-    With `may_be_masked`, a row may be -inf throughout, if nothing is attended to: it gives zeros, and a logsumexp of
-    inf.
+    With `may_be_masked`, a row may be -inf throughout, if nothing is attended to: it gives zeros, and this logsumexp.
     """
     row_max = reduce_dims(b, "max", shape, axes, False, element, "max")
 
@@ -44,7 +44,7 @@ def softmax_and_logsumexp(
     shift = replace_value(row_max, -math.inf, 0)
     power = b.map(shape, lambda at: op("exp", element(at) - shift(drop_dims(at, axes))), "exp")
     total = reduce_dims(b, "sum", shape, axes, False, power.at, "sum")
-    divisor, exponent = replace_value(total, 0, 1), replace_value(row_max, -math.inf, math.inf)
+    divisor, exponent = replace_value(total, 0, 1), replace_value(row_max, -math.inf, logsumexp_if_masked)
     weights = b.map(shape, lambda at: power.at(at) / divisor(drop_dims(at, axes)))
     return weights, lambda at: exponent(at) + op("log", divisor(at))
 

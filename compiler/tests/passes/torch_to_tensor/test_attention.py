@@ -92,8 +92,8 @@ def captured(form: Form, inputs: list[Tensor | None], causal: bool) -> frontend.
     return frontend.from_graph(graph)
 
 
-def exact(inputs: list[Tensor | None], seen: Tensor) -> tuple[Tensor, Tensor]:
-    """In f64; `seen` says which keys each query may attend to."""
+def exact(form: Form, inputs: list[Tensor | None], seen: Tensor) -> tuple[Tensor, Tensor]:
+    """In f64; `seen` says which keys each query may attend to. The logsumexp of one that sees none differs by form."""
     query, key, value, mask = (x if x is None or x.dtype is torch.bool else x.double() for x in inputs)
     assert query is not None and key is not None and value is not None
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
@@ -101,7 +101,8 @@ def exact(inputs: list[Tensor | None], seen: Tensor) -> tuple[Tensor, Tensor]:
     if mask is not None:
         scores = scores.masked_fill(~mask, -inf) if mask.dtype is torch.bool else scores + mask
     total = scores.logsumexp(-1)
-    return scores.sub(total.nan_to_num(neginf=0).unsqueeze(-1)).exp() @ value, total.masked_fill(total == -inf, inf)
+    values = scores.sub(total.nan_to_num(neginf=0).unsqueeze(-1)).exp() @ value
+    return values, total.masked_fill(total == -inf, 0 if form is for_cpu else inf)
 
 
 def agree(form: Form, inputs: list[Tensor | None], target: str, causal: bool = False) -> None:
@@ -113,7 +114,7 @@ def agree(form: Form, inputs: list[Tensor | None], target: str, causal: bool = F
     rows, columns = query.shape[-2], key.shape[-2]
     ahead = columns - rows if form is flash else 0
     seen = torch.ones(rows, columns, dtype=torch.bool).tril(ahead) if causal else torch.ones(rows, columns).bool()
-    wanted, total = exact(inputs, seen)
+    wanted, total = exact(form, inputs, seen)
     loose = 1e-4 if query.dtype is torch.float32 else 0.03
     torch.testing.assert_close(made[0].double(), wanted, rtol=loose, atol=loose)
     found = made[1].double().flatten(2)
@@ -157,6 +158,17 @@ def test_masks(form: Form, kind: str) -> None:
     agree(form, inputs, "cpu")
     if form is cudnn:
         agree(form, inputs, "sm_90a")
+
+
+def test_the_logsumexp_of_a_query_that_sees_no_key_is_what_eager_makes_it() -> None:
+    query, key, value, _ = operands(20, 30, 2, 2, 8, torch.float32)
+    assert query is not None and key is not None and value is not None
+    mask = torch.zeros(2, 1, 20, 30)
+    mask[:, :, 3] = -inf
+    wanted = for_cpu(query, key, value, mask, False)
+    program = captured(for_cpu, [query, key, value, mask], False).program
+    made = executable.execute(compiler.lower(program, compiler.target("cpu")), "cpp", [query, key, value, mask])
+    torch.testing.assert_close(made, wanted)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
