@@ -19,6 +19,7 @@ from compiler.passes.tensor.contractions import count
 from compiler.passes.tensor.costs import WORTH_KEEPING, cost
 
 MOST_READ_SHARE = 0.5  # share of a map's elements
+MOST_SOURCES = 100  # tensors that a map depends on, directly or not; with more, the value is too long to be repeated
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def _sinkable(name: str, reader: Equation, known: _Context) -> Map | None:
     others = (known.made[n] for n in known.readers[name])
     if cost(p.value) >= WORTH_KEEPING and not all(_reads_few_elements(r, p) for r in others):
         return None
-    return p if all(_is_kept(n, p, reader, known) for n in reads(p)) else None
+    kept: dict[tuple[str, str], bool] = {}
+    return p if all(_is_kept(n, p, reader, known, kept) for n in reads(p)) else None
 
 
 def _reads_few_elements(reader: Equation, p: Map) -> bool:
@@ -82,11 +84,22 @@ def _points_ratio(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
     return count(points) / whole_count if 0 < whole_count < math.inf else math.inf
 
 
-def _is_kept(name: str, p: Map, reader: Equation, known: _Context) -> bool:
-    """Whether a tensor that `p` reads is in memory anyway, is far smaller than `p`, or can be sunk with it."""
+def _is_kept(name: str, p: Map, reader: Equation, known: _Context, kept: dict[tuple[str, str], bool]) -> bool:
+    """Whether a tensor that `p` reads is in memory anyway, is far smaller than `p`, or can be sunk with it.
+
+    `kept` has the answers so far, by the tensor's name and that of `p`: many paths lead to a tensor that is read often.
+    """
+    if (answer := kept.get((name, p.name))) is not None:
+        return answer
+    if len(kept) >= MOST_SOURCES:
+        return False
+    kept[name, p.name] = False  # counts as one source from here on
     e = known.made.get(name)
     if e is None or name in known.results or _points_ratio(e.axes, p.axes) <= MOST_READ_SHARE:
-        return True
-    if isinstance(e, Map):
-        return cost(e.value) < WORTH_KEEPING and all(_is_kept(n, e, reader, known) for n in reads(e))
-    return any(isinstance(known.made[n], Reduce | Scan | Order) for n in known.readers[name] if n != reader.name)
+        answer = True
+    elif isinstance(e, Map):
+        answer = cost(e.value) < WORTH_KEEPING and all(_is_kept(n, e, reader, known, kept) for n in reads(e))
+    else:
+        answer = any(isinstance(known.made[n], Reduce | Scan | Order) for n in known.readers[name] if n != reader.name)
+    kept[name, p.name] = answer
+    return answer

@@ -1,13 +1,19 @@
 """Maps are computed where they are read if few of their elements are, and if that saves a tensor."""
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from compiler.execution.expression import capture
 from compiler.ir import loop_text
+from compiler.passes.tensor import sink
 from compiler.pipeline import lower
 from compiler.targets.nvidia import SM_90A
+from compiler.tests.called import called
 from compiler.tests.meaning import fresh_seed
 
 PICKED = "(lambda x, t: {0}.gather(1, t[:, None]))(torch.randn(64, 256), torch.randint(0, 256, (64,)))"
@@ -71,3 +77,29 @@ def test_chains_that_read_each_other_several_times_stay_short(reads: int) -> Non
     program = capture(f"torch.randint(9, (64,)) + {chain}", 1)[2].program
     lowered = lower(program, SM_90A, until="loop").stages["loop"]
     assert len(loop_text.show(lowered)) < 100_000
+
+
+def test_tensors_that_many_paths_lead_to_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of Runge and Kutta's sums reads the one before it several times, and half of it at once."""
+    asked, is_kept = itertools.count(1), sink._is_kept
+
+    def counted(*args: Any) -> bool:
+        assert next(asked) < 1e6, "exponentially often"
+        return is_kept(*args)
+
+    monkeypatch.setattr(sink, "_is_kept", counted)
+
+    def slope(y: Tensor) -> Tensor:
+        return torch.stack([y[1], -y[0].sin()])
+
+    def integrated(y: Tensor) -> Tensor:
+        for _ in range(8):
+            a = slope(y)
+            b = slope(y + 0.05 * a)
+            c = slope(y + 0.05 * b)
+            y = y + 0.1 / 6 * (a + 2 * b + 2 * c + slope(y + 0.1 * c))
+        return y
+
+    torch.manual_seed(seed := fresh_seed())
+    y = torch.randn(2, 5)
+    torch.testing.assert_close(called(integrated, [y], "cpu"), integrated(y), msg=lambda m: f"{m}, seed {seed}")
